@@ -1,6 +1,4 @@
-"""What tests of several rooms need: free ports, the environment of a person who has set nothing, a
-server of its own.
-"""
+"""Fixtures of all tests, the choice of tests that run, and the processes that run them."""
 
 from __future__ import annotations
 
@@ -35,9 +33,8 @@ if TYPE_CHECKING:
 
 # gRPC writes to stderr whenever a process with clients forks, also into what a test has captured.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-os.environ.setdefault(
-    "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
-)  # asks for GPUs so that the processes that are forked later can still use them
+# Torch then looks for GPUs in a way that lets processes use them that are forked later.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 @pytest.fixture(scope="session")
@@ -46,32 +43,29 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def without_own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What servers keep, they do not keep in the tester's home."""
+def state_outside_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the state of servers out of the tester's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.delenv(
-            "KUBERNETES_SERVICE_HOST", raising=False
-        )  # in a pod, directories of root are trusted whatever their mode
+        # In a pod, directories of root are trusted whatever their mode.
+        patch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
-def with_torch_for_workers() -> Iterator[None]:
-    """A process has one fork server, for all its tests: it has torch and all, whichever test is the
-    first to start a worker.
+def preloaded_torch() -> Iterator[None]:
+    """Preload torch in the fork server that this process has for all its tests.
 
-    Without it each worker of a test that needs torch would import it anew, two seconds of the
-    processor every time.
+    Each worker of a test that needs torch would otherwise import it for two seconds.
     """
     ask_for, fork = forkserver.set_forkserver_preload, forkserver.connect_to_new_process
     with pytest.MonkeyPatch.context() as patch:
-        # workers would inherit the tester's own environment from the fork server
+        # Workers would inherit the tester's own environment from the fork server.
         patch.delenv("VIRTUAL_ENV", raising=False)
         patch.setattr(
             forkserver,
             "connect_to_new_process",
-            lambda descriptors: _begun.append("a worker") or fork(descriptors),
+            lambda descriptors: _started.append("a worker") or fork(descriptors),
         )
         if forked.FORKS:
             ask_for([PRELOAD_EXPORTED])
@@ -87,7 +81,7 @@ def with_torch_for_workers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def forked_programs() -> Iterator[None]:
-    """Programs that commands start when a test calls them in its own process."""
+    """Fork the programs of commands that a test calls in its own process."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (
             "bench.load.generator",
@@ -103,9 +97,7 @@ def forked_programs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_ssl_context() -> Iterator[None]:
-    """Each client of httpx reads the system's certificates anew, which takes 25 ms of the
-    processor.
-    """
+    """Share one TLS context among clients of httpx; each would read certificates for 25 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context)
@@ -115,9 +107,9 @@ def one_ssl_context() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def account() -> Iterator[Account]:
-    """One AWS of moto's, which a test empties first.
+    """Yield the one AWS of moto, which a test empties first.
 
-    A second one beside it would not hear the clients that the first has made.
+    A second one would not see the calls of the first one's clients.
     """
     from tests.support.platforms.aws import aws
 
@@ -125,8 +117,7 @@ def account() -> Iterator[Account]:
         yield account
 
 
-# No test asserts speed. What decides whether a change lands draws the same examples each time;
-# whoever works on it draws new ones.
+# CI draws the same examples each time; other runs draw new ones.
 settings.register_profile(
     "everyday", deadline=None, max_examples=30, derandomize="CI" in os.environ
 )
@@ -147,12 +138,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# torch compiles and runs a program to find out if the processor has the instructions that it says
-# it has, and headers that few tests need
+# Torch would compile a program to check the processor's instructions, and headers that few tests
+# need.
 os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-# What the nightly run alone has: trials in number, a comparison with TorchServe, and files of few
-# tests that take many seconds (whole benchmarks, compilers, ranks that import torch).
-# What --fast leaves out beside them: models in torch, AWS's double, simulated days.
+# The nightly run alone has many trials, a comparison with TorchServe, and files of few tests that
+# take many seconds (whole benchmarks, compilers, ranks that import torch). Beside them, --fast
+# leaves out models in torch, the double of AWS, and simulated days.
 SLOW_FOLDERS = (
     "tests/cli/batch/",
     "tests/cli/bench/report/",
@@ -188,8 +179,7 @@ LONG = {
     "tests/runtime/worker/forms/kinds/test_compile.py",
     "tests/runtime/worker/forms/kinds/test_int8.py",
 }
-# until the tests are there: what their modules make stays, and to look through it again and again
-# takes a fifth of the time
+# The objects of test modules stay; collecting garbage among them takes a fifth of the collection.
 gc.disable()
 
 
@@ -199,13 +189,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what `--fast` and `--everyday` leave out before its modules are imported."""
-    place = os.path.relpath(collection_path, config.rootpath) + "/" * collection_path.is_dir()
+    """Ignore the files that `--fast` and `--everyday` leave out, before their import."""
+    path = os.path.relpath(collection_path, config.rootpath) + "/" * collection_path.is_dir()
     fast = config.getoption("fast")
-    nightly = place in LONG or place.startswith(NIGHTLY_FOLDERS)
+    nightly = path in LONG or path.startswith(NIGHTLY_FOLDERS)
     if (fast or config.getoption("everyday")) and nightly:
         return True
-    return True if fast and place.startswith(SLOW_FOLDERS) else None
+    return True if fast and path.startswith(SLOW_FOLDERS) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -223,33 +213,29 @@ def _slow(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def processes() -> None:
-    """A test uses it, itself or by its fixtures, that starts processes: `scripts/test --fast`
-    leaves it out.
-    """
+    """Mark a test that starts processes, which `scripts/test --fast` leaves out."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    _begun.clear()
+    _started.clear()
 
 
 @pytest.fixture(autouse=True)
 def no_unmarked_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With --fast, a test that starts a process fails, itself or by a fixture: it should use the
-    fixture `processes`.
-    """
+    """Fail a test of --fast that starts a process without the fixture `processes`."""
     yield
-    assert not (_begun and request.config.getoption("fast")), (
-        f"it starts {_begun}: add pytest.mark.usefixtures('processes')"
+    assert not (_started and request.config.getoption("fast")), (
+        f"it starts {_started}: add pytest.mark.usefixtures('processes')"
     )
 
 
-_begun: list[str] = []  # processes of the test that runs
+_started: list[str] = []  # processes of the running test
 
 
 def _note_process(event: str, arguments: tuple[object, ...]) -> None:
     if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
-        _begun.append(f"{event} {arguments[:2]}")
+        _started.append(f"{event} {arguments[:2]}")
 
 
 sys.addaudithook(_note_process)
@@ -257,15 +243,13 @@ sys.addaudithook(_note_process)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: two more than there are cores, since tests often wait: for processes that they
-    started, for a time limit to pass.
-    """
+    """Return the workers of `-n auto`: two more than cores, since tests often wait."""
     return cpu_count() + 2
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
-    """Processes that run tests are forked from one that has collected them."""
+    """Fork the processes that run tests from one that has collected them."""
     if forked.FORKS:
         from execnet import gateway_io
 
@@ -285,11 +269,10 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests are dealt out by files, those with the most tests first; pages and trials share nothing
-    and are dealt out one by one.
+    """Deal out tests by file, but pages and trials one by one, since they share nothing.
 
-    What takes long begins; the short trials fill the end, where a file would keep one process busy
-    and leave the others idle.
+    Long files come first. Short trials fill the end, where a file would keep one process busy and
+    leave the others idle.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -297,9 +280,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         begun = False
 
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(
-                "tests/differential/"
-            ):  # one process, which starts TorchServe once
+            # One process starts TorchServe once.
+            if nodeid.startswith("tests/differential/"):
                 return "tests/differential/"
             return (
                 nodeid
@@ -315,16 +297,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                     key=len,
                     reverse=True,
                 )
-                for scope in trials:  # its name lists the trials, so the longest comes first
+                # The longest name comes first: it lists the most trials.
+                for scope in trials:
                     self.workqueue.move_to_end(scope)
-                for scope in [
-                    *trials[:1],
-                    *(
-                        scope
-                        for scope in self.workqueue
-                        if "test_what_a_page_shows" in scope or scope in LONG
-                    ),
-                ]:
+                pages = "test_what_a_page_shows"
+                long = [scope for scope in self.workqueue if pages in scope or scope in LONG]
+                for scope in [*trials[:1], *long]:
                     self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
 
@@ -333,9 +311,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Half a character in what a test printed would not get from the process of the test to the one
-    that reports.
-    """
+    """Escape lone surrogates in a test's output, which no process could send to another."""
     report = yield
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
@@ -344,28 +320,28 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture(autouse=True)
-def without_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tester has set for tsx decides nothing here."""
+def no_tester_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the tester's settings of tsx."""
     for name in [name for name in os.environ if name.startswith("TSX_")]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
 def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tester's network needs is not asked for what lies on this machine."""
+    """Remove the tester's proxies."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session")
 def free_ports() -> Callable[[int], list[int]]:
-    """So many ports of loopback that nothing listens on."""
+    """Return a function that finds free ports of loopback."""
     return servers.free_ports
 
 
 @pytest.fixture(scope="session")
 def until() -> Callable[[Callable[[], object]], None]:
-    """Wait for what gives no event."""
+    """Return a function that waits for a condition without an event."""
 
     def wait(condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + DEADLINE
@@ -378,15 +354,13 @@ def until() -> Callable[[Callable[[], object]], None]:
 
 @pytest.fixture
 def short_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For what makes sockets in it: their paths have an end after a hundred characters, most of
-    which `tmp_path` takes.
-    """
+    """Return a directory for sockets, whose paths have at most a hundred characters."""
     return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture
 def logging_as_it_was() -> Iterator[None]:
-    """For tests that set up logging for their whole process, which is everybody's."""
+    """Restore the logging of this process at the end of a test that sets it up."""
     root, name = logging.getLogger(), logging.getLevelName(logging.WARNING)
     handlers, level = root.handlers[:], root.level
     libraries = {logger: logger.level for logger in map(logging.getLogger, ("uvicorn", "asyncio"))}
@@ -402,9 +376,7 @@ def logging_as_it_was() -> Iterator[None]:
 def user_environment(
     processes: None, tmp_path: Path, free_ports: Callable[[int], list[int]]
 ) -> dict[str, str]:
-    """Environment variables for commands: this Python's scripts first on the PATH, a cache of its
-    own, three free addresses.
-    """
+    """Return variables for commands: this Python's scripts, a cache, and three free addresses."""
     inference, management, metrics = (f"http://127.0.0.1:{port}" for port in free_ports(3))
     return clean(
         {
@@ -421,7 +393,7 @@ def user_environment(
 def start_server(
     processes: None,
 ) -> Iterator[Callable[[Sequence[str | Path], Path, Mapping[str, str]], Running]]:
-    """Start a server and wait until it answers; none outlives the test."""
+    """Return a function that starts a server and waits until it answers; none outlives the test."""
     with ExitStack() as held:
         yield lambda command, directory, environment: held.enter_context(
             started(command, directory, environment)

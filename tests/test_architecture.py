@@ -1,6 +1,4 @@
-"""The rooms stay apart: imports point down the floors of docs/concepts/architecture.md, and
-importing anything changes nothing.
-"""
+"""Imports point down the floors of docs/concepts/architecture.md and have no effects."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ ROOMS = {
     "tsx_client": ROOT / "packages" / "tsx-client" / "src",
 }
 
-# What each part may import besides itself: the floors below it. `tsx_runtime` itself is the
-# package's empty top.
+# Each part may import itself and the floors below it. `tsx_runtime` itself is the package's empty
+# top.
 WIRE = {
     "tsx_runtime.errors",
     "tsx_runtime.heap",
@@ -90,14 +88,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.sandbox": WIRE | {"tsx_runtime.shared"},
     "tsx_runtime.plugins": WIRE | {"tsx_runtime.shared"},
     "tsx_runtime.settings": SHARED,
-    # All that the core knows of a worker: the function that its process starts with, and the names
-    # of what the fork server imports.
+    # The core knows two things of a worker: the function that its process starts with, and the
+    # modules that the fork server imports.
     "tsx_runtime.worker.launch.entry": {"tsx_runtime.worker"},
     "tsx_runtime.worker.launch.preload_export": {"tsx_runtime.worker", *PRELOADS},
     "tsx_runtime.worker.launch.preload": {"tsx_runtime.worker"},
     "tsx_runtime.worker.exceptions": {"tsx_runtime.errors"},
     "tsx_runtime.worker.channel": WIRE | {"tsx_runtime.shared"},
-    # TorchServe's module names, for modules of every room; and its functions, of which one asks a
+    # TorchServe's module names, for modules of every room, and its functions, one of which uses a
     # handler's module.
     "tsx_runtime.worker.handler_api.ts_shim": {"tsx_runtime.worker", "tsx_runtime.version"},
     "tsx_runtime.worker.handler_api.utils": WORKER_BASE | {"tsx_runtime.worker.handlers"},
@@ -129,8 +127,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_cli": TARGETS | {"tsx_client"},
 }
 
-# The rooms of a package, from the top floor down: a room imports what stands below it, and no other
-# of its own floor.
+# The rooms of a package, from the top floor down: a room imports the floors below it, and no other
+# room of its own floor.
 FLOORS: dict[str, list[set[str]]] = {
     "tsx_runtime.core": [
         {"registry"},
@@ -150,14 +148,9 @@ FLOORS: dict[str, list[set[str]]] = {
         {"connection_clock", "turns"},
     ],
 }
-PACKAGES = (
-    "tsx_archiver",
-    "tsx_cli",
-    "tsx_client",
-    "tsx_runtime",
-)  # whose files import each other in no circle
-# The floors inside the command line, the lowest first: what stands in one row may import the rows
-# above it, and not its neighbours.
+PACKAGES = ("tsx_archiver", "tsx_cli", "tsx_client", "tsx_runtime")
+# The floors inside the command line, the lowest first: a module may import the rows above its own,
+# but not its neighbours.
 CLI_FLOORS: Mapping[str, Sequence[str]] = {
     "tsx_cli": (
         "common",
@@ -186,18 +179,20 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
     ),
 }
 
-MOST_MODULES = 15  # of one folder: a room that grows past it gets rooms of its own
-NUMERIC = {"numpy", "PIL"}  # what a benchmark's own processes import, in the functions that need it
+MOST_MODULES = 15  # the largest number of modules in a folder
+# Functions of a benchmark's own processes import these.
+NUMERIC = {"numpy", "PIL"}
+# The hot path needs numpy, which takes 8 MiB of the front end; the client takes users' arrays.
 COUNT = {
     "tsx_runtime.core.telemetry.histogram",
     "tsx_runtime.core.telemetry.aggregation",
-    "tsx_client.bodies",  # arrays of whoever has numpy
-}  # with numpy, on behalf of the hot path: 8 MiB of the front end
+    "tsx_client.bodies",
+}
 HEAVY = {"torch", "torchvision", "numpy", "PIL", "onnxruntime", "onnx", "safetensors", "sklearn"}
 
 
 def files() -> Iterator[tuple[str, Path]]:
-    """(dotted module name, file) of everything that is shipped."""
+    """Yield the dotted name and the file of each shipped module."""
     for package, room in ROOMS.items():
         for file in sorted((room / package).rglob("*.py")):
             parts = file.relative_to(room).with_suffix("").parts
@@ -208,8 +203,9 @@ MODULES = dict(files())
 
 
 def part(module: str) -> str | None:
-    """The entry of MAY_IMPORT that a module of ours belongs to; None for the empty top of
-    tsx_runtime and for foreign modules.
+    """Return the entry of MAY_IMPORT to which a module belongs.
+
+    The empty top of tsx_runtime and foreign modules belong to none.
     """
     return next(
         (name for name in MAY_IMPORT if module == name or module.startswith(name + ".")), None
@@ -222,37 +218,36 @@ def is_below(module: str, parts: Iterable[str]) -> bool:
 
 @cache
 def tree(module: str) -> tuple[ast.Module, list[ast.AST]]:
-    """The parsed file of a module, and each node of it that a test looks at."""
+    """Return the parsed file of a module, and each node that a test examines."""
     parsed = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     kinds = (ast.Import, ast.ImportFrom, ast.Constant, ast.Call)
     return parsed, [node for node in ast.walk(parsed) if isinstance(node, kinds)]
 
 
 @cache
-def imported(module: str) -> list[tuple[str, int]]:
-    """Every module that a file names in an import, at any depth, with its line; `from package
-    import module` counts as the module.
+def imports_of(module: str) -> list[tuple[str, int]]:
+    """Return each module that a file imports at any depth, with its line.
+
+    `from package import module` counts as the module, and so does a text with its name.
     """
     file = MODULES[module]
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    found = []
+    names = []
     for node in tree(module)[1]:
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            names += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base] if base else above)
             inner = [f"{base}.{alias.name}" for alias in node.names]
-            found += [(name if name in MODULES else base, node.lineno) for name in inner]
+            names += [(name if name in MODULES else base, node.lineno) for name in inner]
         elif (
             isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in MODULES
         ):
-            found.append(
-                (node.value, node.lineno)
-            )  # a module named in text is one that will be imported
-    return found
+            names.append((node.value, node.lineno))
+    return names
 
 
 def test_imports_point_down_the_floors() -> None:
@@ -264,7 +259,7 @@ def test_imports_point_down_the_floors() -> None:
         f"{module}, line {line}: {name}"
         for module in MODULES
         if (here := part(module)) is not None
-        for name, line in imported(module)
+        for name, line in imports_of(module)
         if name.partition(".")[0] in ROOMS
         and name != "tsx_runtime"
         and not is_below(name, MAY_IMPORT[here] | {here})
@@ -272,10 +267,10 @@ def test_imports_point_down_the_floors() -> None:
     assert not upward
 
 
-def within(package: str) -> dict[str, set[str]]:
-    """What each file of a package imports of the package, under TYPE_CHECKING too."""
+def imports_within(package: str) -> dict[str, set[str]]:
+    """Return the imports of each file within its package, under TYPE_CHECKING too."""
     inside = [name for name in MODULES if name.startswith(package + ".")]
-    return {name: {other for other, _ in imported(name) if other in inside} for name in inside}
+    return {name: {target for target, _ in imports_of(name) if target in inside} for name in inside}
 
 
 @pytest.mark.parametrize("package", FLOORS)
@@ -285,16 +280,11 @@ def test_rooms_of_a_package_import_those_below_them(package: str) -> None:
     def room(module: str) -> str:
         return module.removeprefix(package + ".").partition(".")[0]
 
-    arrows = [
-        (module, other)
-        for module, others in within(package).items()
-        for other in others
-        if room(module) != room(other)
-    ]
     assert not [
-        f"{module} -> {other}"
-        for module, other in arrows
-        if floor[room(module)] >= floor[room(other)]
+        f"{module} -> {target}"
+        for module, targets in imports_within(package).items()
+        for target in targets
+        if room(module) != room(target) and floor[room(module)] >= floor[room(target)]
     ]
 
 
@@ -304,27 +294,30 @@ def test_a_folder_has_at_most_15_modules() -> None:
 
 
 def test_no_two_classes_share_a_name() -> None:
-    found: dict[str, list[str]] = defaultdict(list)
+    classes: dict[str, list[str]] = defaultdict(list)
     for module in MODULES:
-        # users of tsx_client see no other names
+        # Users of tsx_client see no other names.
         if module.startswith("tsx_") and not module.startswith("tsx_client"):
             for node in tree(module)[0].body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].append(module)
-    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+                    classes[node.name].append(module)
+    assert {name: modules for name, modules in classes.items() if len(modules) > 1} == {}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_files_of_a_package_import_each_other_in_a_circle(package: str) -> None:
-    left = within(package)
-    while free := {module for module, others in left.items() if not others & left.keys()}:
-        left = {module: others for module, others in left.items() if module not in free}
-    assert not left, "these import each other, or what does"
+def test_files_of_a_package_import_each_other_without_cycles(package: str) -> None:
+    remaining = imports_within(package)
+    while free := {
+        module for module, imports in remaining.items() if not imports & remaining.keys()
+    }:
+        remaining = {module: imports for module, imports in remaining.items() if module not in free}
+    assert not remaining, "these files are in a cycle of imports, or import one of it"
 
 
 def floor(room: str, module: str) -> tuple[int, str] | None:
-    """The row of CLI_FLOORS and the name in it that a module belongs to; None for the room's own
-    top and for other rooms.
+    """Return the row of CLI_FLOORS and the name in it to which a module belongs.
+
+    The room's own top and other rooms belong to none.
     """
     rows = {
         f"{room}.{name}": number
@@ -345,22 +338,20 @@ def test_imports_inside_the_command_line_point_down_its_floors(room: str) -> Non
     for module in (name for name in MODULES if name.startswith(f"{room}.")):
         here = floor(room, module)
         assert here is not None, f"{module} stands on no floor: add it to CLI_FLOORS"
-        found = [(line, name, floor(room, name)) for name, line in imported(module)]
+        rows = [(line, name, floor(room, name)) for name, line in imports_of(module)]
         upward += [
             f"{module}, line {line}: {name}"
-            for line, name, there in found
-            if there is not None and there[1] != here[1] and there[0] >= here[0]
+            for line, name, target in rows
+            if target is not None and target[1] != here[1] and target[0] >= here[0]
         ]
     assert not upward
 
 
 TEMPORARY = {"TemporaryDirectory", "mkdtemp", "mkstemp", "NamedTemporaryFile"}
-UNCHECKED = {"tsx_archiver.storage.cache"}  # which checks the directory itself
+UNCHECKED = {"tsx_archiver.storage.cache"}  # the cache checks its directory itself
 
 
-def test_temporary_files_are_made_in_a_directory_that_was_chosen_and_not_in_whatever_tmpdir_names() -> (
-    None
-):
+def test_temporary_files_are_made_in_an_explicit_directory() -> None:
     calls = (
         (module, {argument.arg for argument in node.keywords})
         for module in MODULES
@@ -385,12 +376,12 @@ def test_only_workers_import_torch_and_its_kin() -> None:
             if module in COUNT
             else set()
         )
-        found = [
+        lines = [
             (line, name)
-            for name, line in imported(module)
+            for name, line in imports_of(module)
             if name.partition(".")[0] in HEAVY - allowed
         ]
-        heavy += [f"{module}, line {line}: {name}" for line, name in found]
+        heavy += [f"{module}, line {line}: {name}" for line, name in lines]
     assert not heavy
 
 
@@ -416,28 +407,18 @@ print(json.dumps({
 }))
 """
 
-ENTRANCES = [
-    "tsx_archiver",
+# Each imports what it needs of the other packages.
+ENTRANCES = (
     "model_archiver",
     "tsx_cli.main",
-    "tsx_templates",
-    "tsx_runtime",
-    "tsx_runtime.core",
+    "tsx_runtime.targets.server.server",
     "tsx_runtime.worker.main",
-]
+    "tsx_templates",
+)
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(
-    "module",
-    [
-        *ENTRANCES,
-        "tsx_runtime.core.registry.registry",
-        "tsx_runtime.http.app",
-        "tsx_runtime.targets.server.server",
-        "tsx_runtime.worker.main",
-    ],
-)
+@pytest.mark.parametrize("module", ENTRANCES)
 def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOMS["model_archiver"]), os.environ.get("PYTHONPATH", "")])
     finished = subprocess.run(
@@ -461,17 +442,14 @@ def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(
-    "module",
-    ["tsx_archiver.opening", "tsx_archiver.torch_model_archiver", "tsx_runtime.worker.main"],
-)
-def test_pydantic_is_imported_only_to_read_a_model_configuration(module: str) -> None:
+def test_pydantic_is_imported_only_to_read_a_model_configuration() -> None:
     """A model's own environment may have pydantic 1."""
-    subprocess.run(
-        [sys.executable, "-c", f"import {module}, sys; assert 'pydantic' not in sys.modules"],
-        timeout=60,
-        check=True,
+    code = (
+        "import sys, tsx_archiver.opening, tsx_archiver.torch_model_archiver\n"
+        "import tsx_runtime.worker.main\n"
+        "assert 'pydantic' not in sys.modules"
     )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
 @pytest.mark.usefixtures("processes")

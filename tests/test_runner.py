@@ -1,4 +1,4 @@
-"""The processes that run tests, forked from one that has collected them, report what failed there."""
+"""Reports of the processes that run tests."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Below `tests`, since modules elsewhere are imported in another way; pytest looks into no
-    directory `build` by itself.
+    """Make a directory `build` below `tests`, which pytest does not collect by itself.
+
+    Modules of other directories are imported in another way.
     """
-    made = ROOT / "tests" / "build" / tmp_path.name
-    made.mkdir(parents=True)
-    yield made
-    shutil.rmtree(made)
-    made.parent.rmdir()
+    path = ROOT / "tests" / "build" / tmp_path.name
+    path.mkdir(parents=True)
+    yield path
+    shutil.rmtree(path)
+    path.parent.rmdir()
 
 
 def test_a_file_that_cannot_be_imported_is_reported(directory: Path) -> None:
-    """Its module stays in sys.modules, where it has no tests."""
+    """The module stays in sys.modules without tests."""
     (directory / "test_broken.py").write_text("from json import nothing\n\ndef test(): pass\n")
     (directory / "test_sound.py").write_text("def test(): pass\n")
-    words = ["-p", "no:cacheprovider", "-n", "1", "--dist", "loadfile"]
+    options = ["-p", "no:cacheprovider", "-n", "1", "--dist", "loadfile"]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, directory],
+        [sys.executable, "-m", "pytest", *options, directory],
         cwd=ROOT,
         capture_output=True,
         text=True,

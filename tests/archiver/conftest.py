@@ -1,4 +1,4 @@
-"""A small model's files, and archives made of raw members, as an attacker would make them."""
+"""A small model's files, and archives of raw members, as an attacker would make them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakeTar = Callable[..., Path]
 
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with what an archive is made of."""
+    """Make the files of an archive in the current directory."""
     directory = tmp_path / "inputs"
     (directory / "extra" / "sub").mkdir(parents=True)
     (directory / "handler.py").write_text(HANDLER)
@@ -61,11 +61,24 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    """Return the files below a directory by their paths."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+def unpacked(cache: Path) -> list[Path]:
+    """Return what a cache holds of archives, whole or partial."""
+    return [
+        path for name in ("entries", "partial") for path in (cache / "archives" / name).iterdir()
+    ]
+
+
 @pytest.fixture
 def make_zip(tmp_path: Path) -> MakeZip:
-    """A zip of the given members; a ZipInfo as a name gives full control.
+    """Return a function that makes a zip of members, whose names may be ZipInfos.
 
-    With `manifest=None` it has none.
+    With `manifest=None` it has neither a manifest nor a handler.
     """
 
     def make(
@@ -87,7 +100,7 @@ def make_zip(tmp_path: Path) -> MakeZip:
 
 @pytest.fixture
 def make_tar(tmp_path: Path) -> MakeTar:
-    """A .tar.gz of the given members; a TarInfo as a name gives full control."""
+    """Return a function that makes a .tar.gz of members, whose names may be TarInfos."""
 
     def make(
         *members: tuple[str | tarfile.TarInfo, bytes],
@@ -114,9 +127,7 @@ def make_tar(tmp_path: Path) -> MakeTar:
 
 @pytest.fixture(scope="session")
 def peer_bin(processes: None) -> Path:
-    """Where TorchServe's own commands are: in the environment that TSX_PEER_TORCHSERVE names, or on
-    the PATH.
-    """
+    """Return the directory of TorchServe's commands, of TSX_PEER_TORCHSERVE or the PATH."""
     named = os.environ.get("TSX_PEER_TORCHSERVE")
     if named:
         return Path(named) / "bin"
@@ -133,6 +144,6 @@ def peer_bin(processes: None) -> Path:
 
 
 def is_original(directory: Path) -> bool:
-    """Whether the commands there are not our own."""
+    """Tell whether the commands of a directory are TorchServe's and not tsx's."""
     command = directory / "torch-model-archiver"
     return command.exists() and b"model_archiver.model_packaging" in command.read_bytes()

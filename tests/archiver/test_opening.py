@@ -32,52 +32,43 @@ from tsx_archiver.errors import (
 )
 
 
+def check_refused(path: Path, cache: Path, kind: type[Exception], message: str) -> None:
+    """Check that all three ways of opening raise this very error."""
+    for use in (lambda path: open_archive(path, cache=cache), inspect_archive, verify_archive):
+        with pytest.raises(kind, match=message) as caught:
+            use(path)
+        assert type(caught.value) is kind
+
+
 def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ArchiveNotFound, match=r"gone.mar does not exist. Check the path"):
         open_archive(tmp_path / "gone.mar", cache=cache)
     (tmp_path / "digits.mar").touch()
-    with pytest.raises(
-        ArchiveNotFound, match=r"digit.mar does not exist; did you mean 'digits.mar'\?"
-    ):
+    with pytest.raises(ArchiveNotFound, match=r"digit\.mar .* 'digits\.mar'"):
         open_archive(tmp_path / "digit.mar", cache=cache)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "words"),
+    ("name", "kind", "message"),
     [
-        (
-            "x" * 300 + ".mar",
-            ArchiveNotFound,
-            r"x\.\.\.' \(\d+ characters\) does not exist: its name is too long for a file",
-        ),
-        ("x.mar\0", ArchiveNotFound, r"x.mar\\x00' does not exist: no file can have this name"),
-        (
-            "x\ud800.mar",
-            ArchiveNotFound,
-            r"x\\ud800.mar' does not exist: no file can have this name",
-        ),
+        ("x" * 300 + ".mar", ArchiveNotFound, r"x\.\.\.' \(\d+ characters\) .* too long"),
+        ("x.mar\0", ArchiveNotFound, r"x.mar\\x00' .* no file can"),
+        ("x\ud800.mar", ArchiveNotFound, r"x\\ud800.mar' .* no file can"),
         ("file/x.mar", ArchiveNotFound, "file/x.mar does not exist"),
-        ("circle.mar", CannotOpen, "circle.mar cannot be opened: its symbolic links form a loop"),
+        ("circle.mar", CannotOpen, "circle.mar .* loop"),
     ],
 )
 def test_a_path_that_no_system_call_takes_is_reported(
-    tmp_path: Path, cache: Path, name: str, kind: type[Exception], words: str
+    tmp_path: Path, cache: Path, name: str, kind: type[Exception], message: str
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "circle.mar").symlink_to("circle.mar")
     path = tmp_path / name
-    for use in (
-        lambda: open_archive(path, cache=cache),
-        lambda: inspect_archive(path),
-        lambda: verify_archive(path),
-    ):
-        with pytest.raises(kind, match=words) as caught:
-            use()
-        assert type(caught.value) is kind
+    check_refused(path, cache, kind, message)
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "words"),
+    ("content", "kind", "message"),
     [
         (b"", EmptyArchive, r"is empty \(0 bytes\)"),
         (b"P", TruncatedArchive, "truncated"),
@@ -85,16 +76,8 @@ def test_a_path_that_no_system_call_takes_is_reported(
         (b"PK\x03\x04" + bytes(300), TruncatedArchive, "ends before its directory"),
         (b"PK\x05\x06" + bytes(18), EmptyArchive, "without files"),
         (b"\x1f\x8b\x08\x00", TruncatedArchive, "damaged or truncated"),
-        (
-            gzip.compress(b"hello", mtime=0),
-            ForeignFile,
-            "is gzipped, but does not contain a tar archive",
-        ),
-        (
-            gzip.compress(b"hello" * 500, mtime=0),
-            ForeignFile,
-            "is gzipped, but does not contain a tar archive",
-        ),
+        (gzip.compress(b"hello", mtime=0), ForeignFile, "gzipped, but"),
+        (gzip.compress(b"hello" * 500, mtime=0), ForeignFile, "gzipped, but"),
         (b"<!DOCTYPE html>", ForeignFile, "web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", ForeignFile, "git lfs pull"),
         (b"\x80\x04K\x01.", ForeignFile, "tsx archive"),
@@ -102,26 +85,19 @@ def test_a_path_that_no_system_call_takes_is_reported(
         (b"\x7fELF" + bytes(100), ForeignFile, "is not a model archive"),
     ],
 )
-def test_what_is_no_archive_is_distinguished(
-    tmp_path: Path, cache: Path, content: bytes, kind: type[Exception], words: str
+def test_files_that_are_no_archive_are_distinguished(
+    tmp_path: Path, cache: Path, content: bytes, kind: type[Exception], message: str
 ) -> None:
     path = tmp_path / "x.mar"
     path.write_bytes(content)
-    for use in (
-        lambda: open_archive(path, cache=cache),
-        lambda: inspect_archive(path),
-        lambda: verify_archive(path),
-    ):
-        with pytest.raises(kind, match=words) as caught:
-            use()
-        assert type(caught.value) is kind
+    check_refused(path, cache, kind, message)
 
 
 def test_every_truncation_is_noticed(spec: ArchiveSpec, tmp_path: Path, cache: Path) -> None:
     for format in ("default", "tgz"):
-        whole = write_archive(spec, tmp_path / "whole", format=format)  # type: ignore[arg-type]  # each is a Format
-        content = whole.read_bytes()
-        path = tmp_path / f"cut-{whole.name}"
+        archive = write_archive(spec, tmp_path / "whole", format=format)  # type: ignore[arg-type]  # each is a Format
+        content = archive.read_bytes()
+        path = tmp_path / f"cut-{archive.name}"
         for length in (
             10,
             len(content) // 3,
@@ -143,7 +119,7 @@ def test_a_zip_of_something_else_is_foreign(make_zip: MakeZip, cache: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["tiny.mar", "tiny.model", "tiny.anything"])
-def test_the_form_is_reported_by_the_bytes_not_by_the_name(
+def test_the_bytes_and_not_the_name_tell_the_form(
     make_zip: MakeZip, make_tar: MakeTar, cache: Path, name: str
 ) -> None:
     for make in (make_zip, make_tar):
@@ -151,7 +127,7 @@ def test_the_form_is_reported_by_the_bytes_not_by_the_name(
             assert (opened.directory / "handler.py").read_text() == HANDLER
 
 
-def test_without_a_manifest_the_name_comes_from_the_file(
+def test_an_archive_without_a_manifest_is_named_after_its_file(
     make_zip: MakeZip, cache: Path, tmp_path: Path
 ) -> None:
     path = make_zip(
@@ -176,14 +152,12 @@ def test_without_a_manifest_the_name_comes_from_the_file(
     [
         ("a/b/x.mar", "x"),
         ("x-y.tar.gz", "x-y"),
-        ("x.tgz", "x"),
         ("x.MODEL", "x"),
         ("my net.pt2", "my_net"),
         ("net-0.5.pt2", "net-0.5"),
         ("ü.mar", "model"),
         ("-dash.pth", "dash"),
         ("__x.mar", "x"),
-        (".mar", "model"),
     ],
 )
 def test_a_default_name_keeps_what_a_models_name_may_have(path: str, name: str) -> None:
@@ -242,12 +216,12 @@ class TestDirectories:
     def model(self, spec: ArchiveSpec, tmp_path: Path) -> Path:
         return write_archive(spec, tmp_path, format="no-archive")
 
-    def test_they_are_used_in_place(self, model: Path, cache: Path) -> None:
+    def test_a_directory_is_used_in_place(self, model: Path, cache: Path) -> None:
         with open_archive(model, cache=cache) as opened:
             assert (opened.directory, opened.digest, opened.problems) == (model, None, [])
         assert not cache.exists()
 
-    def test_one_may_hold_the_models_directory(self, model: Path, cache: Path) -> None:
+    def test_a_directory_may_hold_the_models_directory(self, model: Path, cache: Path) -> None:
         outer = model.parent / "outer"
         outer.mkdir()
         model.rename(outer / "tiny")
@@ -255,13 +229,13 @@ class TestDirectories:
             assert opened.directory == outer / "tiny"
         assert inspect_archive(outer).manifest.model_name == "tiny"
 
-    def test_a_relative_one_opens_absolute(
+    def test_a_relative_path_opens_absolute(
         self, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(model.parent)
         assert open_archive(Path("tiny")).directory == model
 
-    def test_an_empty_and_a_foreign_one_are_distinguished(self, tmp_path: Path) -> None:
+    def test_an_empty_and_a_foreign_directory_are_distinguished(self, tmp_path: Path) -> None:
         (tmp_path / "none").mkdir()
         with pytest.raises(EmptyArchive, match="contains no files"):
             open_archive(tmp_path / "none")
@@ -281,9 +255,7 @@ class TestDirectories:
         ]
 
 
-def test_what_the_manifest_names_and_the_archive_lacks_is_a_problem(
-    make_zip: MakeZip, cache: Path
-) -> None:
+def test_missing_files_that_the_manifest_names_are_problems(make_zip: MakeZip, cache: Path) -> None:
     model = {
         "modelName": "m",
         "handler": "gone.py:f",
@@ -293,9 +265,8 @@ def test_what_the_manifest_names_and_the_archive_lacks_is_a_problem(
     }
     path = make_zip(manifest={"model": model})
     missing = [
-        "the manifest names handler gone.py, which the archive does not contain",
-        "the manifest names serializedFile w.pt, which the archive does not contain",
-        "the manifest names configFile c.yaml, which the archive does not contain",
+        f"the manifest names {name}, which the archive does not contain"
+        for name in ("handler gone.py", "serializedFile w.pt", "configFile c.yaml")
     ]
     with open_archive(path, cache=cache) as opened:
         assert opened.problems == missing
@@ -320,7 +291,7 @@ def test_a_doubtful_configuration_is_a_problem_and_a_broken_one_an_error(
     assert [finding.is_fault for finding in verify_archive(path)][:1] == [True]
 
 
-def test_a_manifest_that_points_outside_is_refused_before_unpacking(
+def test_a_manifest_with_a_path_outside_is_refused_before_unpacking(
     make_zip: MakeZip, make_tar: MakeTar, cache: Path
 ) -> None:
     manifest = {
@@ -333,7 +304,7 @@ def test_a_manifest_that_points_outside_is_refused_before_unpacking(
         assert list((cache / "archives" / "entries").iterdir()) == []
 
 
-def test_inspect_tells_sizes_checksums_and_the_kind_of_model(
+def test_inspect_returns_sizes_checksums_and_the_kind_of_model(
     spec: ArchiveSpec, tmp_path: Path
 ) -> None:
     for format in ("default", "tgz", "no-archive"):
@@ -353,7 +324,7 @@ def test_inspect_tells_sizes_checksums_and_the_kind_of_model(
         assert reported.size > 0
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path, cache: Path) -> None:
+def test_a_path_that_is_no_regular_file_is_refused(tmp_path: Path, cache: Path) -> None:
     os.mkfifo(tmp_path / "pipe.mar")
     with pytest.raises(ForeignFile, match="is not a regular file"):
         open_archive(tmp_path / "pipe.mar", cache=cache)
@@ -379,4 +350,4 @@ def test_progress_is_reported_in_bytes(make_zip: MakeZip, cache: Path) -> None:
     assert seen[-1][1] == seen[-1][2] > 3 << 20
     before = len(seen)
     open_archive(path, cache=cache, progress=lambda *step: seen.append(step)).close()
-    assert not [step for step in seen[before:] if step[0] == "unpacking"]  # it is in the cache
+    assert not [step for step in seen[before:] if step[0] == "unpacking"]  # the cache has it

@@ -1,4 +1,4 @@
-"""Times, sizes and shares are read from text in one way, whoever reads them."""
+"""Times, sizes and shares as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_times_have_units_and_a_bare_number_is_one_of_seconds() -> None:
     ]
 
 
-def test_sizes_count_in_thousands_or_in_what_the_format_says() -> None:
+def test_sizes_count_in_thousands_or_in_the_unit_of_the_format() -> None:
     assert [parse_bytes(text) for text in ("10", "10B", "1.5 kB", "100MB", "2gb", "1T")] == [
         10,
         10,
@@ -49,7 +49,7 @@ def test_a_share_is_of_one_and_a_percentage_of_a_hundred() -> None:
 @pytest.mark.parametrize(
     "text", ["", "soon", "1e999", "nan", "10 parsecs", "1 0", "%", "9" * 400 + "m"]
 )
-def test_other_text_is_refused_with_what_is_taken(parse, text) -> None:
+def test_other_text_is_refused_with_an_example(parse, text) -> None:
     with pytest.raises(ValueError, match=r"^it must be a .* such as "):
         parse(text)
 

@@ -1,4 +1,4 @@
-"""Our archives in TorchServe 0.12: every form loads there and answers."""
+"""Archives of tsx in TorchServe 0.12, which loads and serves every form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMATS = {"deflated": "default", "stored": "zip-store", "tarred": "tgz", "plain
 def address(
     peer_bin: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
 ) -> Iterator[str]:
-    """A TorchServe that serves one model of every form."""
+    """Start a TorchServe that serves one model of every form."""
     if shutil.which("java") is None:
         pytest.skip("TorchServe needs Java")
     directory = tmp_path_factory.mktemp("torchserve")
@@ -56,7 +56,7 @@ def address(
     (directory / "config.properties").write_text(
         f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
         f"metrics_address=http://127.0.0.1:{metrics}\ngrpc_inference_port={grpc_inference}\ngrpc_management_port={grpc_management}\n"
-        # or its sockets would be those of another TorchServe here
+        # Another TorchServe of this machine has the default ports of sockets.
         f"default_workers_per_model=1\ninitial_worker_port={workers}\n"
     )
     environment = {

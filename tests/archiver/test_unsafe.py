@@ -1,4 +1,4 @@
-"""Archives made to harm: each is refused by its own error, and nothing stays behind."""
+"""Malicious archives: each is refused with its own error and leaves nothing in the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.archiver.conftest import HANDLER, MANIFEST, MakeTar, MakeZip
+from tests.archiver.conftest import HANDLER, MANIFEST, MakeTar, MakeZip, unpacked
 from tsx_archiver import ArchiveError, Limits, inspect_archive, open_archive, verify_archive
 from tsx_archiver.errors import (
     ArchiveTooLarge,
@@ -35,22 +35,18 @@ from tsx_archiver.errors import (
 from tsx_archiver.limits import MIB
 from tsx_archiver.names import safe_member_name
 
+Refused = Callable[..., str]
+
 
 @pytest.fixture
-def refused(cache: Path) -> Callable[..., str]:
-    """The text with which all three ways of opening refuse; checks that nothing was left in the
-    cache.
-    """
+def refused(cache: Path) -> Refused:
+    """Return a function that checks all three ways of opening and returns the error's text."""
 
     def check(path: Path, kind: type[ArchiveError], limits: Limits = Limits()) -> str:  # noqa: B008
         with pytest.raises(kind) as caught:
             open_archive(path, cache=cache, limits=limits)
         assert type(caught.value) is kind
-        assert [
-            file
-            for name in ("entries", "partial")
-            for file in (cache / "archives" / name).rglob("*")
-        ] == []
+        assert unpacked(cache) == []
         with pytest.raises(kind):
             inspect_archive(path, limits=limits)
         with pytest.raises(kind):
@@ -63,6 +59,7 @@ def refused(cache: Path) -> Callable[..., str]:
 
 UNSAFE_NAMES = [
     "../x",
+    "../tiny-evil/x",
     "a/../../x",
     "/etc/x",
     "//x",
@@ -80,63 +77,52 @@ UNSAFE_NAMES = [
 
 @pytest.mark.parametrize("name", UNSAFE_NAMES)
 def test_a_member_that_would_land_outside_is_refused(
-    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str], name: str
+    make_zip: MakeZip, make_tar: MakeTar, refused: Refused, name: str
 ) -> None:
     assert "is refused" in refused(make_zip((name, b"x")), UnsafePath)
     assert "is refused" in refused(make_tar((name, b"x")), UnsafePath)
 
 
-def test_a_name_with_a_hidden_end_is_refused(
-    make_zip: MakeZip, refused: Callable[..., str]
-) -> None:
+def test_a_name_with_a_hidden_end_is_refused(make_zip: MakeZip, refused: Refused) -> None:
     path = make_zip(("handlerX.py", b"x"))
     path.write_bytes(path.read_bytes().replace(b"handlerX.py", b"handle\x00X.py"))
     assert "control characters" in refused(path, UnsafePath)
 
 
-def test_a_sibling_with_the_targets_name_as_its_beginning_cannot_be_reached(
-    make_tar: MakeTar, refused: Callable[..., str]
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (stat.S_IFLNK, LinkMember),
+        *(
+            (kind, SpecialMember)
+            for kind in (stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK)
+        ),
+    ],
+)
+def test_a_link_or_a_device_in_a_zip_is_refused(
+    make_zip: MakeZip, refused: Refused, kind: int, error: type[ArchiveError]
 ) -> None:
-    assert "'..'" in refused(make_tar(("../tiny-evil/x", b"x")), UnsafePath)
-
-
-@pytest.mark.parametrize("kind", [stat.S_IFLNK])
-def test_a_link_in_a_zip_is_refused(
-    make_zip: MakeZip, refused: Callable[..., str], kind: int
-) -> None:
-    info = zipfile.ZipInfo("link")
+    info = zipfile.ZipInfo("member")
     info.external_attr = (kind | 0o777) << 16
-    assert "is a link" in refused(make_zip((info, b"/etc/passwd")), LinkMember)
+    refused(make_zip((info, b"/etc/passwd")), error)
 
 
-@pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
-def test_a_device_in_a_zip_is_refused(
-    make_zip: MakeZip, refused: Callable[..., str], kind: int
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        *((kind, LinkMember) for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE)),
+        *((kind, SpecialMember) for kind in (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)),
+    ],
+)
+def test_a_link_or_a_device_in_a_tar_is_refused(
+    make_tar: MakeTar, refused: Refused, kind: bytes, error: type[ArchiveError]
 ) -> None:
-    info = zipfile.ZipInfo("device")
-    info.external_attr = (kind | 0o600) << 16
-    assert "a device" in refused(make_zip((info, b"")), SpecialMember)
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
-def test_a_link_in_a_tar_is_refused(
-    make_tar: MakeTar, refused: Callable[..., str], kind: bytes
-) -> None:
-    info = tarfile.TarInfo("tiny/link")
+    info = tarfile.TarInfo("tiny/member")
     info.type, info.linkname = kind, "../../etc/passwd"
-    assert "is a link to '../../etc/passwd'" in refused(make_tar((info, b"")), LinkMember)
+    refused(make_tar((info, b"")), error)
 
 
-@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
-def test_a_device_in_a_tar_is_refused(
-    make_tar: MakeTar, refused: Callable[..., str], kind: bytes
-) -> None:
-    info = tarfile.TarInfo("tiny/device")
-    info.type = kind
-    assert "a device" in refused(make_tar((info, b"")), SpecialMember)
-
-
-def test_a_sparse_member_is_refused(make_tar: MakeTar, refused: Callable[..., str]) -> None:
+def test_a_sparse_member_is_refused(make_tar: MakeTar, refused: Refused) -> None:
     info = tarfile.TarInfo("tiny/sparse")
     info.pax_headers = {
         "GNU.sparse.major": "1",
@@ -150,7 +136,7 @@ def test_a_sparse_member_is_refused(make_tar: MakeTar, refused: Callable[..., st
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ("a.py", "a.py"),
         ("a.py", "A.PY"),
@@ -164,32 +150,26 @@ def test_a_sparse_member_is_refused(make_tar: MakeTar, refused: Callable[..., st
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_two_members_for_one_file_are_refused(
-    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str], one: str, other: str
+    make_zip: MakeZip, make_tar: MakeTar, refused: Refused, first: str, second: str
 ) -> None:
-    refused(make_zip((one, b"1"), (other, b"2")), DuplicateMember)
-    refused(make_tar((f"tiny/{one}", b"1"), (f"tiny/{other}", b"2")), DuplicateMember)
+    refused(make_zip((first, b"1"), (second, b"2")), DuplicateMember)
+    refused(make_tar((f"tiny/{first}", b"1"), (f"tiny/{second}", b"2")), DuplicateMember)
 
 
-@pytest.mark.slow
 def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused(
-    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]
+    make_zip: MakeZip, make_tar: MakeTar, refused: Refused
 ) -> None:
-    zeros = bytes(70 * MIB)
+    zeros = bytes(2 * MIB)
     for path in (make_zip(("zeros", zeros)), make_tar(("tiny/zeros", zeros))):
-        said = refused(path, ArchiveTooLarge)
-        assert (
-            "as zip bombs do, and more than 67.1 MB. Nothing was unpacked. Raise max_dense_archive_size only if"
-            in said
-        )
-        with open_archive(
-            path, cache=path.parent / "roomy", limits=Limits(ratio_floor=80 * MIB)
-        ) as opened:
-            assert (opened.directory / "zeros").stat().st_size == len(zeros)
-        with open_archive(path, cache=path.parent / "other", limits=Limits(ratio=2000)) as opened:
-            assert (opened.directory / "zeros").stat().st_size == len(zeros)
+        text = refused(path, ArchiveTooLarge, Limits(ratio_floor=MIB))
+        assert "more than 1.0 MB" in text
+        assert "max_dense_archive_size" in text
+        for limits in (Limits(ratio_floor=3 * MIB), Limits(ratio_floor=MIB, ratio=2000)):
+            with open_archive(path, cache=path.parent / "roomy", limits=limits) as opened:
+                assert (opened.directory / "zeros").stat().st_size == len(zeros)
 
 
-def test_many_small_bombs_are_one(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+def test_many_small_bombs_are_one(make_zip: MakeZip, refused: Refused) -> None:
     path = make_zip(*((f"zeros-{number}", bytes(MIB)) for number in range(4)))
     assert "member 'zeros-2' unpacks from 3.1 kB to 3.1 MB" in refused(
         path, ArchiveTooLarge, Limits(ratio_floor=5 * MIB // 2)
@@ -197,14 +177,14 @@ def test_many_small_bombs_are_one(make_zip: MakeZip, refused: Callable[..., str]
 
 
 def test_more_than_the_total_is_refused(
-    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]
+    make_zip: MakeZip, make_tar: MakeTar, refused: Refused
 ) -> None:
     for path in (make_zip(("x", b"x" * 5000)), make_tar(("tiny/x", b"x" * 5000))):
         assert "would unpack to more than" in refused(path, ArchiveTooLarge, Limits(total=5000))
 
 
 def test_more_members_than_allowed_are_refused(
-    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]
+    make_zip: MakeZip, make_tar: MakeTar, refused: Refused
 ) -> None:
     many = [str(number) for number in range(50)]
     refused(make_zip(*((name, b"") for name in many)), TooManyMembers, Limits(members=50))
@@ -212,7 +192,7 @@ def test_more_members_than_allowed_are_refused(
 
 
 def test_a_huge_zip_directory_is_refused_before_it_is_read(
-    make_zip: MakeZip, refused: Callable[..., str]
+    make_zip: MakeZip, refused: Refused
 ) -> None:
     names = [f"{number:0200}" for number in range(100)]
     assert "has a directory of" in refused(
@@ -229,27 +209,25 @@ def patched(path: Path, name: bytes, offset: int, value: bytes) -> Path:
     return path
 
 
-def test_an_encrypted_member_is_refused(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+def test_an_encrypted_member_is_refused(make_zip: MakeZip, refused: Refused) -> None:
     assert "encrypted" in refused(
         patched(make_zip(("secret", b"x")), b"secret", 8, b"\x01\x00"), EncryptedMember
     )
 
 
 @pytest.mark.parametrize(
-    ("method", "words"), [(12, "bzip2"), (14, "lzma"), (93, "zstd"), (77, "method 77")]
+    ("method", "message"), [(12, "bzip2"), (14, "lzma"), (93, "zstd"), (77, "method 77")]
 )
 def test_a_compression_that_torchserve_does_not_know_is_refused(
-    make_zip: MakeZip, refused: Callable[..., str], method: int, words: str
+    make_zip: MakeZip, refused: Refused, method: int, message: str
 ) -> None:
-    assert words in refused(
+    assert message in refused(
         patched(make_zip(("odd", b"x")), b"odd", 10, struct.pack("<H", method)),
         UnsupportedCompression,
     )
 
 
-def test_members_that_share_bytes_are_refused(
-    make_zip: MakeZip, refused: Callable[..., str]
-) -> None:
+def test_members_that_share_bytes_are_refused(make_zip: MakeZip, refused: Refused) -> None:
     path = make_zip(("one", bytes(range(250))), ("two", bytes(range(250))))
     with zipfile.ZipFile(path) as archive:
         offset = archive.getinfo("one").header_offset
@@ -257,17 +235,13 @@ def test_members_that_share_bytes_are_refused(
 
 
 @pytest.mark.parametrize("size", [0, 1, 99_999])
-def test_a_size_that_lies_is_noticed_while_unpacking_and_cleaned_up(
+def test_a_wrong_size_is_noticed_while_unpacking_and_cleaned_up(
     make_zip: MakeZip, cache: Path, size: int
 ) -> None:
     path = patched(make_zip(("liar", b"x" * 1000)), b"liar", 24, struct.pack("<I", size))
     with pytest.raises(CorruptMember, match="liar"):
         open_archive(path, cache=cache)
-    assert (
-        list((cache / "archives" / "entries").iterdir())
-        == list((cache / "archives" / "partial").iterdir())
-        == []
-    )
+    assert unpacked(cache) == []
     assert verify_archive(path)[0].is_fault
 
 
@@ -282,13 +256,14 @@ def test_damaged_bytes_are_noticed(make_zip: MakeZip, cache: Path) -> None:
     assert "data" in first.text
 
 
-def test_a_name_that_is_not_text_where_the_member_begins_is_damage(
+def test_a_name_that_is_not_text_in_a_members_header_is_damage(
     make_zip: MakeZip, cache: Path
 ) -> None:
     path = make_zip(("last", b"x"))
     content = bytearray(path.read_bytes())
-    at = content.index(b"last")  # in the header before its bytes; the directory comes later
-    content[at - 23], content[at] = 0x08, 0xFF  # says that the name is UTF-8
+    # The header before the member's bytes comes first; its flag says that the name is UTF-8.
+    at = content.index(b"last")
+    content[at - 23], content[at] = 0x08, 0xFF
     path.write_bytes(content)
     with pytest.raises(CorruptMember, match="'last' cannot be read"):
         open_archive(path, cache=cache)
@@ -304,11 +279,7 @@ def test_a_wrong_sha256_is_noticed_and_cleaned_up(
     ):
         with pytest.raises(WrongChecksum, match="the sha-256 of 'data' is 2d711642b726b044"):
             open_archive(path, cache=cache)
-        assert (
-            list((cache / "archives" / "entries").iterdir())
-            == list((cache / "archives" / "partial").iterdir())
-            == []
-        )
+        assert unpacked(cache) == []
         findings = verify_archive(path)
         assert (findings[0].is_fault, findings[0].member) == (True, "data")
         assert [finding.member for finding in findings[1:]] == ["handler.py"], (
@@ -316,45 +287,41 @@ def test_a_wrong_sha256_is_noticed_and_cleaned_up(
         )
 
 
-def test_a_member_that_is_gone_is_noticed_by_its_sha256(make_zip: MakeZip, cache: Path) -> None:
+def test_a_missing_member_is_noticed_by_its_sha256(make_zip: MakeZip, cache: Path) -> None:
     path = make_zip(manifest={**MANIFEST, "sha256": {"gone": "0" * 64}})
     with pytest.raises(WrongChecksum, match="'gone', which is missing"):
         open_archive(path, cache=cache)
     assert "'gone' is missing" in verify_archive(path)[0].text
 
 
-def test_a_tar_header_of_any_size_is_not_read_into_memory(
-    tmp_path: Path, refused: Callable[..., str]
-) -> None:
+def test_a_tar_header_of_any_size_is_not_read_into_memory(tmp_path: Path, refused: Refused) -> None:
     info = tarfile.TarInfo("././@PaxHeader")
     info.type, info.size = tarfile.XHDTYPE, 50 * MIB
     path = tmp_path / "bomb.tar.gz"
-    with gzip.open(path, "wb") as packed:
+    with gzip.open(path, "wb", 1) as packed:
         packed.write(info.tobuf() + bytes(50 * MIB + 1024))
     assert "holds a header of" in refused(path, ArchiveTooLarge)
 
 
-def test_zeros_behind_a_tars_end_are_counted(
-    make_tar: MakeTar, refused: Callable[..., str]
-) -> None:
+def test_zeros_after_the_end_of_a_tar_are_counted(make_tar: MakeTar, refused: Refused) -> None:
     path = make_tar()
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(80 * MIB)))
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(80 * MIB), 1))
     assert "as zip bombs do" in refused(path, ArchiveTooLarge)
 
 
-def test_a_tar_with_a_broken_header_in_its_middle_is_not_taken_for_a_shorter_one(
-    make_tar: MakeTar, refused: Callable[..., str]
+def test_a_tar_with_a_broken_header_in_its_middle_is_refused(
+    make_tar: MakeTar, refused: Refused
 ) -> None:
     path = make_tar(("tiny/last", b"x"))
     raw = bytearray(gzip.decompress(path.read_bytes()))
     at = raw.index(b"tiny/last")
-    raw[at : at + 4] = b"yyyy"  # its checksum no longer holds
+    raw[at : at + 4] = b"yyyy"  # breaks the header's checksum
     path.write_bytes(gzip.compress(raw))
     assert "a member's header is invalid" in refused(path, TruncatedArchive)
 
 
 def test_directories_alone_are_no_archive(
-    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]
+    make_zip: MakeZip, make_tar: MakeTar, refused: Refused
 ) -> None:
     directory = tarfile.TarInfo("sub")
     directory.type = tarfile.DIRTYPE
@@ -389,7 +356,7 @@ def test_no_accepted_name_leads_outside(name: str) -> None:
     damage=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=3),
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_whatever_is_in_an_archive_it_opens_or_raises_and_nothing_lands_outside(
+def test_any_archive_opens_or_raises_and_nothing_lands_outside(
     tmp_path: Path, names: list[str], damage: list[tuple[int, int]]
 ) -> None:
     content = io.BytesIO()
@@ -398,7 +365,7 @@ def test_whatever_is_in_an_archive_it_opens_or_raises_and_nothing_lands_outside(
         archive.writestr("handler.py", HANDLER)
         for name in names:
             info = zipfile.ZipInfo("x")
-            info.filename = name  # as it is: ZipInfo would cut it at a NUL
+            info.filename = name  # ZipInfo() would cut the name at a NUL
             archive.writestr(info, "x")
     raw = bytearray(content.getvalue())
     for at, value in damage:

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import pytest
 
+from tests.archiver.conftest import contents, unpacked
 from tsx_archiver import (
     ArchiveSpec,
     Format,
@@ -51,45 +52,24 @@ MEMBERS = [
 ]
 
 
-def tree(directory: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
-
-
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_opens_to_the_same_files(
+def test_every_format_opens_to_the_same_files_with_their_sha256(
     spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format
 ) -> None:
     path = write_archive(spec, tmp_path / "out", format=format)
-    assert path == tmp_path / "out" / {"tgz": "tiny.tar.gz", "no-archive": "tiny"}.get(
-        format, "tiny.mar"
-    )
+    names = {"tgz": "tiny.tar.gz", "no-archive": "tiny"}
+    assert path == tmp_path / "out" / names.get(format, "tiny.mar")
     with open_archive(path, cache=cache) as opened:
-        files = tree(opened.directory)
+        files = contents(opened.directory)
         assert sorted(files) == ["MAR-INF/MANIFEST.json", *MEMBERS]
         assert files["weights.bin"] == Path("weights.bin").read_bytes()
-        assert (
-            opened.manifest.model_name,
-            opened.manifest.version,
-            opened.config.batch_size,
-            opened.problems,
-        ) == ("tiny", "2.1", 4, [])
-    assert verify_archive(path) == []
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_the_manifest_has_every_members_sha256(
-    spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format
-) -> None:
-    with open_archive(write_archive(spec, tmp_path, format=format), cache=cache) as opened:
-        files = tree(opened.directory)
-        del files["MAR-INF/MANIFEST.json"]
-        assert opened.manifest.checksums == {
-            name: hashlib.sha256(content).hexdigest() for name, content in files.items()
+        manifest = opened.manifest
+        assert (manifest.model_name, manifest.version) == ("tiny", "2.1")
+        assert (opened.config.batch_size, opened.problems) == (4, [])
+        assert manifest.checksums == {
+            name: hashlib.sha256(files[name]).hexdigest() for name in MEMBERS
         }
+    assert verify_archive(path) == []
 
 
 @pytest.mark.parametrize("format", ["default", "zip-store", "tgz"])
@@ -116,7 +96,7 @@ def test_the_date_is_fixed_or_that_of_source_date_epoch(
         assert opened.manifest.data["createdOn"] == "14/11/2023 22:13:20"
 
 
-def test_weights_are_stored_and_so_is_what_hardly_compresses(
+def test_weights_and_data_that_hardly_compress_are_stored(
     spec: ArchiveSpec, tmp_path: Path
 ) -> None:
     chance = random.Random(1)
@@ -138,18 +118,18 @@ def test_weights_are_stored_and_so_is_what_hardly_compresses(
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Counts what `copy_file_range` copies, which fails with the error that a test names."""
-    found, real = SimpleNamespace(copied=0, error=None), os.copy_file_range
+    """Count the bytes of `copy_file_range`, which fails with the error that a test sets."""
+    copies, real = SimpleNamespace(copied=0, error=None), os.copy_file_range
 
     def copy(*arguments: int) -> int:
-        if found.error is not None:
-            raise OSError(found.error, "refused")
+        if copies.error is not None:
+            raise OSError(copies.error, "refused")
         count = real(*arguments)
-        found.copied += count
+        copies.copied += count
         return count
 
     monkeypatch.setattr(os, "copy_file_range", copy)
-    return found
+    return copies
 
 
 SIZE = 9 * MIB + 17  # more than one piece
@@ -191,7 +171,7 @@ def test_large_members_give_the_same_bytes_with_and_without_the_kernel(
     spec: ArchiveSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("weights.bin").write_bytes(random.Random(4).randbytes(SIZE))
-    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 8 * MIB)  # headers as of a member of more than 4 GB
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 8 * MIB)  # headers of members above 4 GB
     first = write_archive(spec, tmp_path / "one").read_bytes()
     monkeypatch.setattr(copying, "_CAN_COPY", False)
     path = write_archive(spec, tmp_path / "two")
@@ -230,17 +210,13 @@ def test_damage_in_a_large_stored_member_is_noticed(
     path.write_bytes(written)
     with pytest.raises(CorruptMember, match=r"'weights\.bin' is damaged"):
         open_archive(path, cache=cache)
-    assert (
-        list((cache / "archives" / "entries").iterdir())
-        == list((cache / "archives" / "partial").iterdir())
-        == []
-    )
+    assert unpacked(cache) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["default", "tgz"])
 @pytest.mark.parametrize("head", [b"", random.Random(2).randbytes(200_000)])
-def test_a_file_of_zeros_does_not_become_what_readers_take_for_a_bomb(
+def test_a_file_of_zeros_does_not_become_a_bomb_for_readers(
     spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format, head: bytes
 ) -> None:
     with Path("weights.bin").open("wb") as file:
@@ -287,10 +263,7 @@ def find(name: str) -> Path:
 def test_an_existing_archive_stays_unless_force_is_given(spec: ArchiveSpec, tmp_path: Path) -> None:
     for format in FORMATS:
         path = write_archive(spec, tmp_path / format, format=format)
-        with pytest.raises(
-            OutputExists,
-            match=f"{path.name} already exists.\nPlease specify --force/-f option to overwrite",
-        ):
+        with pytest.raises(OutputExists, match=path.name):
             write_archive(spec, tmp_path / format, format=format)
         changed = replace(spec, version="9")
         write_archive(changed, tmp_path / format, format=format, force=True)
@@ -304,7 +277,7 @@ def test_a_failure_leaves_the_old_archive_and_nothing_else(
 ) -> None:
     for format in FORMATS:
         path = write_archive(spec, tmp_path / format, format=format)
-        before = path.read_bytes() if path.is_file() else tree(path)
+        before = path.read_bytes() if path.is_file() else contents(path)
 
         def fail(member: str, done: int, total: int) -> None:
             if member == "model.py":
@@ -313,7 +286,7 @@ def test_a_failure_leaves_the_old_archive_and_nothing_else(
         with pytest.raises(KeyboardInterrupt):
             write_archive(spec, tmp_path / format, format=format, force=True, progress=fail)
         assert list((tmp_path / format).iterdir()) == [path]
-        assert (path.read_bytes() if path.is_file() else tree(path)) == before
+        assert (path.read_bytes() if path.is_file() else contents(path)) == before
 
 
 @pytest.mark.parametrize("by", [-1, 1])
@@ -361,7 +334,7 @@ class TestExtraFiles:
     def bare(self, inputs: Path) -> ArchiveSpec:
         return ArchiveSpec("tiny", "handler.py")
 
-    def test_lists_patterns_and_directories_are_packed_as_by_torchserve(
+    def test_lists_patterns_and_directories_are_packed_like_torchserve(
         self, bare: ArchiveSpec, tmp_path: Path
     ) -> None:
         for extra, names in [
@@ -381,15 +354,13 @@ class TestExtraFiles:
             replace(bare, extra_files="handler.py,./handler.py,model.py"), tmp_path
         ) == ["model.py"]
 
-    @pytest.mark.parametrize("other", ["labels.json", "Labels.JSON"])
+    @pytest.mark.parametrize("name", ["labels.json", "Labels.JSON"])
     def test_two_files_of_one_name_are_refused_and_both_named(
-        self, bare: ArchiveSpec, tmp_path: Path, other: str
+        self, bare: ArchiveSpec, tmp_path: Path, name: str
     ) -> None:
         Path("more").mkdir()
-        (Path("more") / other).write_text("other")
-        with pytest.raises(
-            DuplicateInput, match=rf"extra/labels.json and more/{other} would both be"
-        ):
+        (Path("more") / name).write_text("other")
+        with pytest.raises(DuplicateInput, match=rf"extra/labels.json and more/{name} "):
             write_archive(replace(bare, extra_files="extra,more"), tmp_path)
 
     def test_a_file_in_the_way_of_a_directory_is_refused(
@@ -397,13 +368,10 @@ class TestExtraFiles:
     ) -> None:
         Path("more").mkdir()
         Path("more/sub").write_text("a file")
-        with pytest.raises(
-            DuplicateInput,
-            match=r"more/sub would be a file where extra/sub/deep.txt needs a directory",
-        ):
+        with pytest.raises(DuplicateInput, match=r"more/sub .* extra/sub/deep.txt "):
             write_archive(replace(bare, extra_files="extra,more"), tmp_path)
 
-    def test_the_manifests_place_is_taken(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+    def test_the_path_of_the_manifest_is_reserved(self, bare: ArchiveSpec, tmp_path: Path) -> None:
         Path("extra/MAR-INF").mkdir()
         Path("extra/MAR-INF/MANIFEST.json").write_text("{}")
         with pytest.raises(DuplicateInput, match=r"the archive's own MAR-INF/MANIFEST.json"):
@@ -413,12 +381,10 @@ class TestExtraFiles:
         Path("extra/link.json").symlink_to("labels.json")
         assert "link.json" in self.names(replace(bare, extra_files="extra"), tmp_path)
         Path("extra/sub/loop").symlink_to("..")
-        with pytest.raises(
-            CannotPack, match=r"is a link to one of its parent directories\. Remove the link\."
-        ):
+        with pytest.raises(CannotPack, match="is a link to one of its parent"):
             write_archive(replace(bare, extra_files="extra"), tmp_path, force=True)
 
-    def test_what_is_no_file_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+    def test_a_path_that_is_no_file_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
         os.mkfifo("extra/pipe")
         with pytest.raises(CannotPack, match="pipe is not a regular file"):
             write_archive(replace(bare, extra_files="extra"), tmp_path)
@@ -450,7 +416,7 @@ class TestHandlers:
             ("image_classifier", "image_classifier"),
         ],
     )
-    def test_it_is_a_file_or_comes_with_the_server(
+    def test_a_handler_is_a_file_or_comes_with_the_server(
         self, inputs: Path, tmp_path: Path, handler: str, manifest: str
     ) -> None:
         with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", handler), tmp_path)) as archive:
@@ -459,29 +425,23 @@ class TestHandlers:
             )
             assert json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == manifest
 
-    def test_a_library_serves_the_cpp_backend(self, inputs: Path, tmp_path: Path) -> None:
+    def test_the_cpp_backend_has_libraries_and_handlers_of_its_own(
+        self, inputs: Path, tmp_path: Path
+    ) -> None:
         Path("libfast.so").write_bytes(b"\x7fELF")
-        with zipfile.ZipFile(
-            write_archive(ArchiveSpec("tiny", "libfast:Fast", runtime="LSP"), tmp_path)
-        ) as archive:
-            assert "libfast.so" in archive.namelist()
-
-    def test_the_cpp_backends_own_is_no_file(self, inputs: Path, tmp_path: Path) -> None:
-        with zipfile.ZipFile(
-            write_archive(ArchiveSpec("tiny", "TorchScriptHandler", runtime="LSP"), tmp_path)
-        ) as archive:
-            assert (
-                json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"]
-                == "TorchScriptHandler"
-            )
+        for handler, packed in (("libfast:Fast", True), ("TorchScriptHandler", False)):
+            spec = ArchiveSpec("tiny", handler, runtime="LSP")
+            with zipfile.ZipFile(write_archive(spec, tmp_path, force=True)) as archive:
+                assert ("libfast.so" in archive.namelist()) is packed
+                manifest = json.loads(archive.read("MAR-INF/MANIFEST.json"))
+                assert manifest["model"]["handler"] == handler
         with pytest.raises(InputMissing, match="TorchScriptHandler"):
             write_archive(ArchiveSpec("other", "TorchScriptHandler"), tmp_path)
 
-    def test_one_that_does_not_exist_is_named(self, inputs: Path, tmp_path: Path) -> None:
-        with pytest.raises(
-            InputMissing,
-            match=r"The handler nosuch is neither a file \(nosuch.py does not exist\) nor one of base_handler",
-        ):
+    def test_a_missing_handler_is_an_error_with_its_name(
+        self, inputs: Path, tmp_path: Path
+    ) -> None:
+        with pytest.raises(InputMissing, match=r"nosuch\.py .* nor one of base_handler"):
             write_archive(ArchiveSpec("tiny", "nosuch"), tmp_path)
 
 
@@ -521,9 +481,7 @@ def test_a_directory_where_a_file_belongs_is_named(inputs: Path, tmp_path: Path)
 
 def test_the_configuration_is_checked_when_packing(spec: ArchiveSpec, tmp_path: Path) -> None:
     Path("config.yaml").write_text("batch_size: 8\nmaxBatchDelay: soon\n")
-    with pytest.raises(
-        InvalidConfig, match=r"did you mean batchSize\?; maxBatchDelay: 'soon' is invalid"
-    ):
+    with pytest.raises(InvalidConfig, match=r"batchSize\?; maxBatchDelay: 'soon'"):
         write_archive(spec, tmp_path)
     warnings: list[str] = []
     write_archive(spec, tmp_path, warn=warnings.append)

@@ -1,6 +1,4 @@
-"""Storage for images and containers apart from the machine's, and a base image of Debian with
-Python.
-"""
+"""Storage for images and containers apart from the machine's, and a base image of Debian."""
 
 from __future__ import annotations
 
@@ -42,13 +40,13 @@ def containers(tmp_path_factory: pytest.TempPathFactory, program: str) -> Iterat
         try:
             yield directory
         finally:
-            for name, words in (
+            for name, arguments in (
                 ("podman", ("pod", "rm", "--all", "--force")),
                 ("podman", ("rm", "--all", "--force")),
                 ("buildah", ("rm", "--all")),
             ):
                 if shutil.which(name):
-                    run(name, *words)  # unmounts what is mounted
+                    run(name, *arguments)  # unmounts file systems
             for driver in DRIVERS:
                 subprocess.run(["umount", directory / driver], capture_output=True, check=False)
                 shutil.rmtree(directory / driver, ignore_errors=True)
@@ -56,7 +54,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory, program: str) -> Iterat
 
 @pytest.fixture(scope="session")
 def base(containers: Path, program: str) -> str:
-    """Debian with Python, in a minute."""
+    """Build an image of Debian with Python, which takes a minute."""
     context = containers / "base"
     run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", context / "root")
     (context / "Dockerfile").write_text("FROM scratch\nADD root /\n")

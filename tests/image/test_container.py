@@ -56,7 +56,7 @@ pytestmark = [
 
 
 class Deployment:
-    """`tsx deploy` with what all of its calls have in common."""
+    """`tsx deploy` with the arguments of all calls."""
 
     def __init__(self, directory: Path, base: str, ports: list[int]) -> None:
         self.directory, self.ports = directory, ports
@@ -75,25 +75,27 @@ class Deployment:
             "build.torch_index": "",
             "container.engine": "podman",
         }
-        own = {"container.port": ports[0], "container.metrics_port": ports[1], "container.memory": "2g", "container.cpus": "1",
+        container = {"container.port": ports[0], "container.metrics_port": ports[1], "container.memory": "2g", "container.cpus": "1",
                "container.startup_timeout": "5m", "container.grace": "20s"}  # fmt: skip
         self.settings = [
-            word for key, value in (build | own).items() for word in (f"--set={key}={value}",)
+            argument
+            for key, value in (build | container).items()
+            for argument in (f"--set={key}={value}",)
         ]
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(directory / "cache")}
 
-    def __call__(self, *words: str, code: int = 0) -> str:
-        command = [sys.executable, "-m", "tsx_cli", "deploy", *words]
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "tsx_cli", "deploy", *arguments]
         return run(*command, environment=self.environment, code=code, cwd=self.directory)
 
     def apply(self, version: str, code: int = 0) -> str:
         target = ("--name", "sleeper", "--target", "container", "--no-check", "--yes")
         return self(f"{version}.mar", *target, *self.settings, code=code)
 
-    def verb(self, verb: str, *words: str) -> str:
+    def verb(self, verb: str, *arguments: str) -> str:
         return self(
             verb,
-            *words,
+            *arguments,
             "--name",
             "sleeper",
             "--target",
@@ -136,10 +138,10 @@ def predict(port: int, seconds: float, token: str = "") -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def wait_until(is_so: Callable[[], bool], what: str) -> None:
+def wait_until(is_so: Callable[[], bool], message: str) -> None:
     deadline = time.monotonic() + DEADLINE * 2
     while not is_so():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, message
         time.sleep(0.2)  # containers announce nothing
 
 
@@ -167,7 +169,7 @@ def test_a_deployed_container_answers_within_its_limits(deployment: Deployment) 
     assert deployment.apply("1.0").count("create") == 0
 
 
-def test_a_version_that_fails_makes_way_and_another_can_be_gone_back_from(
+def test_a_failing_version_makes_way_and_a_working_one_can_be_rolled_back(
     deployment: Deployment,
 ) -> None:
     first = deployment.status()["container"]
@@ -193,7 +195,7 @@ def test_a_version_that_fails_makes_way_and_another_can_be_gone_back_from(
     )
 
 
-def test_sigterm_loses_no_request_that_is_under_way(deployment: Deployment) -> None:
+def test_sigterm_loses_no_accepted_request(deployment: Deployment) -> None:
     name, (port, metrics) = deployment.status()["container"], deployment.ports
 
     def waiting() -> bool:
@@ -227,7 +229,7 @@ def test_a_server_that_hangs_is_unhealthy_and_started_again(deployment: Deployme
     )
 
 
-def test_an_engine_that_cannot_start_a_container_is_the_cause(
+def test_an_engine_that_cannot_start_a_container_is_named_as_the_cause(
     deployment: Deployment, containers: Path, tmp_path: Path
 ) -> None:
     settings, environment = (containers / "containers.conf").read_text(), deployment.environment
@@ -246,14 +248,14 @@ def test_an_engine_that_cannot_start_a_container_is_the_cause(
 
 @pytest.fixture
 def image(deployment: Deployment) -> Iterator[str]:
-    """The image of the deployment, whose container is stopped meanwhile, as it has the ports."""
+    """Yield the image of the deployment, and stop its container, which has the ports."""
     status = deployment.status()
     run("podman", "stop", status["container"])
     yield str(status["image"])
     deployment.apply("1.0")
 
 
-def test_kube_play_runs_the_deployment_that_kubernetes_gets(
+def test_kube_play_runs_the_emitted_deployment(
     deployment: Deployment, image: str, tmp_path: Path
 ) -> None:
     emitted = tmp_path / "kubernetes"
@@ -276,11 +278,12 @@ def test_kube_play_runs_the_deployment_that_kubernetes_gets(
     manifest = yaml.safe_load((emitted / "deployment.yaml").read_text())
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     for port, outside in zip(container["ports"], deployment.ports, strict=True):
-        port |= {"hostPort": outside, "hostIP": "127.0.0.1"}  # no Service publishes it here
+        port |= {"hostPort": outside, "hostIP": "127.0.0.1"}  # podman has no Service
     tokens = {"inference": "a" * 32, "management": "b" * 32}
     encoded = {name: base64.b64encode(token.encode()).decode() for name, token in tokens.items()}
     documents = [manifest]
-    if podman_version() < (4, 4):  # which plays no Secret
+    # Older ones play no Secret.
+    if podman_version() < (4, 4):
         (tmp_path / "secret.json").write_text(json.dumps(encoded))
         run("podman", "secret", "create", "sleeper-tokens", tmp_path / "secret.json")
     else:
@@ -301,7 +304,7 @@ def test_kube_play_runs_the_deployment_that_kubernetes_gets(
         pod = run("podman", "ps", "--quiet", "--filter", f"ancestor={image}").strip()
         wait_until(lambda: answers(f"http://127.0.0.1:{metrics}/readyz"), "the pod is not ready")
         wait_until(lambda: is_healthy(pod), "the liveness probe fails")
-        assert predict(port, 0)[0] == 400  # as TorchServe refuses a request without a token
+        assert predict(port, 0)[0] == 400  # TorchServe's status for a request without a token
         assert predict(port, 0, tokens["inference"]) == (200, "1.0")
         seen = run(
             "podman",
@@ -324,19 +327,15 @@ def test_kube_play_runs_the_deployment_that_kubernetes_gets(
 
 
 @pytest.mark.skipif(not COMPOSE.exists(), reason="needs podman-compose, which pip installs")
-def test_compose_builds_and_runs_the_file_that_is_written(
+def test_compose_builds_and_runs_the_emitted_file(
     deployment: Deployment, image: str, tmp_path: Path
 ) -> None:
     emitted = tmp_path / "compose"
     deployment(
         "1.0.mar", "--name", "sleeper", "--emit", "compose", str(emitted), *deployment.settings
     )
-    up = (
-        "--podman-build-args=--format docker",
-        "up",
-        "--build",
-        "--detach",
-    )  # the build of the deployment is used again
+    # The build of the deployment is used again.
+    up = ("--podman-build-args=--format docker", "up", "--build", "--detach")
     print(run(COMPOSE, *up, cwd=emitted))
     port, metrics = deployment.ports
     try:

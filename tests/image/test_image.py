@@ -1,8 +1,6 @@
-"""The image for real, without a daemon and without a registry of others: built, pushed, pulled,
-run, asked. `pytest -m image` runs it.
+"""A real image without a daemon and a public registry. `pytest -m image` runs it.
 
-Its base is made by debootstrap, buildah builds it as `tsx deploy` has it build, and pip finds its
-packages where this machine's does.
+debootstrap makes its base, buildah builds it as in `tsx deploy`, and pip has this machine's settings.
 """
 
 from __future__ import annotations
@@ -48,18 +46,18 @@ def registry(
     tmp_path_factory: pytest.TempPathFactory,
     free_ports: Callable[[int], list[int]],
 ) -> Iterator[str]:
-    place, (port,) = tmp_path_factory.mktemp("registry"), free_ports(1)
+    directory, (port,) = tmp_path_factory.mktemp("registry"), free_ports(1)
     registries = containers / "home/.config/containers/registries.conf"
     registries.write_text(f'[[registry]]\nlocation = "127.0.0.1:{port}"\ninsecure = true\n')
     config = {
         "version": 0.1,
-        "storage": {"filesystem": {"rootdirectory": str(place / "data")}},
+        "storage": {"filesystem": {"rootdirectory": str(directory / "data")}},
         "http": {"addr": f"127.0.0.1:{port}"},
     }
-    (place / "config.json").write_text(json.dumps(config))  # YAML holds JSON
-    with (place / "log").open("w") as log:
+    (directory / "config.json").write_text(json.dumps(config))  # YAML holds JSON
+    with (directory / "log").open("w") as log:
         process = subprocess.Popen(
-            ["docker-registry", "serve", place / "config.json"], stdout=log, stderr=log
+            ["docker-registry", "serve", directory / "config.json"], stdout=log, stderr=log
         )
     try:
         yield f"127.0.0.1:{port}"
@@ -75,7 +73,7 @@ def test_the_image_is_built_pushed_pulled_and_answers(
     tmp_path: Path,
     free_ports: Callable[[int], list[int]],
 ) -> None:
-    words = [
+    arguments = [
         "archive",
         DIGITS / "digits.pth",
         "--model-file",
@@ -83,7 +81,7 @@ def test_the_image_is_built_pushed_pulled_and_answers(
         "--handler",
         DIGITS / "handler.py",
     ]
-    packed = tsx([*words, "--config-file", DIGITS / "model-config.yaml"], tmp_path, {})
+    packed = tsx([*arguments, "--config-file", DIGITS / "model-config.yaml"], tmp_path, {})
     assert packed.returncode == 0, packed.stderr
     inspection, sha256 = look_at(tmp_path / "digits.mar")
     facts = Facts(
@@ -101,32 +99,27 @@ def test_the_image_is_built_pushed_pulled_and_answers(
     )
     with this_machine(spec) as local:
         assert local.wheel is not None, "tests run from a checkout"
-        made = recipe(spec, facts, local)
-        image = f"{registry}/digits:{made.tag}"
-        kind = PushedImage(Builder("buildah"), made)
+        built = recipe(spec, facts, local)
+        image = f"{registry}/digits:{built.tag}"
+        kind = PushedImage(Builder("buildah"), built)
         assert kind.observe(None, image) is None
         kind.create(None, Resource("Image", "Tsx::Registry::Image", image, {}))
-    assert (
-        PushedImage(Builder("buildah"), made).observe(None, image) is not None
-    )  # the registry says so
+    assert PushedImage(Builder("buildah"), built).observe(None, image) is not None
     reported = json.loads(run("skopeo", "inspect", "--tls-verify=false", f"docker://{image}"))
     assert reported["Labels"]["tsx.model"] == f"{facts.model_name}/{facts.model_version}"
     layers = json.loads(
         run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{image}")
     )["layers"]
-    sizes = ", ".join(f"{each['size'] / 1e6:.1f}" for each in layers)
+    sizes = ", ".join(f"{layer['size'] / 1e6:.1f}" for layer in layers)
     print(f"\n{image}: {reported['Digest']}; layers of {sizes} MB, packed")
-    assert (
-        layers[-1]["size"] < 1e6
-    )  # the model comes last, so that another is all that has to be sent
+    # The model comes last, so that only its layer changes with it.
+    assert layers[-1]["size"] < 1e6
     run("buildah", "rmi", "--force", image)
     serve(image, tmp_path, free_ports(3))
 
 
 def serve(image: str, directory: Path, ports: list[int]) -> None:
-    """What a runtime does: pull it, start its entry with its command as its user, ask for its
-    health, and end it.
-    """
+    """Pull and run an image as a runtime does, ask for its health, and end it."""
     container = run("buildah", "from", "--pull-always", f"docker://{image}").strip()
     config = json.loads(run("buildah", "inspect", "--type", "image", image))["Docker"]["config"]
     assert config["User"] == str(UID)
@@ -143,7 +136,7 @@ def serve(image: str, directory: Path, ports: list[int]) -> None:
         while subprocess.run(check, capture_output=True, check=False).returncode != 0:
             assert process.poll() is None, (directory / "log").read_text()
             assert time.monotonic() < deadline, (directory / "log").read_text()
-            time.sleep(1)  # as a runtime's interval
+            time.sleep(1)
         picture = (DIGITS / "images" / "7.png").read_bytes()
         url, kind = f"http://127.0.0.1:{ports[0]}/predictions/digits", {"Content-Type": "image/png"}
         with urlopen(Request(url, data=picture, headers=kind)) as answer:
@@ -152,9 +145,8 @@ def serve(image: str, directory: Path, ports: list[int]) -> None:
         assert max(reported, key=reported.__getitem__) == "seven"
         assert run(*inside, "id", "-u").strip() == str(UID)
     finally:
-        for server in psutil.Process(process.pid).children(
-            recursive=True
-        ):  # buildah passes no signal on, as a runtime does
+        # Unlike a runtime, buildah passes no signal on.
+        for server in psutil.Process(process.pid).children(recursive=True):
             if server.cmdline()[1:] == [*config["Entrypoint"][1:], *config["Cmd"]]:
                 server.terminate()
         code = process.wait(DEADLINE)

@@ -1,6 +1,4 @@
-"""The policies of infra/iam: actions that there are, in files that AWS takes, and no star where a
-resource can be named.
-"""
+"""The policies of infra/iam: existing actions, sizes that AWS takes, and named resources."""
 
 from __future__ import annotations
 
@@ -28,11 +26,13 @@ IAM, DEPLOY, BATCH = (
 )
 LARGEST = 6144  # characters of a managed policy, without its white space
 CLIENTS = {"s3": ("s3",), "sagemaker": ("sagemaker", "sagemaker-runtime")}
-NO_CALLS = {  # permissions that are not called as an operation of the API
+# Permissions without an operation of the API.
+NO_CALLS = {
     "iam:PassRole", "lambda:InvokeFunction", "lambda:InvokeFunctionUrl", "lambda:PassCapacityProvider", "s3:GetBucketPublicAccessBlock",
     "s3:ListBucket", "s3:PutBucketPublicAccessBlock",
 }  # fmt: skip
-UNNAMED = {  # what has no resources, or is asked of all of them
+# Statements without resources, or about all of them.
+UNNAMED = {
     "Who", "SignInToEcr", "Lists", "Scaling", "LookAtAlarms", "Metrics",
 }  # fmt: skip
 
@@ -62,7 +62,7 @@ def actions_of(document: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("file", sorted(IAM.glob("*.json")), ids=lambda file: file.stem)
-def test_a_policy_names_actions_that_there_are(file: Path) -> None:
+def test_a_policy_names_existing_actions(file: Path) -> None:
     assert len("".join(file.read_text().split())) < LARGEST
     if file.name.startswith("trust"):
         return
@@ -71,30 +71,34 @@ def test_a_policy_names_actions_that_there_are(file: Path) -> None:
         for action in statement["Action"]:
             service, _, operation = action.partition(":")
             known = [
-                each for client in CLIENTS.get(service, (service,)) for each in operations(client)
+                operation
+                for client in CLIENTS.get(service, (service,))
+                for operation in operations(client)
             ]
             assert operation in known or action in NO_CALLS, action
 
 
 @pytest.mark.parametrize("target", SERVED)
-def test_the_files_of_a_role_are_what_create_role_makes(target: str) -> None:
-    own = {"canary": {}, "sagemaker": {"component": {"endpoint": "e"}}}
-    made = execution(a_spec(target, name="x-name-x", **own), "ACCOUNT", "REGION", BUCKET)
-    assert policy(f"execution-{target}") == json.loads(json.dumps(made).replace("x-name-x", "NAME"))
+def test_the_files_of_a_role_are_those_of_create_role(target: str) -> None:
+    keys = {"canary": {}, "sagemaker": {"component": {"endpoint": "e"}}}
+    document = execution(a_spec(target, name="x-name-x", **keys), "ACCOUNT", "REGION", BUCKET)
+    assert policy(f"execution-{target}") == json.loads(
+        json.dumps(document).replace("x-name-x", "NAME")
+    )
     assert policy(f"trust-{target}") == trust(target)
 
 
 @pytest.mark.parametrize("target", SERVED)
-def test_who_plans_may_only_read_what_who_deploys_may(target: str) -> None:
-    asked = actions_of(policy(f"planner-{target}"))
-    assert asked < actions_of(policy(f"deployer-{target}"))
-    assert all(READS.match(action) for action in asked)
+def test_a_planner_may_only_read_and_only_what_a_deployer_may(target: str) -> None:
+    actions = actions_of(policy(f"planner-{target}"))
+    assert actions < actions_of(policy(f"deployer-{target}"))
+    assert all(READS.match(action) for action in actions)
 
 
-def test_a_role_that_is_made_has_what_its_deployment_wants_and_no_more() -> None:
-    def sids(**own: object) -> set[str]:
-        made = execution(a_spec("lambda", **{"lambda": own}), "1", "eu-west-1")
-        return {each["Sid"] for each in made["Statement"]}
+def test_a_new_role_has_only_the_rights_of_its_deployment() -> None:
+    def sids(**keys: object) -> set[str]:
+        document = execution(a_spec("lambda", **{"lambda": keys}), "1", "eu-west-1")
+        return {statement["Sid"] for statement in document["Statement"]}
 
     queue = {"arn": "arn:aws:sqs:eu-west-1:1:q", "results": "s3://answers/x"}
     assert sids() == {"Logs"}
@@ -110,8 +114,8 @@ def test_the_role_of_an_endpoint_with_a_canary_may_look_at_its_alarms() -> None:
     assert shifted - plain == {"cloudwatch:DescribeAlarms"}
 
 
-def asked(file: Path) -> set[str]:
-    """The operations of AWS that a module of tsx deploy names, in calls or as texts."""
+def operations_of(file: Path) -> set[str]:
+    """Return the operations of AWS that a module names, in calls or as texts."""
     tree = ast.parse(file.read_text())
     texts = {
         node.value
@@ -120,16 +124,20 @@ def asked(file: Path) -> set[str]:
     }
     names = texts | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return {
-        f"{service}:{each}"
+        f"{service}:{operation}"
         for service in texts & SERVICES
-        for each in operations(service)
-        if xform_name(each) in names
+        for operation in operations(service)
+        if xform_name(operation) in names
     }
 
 
-def test_whatever_the_code_asks_of_aws_is_allowed_to_who_deploys() -> None:
+def test_a_deployer_may_call_every_operation_of_the_code() -> None:
     files = [*sorted(DEPLOY.rglob("*.py")), *sorted(BATCH.rglob("*.py"))]
-    needed = {NAMED_OTHERWISE.get(each, each) for file in files for each in asked(file)}
+    needed = {
+        NAMED_OTHERWISE.get(operation, operation)
+        for file in files
+        for operation in operations_of(file)
+    }
     allowed = set().union(*(actions_of(policy(f"deployer-{target}")) for target in SERVED))
     assert needed <= allowed | NEVER, needed - allowed
     assert len(needed) > 60

@@ -1,6 +1,4 @@
-"""What is deployed as it stands: Prometheus takes the rules, they alert when they should, and they
-and the panels ask for what there is.
-"""
+"""The files of infra: rules and panels of existing metrics, the compose file, KServe's runtime."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ GENERATION = dict.fromkeys(
 )
 GENERATION |= dict.fromkeys(["prompt_tokens_total", "tokens_total"], "counter")
 GENERATION |= dict.fromkeys(["running_sequences", "waiting_sequences", "cache_use_ratio"], "gauge")
-OF_PROMETHEUS = {"instance", "job"}  # labels that it adds
+OF_PROMETHEUS = {"instance", "job"}  # labels that Prometheus adds
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None,
@@ -57,9 +55,9 @@ needs_promtool = pytest.mark.skipif(
 )
 
 
-def promtool(*words: str, cwd: Path) -> str:
+def promtool(*arguments: str, cwd: Path) -> str:
     done = subprocess.run(
-        ["promtool", *words], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+        ["promtool", *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -67,13 +65,7 @@ def promtool(*words: str, cwd: Path) -> str:
 
 @pytest.mark.usefixtures("processes")
 @needs_promtool
-def test_prometheus_takes_the_rules() -> None:
-    assert "SUCCESS" in promtool("check", "rules", RULES.name, cwd=RULES.parent)
-
-
-@pytest.mark.usefixtures("processes")
-@needs_promtool
-def test_the_rules_alert_when_they_should_and_not_otherwise() -> None:
+def test_the_rules_alert_only_when_they_should() -> None:
     assert "SUCCESS" in promtool("test", "rules", RULES_TESTS.name, cwd=RULES.parent)
 
 
@@ -89,14 +81,9 @@ def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     promtool("check", "config", "prometheus.yml", cwd=tmp_path)
 
 
-def test_each_kind_of_alert_is_tested() -> None:
-    tested = {
-        case["alertname"]
-        for test in yaml.safe_load((INFRA / "prometheus" / "tsx.rules.test.yml").read_text())[
-            "tests"
-        ]
-        for case in test["alert_rule_test"]
-    }
+def test_each_kind_of_alert_has_a_test() -> None:
+    tests = yaml.safe_load(RULES_TESTS.read_text())["tests"]
+    tested = {case["alertname"] for test in tests for case in test["alert_rule_test"]}
     assert {
         "TsxErrorBudgetBurnsFast",
         "TsxLatencyBudgetBurnsFast",
@@ -108,7 +95,7 @@ def test_each_kind_of_alert_is_tested() -> None:
     assert tested <= {rule.get("alert") for rule in rules()}
 
 
-def test_alerts_say_how_bad_it_is_and_what_it_means() -> None:
+def test_alerts_have_a_severity_and_a_description() -> None:
     for rule in rules():
         if "alert" in rule:
             assert rule["labels"]["severity"] in ("page", "ticket"), rule
@@ -133,16 +120,11 @@ def expressions() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def rendered() -> dict[str, set[str]]:
-    """The labels of each sample that a server can have, by its name."""
+    """Return the labels of each sample of a server by its name."""
     stats = Stats()
     count(stats, (1.0, 1.0, 2.0), [FakeJob(arrived=1.0)], TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
     stats.refusals["QueueFull"] = 1
-    labels = {
-        "ModelName": "m",
-        "Level": "Model",
-        "adapter": "",
-        "worker": "9000",
-    }  # as engines have
+    labels = {"ModelName": "m", "Level": "Model", "adapter": "", "worker": "9000"}
     for name, kind in GENERATION.items():
         stats.add_handler_metrics(
             [
@@ -191,12 +173,12 @@ def rendered() -> dict[str, set[str]]:
         shares={"m": {"1": 1.0}},
         jobs=JobReading(job_stats(), {}, {("m", "queued"): 1}, {"m": 1.0}),
     )
-    families, found = Families(), dict[str, set[str]]()
+    families, labels_by_name = Families(), dict[str, set[str]]()
     list(fill(families, reading))
     for family in families.collect():
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+            labels_by_name.setdefault(sample.name, set()).update(sample.labels)
+    return labels_by_name
 
 
 def job_stats() -> JobStats:
@@ -208,7 +190,7 @@ def job_stats() -> JobStats:
     return stats
 
 
-def test_rules_and_panels_ask_for_what_there_is(rendered: dict[str, set[str]]) -> None:
+def test_rules_and_panels_use_existing_metrics(rendered: dict[str, set[str]]) -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     unknown = (
         {name for expression in expressions() for name in names(expression)}
@@ -217,12 +199,10 @@ def test_rules_and_panels_ask_for_what_there_is(rendered: dict[str, set[str]]) -
         - {"up"}
     )
     assert not unknown
-    assert (
-        len({name for expression in expressions() for name in names(expression)}) > 25
-    )  # or `names` has found none
+    assert len({name for expression in expressions() for name in names(expression)}) > 25
 
 
-def test_rules_and_panels_select_by_labels_that_there_are(rendered: dict[str, set[str]]) -> None:
+def test_rules_and_panels_select_by_existing_labels(rendered: dict[str, set[str]]) -> None:
     for expression in expressions():
         for name, selector in re.findall(r"([A-Za-z_:]\w*)\{([^}]*)\}", expression):
             wanted = set(re.findall(r"(\w+)\s*[=!]~?", selector))
@@ -230,7 +210,7 @@ def test_rules_and_panels_select_by_labels_that_there_are(rendered: dict[str, se
                 assert wanted <= rendered[name] | OF_PROMETHEUS, expression
 
 
-def test_bounds_that_are_named_are_bounds_of_the_histogram() -> None:
+def test_bounds_in_expressions_are_bounds_of_the_histogram() -> None:
     named = {
         float(bound)
         for expression in expressions()
@@ -241,12 +221,12 @@ def test_bounds_that_are_named_are_bounds_of_the_histogram() -> None:
 
 
 def names(expression: str) -> set[str]:
-    """Of the metrics that a PromQL expression asks for."""
+    """Return the metrics of a PromQL expression."""
     text = re.sub(r'"[^"]*"', "", expression)
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
     text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*(\([^)]*\))?", " ", text)
-    words = re.findall(r"[A-Za-z_:][\w:]*(?!\w)(?!\s*\()", text)
-    return {word for word in words if word not in ("and", "or", "unless", "bool", "le")}
+    tokens = re.findall(r"[A-Za-z_:][\w:]*(?!\w)(?!\s*\()", text)
+    return {name for name in tokens if name not in ("and", "or", "unless", "bool", "le")}
 
 
 def test_names_are_read_out_of_an_expression() -> None:
@@ -254,7 +234,7 @@ def test_names_are_read_out_of_an_expression() -> None:
     assert names(expression) == {"x_total", "w:r5m", "z"}
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_the_dashboard_is_complete() -> None:
     assert DASHBOARD["uid"] == "tsx"
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     assert all(panel["title"] and panel["targets"] for panel in panels())
@@ -276,7 +256,7 @@ def test_the_compose_file_publishes_to_this_machine_alone() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_logs_of_the_compose_file_are_rotated_and_its_server_has_a_limit_of_processes() -> None:
+def test_the_compose_file_rotates_logs_and_limits_processes() -> None:
     assert all(
         service["logging"]["options"] == {"max-size": "20m", "max-file": "5"}
         for service in SERVICES.values()
@@ -284,7 +264,7 @@ def test_logs_of_the_compose_file_are_rotated_and_its_server_has_a_limit_of_proc
     assert SERVICES["tsx"]["pids_limit"] == 4096
 
 
-def test_what_the_compose_file_mounts_is_there() -> None:
+def test_mounts_of_the_compose_file_exist() -> None:
     mounts = [mount.split(":") for service in SERVICES.values() for mount in service["volumes"]]
     for source, target, *_ in mounts:
         if source.startswith("./"):
@@ -302,7 +282,7 @@ def test_what_the_compose_file_mounts_is_there() -> None:
     assert source["url"] == "http://prometheus:9090"
 
 
-def test_the_server_of_the_compose_file_is_set_by_settings_that_there_are() -> None:
+def test_the_compose_file_uses_existing_settings() -> None:
     environment = SERVICES["tsx"]["environment"]
     names = {name.removeprefix("TSX_").lower() for name in environment}
     assert names <= set(Settings.model_fields)

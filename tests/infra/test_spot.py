@@ -1,6 +1,4 @@
-"""The watcher of a spot instance: it stops tsx's containers at the notice, and leaves them alone
-before.
-"""
+"""The watcher of a spot instance, which stops tsx's containers at the notice."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ pytestmark = [
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """EC2's: the notice is there from the third look on, and nothing is told without a token."""
+    """A double of EC2's metadata, with a notice from the third look on; it requires a token."""
 
     looks = 0
 

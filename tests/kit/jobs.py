@@ -1,4 +1,4 @@
-"""Jobs without a lane behind them."""
+"""Jobs without a lane."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def a_waiting_job(
     body: Body = b"x",
     deadline: float | None = None,
     priority: int = 0,
-    meta: bytes = request_meta("id", b"", []),  # immutable bytes
+    meta: bytes = request_meta("id", b"", []),
 ) -> WaitingJob:
-    """A job that has just arrived. An error that no test looks at is not one of the test."""
+    """Make a job that has just arrived; an error that no test reads is no error of the test."""
     job = WaitingJob(meta, body, time.monotonic(), deadline, priority)
     job.done.add_done_callback(lambda done: done.cancelled() or done.exception())
     return job

@@ -1,4 +1,4 @@
-"""The hot path compiled by mypyc, as a wheel built with TSX_COMPILE=1 has it."""
+"""The hot path compiled by mypyc, in wheels that are built with TSX_COMPILE=1."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def hatch_build() -> ModuleType:
 
 
 def build_data(hatch_build: ModuleType, version: str) -> tuple[list[str], dict[str, Any]]:
-    """The packages that a build needs, and what the hook says of the wheel."""
+    """Return the packages that a build needs, and the data of its wheel."""
     data: dict[str, Any] = {"pure_python": True, "infer_tag": False, "force_include": {}}
     hook = hatch_build.CompiledHotPath(str(ROOT), {}, None, None, "", "wheel")
     hook.initialize(version, data)
     return hook.dependencies(), data
 
 
-def test_without_the_variable_a_wheel_is_pure_and_needs_no_compiler(
+def test_a_wheel_is_pure_and_needs_no_compiler_unless_the_variable_is_set(
     hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hatch_build, "compile_into", None)
@@ -53,7 +53,7 @@ def test_without_the_variable_a_wheel_is_pure_and_needs_no_compiler(
     assert build_data(hatch_build, "editable")[1] == pure
 
 
-def test_with_the_variable_a_wheel_holds_the_extensions_for_this_python(
+def test_a_compiled_wheel_holds_the_extensions_for_this_python(
     hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compile_into(target: Path) -> None:
@@ -71,7 +71,7 @@ def test_with_the_variable_a_wheel_holds_the_extensions_for_this_python(
     )
 
 
-def test_without_a_compiler_the_wheel_is_pure_and_the_build_says_so(
+def test_the_wheel_is_pure_and_the_build_warns_where_there_is_no_compiler(
     hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def compile_into(target: Path) -> None:
@@ -99,7 +99,7 @@ def test_all_modules_that_are_to_be_compiled_exist(hatch_build: ModuleType) -> N
 
 
 @pytest.mark.slow
-def test_a_compiled_module_works_as_the_pure_one_and_the_version_tells_them_apart(
+def test_a_compiled_module_works_like_the_pure_one_and_has_another_version_text(
     processes: None, tmp_path: Path
 ) -> None:
     pytest.importorskip("mypyc", reason="mypy is not installed")
@@ -139,7 +139,7 @@ def test_a_compiled_module_works_as_the_pure_one_and_the_version_tells_them_apar
     build = f"import pathlib, hatch_build; hatch_build.compile_into(pathlib.Path({str(tmp_path)!r}), ['wire'])"
     assert "It needs a C compiler" in start(build, CC="no-such-compiler").stderr
     run(build)
-    there, compiled = run(SAYS, PYTHONPATH=str(tmp_path))
-    assert not there.split(" ", 1)[0].endswith(".py")
-    assert there.split(" ", 1)[1] == where.split(" ", 1)[1]
+    compiled_file, compiled = run(SAYS, PYTHONPATH=str(tmp_path))
+    assert not compiled_file.split(" ", 1)[0].endswith(".py")
+    assert compiled_file.split(" ", 1)[1] == where.split(" ", 1)[1]
     assert compiled == f"tsx {__version__} (compiled)"

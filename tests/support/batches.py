@@ -1,4 +1,4 @@
-"""A batch as a dispatcher hands it to `Stats`, without one."""
+"""Batches as a dispatcher hands them to `Stats`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def batch_of(
     reported: bytes = NOTHING,
     statuses: Sequence[int] | None = None,
 ) -> Batch:
-    """`points`: free, sent, answered; `statuses`: None where all are 200."""
+    """Make a batch with its times (free, sent, answered); without `statuses`, all are 200."""
     return *points, len(jobs), reported, arrivals(jobs), statuses
 
 
-BATCH = batch_of((1.0, 1.0, 2.0), [FakeJob(arrived=0.0)])  # of an answer whose times do not matter
+# The batch of an answer whose times do not matter.
+BATCH = batch_of((1.0, 1.0, 2.0), [FakeJob(arrived=0.0)])
 
 
 def count(
@@ -31,5 +32,5 @@ def count(
     reported: bytes = NOTHING,
     statuses: Sequence[int] | None = None,
 ) -> None:
-    """As the reply to a batch does."""
+    """Count a batch as its reply does."""
     stats.add_batch(batch_of(points, jobs, reported, statuses), jobs)

@@ -1,6 +1,4 @@
-"""Results of benchmarks as a run would have found them, made by hand: for the tests of what is
-shown of them.
-"""
+"""Results of benchmarks made by hand, for the tests of reports."""
 
 from __future__ import annotations
 
@@ -37,15 +35,14 @@ def one_round(
     middle_ms: float,
     seed: int,
     *,
-    spread: float = 0.35,
     errors: int = 0,
     limited: str | None = None,
 ) -> Round:
-    """Ten seconds of latencies around `middle_ms`, with a tail."""
+    """Make a round of ten seconds with latencies around `middle_ms` and a tail."""
     chance = random.Random(seed)
     rate *= 1 + chance.gauss(0, 0.01)
     times = Histogram()
-    times.add([middle_ms / 1000 * math.exp(chance.gauss(0, spread)) for _ in range(1000)])
+    times.add([middle_ms / 1000 * math.exp(chance.gauss(0, 0.35)) for _ in range(1000)])
     reported = times.latency()
     answered = int(10 * rate)
     return Round(
@@ -86,7 +83,7 @@ def point(
         if rate is None
         else OfferedLoad(mode="open", connections=512, rate=rate, arrivals="poisson")
     )
-    failed = sum(sum(each.errors.values()) for each in rounds) / sum(each.sent for each in rounds)
+    failed = sum(sum(run.errors.values()) for run in rounds) / sum(run.sent for run in rounds)
     holds = reported.value <= bound and not failed
     return Point(
         offered=offered,
@@ -100,7 +97,7 @@ def point(
 
 
 def trial(
-    how: Configuration,
+    configuration: Configuration,
     capacity: float,
     floor_ms: float,
     *,
@@ -108,7 +105,7 @@ def trial(
     seed: int = 0,
     loads: Sequence[int] = (1, 2, 4, 8, 16),
 ) -> Trial:
-    """Its throughput comes near `capacity` as connections grow, and its latency with them."""
+    """Make a trial whose throughput approaches `capacity` as connections and latency grow."""
     points = []
     for number, connections in enumerate(loads):
         rate = capacity * connections / (connections + capacity * floor_ms / 1000)
@@ -117,11 +114,11 @@ def trial(
             for repeat in range(3)
         ]
         points.append(point(connections, rounds, bound=bound))
-    holding = [index for index, each in enumerate(points) if each.holds]
+    holding = [index for index, load_point in enumerate(points) if load_point.holds]
     best = max(holding, key=lambda index: points[index].throughput.value, default=None)
     mean = points[best or 0].latency.mean_ms
     return Trial(
-        configuration=how.as_json(),
+        configuration=configuration.as_json(),
         points=points,
         best=best,
         stages=Stages(
@@ -131,7 +128,7 @@ def trial(
             postprocess_ms=0.02 * mean,
             transport_ms=0.08 * mean,
         ),
-        batch_sizes={size: 10 * size for size in range(1, how.batch_size + 1)},
+        batch_sizes={size: 10 * size for size in range(1, configuration.batch_size + 1)},
         usage=[
             Usage(at_seconds=0.5 * step, cpu=1.6 + 0.2 * math.sin(step), memory_mib=800 + 4 * step)
             for step in range(21)
@@ -151,7 +148,7 @@ def results(
     seed: int = 0,
     loads: Sequence[int] = (1, 2, 4, 8, 16),
 ) -> Results:
-    """Of two cores: one worker with batch 1, what is better, what failed, what was passed over."""
+    """Make results of two cores: a baseline, better trials, a failed and a predicted one."""
     trials = [
         trial(Configuration(), 62 * speed, 16, seed=seed, loads=loads),
         trial(Configuration(batch_size=4), 78 * speed, 17, seed=seed + 100, loads=loads),
@@ -235,7 +232,7 @@ def results(
             Curve(
                 precision="bf16",
                 points=[
-                    each.model_copy(update={"median_ms": each.median_ms * 0.8}) for each in curve
+                    point.model_copy(update={"median_ms": point.median_ms * 0.8}) for point in curve
                 ],
             ),
         ],

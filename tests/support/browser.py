@@ -15,5 +15,5 @@ BROWSERS = (
 
 
 def installed_browser() -> str | None:
-    """The one that TSX_BROWSER names, or the first on the PATH."""
+    """Return the browser that TSX_BROWSER names, or the first on the PATH."""
     return os.environ.get("TSX_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)

@@ -1,4 +1,4 @@
-"""Certificates made for a test, as a person makes them for trying."""
+"""Self-signed certificates."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def make_certificate(
     *,
     rsa: int = 0,
 ) -> Pair:
-    """A self-signed certificate and its key, both PEM."""
+    """Make a self-signed certificate and its key, both PEM."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
     pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
     kind = [f"rsa:{rsa}"] if rsa else ["ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    words = ["openssl", "req", "-x509", "-newkey", *kind, "-days", "2", "-subj", f"/CN={name}"]
-    words += [
+    command = ["openssl", "req", "-x509", "-newkey", *kind, "-days", "2", "-subj", f"/CN={name}"]
+    command += [
         "-addext",
         f"subjectAltName={hosts}",
         "-out",
@@ -37,7 +37,7 @@ def make_certificate(
         "-keyout",
         str(pair.key),
     ]
-    words += ["-passout", f"pass:{password}"] if password else ["-nodes"]
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    command += ["-passout", f"pass:{password}"] if password else ["-nodes"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
     pair.key.chmod(0o600)
     return pair

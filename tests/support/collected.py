@@ -1,8 +1,7 @@
-"""Forks the processes that tests run in from one that has collected them: its modules are imported,
-and their assertions rewritten, once.
+"""The processes of pytest-xdist, forked from one that has collected the tests.
 
-Each then walks through what there is, in a quarter of the time. The process that a test's programs
-are forked from comes from the same one.
+The tests' modules are imported and their assertions rewritten once. A forked process then collects
+them again in a quarter of the time. The programs of tests are forked from the same process.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from tests.support import forked, line_coverage
 
 
 class Collected:
-    """Of the process that runs no test itself: its two forkers."""
+    """The process that has collected the tests, with a forker of runners and one of programs."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """`paths`: what tests are to be collected from."""
+        """Start the process, which collects the tests of these paths."""
         (programs, their_programs), (runners, their_runners) = (
             socket.socketpair(),
             socket.socketpair(),
         )
         with their_programs, their_runners:
             numbers = [their_programs.fileno(), their_runners.fileno()]
-            words = [sys.executable, "-m", __name__, *map(str, numbers), *paths]
+            command = [sys.executable, "-m", __name__, *map(str, numbers), *paths]
             self._process = subprocess.Popen(
-                words,
+                command,
                 cwd=Path(__file__).parents[2],
                 env=os.environ | forked.PASSIVE,
                 pass_fds=numbers,
@@ -43,16 +42,20 @@ class Collected:
         self.programs, self.runners = forked.Forker(programs), forked.Forker(runners)
 
     def start(self, command: Sequence[str], **options: Any) -> Runner:
-        """In the place of `subprocess.Popen`, of a process that runs tests."""
+        """Start a process that runs tests, with the arguments of `subprocess.Popen`."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             fork = [sys.executable, "-m", forked.__name__, str(theirs.fileno())]
             Runner(
                 self.programs, {}, fork, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )._ended = None
-            words = [word for word in command if word not in ("-u", "-B")]
+            arguments = [argument for argument in command if argument not in ("-u", "-B")]
             return Runner(
-                self.runners, {"forker": ours.fileno()}, words, pass_fds=[ours.fileno()], **options
+                self.runners,
+                {"forker": ours.fileno()},
+                arguments,
+                pass_fds=[ours.fileno()],
+                **options,
             )
 
 
@@ -68,7 +71,7 @@ class Runner(forked.Popen):
 
 
 def collect(programs: socket.socket, runners: socket.socket, paths: Sequence[str]) -> None:
-    # and no more: a fork takes as long as its parent is large, and there are thousands
+    # A fork takes as long as its parent is large, so the parent of programs collects no tests.
     forked.get_ready()
     if not os.fork():
         runners.close()
@@ -79,12 +82,12 @@ def collect(programs: socket.socket, runners: socket.socket, paths: Sequence[str
         options = ["--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider"]
         ended = pytest.main([*options, *paths])
     if ended not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        # A module that could not be imported is found in sys.modules nevertheless, without tests:
-        # those that run them import it anew, and report why it fails.
+        # A module that could not be imported is in sys.modules nevertheless, without tests. The
+        # processes that run tests import it anew, and report why it fails.
         for name in [name for name in sys.modules if name.rpartition(".")[2].startswith("test_")]:
             del sys.modules[name]
     gc.freeze()
-    gc.disable()  # as the tests have it until they are collected
+    gc.disable()  # tests/conftest.py enables it after the collection
     line_coverage.save()
     forked.serve(runners)
 

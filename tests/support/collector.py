@@ -1,4 +1,4 @@
-"""A collector of OTLP over HTTP: takes what exporters send, decodes it, and keeps the spans."""
+"""A collector of OTLP over HTTP, which decodes and keeps the spans that exporters send."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Collector:
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    kept = Collector()
+    received = Collector()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            kept.take(
+            received.take(
                 self.path,
                 gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body,
             )
@@ -69,11 +69,11 @@ def collector() -> Iterator[Collector]:
         def log_message(self, *_: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        kept.url = f"http://127.0.0.1:{server.server_port}"
+        received.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield kept
+            yield received
         finally:
             server.shutdown()
             thread.join()

@@ -1,6 +1,4 @@
-"""Programs that work with real containers, with storage and settings of their own, for the tests
-marked `image`.
-"""
+"""Programs for real containers, with storage and settings of their own."""
 
 from __future__ import annotations
 
@@ -20,18 +18,22 @@ PROCESSES = 32_768  # podman lowers its own limit, so a container cannot have th
 
 
 def run(
-    *words: str | Path,
+    *command: str | Path,
     environment: Mapping[str, str] | None = None,
     code: int = 0,
     cwd: Path | None = None,
 ) -> str:
-    """Run a program that must end with `code`, and return what it printed; of a failure that
-    includes stderr.
-    """
+    """Run a program that must end with `code`; return its output, after a failure with stderr."""
     done = subprocess.run(
-        words, capture_output=True, text=True, timeout=LONG_S, env=environment, cwd=cwd, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        env=environment,
+        cwd=cwd,
+        check=False,
     )
-    shown = f"{' '.join(map(str, words))}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    shown = f"{' '.join(map(str, command))}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert done.returncode == code, f"{done.returncode}: {shown}"
     return done.stdout if code == 0 else done.stdout + done.stderr
 
@@ -56,9 +58,7 @@ def pip_settings() -> tuple[str, list[Path]]:
 
 
 def settings_of_containers(directory: Path) -> str:
-    """Return a containers.conf: pip finds its packages in a build, and limits are those that this
-    machine may give.
-    """
+    """Return a containers.conf with pip's settings for builds and the limits of this machine."""
     text, named = pip_settings()
     (directory / "pip.conf").write_text(text)
     mounts = [f"{path}:{path}:ro" for path in named] + [

@@ -24,13 +24,13 @@ LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
 
 
 def a_spec(target: str, **more: Any) -> DeploySpec:
-    """The specification of the deployment digits; `more` are keys of `[deploy]`."""
-    own = {"name": "digits", "target": target, "model": "digits.mar"}
-    return DeploySpec.model_validate(own | copy.deepcopy(more))
+    """Make the specification of the deployment digits; `more` are keys of `[deploy]`."""
+    keys = {"name": "digits", "target": target, "model": "digits.mar"}
+    return DeploySpec.model_validate(keys | copy.deepcopy(more))
 
 
 class Deploy:
-    """The command, with what all calls say. `err` is what the last one wrote beside its answer."""
+    """The command with the arguments of all calls; `err` is the stderr of the last one."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class Deploy:
             "",
         )
         self.is_aws = target in ("sagemaker", "lambda")
-        # unless the words name one
+        # The default, unless the arguments name an image.
         self.image: Sequence[str] = ("--image", IMAGE) if self.is_aws else ()
 
-    def __call__(self, *words: str, code: int = 0) -> str:
-        done = main(["deploy", *words])
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        done = main(["deploy", *arguments])
         out, self.err = self.capsys.readouterr()
         assert done == code, out + self.err
         return out
 
-    def wish(self, *words: str) -> list[str]:
-        image = () if "--image" in words else self.image
-        has_role = not self.is_aws or {"--role", "--create-role"} & set(words)
+    def wish(self, *arguments: str) -> list[str]:
+        image = () if "--image" in arguments else self.image
+        has_role = not self.is_aws or {"--role", "--create-role"} & set(arguments)
         role = () if has_role else ("--role", ROLE)
         return [
             str(self.archive),
@@ -71,18 +71,18 @@ class Deploy:
             *role,
             *image,
             *self.always,
-            *words,
+            *arguments,
         ]
 
-    def apply(self, *words: str, code: int = 0) -> str:
-        """Without loading the archive, which tests/cli/deploy/preflight/test_preflight.py does."""
-        return self(*self.wish(*words), "--yes", "--no-check", code=code)
+    def apply(self, *arguments: str, code: int = 0) -> str:
+        """Apply the deployment without loading the archive."""
+        return self(*self.wish(*arguments), "--yes", "--no-check", code=code)
 
-    def plan(self, *words: str, code: int) -> Any:
-        return json.loads(self("plan", *self.wish(*words), "--json", code=code))
+    def plan(self, *arguments: str, code: int) -> Any:
+        return json.loads(self("plan", *self.wish(*arguments), "--json", code=code))
 
-    def verb(self, verb: str, *words: str, code: int = 0) -> str:
-        return self(verb, "--name", self.name, "--target", self.target, *words, code=code)
+    def verb(self, verb: str, *arguments: str, code: int = 0) -> str:
+        return self(verb, "--name", self.name, "--target", self.target, *arguments, code=code)
 
     def reported(self, verb: str) -> Any:
         return json.loads(self.verb(verb, "--json"))

@@ -1,6 +1,4 @@
-"""The fork server that multiprocessing starts for a process that runs tests, forked as other
-programs are.
-"""
+"""The fork server of a process that runs tests, forked like other programs."""
 
 from __future__ import annotations
 
@@ -16,11 +14,9 @@ from tests.support import forked, line_coverage
 
 
 def start_for_multiprocessing(args: Sequence[Any], **options: Any) -> subprocess.Popen[Any]:
-    """`python OPTIONS -c CODE`: a fork server comes from the process that programs are forked from,
-    with all that it has imported.
-    """
-    words = [os.fsdecode(word) for word in args]
-    code = words[words.index("-c") + 1]
+    """Start `python OPTIONS -c CODE`; fork it where it is a fork server."""
+    arguments = [os.fsdecode(argument) for argument in args]
+    code = arguments[arguments.index("-c") + 1]
     if line_coverage.FORK_SERVER not in code or not forked.FORKS:
         return line_coverage.Popen(args, **options)
     server = forked.Popen(
@@ -34,7 +30,7 @@ def start_for_multiprocessing(args: Sequence[Any], **options: Any) -> subprocess
 
 
 def wait_for_fork_server(pid: int, options: int) -> tuple[int, int]:
-    """`os.waitpid` as multiprocessing calls it, for one that is no child of this process."""
+    """Wait like `os.waitpid` for a fork server that is no child of this process."""
     server = _fork_servers.get(pid)
     if server is None or server._ended is None:
         return os.waitpid(pid, options)
@@ -42,7 +38,7 @@ def wait_for_fork_server(pid: int, options: int) -> tuple[int, int]:
     if not ended[0] and (
         not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     ):
-        ended = server._try_wait(0)  # it is about to be told
+        ended = server._try_wait(0)  # its status is about to come
     return ended
 
 

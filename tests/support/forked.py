@@ -1,11 +1,10 @@
-"""`subprocess.Popen` and `run` for Python programs, forked from a process that has imported tsx and
-torch.
+"""`Popen` and `run` for Python programs, forked from a process that has imported tsx and torch.
 
-A start takes 30 ms of the processor instead of two seconds; a server's fork server and its workers
-are forked in the same way. What a program does is the same. Tests of the start itself (what it
-imports, `sys.path`, an installed command) use `subprocess`.
+A start takes 30 ms of the processor instead of two seconds. A server's fork server and its workers
+are forked in the same way. Tests of the start itself (its imports, `sys.path`, an installed
+command) use `subprocess`.
 
-It is for speed alone: with TSX_REAL_PROCESSES=1 every program is started as a user starts it.
+Speed is the only reason: with TSX_REAL_PROCESSES=1 every program is started as a user starts it.
 """
 
 from __future__ import annotations
@@ -60,24 +59,20 @@ IMPORTED = (
     "uvloop",
 )
 STARTERS = {"bench", "check", "optimize"}  # commands that start programs of Python themselves
-# where torchrun starts its programs
+# The module in which torchrun starts its programs.
 RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-PASSIVE = {
-    "OMP_WAIT_POLICY": "PASSIVE"
-}  # as workers of a real server have it; read when torch is imported
-HUB = {
-    name: value for name, value in os.environ.items() if name.startswith("HF_")
-}  # read when huggingface_hub is imported
+# Workers of a real server have this variable, which torch reads at its import.
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+# Variables that huggingface_hub reads at its import.
+HUB = {name: value for name, value in os.environ.items() if name.startswith("HF_")}
 NUMBER = struct.Struct("!I")
-MOST_FILES = 16  # that a program is given
+MOST_FILES = 16  # descriptors that a program may inherit
 
 
 class Popen(subprocess.Popen[Any]):
-    """Of a command that begins with this Python or is one of the product's; any other is started as
-    ever.
-    """
+    """A process of this Python or of a command of the product, or a usual one of other commands."""
 
-    _ended: socket.socket | None = None  # tells the status of a forked one
+    _ended: socket.socket | None = None  # the socket of a forked program's exit status
 
     def _execute_child(  # type: ignore[override]  # private, and of other arguments in each version
         self,
@@ -88,26 +83,27 @@ class Popen(subprocess.Popen[Any]):
         pass_fds: Any,
         cwd: Any,
         env: Any,
-        *rest: Any,
+        *remaining: Any,
     ) -> None:
-        in_shell, in_session = rest[2], any(rest[14:15])
+        in_shell, in_session = remaining[2], any(remaining[14:15])
         cannot = not FORKS or preexec_fn or in_shell or _begins_otherwise(env)
         program = None if cannot else _program(args)
         if program is None:
             super()._execute_child(
-                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *remaining
             )  # type: ignore[misc]
             return
-        p2cread, _, _, c2pwrite, _, errwrite = rest[3:9]
+        p2cread, _, _, c2pwrite, _, errwrite = remaining[3:9]
         streams = [
-            own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))
+            number if descriptor == -1 else descriptor
+            for number, descriptor in enumerate((p2cread, c2pwrite, errwrite))
         ]
         environment = {
             os.fsdecode(name): os.fsdecode(value)
             for name, value in (os.environ if env is None else env).items()
         }
         self._ended, theirs = socket.socketpair()
-        sys.audit("subprocess.Popen", executable, args, cwd, env)  # as where it is started
+        sys.audit("subprocess.Popen", executable, args, cwd, env)
         with theirs:
             order = {
                 "program": program,
@@ -120,7 +116,7 @@ class Popen(subprocess.Popen[Any]):
             order |= {"blocked": blocked, "cores": list(os.sched_getaffinity(0))}
             self.pid = self._fork(order, [*streams, *pass_fds, theirs.fileno()])
         self._child_created = True
-        self._close_pipe_fds(*rest[3:9])  # type: ignore[attr-defined]  # private
+        self._close_pipe_fds(*remaining[3:9])  # type: ignore[attr-defined]  # private
 
     def _fork(self, order: dict[str, Any], files: list[int]) -> int:
         return _forker().fork(order, files)
@@ -157,7 +153,7 @@ def run(
     timeout: float | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """As `subprocess.run` without `check`."""
+    """Run a program like `subprocess.run` without `check`."""
     if options.pop("capture_output", False):
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     options.pop("check", None)
@@ -170,14 +166,15 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-SUBPROCESS = types.SimpleNamespace(
-    **{**vars(subprocess), "Popen": Popen, "run": run}
-)  # in the place of the module
+# A replacement for the module `subprocess`.
+SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen, "run": run})
 
 
 def _begins_otherwise(environment: Mapping[str, str] | None) -> bool:
-    """Whether PYTHONPATH has a sitecustomize, or something in the place of what is imported
-    already, or what that has read is set.
+    """Tell whether an environment changes what is imported already.
+
+    It has other variables of huggingface_hub, or a PYTHONPATH with a sitecustomize or with modules
+    of the same names.
     """
     if any(
         name.startswith("HF_") and value != HUB.get(name)
@@ -186,36 +183,37 @@ def _begins_otherwise(environment: Mapping[str, str] | None) -> bool:
         return True
     if environment is None:
         return False
-    own, given = (
+    inherited, required = (
         set(variables.get("PYTHONPATH", "").split(os.pathsep)) - {""}
         for variables in (os.environ, environment)
     )
     new = [
         path
-        for directory in given - own
+        for directory in required - inherited
         for path in Path(directory).glob("*")
         if directory not in sys.path
     ]
-    return not own <= given or any(
+    return not inherited <= required or any(
         path.stem == "sitecustomize" or path.stem in sys.modules for path in new
     )
 
 
 def _program(command: Any) -> list[str] | None:
-    """(kind, what, arguments...), or None where it is no program of this Python, or has options of
-    the interpreter.
+    """Return the kind, the name and the arguments of a program of this Python.
+
+    None stands for other programs, and for those with options of the interpreter.
     """
     if isinstance(command, (str, bytes)):
         return None
-    first, *words = (os.fspath(word) for word in command)
+    first, *arguments = (os.fspath(argument) for argument in command)
     name = Path(first).name
     if name in COMMANDS and Path(first).parent in (Path(), Path(sys.executable).parent):
-        return ["main", COMMANDS[name], name, *words]
-    if first != sys.executable or not words:
+        return ["main", COMMANDS[name], name, *arguments]
+    if first != sys.executable or not arguments:
         return None
-    if words[0] in ("-m", "-c"):
-        return words
-    return None if words[0].startswith("-") else ["file", *words]
+    if arguments[0] in ("-m", "-c"):
+        return arguments
+    return None if arguments[0].startswith("-") else ["file", *arguments]
 
 
 class Forker:
@@ -224,7 +222,7 @@ class Forker:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lock = threading.Lock()
-        atexit.register(self._socket.close)  # it ends with it
+        atexit.register(self._socket.close)  # the process ends with its socket
 
     def fork(self, order: dict[str, Any], files: list[int]) -> int:
         message = json.dumps(order).encode()
@@ -244,21 +242,21 @@ def _receive(source: socket.socket, count: int) -> bytes:
     return data
 
 
-_made: list[Forker] = []
+_forkers: list[Forker] = []
 
 
 def _forker() -> Forker:
-    """That of this process: this module, run as a program, where it was not given one."""
-    if not _made:
+    """Return the forker of this process, and start one where it has none."""
+    if not _forkers:
         ours, theirs = socket.socketpair()
         with theirs:
-            words = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            place, variables = Path(__file__).parents[2], os.environ | PASSIVE
+            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            directory, variables = Path(__file__).parents[2], os.environ | PASSIVE
             subprocess.Popen(
-                words, cwd=place, env=variables, pass_fds=[theirs.fileno()]
-            ).returncode = 0  # none waits for its end
-        _made.append(Forker(ours))
-    return _made[0]
+                command, cwd=directory, env=variables, pass_fds=[theirs.fileno()]
+            ).returncode = 0  # nobody waits for its end
+        _forkers.append(Forker(ours))
+    return _forkers[0]
 
 
 def get_ready() -> None:
@@ -269,7 +267,7 @@ def get_ready() -> None:
 
 
 def serve(orders: socket.socket) -> None:
-    """Fork a program for each order; tell how each has ended."""
+    """Fork a program for each order, and report the exit status of each."""
     waiting: dict[int, int] = {}
 
     def report(*_: object) -> None:
@@ -301,9 +299,9 @@ def serve(orders: socket.socket) -> None:
 
 
 def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
-    """The program of an order, in a process that has just been forked."""
+    """Run the program of an order in a process that has just been forked."""
     numbers = [0, 1, 2, *order["passed"]]
-    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]  # out of the way
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
     for number, file in zip(numbers, moved, strict=False):
         os.dup2(file, number)
     for number, following in itertools.pairwise([*sorted(numbers), max(1024, *moved) + 1]):
@@ -313,7 +311,7 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, order["blocked"])
     os.sched_setaffinity(0, order["cores"])
     if "forker" in order:
-        _made[:] = [Forker(socket.socket(fileno=order["forker"]))]
+        _forkers[:] = [Forker(socket.socket(fileno=order["forker"]))]
         os.set_inheritable(order["forker"], False)
     elif _starts_programs(*order["program"]):
         _have_forker()
@@ -323,7 +321,7 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    tempfile.tempdir = None  # as its environment says
+    tempfile.tempdir = None
     sys.path[:0] = [
         path
         for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -332,32 +330,34 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     if order["program"][0] == "-c":
         sys.path.insert(0, "")
     _open_streams()
-    hidden_credentials.Popen = _fork_program  # type: ignore[assignment]  # of a server: its fork server and resource tracker
+    # A server starts its fork server and its resource tracker so.
+    hidden_credentials.Popen = _fork_program  # type: ignore[assignment]
     _end(lambda: _run(*order["program"]))
 
 
-def _starts_programs(kind: str, what: str, *arguments: str) -> bool:
-    words = arguments[1:] if kind == "main" else arguments
-    return (what.startswith("tsx_cli") and not STARTERS.isdisjoint(words[:1])) or (
-        kind == "-c" and '"group":' in "".join(words[:1])
+def _starts_programs(kind: str, program: str, *arguments: str) -> bool:
+    options = arguments[1:] if kind == "main" else arguments
+    return (program.startswith("tsx_cli") and not STARTERS.isdisjoint(options[:1])) or (
+        kind == "-c" and '"group":' in "".join(options[:1])
     )
 
 
 def _have_forker() -> None:
-    """Of this program's own, which is their parent and ends with it: a process such as this one is
-    now, before it does anything.
+    """Fork a forker for this program's own programs; it ends with this process.
+
+    It is a copy of this process before the program begins.
     """
     ours, theirs = socket.socketpair()
     if not os.fork():
-        kept = os.dup2(theirs.fileno(), 3, inheritable=False) if theirs.fileno() != 3 else 3
+        descriptor = os.dup2(theirs.fileno(), 3, inheritable=False) if theirs.fileno() != 3 else 3
         os.closerange(4, max(1024, ours.fileno(), theirs.fileno()) + 1)
         with open(os.devnull, "r+b") as nothing:
             for number in range(3):
                 os.dup2(nothing.fileno(), number)
-        serve(socket.socket(fileno=kept))
+        serve(socket.socket(fileno=descriptor))
         os._exit(0)
     theirs.close()
-    _made[:] = [Forker(ours)]
+    _forkers[:] = [Forker(ours)]
     subprocess.Popen = Popen  # type: ignore[misc]
     if RANKS in sys.modules:
         sys.modules[RANKS].Popen = Popen  # type: ignore[attr-defined]
@@ -371,16 +371,15 @@ def _fork_program(
     env: Mapping[str, str],
     restore_signals: bool,
 ) -> types.SimpleNamespace:
-    """`python OPTIONS -c CODE`, as multiprocessing starts it."""
+    """Fork `python OPTIONS -c CODE`, as multiprocessing starts it."""
     pid = os.fork()
     if pid:
         return types.SimpleNamespace(pid=pid, returncode=None)
     os.environ.clear()
     os.environ.update(env)
-    gc.freeze()  # what the server has is never collected here
-    with (
-        open(os.devnull) as nothing
-    ):  # a number that is free would be taken by others, and closed by libuv at the next fork
+    gc.freeze()  # the server's objects are never collected here
+    # A free descriptor would be taken by others, and closed by libuv at the next fork.
+    with open(os.devnull) as nothing:
         for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - {
             0,
             1,
@@ -388,17 +387,16 @@ def _fork_program(
             *pass_fds,
             nothing.fileno(),
         }:
-            with contextlib.suppress(OSError):  # that of the listing
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed
                 os.fstat(number)
                 os.dup2(nothing.fileno(), number, inheritable=False)
-    for logger in [
-        logging.getLogger(),
-        *map(logging.getLogger, logging.root.manager.loggerDict),
-    ]:  # as the server has set it up
+    # The server has set up its loggers.
+    for logger in (logging.root, *map(logging.getLogger, logging.root.manager.loggerDict)):
         logger.handlers.clear()
         logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
         logger.propagate, logger.disabled = True, False
-    importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]  # private: of imports that another thread of the server had begun
+    # Another thread of the server may have begun imports.
+    importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]  # private
     for name in [
         name
         for name, module in sys.modules.items()
@@ -406,38 +404,40 @@ def _fork_program(
     ]:
         del sys.modules[name]
     atexit._clear()
-    thread._threads_queues.clear()  # type: ignore[attr-defined]  # private: the thread that forked is now the main one
+    # The thread that forked is now the main one.
+    thread._threads_queues.clear()  # type: ignore[attr-defined]  # private
     util._finalizer_registry.clear()  # type: ignore[attr-defined]  # private
     resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
-    forkserver._forkserver.__init__()  # type: ignore[attr-defined]  # private: as they are in a new process
+    forkserver._forkserver.__init__()  # type: ignore[attr-defined]  # private
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
-    words = [os.fsdecode(word) for word in args]
-    return _end(lambda: _run("-c", words[words.index("-c") + 1]))
+    arguments = [os.fsdecode(argument) for argument in args]
+    return _end(lambda: _run("-c", arguments[arguments.index("-c") + 1]))
 
 
-def _run(kind: str, what: str, *arguments: str) -> object:
-    sys.argv = [kind if kind in ("-c", "-m") else what, *arguments]
+def _run(kind: str, program: str, *arguments: str) -> object:
+    sys.argv = [kind if kind in ("-c", "-m") else program, *arguments]
     if kind == "main":
         sys.argv = list(arguments)
-        return importlib.import_module(what).main()
+        return importlib.import_module(program).main()
     if kind == "-c":
         sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))
+        exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]))
     elif kind == "-m":
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # that it is imported already
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
+            # The module is imported already.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(what).resolve().parent))
-        runpy.run_path(what, run_name="__main__")
+        sys.path.insert(0, str(Path(program).resolve().parent))
+        runpy.run_path(program, run_name="__main__")
     return None
 
 
 def _end(program: Callable[[], object]) -> NoReturn:
-    """Run it and end as the interpreter does."""
+    """Run a program and end this process as the interpreter does."""
     code: object = 1
     try:
         code = program()

@@ -1,6 +1,4 @@
-"""A small model with two forms: one that no machine fits, and channels last, which every CPU
-does.
-"""
+"""A small model with two forms: one that fits no machine, and one that fits every CPU."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ FORMS = KeptForms(
 REASON = "int8-static: it was built for a CPU with avx1024, which this one lacks"
 
 
-def doubling(place: Path, forms: str = "[int8-static, channels-last]") -> Path:
-    """A directory; it answers twice the number of a request, and by which form."""
-    make_model(place, HANDLER, config=f"forms: {forms}\n")
-    (place / FORMS_FILE).write_bytes(FORMS.content())
-    return place
+def doubling(directory: Path, forms: str = "[int8-static, channels-last]") -> Path:
+    """Write a model that answers twice the number of a request, and its form."""
+    make_model(directory, HANDLER, config=f"forms: {forms}\n")
+    (directory / FORMS_FILE).write_bytes(FORMS.content())
+    return directory

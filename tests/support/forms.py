@@ -1,6 +1,4 @@
-"""Builds and loads a form of a model in this process, and compares its results with the model's own
-for several batch sizes.
-"""
+"""Forms of a model, built and loaded in this process, and compared with the model."""
 
 from __future__ import annotations
 
@@ -21,20 +19,19 @@ from tsx_runtime.worker.forms.loading import LoadedForm, load_form
 from tsx_runtime.worker.forms.signature import ModelCall, NoSignature, Signature
 
 CPU = torch.device("cpu")
-SIZES = (1, 2, 3, 8, 17)  # of batches that a form is proven with
+SIZES = (1, 2, 3, 8, 17)  # batch sizes of a comparison
 
 Inputs = Callable[[int], tuple[tuple[Any, ...], Mapping[str, Any]]]  # rows -> (args, kwargs)
 
 
 class Comparison(NamedTuple):
     loaded: LoadedForm
-    # largest absolute difference, as a share of the largest absolute number of the model's own
-    # result
+    # The largest absolute difference, as a share of the model's largest absolute result.
     worst: float
 
 
 def tensor_inputs(*shape: int) -> Inputs:
-    """Batches of one float32 tensor with rows of that shape."""
+    """Return a function that makes batches of one float32 tensor with rows of that shape."""
     return lambda rows: (
         (torch.randn(rows, *shape, generator=torch.Generator().manual_seed(rows)),),
         {},
@@ -52,27 +49,28 @@ def subject_of(
 
 
 def built(
-    form: Form, model: Any, inputs: Inputs, place: Path, device: torch.device = CPU
+    form: Form, model: Any, inputs: Inputs, model_directory: Path, device: torch.device = CPU
 ) -> FormRecord:
-    """In `place`, as in an archive's directory. Raises AssertionError where it does not apply."""
+    """Build a form in the directory of a model; it must apply."""
     subject = subject_of(model, inputs, device=device)
     assert form.applies(subject) is None, form.applies(subject)
-    directory = place / FORMS_DIRECTORY / form.name
+    directory = model_directory / FORMS_DIRECTORY / form.name
     directory.mkdir(parents=True)
     with torch.no_grad(), _quick_compiles():
         settings = form.build(subject, directory)
     signature = None if subject.signature is None else subject.signature.as_json()
     record = FormRecord(form.name, bound_of(form, device), settings, signature)
-    (place / FORMS_FILE).write_bytes(KeptForms((record,)).content())
+    (model_directory / FORMS_FILE).write_bytes(KeptForms((record,)).content())
     return record
 
 
 @contextmanager
 def _quick_compiles() -> Iterator[None]:
-    """Torch does not try how this machine compiles vectors, and compiles none of its headers for
-    later: for few models neither pays.
+    """Skip torch's trial of vector instructions and its precompiled headers.
+
+    Neither pays for few models.
     """
-    # Which takes seconds, and which other forms do without.
+    # The import takes seconds, and other forms do without it.
     if "torch._inductor" not in sys.modules:
         yield
         return
@@ -84,44 +82,43 @@ def _quick_compiles() -> Iterator[None]:
         "aot_inductor.compile_wrapper_opt_level": "O0",
     }
     with torch._inductor.config.patch(quick), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            VecISA, "check_build", lambda self, code: False
-        )  # the newest instructions: six compilations
+        # The newest instructions would take six compilations.
+        patch.setattr(VecISA, "check_build", lambda self, code: False)
         yield
 
 
 def loaded(
-    form: Form, reference: Callable[[], Any], place: Path, device: torch.device = CPU
+    form: Form, reference: Callable[[], Any], directory: Path, device: torch.device = CPU
 ) -> LoadedForm:
-    return load_form([form.name], place, {}, reference, device)
+    return load_form([form.name], directory, {}, reference, device)
 
 
 def compared(
     form: Form,
     make: Callable[[], Any],
     inputs: Inputs,
-    place: Path,
+    directory: Path,
     sizes: Sequence[int] = SIZES,
     device: torch.device = CPU,
 ) -> Comparison:
-    """`make` makes the same model each time, on the device.
+    """Build and load a form and compare its results with the model's; the form must load.
 
-    Raises AssertionError where the form is not what is loaded.
+    `make` makes the same model each time, on the device.
     """
     model = make()
-    built(form, make(), inputs, place, device)
-    found = loaded(form, make, place, device)
-    assert found.name == form.name, found.passed_over
+    built(form, make(), inputs, directory, device)
+    loaded_form = loaded(form, make, directory, device)
+    assert loaded_form.name == form.name, loaded_form.passed_over
     worst = 0.0
     with torch.inference_mode():
         for rows in sizes:
             args, kwargs = inputs(rows)
             expected, actual = (
                 tree_leaves(model(*args, **kwargs)),
-                tree_leaves(found.model(*args, **kwargs)),
+                tree_leaves(loaded_form.model(*args, **kwargs)),
             )
-            assert [each.shape for each in actual] == [each.shape for each in expected]
-            for one, other in zip(expected, actual, strict=True):
-                scale = max(float(one.abs().max()), 1e-9)
-                worst = max(worst, float((one.float() - other.float()).abs().max()) / scale)
-    return Comparison(found, worst)
+            assert [tensor.shape for tensor in actual] == [tensor.shape for tensor in expected]
+            for reference, result in zip(expected, actual, strict=True):
+                scale = max(float(reference.abs().max()), 1e-9)
+                worst = max(worst, float((reference.float() - result.float()).abs().max()) / scale)
+    return Comparison(loaded_form, worst)

@@ -1,6 +1,4 @@
-"""A double of the Hugging Face Hub: the part of its HTTP API that downloads of a model use, as its
-documentation describes it.
-"""
+"""A double of the Hugging Face Hub: the documented HTTP API that downloads of a model use."""
 
 from __future__ import annotations
 
@@ -20,15 +18,14 @@ import pytest
 
 @dataclass
 class HubRepo:
-    """A model: its commits, the branches and tags that lead to them, and who may read it."""
+    """A model: its commits, its branches and tags, and the token that may read it."""
 
-    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)  # by commit, the files
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)  # the files of each commit
     refs: dict[str, str] = field(default_factory=dict)
     gated: bool = False
-    token: str | None = None  # that reading it takes
-    lies: dict[str, Any] = field(
-        default_factory=dict
-    )  # values of its answers, by header or by key in JSON, that replace the true ones
+    token: str | None = None
+    # Values that replace the true ones in answers, by header or by key in JSON.
+    lies: dict[str, Any] = field(default_factory=dict)
 
     def commit(self, files: Path | dict[str, bytes], ref: str = "main") -> str:
         if isinstance(files, Path):
@@ -48,12 +45,11 @@ class Hub:
     def __init__(self) -> None:
         self.repos: dict[str, HubRepo] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers
-        self.break_off: dict[
-            str, int
-        ] = {}  # by file, after how many bytes its next download breaks off
+        # The size of each file after which its next download breaks off.
+        self.break_off: dict[str, int] = {}
         self.go_on = threading.Event()  # downloads of files wait for it
         self.go_on.set()
-        self.asked = threading.Event()  # a file was asked for
+        self.asked = threading.Event()  # a download has begun
         self.url = ""
 
     def downloads(self) -> list[str]:
@@ -72,7 +68,7 @@ class Hub:
         }
 
     def use(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-        """In this process, where huggingface_hub may have read its environment already."""
+        """Use the double in this process, where huggingface_hub may be imported already."""
         from huggingface_hub import constants
 
         monkeypatch.setattr(constants, "ENDPOINT", self.url)
@@ -122,16 +118,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.double.requests.append(
             (self.command, path, {name.lower(): value for name, value in self.headers.items()})
         )
-        api, words = (
+        api, segments = (
             path.startswith("/api/models/"),
             path.removeprefix("/api/models").strip("/").split("/"),
         )
-        repo = self.double.repos.get("/".join(words[:2]))
+        repo = self.double.repos.get("/".join(segments[:2]))
         if repo is None or (
             repo.token and self.headers.get("Authorization") != f"Bearer {repo.token}"
         ):
             return self._refuse(404 if repo is None else 401, "RepoNotFound")
-        kind, revision, *rest = words[2:] if len(words) > 3 else ("revision", "main")
+        kind, revision, *file = segments[2:] if len(segments) > 3 else ("revision", "main")
         commit = repo.refs.get(revision, revision)
         files = repo.commits.get(repo.refs["main"] if "sha" in repo.lies else commit)
         if files is None:
@@ -140,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name} for name in files]
             return self._json(
                 {
-                    "id": "/".join(words[:2]),
+                    "id": "/".join(segments[:2]),
                     "sha": repo.lies.get("sha", commit),
                     "siblings": siblings,
                 }
@@ -163,11 +159,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": repo.lies["missing"]})
         if repo.gated:
             return self._refuse(403, "GatedRepo")
-        content = files.get("/".join(rest))
+        content = files.get("/".join(file))
         return (
             self._refuse(404, "EntryNotFound")
             if content is None
-            else self._file("/".join(rest), content, commit, body, repo.lies)
+            else self._file("/".join(file), content, commit, body, repo.lies)
         )
 
     def _file(

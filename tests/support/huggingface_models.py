@@ -1,6 +1,4 @@
-"""Directories as `save_pretrained` writes them: tiny models with seeded weights, and tokenizers
-trained on text of the standard library.
-"""
+"""Directories of `save_pretrained`: tiny seeded models and tokenizers of the standard library."""
 
 from __future__ import annotations
 
@@ -35,19 +33,17 @@ LABELS = {
 
 
 def model(kind: str, root: Path) -> Path:
-    """The directory of a model of this kind (`KINDS`), made once for all processes that share
-    `root`.
-    """
-    place = root / f"hf-{kind}"
+    """Return the directory of a model (one of `KINDS`), made once for all processes of `root`."""
+    directory = root / f"hf-{kind}"
     with FileLock(root / f"hf-{kind}.lock"):
-        if not (place / "done").exists():
+        if not (directory / "done").exists():
             import torch
 
             with torch.random.fork_rng():
                 torch.manual_seed(7)
-                KINDS[kind](place)
-            (place / "done").touch()
-    return place
+                KINDS[kind](directory)
+            (directory / "done").touch()
+    return directory
 
 
 def corpus() -> list[str]:
@@ -115,7 +111,7 @@ def byte_pairs(special: list[str], **names: str) -> Any:
 
 
 def _bert(head: str, **options: Any) -> Callable[[Path], None]:
-    def build(place: Path) -> None:
+    def build(directory: Path) -> None:
         import transformers
 
         tokenizer = wordpiece()
@@ -126,33 +122,33 @@ def _bert(head: str, **options: Any) -> Callable[[Path], None]:
             **SIZES,
             **options,
         )
-        getattr(transformers, head)(config).save_pretrained(place)
-        tokenizer.save_pretrained(place)
+        getattr(transformers, head)(config).save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
 
     return build
 
 
-def _sentences(place: Path) -> None:
-    _bert("BertModel")(place)
+def _sentences(directory: Path) -> None:
+    _bert("BertModel")(directory)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
     listed = [
         {"name": kind, "path": path, "type": f"sentence_transformers.models.{kind}"}
         for kind, path in modules
     ]
-    (place / "modules.json").write_text(json.dumps(listed))
-    (place / "1_Pooling").mkdir(exist_ok=True)
-    (place / "1_Pooling" / "config.json").write_text(
+    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    (directory / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
     )
-    (place / "sentence_bert_config.json").write_text(
+    (directory / "sentence_bert_config.json").write_text(
         json.dumps({"max_seq_length": 32, "do_lower_case": False})
     )
-    (place / "config_sentence_transformers.json").write_text(
+    (directory / "config_sentence_transformers.json").write_text(
         json.dumps({"prompts": {"query": "the name: "}, "default_prompt_name": None})
     )
 
 
-def _roberta(place: Path) -> None:
+def _roberta(directory: Path) -> None:
     import transformers
 
     special = {
@@ -170,11 +166,11 @@ def _roberta(place: Path) -> None:
         **SIZES,
         **LABELS,
     )
-    transformers.RobertaForSequenceClassification(config).save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    transformers.RobertaForSequenceClassification(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
 
 
-def _t5(place: Path) -> None:
+def _t5(directory: Path) -> None:
     import transformers
 
     tokenizer = byte_pairs(
@@ -190,23 +186,25 @@ def _t5(place: Path) -> None:
         decoder_start_token_id=0,
         initializer_factor=2.0,
     )
-    transformers.T5ForConditionalGeneration(config).save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
 
 
 def _vision(
     config: str, head: str, processor: str, size: dict[str, Any], **options: Any
 ) -> Callable[[Path], None]:
-    def build(place: Path) -> None:
+    def build(directory: Path) -> None:
         import transformers
 
-        getattr(transformers, head)(getattr(transformers, config)(**options)).save_pretrained(place)
-        getattr(transformers, processor)(**size).save_pretrained(place)
+        getattr(transformers, head)(getattr(transformers, config)(**options)).save_pretrained(
+            directory
+        )
+        getattr(transformers, processor)(**size).save_pretrained(directory)
 
     return build
 
 
-def _detr(place: Path) -> None:
+def _detr(directory: Path) -> None:
     import transformers
 
     backbone = transformers.ResNetConfig(
@@ -232,13 +230,13 @@ def _detr(place: Path) -> None:
         init_xavier_std=3.0,
         **LABELS,
     )
-    transformers.DetrForObjectDetection(config).save_pretrained(place)
+    transformers.DetrForObjectDetection(config).save_pretrained(directory)
     transformers.DetrImageProcessorPil(
         size={"shortest_edge": 48, "longest_edge": 96}
-    ).save_pretrained(place)
+    ).save_pretrained(directory)
 
 
-def _clip(place: Path) -> None:
+def _clip(directory: Path) -> None:
     import transformers
 
     tokenizer = byte_pairs(
@@ -255,20 +253,20 @@ def _clip(place: Path) -> None:
     config = transformers.CLIPConfig(
         text_config=text, vision_config=vision, projection_dim=16, initializer_factor=20.0
     )
-    transformers.CLIPModel(config).save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    transformers.CLIPModel(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     transformers.CLIPImageProcessorPil(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-    ).save_pretrained(place)
+    ).save_pretrained(directory)
 
 
 def _wav2vec2(head: str, **options: Any) -> Callable[[Path], None]:
-    def build(place: Path) -> None:
+    def build(directory: Path) -> None:
         import transformers
 
         letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"etaoinshrdlu"]
-        place.mkdir(exist_ok=True)
-        (place / "vocab.json").write_text(
+        directory.mkdir(exist_ok=True)
+        (directory / "vocab.json").write_text(
             json.dumps({letter: number for number, letter in enumerate(letters)})
         )
         config = transformers.Wav2Vec2Config(
@@ -284,14 +282,14 @@ def _wav2vec2(head: str, **options: Any) -> Callable[[Path], None]:
             **SIZES,
             **options,
         )
-        getattr(transformers, head)(config).save_pretrained(place)
-        transformers.Wav2Vec2CTCTokenizer(str(place / "vocab.json")).save_pretrained(place)
-        transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True).save_pretrained(place)
+        getattr(transformers, head)(config).save_pretrained(directory)
+        transformers.Wav2Vec2CTCTokenizer(str(directory / "vocab.json")).save_pretrained(directory)
+        transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True).save_pretrained(directory)
 
     return build
 
 
-def _whisper(place: Path) -> None:
+def _whisper(directory: Path) -> None:
     import transformers
 
     base = byte_pairs(["<|endoftext|>"])
@@ -341,12 +339,12 @@ def _whisper(place: Path) -> None:
         eos_token_id=end,
         pad_token_id=end,
     )
-    speech.save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    transformers.WhisperFeatureExtractor(feature_size=8).save_pretrained(place)
+    speech.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    transformers.WhisperFeatureExtractor(feature_size=8).save_pretrained(directory)
 
 
-def _llava(place: Path) -> None:
+def _llava(directory: Path) -> None:
     import transformers
 
     special = ["<unk>", "<s>", "</s>", "<pad>", "<image>"]
@@ -363,7 +361,7 @@ def _llava(place: Path) -> None:
         "vision_feature_select_strategy": "default",
     }
     config = transformers.LlavaConfig(vision_config=vision, text_config=text, **images)
-    transformers.LlavaForConditionalGeneration(config).save_pretrained(place)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(directory)
     transformers.LlavaProcessor(
         image_processor=transformers.CLIPImageProcessorPil(
             size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
@@ -377,7 +375,7 @@ def _llava(place: Path) -> None:
             "{% for message in messages %}{{ message.role }}: {% for part in message.content %}"
             "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}\n{% endfor %}assistant:"
         ),
-    ).save_pretrained(place)
+    ).save_pretrained(directory)
 
 
 SEGFORMER = {
@@ -445,9 +443,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def adapter(base: Path, name: str, seed: int) -> None:
-    """A LoRA adapter that changes the answers of a classifier, under `adapters/NAME` of the model's
-    directory.
-    """
+    """Make a LoRA adapter of a classifier, below `adapters/NAME` of the model's directory."""
     import torch
     from peft import LoraConfig, TaskType, get_peft_model
     from transformers import AutoModelForSequenceClassification
@@ -476,7 +472,7 @@ def image(width: int = 40, height: int = 30, seed: int = 0) -> bytes:
 
 
 def sound(seconds: float = 0.5, pitch: float = 440.0, rate: int = 16000) -> bytes:
-    """A WAV file."""
+    """Return a WAV file."""
     times = np.arange(int(seconds * rate)) / rate
     samples = 0.4 * np.sin(2 * np.pi * pitch * times) + 0.1 * np.sin(
         2 * np.pi * 3 * pitch * times**1.2

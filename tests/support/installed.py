@@ -1,4 +1,4 @@
-"""Distributions as pip would leave them behind."""
+"""Installed distributions as pip leaves them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 def install_plugins(
     directory: Path, module: str, code: str, groups: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """One of a single module, with these entry points: by kind of plugin, then by name."""
+    """Install a distribution of one module, with entry points by kind of plugin, then by name."""
     information = directory / f"{module}-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")

@@ -1,6 +1,4 @@
-"""Tiny language models, made on the spot as `save_pretrained` writes them: a seeded Llama, and one
-that knows a text by heart.
-"""
+"""Tiny language models of `save_pretrained`: a seeded one, and one that knows a text."""
 
 from __future__ import annotations
 
@@ -32,14 +30,14 @@ SPECIAL = ["<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|t
 
 
 def zen() -> str:
-    """The text of Python's `this`, which prints it when it is imported."""
+    """Return the text of Python's `this` without its import, which prints it."""
     source = Path(codecs.__file__).with_name("this.py").read_text()
     return codecs.decode(source.split('"""')[1], "rot13")
 
 
 @cache
-def bpe_tokenizer(size: int = 512) -> Any:
-    """A byte-level BPE tokenizer, trained on text that comes with Python."""
+def bpe_tokenizer() -> Any:
+    """Train a byte-level BPE tokenizer on text that comes with Python."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -48,7 +46,7 @@ def bpe_tokenizer(size: int = 512) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=512, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([zen(), Path(textwrap.__file__).read_text()], trainer)
     return PreTrainedTokenizerFast(
@@ -60,10 +58,10 @@ def bpe_tokenizer(size: int = 512) -> Any:
     )
 
 
-def tiny_llama(directory: Path, seed: int = 0, **config: Any) -> Path:
-    """100,000 parameters that say nothing, always the same."""
+def tiny_llama(directory: Path, **config: Any) -> Path:
+    """Save a seeded Llama, with 100,000 parameters unless `config` changes its sizes."""
     tokenizer = bpe_tokenizer()
-    model = llama(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed, **config)
+    model = llama(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, **config)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
@@ -99,8 +97,8 @@ def llama(
     )
 
 
-def lora_adapter(base: Path, directory: Path, seed: int = 1) -> Path:
-    """An adapter with seeded weights, large enough to change what the model says."""
+def lora_adapter(base: Path, directory: Path, seed: int) -> Path:
+    """Save an adapter with seeded weights, large enough to change the model's text."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -118,9 +116,10 @@ def lora_adapter(base: Path, directory: Path, seed: int = 1) -> Path:
     return directory
 
 
-def character_model(directory: Path, text: str, steps: int = 110) -> Path:
-    """Trained in seconds until it knows `text` by heart, character by character: greedily it
-    continues its beginning, up to its end.
+def character_model(directory: Path, text: str) -> Path:
+    """Save a model of characters that greedily continues the beginning of `text` up to its end.
+
+    Its training takes seconds.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -147,13 +146,12 @@ def character_model(directory: Path, text: str, steps: int = 110) -> Path:
     )
     model.train()
     threads = torch.get_num_threads()
-    torch.set_num_threads(
-        1
-    )  # its matrices are small: a second thread only waits, on a machine with other things to do
+    # The matrices are small: on a busy machine a second thread only waits.
+    torch.set_num_threads(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)
     ahead = torch.tensor(ids + [vocabulary["<|pad|>"]] * len(ids))
-    for _ in range(steps):
+    for _ in range(110):
         starts = [0, *torch.randint(len(ids) - 8, (7,), generator=generator).tolist()]
         batch = torch.stack([ahead[start : start + len(ids)] for start in starts])
         scores = model(input_ids=batch[:, :-1]).logits.flatten(0, 1)
@@ -170,14 +168,14 @@ def character_model(directory: Path, text: str, steps: int = 110) -> Path:
 
 
 def generation_model(
-    place: Path, source: Path, adapters: Mapping[str, Path] | None = None, config: str = ""
+    directory: Path, source: Path, adapters: Mapping[str, Path] | None = None, config: str = ""
 ) -> Path:
-    """A model's directory as an archive holds it."""
-    shutil.copytree(source, place / DIRECTORY)
+    """Write the directory of an archive with a model and its adapters."""
+    shutil.copytree(source, directory / DIRECTORY)
     for name, adapter in (adapters or {}).items():
-        shutil.copytree(adapter, place / DIRECTORY / ADAPTERS / name)
+        shutil.copytree(adapter, directory / DIRECTORY / ADAPTERS / name)
     model = {
-        "modelName": place.name,
+        "modelName": directory.name,
         "modelVersion": "1.0",
         "handler": GENERATION_HANDLER,
         "configFile": "model-config.yaml",
@@ -187,7 +185,7 @@ def generation_model(
         "model": model,
         MANIFEST_KEY: {"task": GENERATION, "adapters": list(adapters or {})},
     }
-    (place / "model-config.yaml").write_text(config)
-    (place / "MAR-INF").mkdir()
-    (place / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    return place
+    (directory / "model-config.yaml").write_text(config)
+    (directory / "MAR-INF").mkdir()
+    (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    return directory

@@ -1,13 +1,11 @@
-"""Which lines ran, in this process and in those forked from it, where LINE_COVERAGE names a data
-file of coverage.py.
+"""The lines that ran in this process and its forks, where LINE_COVERAGE names a data file.
 
-It is imported before the product, whose modules it changes as they are imported. Each process has a
-file of its own beside that one: `python -m tests.support.line_coverage` makes one of them all,
-since an SQLite file for each of thousands takes a minute of the processor.
+It is imported before the product, whose modules it changes as they are imported. Each process
+writes a file of its own, since thousands of SQLite files take a minute of the processor.
+`python -m tests.support.line_coverage` combines them into a data file of coverage.py.
 
-Before Python 3.12 coverage.py has to trace every line of every library, which doubles what the
-tests take of the processor. SlipCover adds a call to each line of the product alone, which reports
-it once.
+Before Python 3.12 coverage.py has to trace every line of every library, which doubles the time of
+the tests. SlipCover adds a call to each line of the product alone, which reports it once.
 """
 
 from __future__ import annotations
@@ -27,42 +25,34 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 MEASURED = ("archiver", "cli", "packages", "runtime", "templates")
 FORK_SERVER = "from multiprocessing.forkserver import main;"
-NEVER = (
-    2**31 - 1
-    # SlipCover would replace the functions of a running program after so many calls, to win a few
-    # percent
-)
+# SlipCover replaces the functions of a running program after so many calls, to win a few percent.
+NEVER = 2**31 - 1
 
 
 class Popen(subprocess.Popen[bytes]):
-    """Of a fork server as multiprocessing starts it (`python OPTIONS -c CODE`), whose workers count
-    too.
-    """
+    """A fork server of multiprocessing (`python OPTIONS -c CODE`) whose workers count too."""
 
     def __init__(self, args: Sequence[str | bytes], **options: Any) -> None:
-        *words, code = map(os.fsdecode, args)
+        *flags, code = map(os.fsdecode, args)
         if "LINE_COVERAGE" in os.environ:
             begin = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {__name__}; del sys.path[0]; {FORK_SERVER}"
             code = code.replace(FORK_SERVER, begin)
-        super().__init__([*words, code], **options)
+        super().__init__([*flags, code], **options)
 
 
 def _start(files: str) -> Callable[[], None]:
     from slipcover import FileMatcher, ImportManager, Slipcover
 
-    Slipcover.lines_from_code = Slipcover.branches_from_code = (
-        lambda code: ()
-    )  # coverage.py finds them; it takes longer than the probes do
+    # coverage.py finds the lines; here that would take longer than the probes.
+    Slipcover.lines_from_code = Slipcover.branches_from_code = lambda code: ()
     lines: Any = Slipcover(d_miss_threshold=NEVER)
     end = os._exit
 
     def save() -> None:
         ran = lines.newly_seen
         forget()
-        with (
-            suppress(OSError),
-            open(f"{files}.{os.getpid()}.{time.time_ns()}", "xb") as file,
-        ):  # which a sandbox may forbid
+        # A sandbox may forbid the file.
+        with suppress(OSError), open(f"{files}.{os.getpid()}.{time.time_ns()}", "xb") as file:
             marshal.dump({name: list(numbers) for name, numbers in ran.items()}, file)
 
     def forget() -> None:
@@ -70,9 +60,8 @@ def _start(files: str) -> Callable[[], None]:
 
     def start_again() -> None:
         forget()
-        lines.lock = (
-            threading.RLock()
-        )  # another thread of the parent may have held it, for an import
+        # Another thread of the parent may have held the lock, for an import.
+        lines.lock = threading.RLock()
 
     def save_and_end(status: int) -> NoReturn:
         save()
@@ -88,11 +77,11 @@ def _start(files: str) -> Callable[[], None]:
 def combine(files: str) -> None:
     from coverage import CoverageData
 
-    ran = {
-        str(path): set[int]() for name in MEASURED for path in (ROOT / name).rglob("*.py")
-    }  # those that nothing imports too
+    # Files that nothing imports count too.
+    ran = {str(path): set[int]() for name in MEASURED for path in (ROOT / name).rglob("*.py")}
     for part in Path(files).parent.glob(f"{Path(files).name}.*"):
-        with suppress(EOFError, ValueError):  # of a process that was killed while it wrote
+        # A process may have been killed while it wrote.
+        with suppress(EOFError, ValueError):
             for name, numbers in marshal.loads(part.read_bytes()).items():
                 ran.setdefault(name, set()).update(numbers)
         part.unlink()
@@ -102,9 +91,8 @@ def combine(files: str) -> None:
 
 
 measured = "LINE_COVERAGE" in os.environ and __name__ != "__main__"
-save = (
-    _start(os.environ["LINE_COVERAGE"]) if measured else lambda: None
-)  # for who does not come to its end
+# A process that does not come to its end calls `save`.
+save = _start(os.environ["LINE_COVERAGE"]) if measured else lambda: None
 
 if __name__ == "__main__":
     combine(os.environ["LINE_COVERAGE"])

@@ -1,4 +1,4 @@
-"""What loggers were told."""
+"""The lines of loggers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def lines_of(*names: str) -> Iterator[list[str]]:
-    """The lines that these loggers are told meanwhile."""
+    """Collect the lines of these loggers until the context ends."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.extend(record.getMessage().splitlines())  # type: ignore[method-assign]  # the smallest handler

@@ -1,4 +1,4 @@
-"""Models that are a handler and nothing else, written as any archiver would write them."""
+"""Archives and directories of models that are a handler and nothing else."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import zipfile
 from pathlib import Path
 
-# Adds what it is sent to the total of the sequence; some words make it fail, wait for a file, or
-# close its sequence.
+# A handler that adds each number to the total of its sequence. Some words make it fail, wait for a
+# file, or close its sequence.
 STATEFUL = """
 import os, time
 from pathlib import Path
@@ -46,7 +46,7 @@ def handle(data, context):
 
 
 def make_model(
-    place: Path,
+    path: Path,
     handler: str,
     *,
     name: str | None = None,
@@ -54,13 +54,12 @@ def make_model(
     config: str = "",
     **more: str,
 ) -> Path:
-    """An archive where `place` ends in .mar, else a directory; its model is called as `place` is,
-    unless it has a `name`.
+    """Write a model: an archive where `path` ends in .mar, or a directory.
 
-    `more` goes into the manifest.
+    Its name is that of the path unless `name` is given; `more` are fields of its manifest.
     """
     model = {
-        "modelName": name or place.stem,
+        "modelName": name or path.stem,
         "modelVersion": version,
         "handler": "handler.py",
         **more,
@@ -70,26 +69,24 @@ def make_model(
         files["model-config.yaml"] = config
         model["configFile"] = "model-config.yaml"
     files["MAR-INF/MANIFEST.json"] = json.dumps({"runtime": "python", "model": model})
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if place.suffix == ".mar":
-        with zipfile.ZipFile(place, "w") as archive:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".mar":
+        with zipfile.ZipFile(path, "w") as archive:
             for member, text in files.items():
                 archive.writestr(member, text)
-        return place
+        return path
     for member, text in files.items():
-        (place / member).parent.mkdir(parents=True, exist_ok=True)
-        (place / member).write_text(text)
-    return place
+        (path / member).parent.mkdir(parents=True, exist_ok=True)
+        (path / member).write_text(text)
+    return path
 
 
-def make_war(
-    place: Path, spec: str, handler: str | None, *, name: str = "", **members: str
-) -> Path:
-    """The archive of a workflow, which is called as the file is unless it has a `name`.
+def make_war(path: Path, spec: str, handler: str | None, *, name: str = "", **members: str) -> Path:
+    """Write the archive of a workflow, whose name is that of the file unless `name` is given.
 
-    Of `members`, one that is empty is left out.
+    Empty members are left out.
     """
-    workflow = {"workflowName": name or place.stem, "specFile": "spec.yaml"} | (
+    workflow = {"workflowName": name or path.stem, "specFile": "spec.yaml"} | (
         {"handler": "handler.py"} if handler else {}
     )
     files = {
@@ -97,8 +94,8 @@ def make_war(
         "handler.py": handler or "",
         "WAR-INF/MANIFEST.json": json.dumps({"workflow": workflow}),
     } | members
-    with zipfile.ZipFile(place, "w") as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         for member, text in files.items():
             if text:
                 archive.writestr(member, text)
-    return place
+    return path

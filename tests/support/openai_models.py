@@ -1,11 +1,9 @@
-"""Models for OpenAI's API whose answers are known: a generator of characters, and an embedder that
-counts letters.
-"""
+"""Models for OpenAI's API: a generator of known characters, and an embedder that counts letters."""
 
 from __future__ import annotations
 
-# A token is a character. The last message says what is answered: `say WORDS`, which is repeated up
-# to `max_tokens`.
+# A handler whose tokens are characters. The last message is `say WORDS`, and the answer is WORDS,
+# repeated until `max_tokens`.
 WRITER = """
 import asyncio, os, random
 from tsx_runtime.errors import Unavailable
@@ -72,8 +70,8 @@ class Handler:
         return [await answer(context.get_request_header(0, "url_path"), row.get("body", row), Writer(), context, self.model)]
 """
 
-# A vector has the counts of a, b and c; a text is as relevant as it has letters of the query; a
-# sound is its own text.
+# A handler whose vectors have the counts of a, b and c. The relevance of a text is the number of
+# the query's letters in it; a sound is its own text.
 COUNTER = """
 from tsx_runtime.worker.exceptions import BadRows, InvalidInput
 from tsx_runtime.worker.generation.interface import TaskResult

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server: Debian's programs, a cluster of its own, a unix socket."""
+"""A real PostgreSQL server with a cluster of its own and a unix socket."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ import pytest
 
 
 def programs() -> Path | None:
-    """Where initdb and pg_ctl are: the newest of Debian's, else those on the PATH."""
-    found = sorted(
+    """Return the directory of initdb and pg_ctl: Debian's newest, or that on the PATH."""
+    paths = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3])
     )
     on_path = shutil.which("initdb")
-    return found[-1].parent if found else Path(on_path).parent if on_path else None
+    return paths[-1].parent if paths else Path(on_path).parent if on_path else None
 
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """Its URL, without a database.
+    """Start a server and yield its URL without a database.
 
-    It does not wait for the disk, unlike a real one, unless POSTGRES_FSYNC is set.
+    It waits for the disk only where POSTGRES_FSYNC is set.
     """
-    place = programs()
-    if place is None:
+    bin_directory = programs()
+    if bin_directory is None:
         pytest.skip("there is no PostgreSQL server; scripts/install-postgres installs one")
-    directory = Path(tempfile.mkdtemp(prefix="pg-"))  # short: it is the path of a socket
+    directory = Path(tempfile.mkdtemp(prefix="pg-"))  # short, since it is the path of a socket
     owner = _owner()
     if owner is not None:
         os.chown(directory, owner, owner)
 
-    def run(program: str, *words: str) -> None:
-        command = [str(place / program), *words]
+    def run(program: str, *arguments: str) -> None:
+        command = [str(bin_directory / program), *arguments]
         subprocess.run(
             command,
             check=True,
@@ -62,7 +62,7 @@ def postgres_server() -> Iterator[str]:
 
 
 def _owner() -> int | None:
-    """PostgreSQL does not run as root: then it runs as its own user."""
+    """Return the user of a server that root starts, since PostgreSQL refuses to run as root."""
     if os.geteuid():
         return None
     try:

@@ -1,5 +1,6 @@
-"""Stands in for CUDA's streams and graphs on the CPU: a capture notes the operations, a replay runs
-them again into the same tensors.
+"""A double of CUDA's streams and graphs on the CPU.
+
+A capture records the operations; a replay runs them again into the same tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class RecordedGraph:
-    """As torch.cuda.CUDAGraph."""
+    """A double of torch.cuda.CUDAGraph."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[Any, Any, Any, Any]] = []
@@ -39,7 +40,7 @@ class _Recording(TorchDispatchMode):
 
 
 class _Stream:
-    def wait_stream(self, other: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
     def wait_event(self, event: Any) -> None: ...
 
 

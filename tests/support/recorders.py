@@ -1,6 +1,4 @@
-"""Stands in for packages of hardware that this machine lacks: modules of `documented` with exactly
-the documented signatures.
-"""
+"""Doubles of packages for hardware that this machine lacks, with the documented signatures."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ PLACE = Path(__file__).parent / "documented"
 
 
 def documented(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module, importable until the test ends."""
+    """Yield the module of this name, importable until the test ends."""
 
     def forget() -> None:
-        for each in [each for each in sys.modules if each.partition(".")[0] == name]:
-            del sys.modules[each]
+        for module in [key for key in sys.modules if key.partition(".")[0] == name]:
+            del sys.modules[module]
 
     forget()
     monkeypatch.syspath_prepend(str(PLACE))

@@ -14,13 +14,13 @@ from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
 def a_context(**changes: Any) -> Context:
-    """A context of model `m`; `changes` are arguments of `Context`."""
+    """Make a context of model `m`; `changes` are arguments of `Context`."""
     arguments = {"manifest": {}, "batch_size": 1, "gpu": None, "mms_version": "1"} | changes
     return Context("m", "/m", **arguments)
 
 
 def a_served_model(handle: Any, instance: Any = None, **changes: Any) -> ServedModel:
-    """A model whose handler is `handle(data, context)`; `changes` are fields of ServedModel."""
+    """Make a model whose handler is `handle(data, context)`; `changes` are fields of it."""
     fields: dict[str, Any] = {
         "context": a_context(metrics=Metrics("m")),
         "decode": True,
@@ -38,7 +38,7 @@ def a_served_model(handle: Any, instance: Any = None, **changes: Any) -> ServedM
 def answers_of(
     model: ServedModel, *bodies: Any, headers: Sequence[tuple[bytes, bytes]] = (), send: Any = None
 ) -> list[tuple[int, bytes, bytes]]:
-    """The answers (status, headers, body) to one batch of requests with these bodies."""
+    """Return the answers (status, headers, body) to one batch of requests."""
     items = [
         (0, request_meta(f"id-{number}", b"", headers), body) for number, body in enumerate(bodies)
     ]

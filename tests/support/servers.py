@@ -23,20 +23,20 @@ FREE_PORTS = ("--port", "0", "--management-port", "0", "--metrics-port", "0")
 FREE_GRPC_PORTS = ("--set", "enable_grpc=true", "--grpc-port", "0", "--grpc-management-port", "0")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # colours and the moves of the cursor
 FreePorts = Callable[[int], list[int]]  # the fixture `free_ports`
-DEADLINE = 90.0  # seconds; of a machine that has other things to do
+DEADLINE = 90.0  # seconds, on a busy machine
 
 
 @dataclass
 class Running:
-    """A server that answers. `lines` is what it said until then; `log` is its stderr so far."""
+    """A server that answers: `lines` are its output until then, `log` is its stderr so far."""
 
     process: subprocess.Popen[str]
     log_file: Path
     lines: list[str] = field(default_factory=list)
 
-    def address(self, what: str) -> str:
+    def address(self, role: str) -> str:
         return next(
-            line.partition(" at ")[2] for line in self.lines if line.startswith(f"{what} at ")
+            line.partition(" at ")[2] for line in self.lines if line.startswith(f"{role} at ")
         )
 
     @property
@@ -49,10 +49,10 @@ class Running:
 
 
 def serving(
-    words: Sequence[object], cwd: Path, environment: Mapping[str, str]
+    arguments: Sequence[object], cwd: Path, environment: Mapping[str, str]
 ) -> AbstractContextManager[Running]:
-    """`tsx` with these words, in this Python."""
-    return started([sys.executable, "-m", "tsx_cli", *map(str, words)], cwd, environment)
+    """Start `tsx` with these arguments, in this Python."""
+    return started([sys.executable, "-m", "tsx_cli", *map(str, arguments)], cwd, environment)
 
 
 @contextmanager
@@ -63,8 +63,9 @@ def started(
     *,
     last_line: str = "try: curl",
 ) -> Iterator[Running]:
-    """Wait until the server has printed the line that begins with `last_line`; fail with its output
-    where it ends before.
+    """Start a server and wait until it has printed the line that begins with `last_line`.
+
+    A server that ends before is an error, with its output.
     """
     log_file = cwd / "server.log"
     with log_file.open("w") as log:
@@ -96,24 +97,25 @@ def started(
 
 
 def tsx(
-    words: Sequence[object], cwd: Path, environment: Mapping[str, str]
+    arguments: Sequence[object], cwd: Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """A command that ends by itself, in a process of its own."""
-    command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
+    """Run a command that ends by itself, in a process of its own."""
+    command = [sys.executable, "-m", "tsx_cli", *map(str, arguments)]
     return forked.run(
         command, cwd=cwd, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE
     )
 
 
 def screen(
-    words: Sequence[object], cwd: Path, environment: Mapping[str, str], until: str | None = None
+    arguments: Sequence[object], cwd: Path, environment: Mapping[str, str], until: str | None = None
 ) -> tuple[str, int]:
-    """What a person sees on a terminal, and the exit code; with `until`, Ctrl-C once that text is
-    there.
+    """Return the output of a command on a terminal, and its exit code.
+
+    Once the text `until` is there, the command gets Ctrl-C.
     """
     ours, theirs = pty.openpty()
     process = forked.Popen(
-        [sys.executable, "-m", "tsx_cli", *map(str, words)],
+        [sys.executable, "-m", "tsx_cli", *map(str, arguments)],
         cwd=cwd,
         env={**clean(environment), "TERM": "xterm"},
         stdin=theirs,
@@ -141,17 +143,18 @@ def screen(
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Linux says so when the other end is closed
+    except OSError:  # Linux's answer once the other end is closed
         return b""
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """This environment without the tester's own settings, without gRPC, whose ports are fixed ones
-    unless they are named, and without torch in the process that workers come from: most handlers of
-    tests do without, and its import is what takes longest of a start.
+    """Return this environment without the tester's settings, without gRPC and preloaded torch.
+
+    gRPC's ports are fixed unless they are named. Most handlers of tests need no torch, and its
+    import takes the largest part of a start.
     """
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
-    return own | {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
+    return inherited | {
         "COLUMNS": "200",
         "TSX_ENABLE_GRPC": "false",
         "TSX_WORKER_PRELOAD": "false",
@@ -160,11 +163,9 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Of a process that was started just now: for a moment after exec, /proc has no environment of
-    it.
-    """
+    """Return the environment of a process, which /proc lacks for a moment after exec."""
     end = time.monotonic() + DEADLINE
-    while not (found := psutil.Process(pid).environ()):
+    while not (variables := psutil.Process(pid).environ()):
         assert time.monotonic() < end
         time.sleep(0.001)
-    return found
+    return variables

@@ -1,8 +1,7 @@
-"""A machine on which `tsx bench` runs without time: servers are formulas, the clock is a number,
-and other processes come and go.
+"""A simulated machine for `tsx bench`: servers are formulas, and the clock is a number.
 
-The search, the comparison at the end and the judgement of noise are the real ones; what each
-configuration can do on the quiet machine is known, so that the choice can be judged.
+The search, the final comparison and the judgement of noise are the real ones. The speed of each
+configuration on the quiet machine is known, so that a test can judge the choice.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ CORES = 2
 DETECTOR = Path(__file__).parents[2] / "docs" / "reference" / "bench" / "detector"
 LOADING, STARTING, STEP = 2.5, 3.0, 0.25  # seconds
 GRID = BenchOptions(slo="p99<100ms", workers="1..16", precisions="fp32,bf16")
-Others = Callable[[float], float]  # the cores that other processes are ready to use at a moment
+Others = Callable[[float], float]  # the cores that other processes use at a time
 
 
 def quiet(now: float) -> float:
@@ -56,23 +55,24 @@ def hog(now: float) -> float:
 
 
 def bursts(seed: int) -> Others:
-    """For 2 to 8 seconds, every 5 to 30: half of the machine or all of it."""
-    chance, found, at = random.Random(seed), [], 0.0
+    """Return other processes that use half of the machine or all of it for 2 to 8 seconds.
+
+    Pauses last 5 to 30 seconds.
+    """
+    chance, periods, at = random.Random(seed), [], 0.0
     while at < 4000:
         at += chance.uniform(5, 30)
-        found.append((at, at + chance.uniform(2, 8), chance.choice([1.0, 2.0])))
-        at = found[-1][1]
-    return lambda now: next((cores for begin, end, cores in found if begin <= now < end), 0.0)
+        periods.append((at, at + chance.uniform(2, 8), chance.choice([1.0, 2.0])))
+        at = periods[-1][1]
+    return lambda now: next((cores for begin, end, cores in periods if begin <= now < end), 0.0)
 
 
 @dataclass
 class SimulatedMachine:
-    """`drift` is the share by which the machine becomes slower and faster again, within ten
-    minutes.
-    """
+    """A machine that gets slower by the share `drift` and faster again within ten minutes."""
 
     seed: int
-    others: Others = quiet
+    other_cores: Others = quiet
     drift: float = 0.0
     bound_ms: float = 100.0
     now: float = 0.0
@@ -85,12 +85,14 @@ class SimulatedMachine:
         self.first, self.each = model.uniform(1, 6), model.uniform(3, 8)
         self.half, self.parallel = model.uniform(0.5, 0.95), model.uniform(0.55, 0.8)
         self.space = configurations(GRID, ModelConfig(), CORES, 0)
-        self.errors = {how: math.exp(model.gauss(0, 0.05)) for how in self.space}
+        self.errors = {
+            configuration: math.exp(model.gauss(0, 0.05)) for configuration in self.space
+        }
 
     def curve(self, precision: str, threads: int | None) -> Curve:
-        """Of one worker by itself, on the quiet machine."""
-        one = threads == 1
-        share = (1.0 if one else self.parallel) * (self.half if precision == "bf16" else 1.0)
+        """Return the times of one worker alone on the quiet machine."""
+        is_single = threads == 1
+        share = (1.0 if is_single else self.parallel) * (self.half if precision == "bf16" else 1.0)
         times = {size: share * (self.first + self.each * size) for size in (1, 2, 4, 8, 16, 32)}
         points = [
             CurvePoint(
@@ -99,54 +101,61 @@ class SimulatedMachine:
                 low_ms=0.97 * ms,
                 high_ms=1.03 * ms,
                 samples=20,
-                cpu_ms=ms * (1 if one else CORES),
+                cpu_ms=ms * (1 if is_single else CORES),
             )
             for size, ms in times.items()
         ]
         return Curve(precision=precision, threads=threads, points=points, spread=0.05)
 
-    def truth(self, how: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        """Answers a second and p99 on the quiet machine.
+    def truth(self, configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
+        """Return answers per second and p99 on the quiet machine.
 
         More workers than cores have a longer tail.
         """
-        curve = self.curve(how.precision, how.threads_each(CORES))
-        found, error = predict(curve, how, offered, 0.5, CORES), self.errors.get(how, 1.0)
-        crowd = 1 + 0.12 * max(0.0, min(how.workers, offered.connections) / CORES - 1)
-        return found.throughput * error, found.p99_ms / error * crowd if math.isfinite(
-            found.p99_ms
+        curve = self.curve(configuration.precision, configuration.threads_each(CORES))
+        prediction, error = (
+            predict(curve, configuration, offered, 0.5, CORES),
+            self.errors.get(configuration, 1.0),
+        )
+        crowd = 1 + 0.12 * max(0.0, min(configuration.workers, offered.connections) / CORES - 1)
+        return prediction.throughput * error, prediction.p99_ms / error * crowd if math.isfinite(
+            prediction.p99_ms
         ) else 5000.0
 
-    def best(self, how: Configuration) -> float:
+    def best(self, configuration: Configuration) -> float:
         loads = [
-            self.truth(how, OfferedLoad(connections=each))
-            for each in (*range(1, 24), *range(24, 140, 4))
+            self.truth(configuration, OfferedLoad(connections=connections))
+            for connections in (*range(1, 24), *range(24, 140, 4))
         ]
         return max((rate for rate, p99 in loads if p99 <= self.bound_ms), default=0.0)
 
-    def share(self, how: Configuration) -> float:
-        """Of the cores that it could use, what it gets now: the kernel divides them by what is
-        ready to run.
-        """
-        ready = how.workers * how.threads_each(CORES)
-        wanted, others = min(ready, CORES), self.others(self.now)
-        return min(1.0, max(CORES - others, CORES * ready / (ready + others)) / wanted)
+    def share(self, configuration: Configuration) -> float:
+        """Return the share of its cores that a server gets now.
 
-    def passes(self, seconds: float, how: Configuration) -> list[float]:
-        """The share of each step of this time."""
+        The kernel divides the cores among all threads that are ready.
+        """
+        ready = configuration.workers * configuration.threads_each(CORES)
+        wanted, other_cores = min(ready, CORES), self.other_cores(self.now)
+        return min(1.0, max(CORES - other_cores, CORES * ready / (ready + other_cores)) / wanted)
+
+    def passes(self, seconds: float, configuration: Configuration) -> list[float]:
+        """Let time pass and return the share of each step."""
         shares = []
         for _ in range(max(1, round(seconds / STEP))):
             shares.append(
-                self.share(how) * (1 - self.drift * math.sin(self.now / 600 * math.pi) ** 2)
+                self.share(configuration)
+                * (1 - self.drift * math.sin(self.now / 600 * math.pi) ** 2)
             )
             self.now += STEP
         return shares
 
-    def load(self, how: Configuration, offered: OfferedLoad, seconds: float) -> LoadMeasurement:
-        self.log.append((self.now, how, offered))
+    def load(
+        self, configuration: Configuration, offered: OfferedLoad, seconds: float
+    ) -> LoadMeasurement:
+        self.log.append((self.now, configuration, offered))
         self.now += BESIDE
-        shares = self.passes(2 * seconds, how)
-        rate, p99 = self.truth(how, offered)
+        shares = self.passes(2 * seconds, configuration)
+        rate, p99 = self.truth(configuration, offered)
         mean = sum(shares) / len(shares)
         if offered.mode == "closed" or rate > (offered.rate or 0.0):
             rate *= mean * math.exp(self.chance.gauss(0, 0.015))
@@ -176,15 +185,15 @@ class SimulatedMachine:
     def time_curve(
         self,
         archive: object,
-        how: Configuration,
+        configuration: Configuration,
         sizes: Sequence[int],
         payloads: object,
         **budget: float,
     ) -> Curve:
         self.now += LOADING
-        curve = self.curve(how.precision, how.threads)
+        curve = self.curve(configuration.precision, configuration.threads)
         for point in list(curve.points):
-            shares = sorted(self.passes(0.5 * budget["budget_seconds"] / len(sizes), how))
+            shares = sorted(self.passes(0.5 * budget["budget_seconds"] / len(sizes), configuration))
             slow = [
                 point.median_ms / share * math.exp(self.chance.gauss(0, 0.02)) for share in shares
             ]
@@ -192,16 +201,14 @@ class SimulatedMachine:
             point.low_ms, point.high_ms = min(slow), max(slow)
             if point.median_ms > budget["most_ms"]:
                 curve.points = [
-                    each for each in curve.points if each.batch_size <= point.batch_size
+                    entry for entry in curve.points if entry.batch_size <= point.batch_size
                 ]
                 break
         return curve
 
 
 class RecordedMachine(SimulatedMachine):
-    """The 72 configurations of docs/reference/bench/detector: its curves of one worker, each
-    corrected by what the configuration did when it was measured.
-    """
+    """The 72 measured configurations of docs/reference/bench/detector."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,31 +216,36 @@ class RecordedMachine(SimulatedMachine):
         self.curves = [Curve.model_validate(curve) for curve in curves]
         self.ratios: dict[Configuration, tuple[float, float]] = {}
         for row in json.loads((DETECTOR / "exhaustive.json").read_text())["rows"]:
-            how = Configuration(
+            configuration = Configuration(
                 **{name: row[name] for name in Configuration().as_json() if name in row}
             )
-            if row["load"] is None:  # no load held the bound of the recording
-                self.ratios[how] = 0.5, 2.0
+            if row["load"] is None:  # the bound of the recording held under no load
+                self.ratios[configuration] = 0.5, 2.0
                 continue
             offered = OfferedLoad(connections=int(row["load"].split()[0]))
-            found = predict(self._of(how), how, offered, 0.5, CORES)
-            self.ratios[how] = row["throughput"] / found.throughput, row["p99_ms"] / found.p99_ms
+            prediction = predict(self._of(configuration), configuration, offered, 0.5, CORES)
+            self.ratios[configuration] = (
+                row["throughput"] / prediction.throughput,
+                row["p99_ms"] / prediction.p99_ms,
+            )
 
     def curve(self, precision: str, threads: int | None) -> Curve:
-        found = next(
+        curve = next(
             curve
             for curve in self.curves
             if curve.precision == precision and curve.threads == threads
         )
-        return found.model_copy(deep=True)
+        return curve.model_copy(deep=True)
 
-    def truth(self, how: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        found = predict(self._of(how), how, offered, 0.5, CORES)
-        rate, tail = self.ratios.get(how, (0.9, 1.5))
-        return found.throughput * rate, found.p99_ms * tail
+    def truth(self, configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
+        prediction = predict(self._of(configuration), configuration, offered, 0.5, CORES)
+        rate, tail = self.ratios.get(configuration, (0.9, 1.5))
+        return prediction.throughput * rate, prediction.p99_ms * tail
 
-    def _of(self, how: Configuration) -> Curve:
-        return self.curve(how.precision, 1 if how.threads_each(CORES) == 1 else None)
+    def _of(self, configuration: Configuration) -> Curve:
+        return self.curve(
+            configuration.precision, 1 if configuration.threads_each(CORES) == 1 else None
+        )
 
 
 class _Watch:
@@ -246,13 +258,11 @@ class _Watch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """What the processes would have counted: the sums of the shares, of the configuration that
-        was measured last.
-        """
+        """Sum the shares of the configuration that was measured last."""
         machine, end = self._machine, self._machine.now
-        how = machine.log[-1][1] if machine.log else Configuration()
-        ready, steps, mine, theirs, waiting = (
-            how.workers * how.threads_each(CORES),
+        configuration = machine.log[-1][1] if machine.log else Configuration()
+        ready, steps, cores, theirs, waiting = (
+            configuration.workers * configuration.threads_each(CORES),
             0,
             0.0,
             0.0,
@@ -260,13 +270,13 @@ class _Watch:
         )
         machine.now = self._began
         while machine.now < end:
-            got = machine.share(how) * min(ready, CORES)
-            mine, theirs = mine + got, theirs + min(machine.others(machine.now), CORES - got)
-            waiting += ready + machine.others(machine.now) > CORES
+            got = machine.share(configuration) * min(ready, CORES)
+            cores, theirs = cores + got, theirs + min(machine.other_cores(machine.now), CORES - got)
+            waiting += ready + machine.other_cores(machine.now) > CORES
             machine.now, steps = machine.now + STEP, steps + 1
         machine.now, steps = end, max(1, steps)
         self.noise = Noise(
-            cores=mine / steps,
+            cores=cores / steps,
             others=theirs / steps,
             busiest="stress",
             cpu_pressure=waiting / steps,
@@ -277,8 +287,8 @@ class _Watch:
 class _Candidate:
     start = None
 
-    def __init__(self, machine: SimulatedMachine, how: Configuration) -> None:
-        self.configuration, self._machine = how, machine
+    def __init__(self, machine: SimulatedMachine, configuration: Configuration) -> None:
+        self.configuration, self._machine = configuration, machine
 
     def load(
         self, offered: OfferedLoad, on_progress: object = None, *, seconds: float
@@ -290,19 +300,19 @@ class _Servers:
     def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine
 
-    def get(self, how: Configuration, *, beside: bool = False) -> _Candidate:
+    def get(self, configuration: Configuration, *, beside: bool = False) -> _Candidate:
         if not beside:
-            self._machine.running &= {how}
-        if how not in self._machine.running:
+            self._machine.running &= {configuration}
+        if configuration not in self._machine.running:
             self._machine.now += STARTING
-        self._machine.running.add(how)
-        return _Candidate(self._machine, how)
+        self._machine.running.add(configuration)
+        return _Candidate(self._machine, configuration)
 
-    def __contains__(self, how: Configuration) -> bool:
-        return how in self._machine.running
+    def __contains__(self, configuration: Configuration) -> bool:
+        return configuration in self._machine.running
 
-    def end(self, how: Configuration) -> None:
-        self._machine.running.discard(how)
+    def end(self, configuration: Configuration) -> None:
+        self._machine.running.discard(configuration)
 
     def close(self) -> None:
         self._machine.running.clear()
@@ -318,9 +328,9 @@ class _Guard:
         return Accuracy(same=True)
 
 
-def search(machine: SimulatedMachine, seconds: float, place: Path, **options: Any) -> Results:
-    """What `tsx bench` finds on it in so much of its time."""
-    place.mkdir(parents=True, exist_ok=True)
+def search(machine: SimulatedMachine, seconds: float, directory: Path, **options: Any) -> Results:
+    """Run `tsx bench` on a machine for so many of its seconds."""
+    directory.mkdir(parents=True, exist_ok=True)
     results = Results(
         started="now",
         model=ModelInfo(name="m"),
@@ -335,10 +345,10 @@ def search(machine: SimulatedMachine, seconds: float, place: Path, **options: An
             archive=archive, payloads=[], seconds=3.0, name="m", warm_up="auto", seed=0
         ),
     )
-    given = replace(GRID, slo=f"p99<{machine.bound_ms:g}ms", **options)
-    journal = Journal(place, new=True)
+    bench_options = replace(GRID, slo=f"p99<{machine.bound_ms:g}ms", **options)
+    journal = Journal(directory, new=True)
     bench = Bench(
-        given,
+        bench_options,
         target,
         results,
         journal,
@@ -346,7 +356,7 @@ def search(machine: SimulatedMachine, seconds: float, place: Path, **options: An
         seconds,
         clock=lambda: machine.now,
     )
-    bench.space = configurations(given, ModelConfig(), CORES, 0)
+    bench.space = configurations(bench_options, ModelConfig(), CORES, 0)
     bench.servers, bench.guard = cast(Any, _Servers(machine)), cast(Any, _Guard())
     bench.time_curve, bench.watch = machine.time_curve, cast(Any, lambda probes: _Watch(machine))
     try:

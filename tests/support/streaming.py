@@ -1,13 +1,11 @@
-"""A model that streams words as text generation does, in the events of OpenAI and of Hugging Face,
-and reports its metrics.
-"""
+"""A model that streams words like text generation, in the events of OpenAI and Hugging Face."""
 
 from __future__ import annotations
 
 CONFIG = "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\n"
 
-# `Talker` repeats the prompt's words. `max_tokens` bounds them; a prompt with `slow` pauses between
-# them, with `break` it fails after two.
+# A handler that repeats the prompt's words, at most `max_tokens`. A prompt with `slow` pauses
+# between them; one with `break` fails after two.
 TALKER = """
 import asyncio, json, time
 from ts.metrics.dimension import Dimension

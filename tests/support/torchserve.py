@@ -1,6 +1,4 @@
-"""The `torchserve` command as scripts call it: in a directory of its own, with a pid file of its
-own.
-"""
+"""The `torchserve` command as scripts call it."""
 
 from __future__ import annotations
 
@@ -24,38 +22,38 @@ START = ["--start", "--disable-token-auth", "--enable-model-api"]
 
 
 class TorchServe:
-    """The command in a directory of its own, with a pid file of its own."""
+    """The command with a directory and a pid file of its own."""
 
-    def __init__(self, place: Path, ports: list[int]) -> None:
-        self.place = place
+    def __init__(self, directory: Path, ports: list[int]) -> None:
+        self.directory = directory
         self.inference, self.management, self.metrics = (
             f"http://127.0.0.1:{port}" for port in ports
         )
-        self.pid_file = place / "tmp" / ".model_server.pid"
+        self.pid_file = directory / "tmp" / ".model_server.pid"
         self.environment = clean(
             {
-                "TMPDIR": str(place / "tmp"),
-                "TSX_CACHE_DIR": str(place / "cache"),
+                "TMPDIR": str(directory / "tmp"),
+                "TSX_CACHE_DIR": str(directory / "cache"),
                 "TSX_WORKER_PRELOAD": "false",
             }
         )
-        (place / "tmp").mkdir()
-        (place / "store").mkdir()
+        (directory / "tmp").mkdir()
+        (directory / "store").mkdir()
 
     def configure(self, *lines: str) -> None:
         addresses = [
             f"{role}_address={getattr(self, role)}"
             for role in ("inference", "management", "metrics")
         ]
-        (self.place / "config.properties").write_text(
+        (self.directory / "config.properties").write_text(
             "\n".join([*addresses, "model_store=store", "enable_grpc=false", *lines]) + "\n"
         )
 
-    def call(self, *words: str) -> tuple[int, str, str]:
-        """A call that ends and leaves nothing running."""
+    def call(self, *arguments: str) -> tuple[int, str, str]:
+        """Make a call that ends and leaves nothing running."""
         done = forked.run(
-            self._command(words),
-            cwd=self.place,
+            self._command(arguments),
+            cwd=self.directory,
             env=self.environment,
             capture_output=True,
             text=True,
@@ -63,14 +61,15 @@ class TorchServe:
         )
         return done.returncode, done.stdout, done.stderr
 
-    def start(self, *words: str) -> tuple[int, list[str]]:
-        """As TorchServe's launcher does: read what is printed until the server says that it has
-        started. The exit code is the command's.
+    def start(self, *arguments: str) -> tuple[int, list[str]]:
+        """Read the output until the server has started, as TorchServe's launcher does.
+
+        Return the exit code of the command, and the lines.
         """
-        with open(self.place / "stderr", "w") as errors:
+        with open(self.directory / "stderr", "w") as errors:
             process = forked.Popen(
-                self._command(words),
-                cwd=self.place,
+                self._command(arguments),
+                cwd=self.directory,
                 env=self.environment,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -92,13 +91,13 @@ class TorchServe:
 
     @property
     def stderr(self) -> str:
-        return (self.place / "stderr").read_text()
+        return (self.directory / "stderr").read_text()
 
     @property
     def server(self) -> psutil.Process:
-        found = find_server(self.pid_file)
-        assert found is not None, self.stderr
-        return found
+        process = find_server(self.pid_file)
+        assert process is not None, self.stderr
+        return process
 
     def describe(self, model: str) -> dict[str, Any]:
         described: dict[str, Any] = json.loads(
@@ -119,14 +118,14 @@ class TorchServe:
     def snapshots(self) -> list[str]:
         return [
             path.stem.partition("-")[2]
-            for path in sorted((self.place / "logs" / "config").iterdir())
+            for path in sorted((self.directory / "logs" / "config").iterdir())
         ]
 
     def end(self) -> None:
-        if (found := find_server(self.pid_file)) is not None:
-            found.kill()
-            end_server(found)  # waits
+        if (process := find_server(self.pid_file)) is not None:
+            process.kill()
+            end_server(process)  # waits
 
     @staticmethod
-    def _command(words: Sequence[str]) -> list[str]:
-        return [sys.executable, "-m", "tsx_cli.serve.torchserve", *words]
+    def _command(arguments: Sequence[str]) -> list[str]:
+        return [sys.executable, "-m", "tsx_cli.serve.torchserve", *arguments]

@@ -1,6 +1,4 @@
-"""The public names of TorchServe 0.12's packages: those of `torchserve_names.txt`, or of an
-installed TorchServe.
-"""
+"""The public names of TorchServe 0.12's packages, of `torchserve_names.txt` or installed."""
 
 from __future__ import annotations
 

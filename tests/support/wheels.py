@@ -1,4 +1,4 @@
-"""Wheels made by hand, so that pip has something to install without a package index."""
+"""Wheels that pip installs without a package index."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 def make_wheel(
     directory: Path, name: str, version: str, source: str = "", *, requires: tuple[str, ...] = ()
 ) -> Path:
-    """A wheel of one module, `name`.py."""
+    """Make a wheel of one module, `name`.py."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
-    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     members = {
         f"{name}.py": source or f"VERSION = {version!r}\n\n\ndef main():\n    print(VERSION)\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
@@ -22,9 +22,8 @@ def make_wheel(
     }
     with zipfile.ZipFile(path, "w") as wheel:
         for member, text in members.items():
-            wheel.writestr(
-                zipfile.ZipInfo(member), text
-            )  # without the time: the same bytes whenever it is made
+            # A ZipInfo has no time: the bytes are always the same.
+            wheel.writestr(zipfile.ZipInfo(member), text)
         wheel.writestr(
             zipfile.ZipInfo(f"{info}/RECORD"),
             "".join(f"{member},,\n" for member in [*members, f"{info}/RECORD"]),

@@ -1,6 +1,4 @@
-"""tsx-forms.json: what it holds is read back, what cannot be used anywhere is said, what is broken
-is refused.
-"""
+"""tsx-forms.json: its records, its problems, and broken files."""
 
 from __future__ import annotations
 
@@ -30,25 +28,23 @@ KEPT = KeptForms(
 GONE = "forms names gone, which tsx-forms.json does not have; run tsx optimize, or remove the name"
 
 
-def test_what_is_written_is_read() -> None:
+def test_records_that_are_written_are_read() -> None:
     assert parse_forms(KEPT.content()) == KEPT
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        *(
-            b"",
-            b"[]",
-            b'{"format": 2, "forms": []}',
-            b'{"format": 1}',
-            b'{"format": 1, "forms": [{"name": "../a"}]}',
-            b"[" * 10_000,
-        ),
+        b"",
+        b"[]",
+        b'{"format": 2, "forms": []}',
+        b'{"format": 1}',
+        b'{"format": 1, "forms": [{"name": "../a"}]}',
+        b"[" * 10_000,
         b'{"format": 1, "made_of": {"../secret": "00"}, "forms": []}',
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_with_what_to_do(content: bytes) -> None:
+def test_a_file_that_cannot_be_read_is_refused(content: bytes) -> None:
     with pytest.raises(InvalidForms, match="Run tsx optimize again"):
         parse_forms(content)
 
@@ -63,25 +59,25 @@ def test_a_file_that_cannot_be_read_is_refused_with_what_to_do(content: bytes) -
         ("onnx", None),
     ],
 )
-def test_the_name_of_a_form_says_what_it_computes_in(name: str, precision: str | None) -> None:
+def test_the_name_of_a_form_tells_its_precision(name: str, precision: str | None) -> None:
     assert form_precision(name) == precision
 
 
 def test_forms_of_other_weights_are_stale() -> None:
     assert KEPT.stale_since({"model.pth": "12", "other": "1"}) is None
-    assert KEPT.stale_since({}) is None  # of another archiver, which has no checksums
+    assert KEPT.stale_since({}) is None  # another archiver writes no checksums
     assert KEPT.stale_since({"model.pth": "13"}) == "model.pth"
     assert KEPT.problems((), {"model.pth": "13"}) == []
 
 
 def test_an_archive_is_inspected_and_verified_with_its_forms(tmp_path: Path) -> None:
-    place = make_model(tmp_path / "m", "", config="forms: [onnx, gone, reference]\n")
-    (place / FORMS_FILE).write_bytes(KEPT.content())
-    inspection = inspect_archive(place)
+    directory = make_model(tmp_path / "m", "", config="forms: [onnx, gone, reference]\n")
+    (directory / FORMS_FILE).write_bytes(KEPT.content())
+    inspection = inspect_archive(directory)
     assert ([form.name for form in inspection.forms.forms], inspection.problems) == (
         ["onnx", "bf16"],
         [GONE],
     )
-    assert GONE in [finding.text for finding in verify_archive(place)]
-    (place / FORMS_FILE).write_text(json.dumps({"format": 7}))
-    assert "format 7" in inspect_archive(place).problems[0]
+    assert GONE in [finding.text for finding in verify_archive(directory)]
+    (directory / FORMS_FILE).write_text(json.dumps({"format": 7}))
+    assert "format 7" in inspect_archive(directory).problems[0]

@@ -1,10 +1,9 @@
-"""Directories of Hugging Face: their task, the files that are packed, adapters, and the block of
-model-config.yaml.
-"""
+"""Directories of Hugging Face: their task, their files, adapters, and their configuration."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,63 +26,71 @@ from tsx_archiver.pretrained import pretrained_spec
 TOKENIZER = {"tokenizer.json": "{}"}
 
 
-def saved(place: Path, config: dict[str, Any], **files: str) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
+def save_model(directory: Path, config: dict[str, Any], **files: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
     for name, text in {
         "config.json": json.dumps(config),
         "model.safetensors": "weights",
         **files,
     }.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
-    return place
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
 
 
-def task_of(place: Path, config: dict[str, Any], task: str | None = None, **files: str) -> str:
-    spec, _ = pretrained_spec(saved(place, config, **files), source="m", task=task)
+def task_of(directory: Path, config: dict[str, Any], task: str | None = None, **files: str) -> str:
+    spec, _ = pretrained_spec(save_model(directory, config, **files), source="m", task=task)
     return str(spec.extra_manifest["huggingface"]["task"])
 
 
-def of(architecture: str, **more: Any) -> dict[str, Any]:
+def config_of(architecture: str, **more: Any) -> dict[str, Any]:
     return {"architectures": [architecture], **more}
 
 
 @pytest.mark.parametrize(
     ("config", "task"),
     [
-        (of("BertForSequenceClassification"), "text-classification"),
+        (config_of("BertForSequenceClassification"), "text-classification"),
         (
-            of("BartForSequenceClassification", id2label={"0": "contradiction", "1": "ENTAILMENT"}),
+            config_of(
+                "BartForSequenceClassification", id2label={"0": "contradiction", "1": "ENTAILMENT"}
+            ),
             "zero-shot-classification",
         ),
-        (of("BertForSequenceClassification", id2label={"0": "LABEL_0"}), "text-ranking"),
-        (of("Wav2Vec2ForSequenceClassification", model_type="wav2vec2"), "audio-classification"),
-        (of("BertForTokenClassification"), "token-classification"),
-        (of("DistilBertForQuestionAnswering"), "question-answering"),
-        (of("RobertaForMaskedLM"), "fill-mask"),
-        (of("PegasusForConditionalGeneration", model_type="pegasus"), "summarization"),
+        (config_of("BertForSequenceClassification", id2label={"0": "LABEL_0"}), "text-ranking"),
         (
-            of("BartForConditionalGeneration", task_specific_params={"summarization": {}}),
+            config_of("Wav2Vec2ForSequenceClassification", model_type="wav2vec2"),
+            "audio-classification",
+        ),
+        (config_of("BertForTokenClassification"), "token-classification"),
+        (config_of("DistilBertForQuestionAnswering"), "question-answering"),
+        (config_of("RobertaForMaskedLM"), "fill-mask"),
+        (config_of("PegasusForConditionalGeneration", model_type="pegasus"), "summarization"),
+        (
+            config_of("BartForConditionalGeneration", task_specific_params={"summarization": {}}),
             "summarization",
         ),
-        (of("MarianMTModel"), "translation"),
-        (of("M2M100ForConditionalGeneration", model_type="m2m_100"), "translation"),
-        (of("BertModel"), "feature-extraction"),
-        (of("ViTForImageClassification"), "image-classification"),
-        (of("SegformerForSemanticSegmentation"), "image-segmentation"),
-        (of("DetrForSegmentation"), "image-segmentation"),
-        (of("DetrForObjectDetection"), "object-detection"),
-        (of("DPTForDepthEstimation"), "depth-estimation"),
-        (of("CLIPModel", text_config={}, vision_config={}), "zero-shot-image-classification"),
+        (config_of("MarianMTModel"), "translation"),
+        (config_of("M2M100ForConditionalGeneration", model_type="m2m_100"), "translation"),
+        (config_of("BertModel"), "feature-extraction"),
+        (config_of("ViTForImageClassification"), "image-classification"),
+        (config_of("SegformerForSemanticSegmentation"), "image-segmentation"),
+        (config_of("DetrForSegmentation"), "image-segmentation"),
+        (config_of("DetrForObjectDetection"), "object-detection"),
+        (config_of("DPTForDepthEstimation"), "depth-estimation"),
         (
-            of("WhisperForConditionalGeneration", model_type="whisper"),
+            config_of("CLIPModel", text_config={}, vision_config={}),
+            "zero-shot-image-classification",
+        ),
+        (
+            config_of("WhisperForConditionalGeneration", model_type="whisper"),
             "automatic-speech-recognition",
         ),
-        (of("Wav2Vec2ForCTC"), "automatic-speech-recognition"),
-        (of("ASTForAudioClassification"), "audio-classification"),
-        (of("LlamaForCausalLM"), "text-generation"),
-        (of("GPT2LMHeadModel"), "text-generation"),
-        (of("LlavaForConditionalGeneration", vision_config={}), "image-text-to-text"),
+        (config_of("Wav2Vec2ForCTC"), "automatic-speech-recognition"),
+        (config_of("ASTForAudioClassification"), "audio-classification"),
+        (config_of("LlamaForCausalLM"), "text-generation"),
+        (config_of("GPT2LMHeadModel"), "text-generation"),
+        (config_of("LlavaForConditionalGeneration", vision_config={}), "image-text-to-text"),
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else value,
 )
@@ -93,96 +100,73 @@ def test_the_architecture_tells_the_task(tmp_path: Path, config: dict[str, Any],
 
 def test_every_task_comes_with_a_request_to_try_it(tmp_path: Path) -> None:
     for task in TASKS:
-        spec, _ = pretrained_spec(saved(tmp_path, {"model_type": "own"}), source="m", task=task)
+        spec, _ = pretrained_spec(
+            save_model(tmp_path, {"model_type": "own"}), source="m", task=task
+        )
         (name, content) = next(iter(spec.contents.items()))
         assert name.startswith("samples/example.")
         assert content
 
 
-def test_the_layout_and_the_model_card_say_more_than_the_architecture(tmp_path: Path) -> None:
-    assert (
-        task_of(tmp_path / "a", of("Qwen3ForCausalLM"), **{"modules.json": "[]"})
-        == "feature-extraction"
-    )
-    card = "---\nlicense: mit\npipeline_tag: text-classification\n---\npipeline_tag: fill-mask\n"
-    config = of("BertForSequenceClassification", id2label={"0": "entailment"})
-    assert task_of(tmp_path / "b", config, **{"README.md": card}) == "text-classification"
-    assert (
-        task_of(
-            tmp_path / "c",
-            of("BertForMaskedLM"),
-            **{"README.md": "---\npipeline_tag: sentence-similarity\n---\n"},
-        )
-        == "feature-extraction"
-    )
-    assert (
-        task_of(
-            tmp_path / "d", config, **{"README.md": "---\npipeline_tag: depth-estimation\n---\n"}
-        )
-        == "zero-shot-classification"
-    )
-    assert (
-        task_of(
-            tmp_path / "e",
-            of("LlamaForCausalLM"),
-            **{"model-config.yaml": "huggingface: {task: feature-extraction}"},
-        )
-        == "feature-extraction"
-    )
+def test_the_layout_and_the_model_card_override_the_architecture(tmp_path: Path) -> None:
+    def card(tag: str) -> dict[str, str]:
+        return {
+            "README.md": f"---\nlicense: mit\npipeline_tag: {tag}\n---\npipeline_tag: fill-mask\n"
+        }
 
-
-def test_what_does_not_tell_its_task_lists_those_that_may_be_named(tmp_path: Path) -> None:
-    place = saved(tmp_path, of("T5ForConditionalGeneration", model_type="t5"))
-    with pytest.raises(
-        CannotPack,
-        match=r"T5ForConditionalGeneration, which .* --task, .* one of summarization, translation, text2text-generation\.",
+    nli = config_of("BertForSequenceClassification", id2label={"0": "entailment"})
+    layout = {"modules.json": "[]"}
+    named = {"model-config.yaml": "huggingface: {task: feature-extraction}"}
+    for number, (config, files, task) in enumerate(
+        [
+            (config_of("Qwen3ForCausalLM"), layout, "feature-extraction"),
+            (nli, card("text-classification"), "text-classification"),
+            (config_of("BertForMaskedLM"), card("sentence-similarity"), "feature-extraction"),
+            (nli, card("depth-estimation"), "zero-shot-classification"),
+            (config_of("LlamaForCausalLM"), named, "feature-extraction"),
+        ]
     ):
-        pretrained_spec(place, source="m")
+        assert task_of(tmp_path / str(number), config, **files) == task
+
+
+def test_a_model_of_an_unknown_task_lists_the_tasks_that_may_be_named(tmp_path: Path) -> None:
+    directory = save_model(tmp_path, config_of("T5ForConditionalGeneration", model_type="t5"))
+    tasks = "summarization, translation, text2text-generation"
+    with pytest.raises(CannotPack, match=rf"T5ForConditionalGeneration.*--task.*{tasks}"):
+        pretrained_spec(directory, source="m")
     for config in (
-        of("ViTModel"),
-        of("OwlViTForObjectDetection", text_config={}),
+        config_of("ViTModel"),
+        config_of("OwlViTForObjectDetection", text_config={}),
         {"model_type": "own"},
     ):
-        with pytest.raises(
-            CannotPack,
-            match=r"which does not tell its task\. Name it .*text-classification, .*text-generation, ",
-        ):
-            pretrained_spec(saved(tmp_path, config), source="m")
+        with pytest.raises(CannotPack, match=r"text-classification, .*text-generation, "):
+            pretrained_spec(save_model(tmp_path, config), source="m")
 
 
 def test_a_task_that_is_named_must_be_one_that_the_model_does(tmp_path: Path) -> None:
     assert (
-        task_of(tmp_path, of("T5ForConditionalGeneration"), "translation_en_to_de")
+        task_of(tmp_path, config_of("T5ForConditionalGeneration"), "translation_en_to_de")
         == "translation_en_to_de"
     )
-    assert task_of(tmp_path, of("BertForSequenceClassification"), "rerank") == "text-ranking"
-    with pytest.raises(
-        CannotPack,
-        match=r"a BertForSequenceClassification does text-classification or .*, not fill-mask",
-    ):
-        task_of(tmp_path, of("BertForSequenceClassification"), "fill-mask")
-    with pytest.raises(
-        CannotPack,
-        match=r"no task 'fill-mash' \(did you mean fill-mask\?\)\. The tasks are text-classification, ",
-    ):
-        task_of(tmp_path, of("BertForMaskedLM"), "fill-mash")
+    assert task_of(tmp_path, config_of("BertForSequenceClassification"), "rerank") == "text-ranking"
+    with pytest.raises(CannotPack, match=r"does text-classification or .*, not fill-mask"):
+        task_of(tmp_path, config_of("BertForSequenceClassification"), "fill-mask")
+    with pytest.raises(CannotPack, match=r"'fill-mash' \(did you mean fill-mask\?\)"):
+        task_of(tmp_path, config_of("BertForMaskedLM"), "fill-mash")
     with pytest.raises(CannotPack, match="has no chat template, so it cannot chat"):
-        task_of(tmp_path, of("LlamaForCausalLM"), "chat")
+        task_of(tmp_path, config_of("LlamaForCausalLM"), "chat")
     spec, notes = pretrained_spec(
-        saved(tmp_path, of("LlamaForCausalLM"), **{"chat_template.jinja": "x"}),
+        save_model(tmp_path, config_of("LlamaForCausalLM"), **{"chat_template.jinja": "x"}),
         source="m",
         task="chat",
     )
     assert spec.handler == "huggingface_generation"
     assert spec.extra_manifest["huggingface"]["chat"] is True
-    assert (
-        notes[0]
-        == "m: Hugging Face model, LlamaForCausalLM, task text-generation with a chat template"
-    )
+    assert "LlamaForCausalLM, task text-generation with a chat" in notes[0]
 
 
-def test_only_what_serving_needs_is_packed() -> None:
-    kept = [
+def test_only_files_that_serving_needs_are_packed() -> None:
+    needed = [
         "1_Pooling/config.json",
         "config.json",
         "model.safetensors",
@@ -191,7 +175,7 @@ def test_only_what_serving_needs_is_packed() -> None:
         "tokenizer.json",
         "vocab.txt",
     ]
-    left = [
+    unneeded = [
         "pytorch_model.bin",
         "tf_model.h5",
         "onnx/model.onnx",
@@ -200,41 +184,36 @@ def test_only_what_serving_needs_is_packed() -> None:
         "training_args.bin",
         "trainer_state.json",
     ]
-    left += ["checkpoint-5/model.safetensors", "optimizer.pt", "model.fp16.safetensors"]
-    assert needed_files([*left, *kept], (), "m") == kept
+    unneeded += ["checkpoint-5/model.safetensors", "optimizer.pt", "model.fp16.safetensors"]
+    assert needed_files([*unneeded, *needed], (), "m") == needed
     assert needed_files(["config.json", "pytorch_model.bin"], (), "m") == [
         "config.json",
         "pytorch_model.bin",
     ]
-    with pytest.raises(
-        CannotPack, match=r"m has no weights that are served \(it has model\.gguf\)"
-    ):
+    with pytest.raises(CannotPack, match=r"m has no weights .*model\.gguf"):
         needed_files(["config.json", "model.gguf"], (), "m")
 
 
-def test_an_index_says_which_files_have_the_weights(tmp_path: Path) -> None:
+def test_an_index_names_the_files_of_the_weights(tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}})
-    place = saved(
+    directory = save_model(
         tmp_path,
-        of("LlamaForCausalLM"),
+        config_of("LlamaForCausalLM"),
         **{
             "model.safetensors.index.json": index,
             "part-1.safetensors": "x",
             "pytorch_model.bin": "x",
         },
     )
-    (place / "model.safetensors").unlink()
+    (directory / "model.safetensors").unlink()
     model = Pretrained(
-        place,
+        directory,
         ["config.json", "model.safetensors.index.json", "part-1.safetensors", "pytorch_model.bin"],
     )
-    with pytest.raises(
-        CannotPack,
-        match=r"lacks weights that model.safetensors.index.json names: part-2.safetensors\. Download",
-    ):
+    with pytest.raises(CannotPack, match=r"index\.json names: part-2\.safetensors"):
         _ = model.needed
     complete = Pretrained(
-        place, [*model.names, "part-2.safetensors", "pytorch_model.bin.index.json"]
+        directory, [*model.names, "part-2.safetensors", "pytorch_model.bin.index.json"]
     )
     assert complete.needed == [
         "config.json",
@@ -244,30 +223,20 @@ def test_an_index_says_which_files_have_the_weights(tmp_path: Path) -> None:
     ]
 
 
-def test_pickles_and_code_are_remarked_on(tmp_path: Path) -> None:
-    place = saved(
-        tmp_path, of("LlamaForCausalLM"), **{"pytorch_model.bin": "x", "modeling_own.py": "x"}
+def test_pickles_and_code_are_noted(tmp_path: Path) -> None:
+    directory = save_model(
+        tmp_path,
+        config_of("LlamaForCausalLM"),
+        **{"pytorch_model.bin": "x", "modeling_own.py": "x"},
     )
-    (place / "model.safetensors").unlink()
-    _, notes = pretrained_spec(place, source="m")
-    assert [
-        note
-        for note in notes
-        if note.startswith(
-            "note: pytorch_model.bin is a pickle. Workers read nothing but weights from it"
-        )
-    ]
-    assert [
-        note
-        for note in notes
-        if note.startswith(
-            "note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code"
-        )
-    ]
+    (directory / "model.safetensors").unlink()
+    _, notes = pretrained_spec(directory, source="m")
+    assert [note for note in notes if "pytorch_model.bin is a pickle" in note]
+    assert [note for note in notes if re.search("modeling_own.py.*--trust-remote-code", note)]
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "why"),
+    ("name", "text", "reason"),
     [
         (
             "model.safetensors.index.json",
@@ -287,56 +256,56 @@ def test_pickles_and_code_are_remarked_on(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_names_weights_outside_of_the_model_is_refused(
-    tmp_path: Path, name: str, text: str, why: str
+    tmp_path: Path, name: str, text: str, reason: str
 ) -> None:
-    check_references(saved(tmp_path, of("Own")))
+    check_references(save_model(tmp_path, config_of("Own")))
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
-    with pytest.raises(CannotPack, match=why):
+    with pytest.raises(CannotPack, match=reason):
         check_references(tmp_path)
 
 
-def test_code_of_another_repository_is_found_where_transformers_finds_it(tmp_path: Path) -> None:
-    place = saved(
+def test_code_of_another_repository_is_found(tmp_path: Path) -> None:
+    directory = save_model(
         tmp_path,
-        of("Own", auto_map={"AutoModel": "modeling_own.Own"}),
+        config_of("Own", auto_map={"AutoModel": "modeling_own.Own"}),
         **{"tokenizer_config.json": "{}"},
     )
-    assert external_code(place) is None
-    (place / "tokenizer_config.json").write_text(
+    assert external_code(directory) is None
+    (directory / "tokenizer_config.json").write_text(
         '{"auto_map": {"AutoTokenizer": [null, "org/other--tok.Own"]}}'
     )
-    assert external_code(place) == "org/other--tok.Own of tokenizer_config.json"
-    saved(place, of("Own", custom_pipelines={"own": {"impl": "org/third--pipe.Own"}}))
-    assert external_code(place) == "org/third--pipe.Own of config.json"
+    assert external_code(directory) == "org/other--tok.Own of tokenizer_config.json"
+    save_model(
+        directory, config_of("Own", custom_pipelines={"own": {"impl": "org/third--pipe.Own"}})
+    )
+    assert external_code(directory) == "org/third--pipe.Own of config.json"
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "expected"),
     [
         ({"config.json": '{"model_type": "bert"}'}, True),
         ({"adapter_config.json": "{}"}, True),
         ({"config.json": '{"learning_rate": 1}'}, False),
         ({"config.json": "{}{"}, False),
-        ({"config.json": "{}{", "model.safetensors": ""}, True),  # it is told what is wrong with it
+        ({"config.json": "{}{", "model.safetensors": ""}, True),
         ({"config.json": '{"model_type": "bert"}', "MAR-INF/MANIFEST.json": "{}"}, False),
     ],
 )
-def test_a_directory_of_hugging_face_is_known_by_its_config(
-    tmp_path: Path, files: dict[str, str], found: bool
+def test_a_directory_of_hugging_face_is_recognized_by_its_config(
+    tmp_path: Path, files: dict[str, str], expected: bool
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert is_huggingface(tmp_path) is found
+    assert is_huggingface(tmp_path) is expected
 
 
 def test_an_adapter_is_checked_and_its_base_named(tmp_path: Path) -> None:
-    base, lora = saved(tmp_path / "base", of("LlamaForCausalLM")), tmp_path / "lora"
+    base, lora = save_model(tmp_path / "base", config_of("LlamaForCausalLM")), tmp_path / "lora"
     lora.mkdir()
-    with pytest.raises(
-        CannotPack, match=r"lora is no PEFT adapter: it has no adapter_config\.json"
-    ):
+    with pytest.raises(CannotPack, match=r"it has no adapter_config\.json"):
         pretrained_spec(base, source="m", adapters={"a": lora})
     (lora / "adapter_config.json").write_text("{}")
     with pytest.raises(CannotPack, match="describes no adapter: it has no peft_type"):
@@ -349,10 +318,7 @@ def test_an_adapter_is_checked_and_its_base_named(tmp_path: Path) -> None:
     (lora / "adapter_model.bin").write_text("x")
     with pytest.raises(CannotPack, match="An adapter cannot be called 'a/b'"):
         pretrained_spec(base, source="m", adapters={"a/b": lora})
-    with pytest.raises(
-        CannotPack,
-        match=r"is an adapter \(LORA\) of org/base\. Name that model, and add --adapter NAME=",
-    ):
+    with pytest.raises(CannotPack, match=r"\(LORA\) of org/base.*--adapter NAME="):
         pretrained_spec(lora, source="m")
     spec, notes = pretrained_spec(base, source="m", adapters={"a": lora})
     assert "adapter a: LORA of org/base" in notes
@@ -368,14 +334,14 @@ def test_an_adapter_is_checked_and_its_base_named(tmp_path: Path) -> None:
 
 
 def test_the_block_of_the_configuration_is_read() -> None:
-    given = {
+    block = {
         "task": "chat",
         "dtype": "bf16",
         "engine": "transformers",
         "maxSequences": 8,
         "cacheMemory": "1GiB",
     }
-    config, problems = parse_model_config({"huggingface": given})
+    config, problems = parse_model_config({"huggingface": block})
     assert config.huggingface == HuggingFaceConfig(
         "text-generation", "bf16", "transformers", 8, 1 << 30
     )
@@ -385,27 +351,17 @@ def test_the_block_of_the_configuration_is_read() -> None:
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
-        (3, "it must be a mapping of keys to values"),
-        (
-            {"dtpe": "bf16"},
-            "huggingface.dtpe is not a known key; did you mean huggingface.dtype",
-        ),
-        (
-            {"dtype": "int4"},
-            "dtype: 'int4' is invalid: it must be 'auto', 'fp32', 'fp16' or 'bf16'",
-        ),
-        ({"dtype": []}, r"dtype: \[\] is invalid"),
-        (
-            {"task": "generation"},
-            r"There is no task 'generation' \(did you mean text-generation\?\)",
-        ),
-        ({"maxSequences": 0}, "maxSequences: 0 is invalid: it must be greater than or equal to 1"),
-        ({"cacheMemory": "much"}, "cacheMemory: 'much' is invalid: it must be a number of bytes"),
-        ({"cacheMemory": True}, "cacheMemory: True is invalid: it must be a valid integer"),
+        (3, "mapping of keys"),
+        ({"dtpe": "bf16"}, "did you mean huggingface.dtype"),
+        ({"dtype": "int4"}, "'auto', 'fp32', 'fp16' or 'bf16'"),
+        ({"dtype": []}, "dtype: [] is invalid"),
+        ({"task": "generation"}, "did you mean text-generation?"),
+        ({"maxSequences": 0}, "maxSequences: 0 is invalid"),
+        ({"cacheMemory": "much"}, "cacheMemory: 'much' is invalid"),
+        ({"cacheMemory": True}, "cacheMemory: True is invalid"),
     ],
 )
-def test_what_the_block_cannot_mean_is_refused_with_the_reason(value: Any, fault: str) -> None:
+def test_an_invalid_block_is_refused_with_the_reason(value: Any, fault: str) -> None:
     config, (problem,) = parse_model_config({"huggingface": value})
     assert config.huggingface is None
-    with pytest.raises(AssertionError, match=fault):
-        raise AssertionError(problem)
+    assert fault in problem

@@ -25,23 +25,20 @@ def test_every_field_is_read() -> None:
         "extensions": "e",
     }
     manifest = parse({"runtime": "python3", "model": model})
-    assert (manifest.model_name, manifest.version, manifest.handler, manifest.handler_file) == (
-        "m",
-        "3",
-        "h.py:f",
-        "h.py",
-    )
-    assert (manifest.serialized_file, manifest.model_file, manifest.requirements_file) == (
-        "w.pt",
-        "m.py",
-        "r.txt",
-    )
-    assert (manifest.config_file, manifest.extensions, manifest.runtime, manifest.checksums) == (
-        "c.yaml",
-        "e",
-        "python3",
-        {},
-    )
+    expected = {
+        "model_name": "m",
+        "version": "3",
+        "handler": "h.py:f",
+        "handler_file": "h.py",
+        "serialized_file": "w.pt",
+        "model_file": "m.py",
+        "requirements_file": "r.txt",
+        "config_file": "c.yaml",
+        "extensions": "e",
+        "runtime": "python3",
+        "checksums": {},
+    }
+    assert {name: getattr(manifest, name) for name in expected} == expected
 
 
 def test_an_old_manifest_with_unknown_fields_is_kept_as_it_is() -> None:
@@ -65,7 +62,7 @@ def test_an_old_manifest_with_unknown_fields_is_kept_as_it_is() -> None:
 @pytest.mark.parametrize(
     "data", [{}, {"model": {}}, {"model": None}, {"model": {"modelName": "", "modelVersion": None}}]
 )
-def test_what_is_absent_has_the_defaults_of_torchserve(data: dict[str, object]) -> None:
+def test_absent_fields_have_torchserves_defaults(data: dict[str, object]) -> None:
     manifest = parse(data)
     assert (
         manifest.model_name,
@@ -83,7 +80,7 @@ def test_what_is_absent_has_the_defaults_of_torchserve(data: dict[str, object]) 
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"{", "not JSON"),
         (b"\xff\xfe", "not JSON"),
@@ -96,8 +93,8 @@ def test_what_is_absent_has_the_defaults_of_torchserve(data: dict[str, object]) 
         (b'{"sha256": {"a": 1}}', "sha256"),
     ],
 )
-def test_a_broken_manifest_is_named(content: bytes, words: str) -> None:
-    with pytest.raises(InvalidManifest, match=words) as caught:
+def test_a_broken_manifest_is_named(content: bytes, message: str) -> None:
+    with pytest.raises(InvalidManifest, match=message) as caught:
         parse_manifest(content, default_name="x", source="broken.mar")
     assert caught.value.message.startswith("broken.mar: ")
 
@@ -118,7 +115,7 @@ def test_a_broken_manifest_is_named(content: bytes, words: str) -> None:
     "value",
     ["../../x", "/etc/passwd", "a/../../b", "..\\x", "C:\\x", "C:/x", "a\x00b", "a\nb", ".."],
 )
-def test_a_manifest_that_points_outside_is_refused(key: str, value: str) -> None:
+def test_a_manifest_with_a_path_outside_the_archive_is_refused(key: str, value: str) -> None:
     with pytest.raises(InvalidManifest, match=key):
         parse({"model": {key: value}})
 

@@ -88,7 +88,7 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "field", "words"),
+    ("line", "field", "message"),
     [
         ("batchSize: '8'", "batch_size", "batchSize: '8'"),
         ("batchSize: 0", "batch_size", "greater than or equal to 1"),
@@ -97,77 +97,43 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
         ("jobQueueSize: 99999999999", "job_queue_size", "less than 2147483648"),
         ("deviceType: neuron", "device_type", "'cpu', 'gpu'"),
         ("precision: int8", "precision", "'fp32', 'fp16' or 'bf16'"),
-        ("forms: [OpenVINO]", "forms", "forms: 'OpenVINO' is invalid: it must match pattern"),
+        ("forms: [OpenVINO]", "forms", "forms: 'OpenVINO' is invalid"),
         ("deviceIds: 0", "device_ids", "it must be a list"),
-        ("deviceIds: [a]", "device_ids", "deviceIds: 'a' is invalid: it must be a valid integer"),
+        ("deviceIds: [a]", "device_ids", "deviceIds: 'a' is invalid"),
         ("useJobTicket: 'yes'", "use_job_ticket", "true or false"),
         ("batchPolicy: 3", "batch_policy", "it must be a valid string"),
-        (
-            "scaleToZero: soon",
-            "scale_to_zero",
-            "it must be a number of seconds, or a string such as 30m",
-        ),
+        ("scaleToZero: soon", "scale_to_zero", "a string such as 30m"),
         ("scaleToZero: true", "scale_to_zero", "it must be a valid number"),
         ("torchrun: 4", "torchrun", "mapping of keys"),
         ("torchrun: {nnodes: x}", "batch_size", "torchrun.nnodes"),
         ("warmup: 3", "warmup", "must be a list"),
-        (
-            "warmup: [{file: ../a}]",
-            "batch_size",
-            r"warmup\[1\].file: '../a' is invalid: .* leaves the directory",
-        ),
+        ("warmup: [{file: ../a}]", "batch_size", r"warmup\[1\].file: .* leaves"),
         ("warmup: [a, {count: 2}]", "batch_size", r"warmup\[2\].file is missing"),
         ("warmup: [3]", "batch_size", r"warmup\[1\]: 3 is invalid"),
         ("warmup: [{file: a, count: 0}]", "batch_size", r"warmup\[1\].count"),
-        (
-            "warmup: [{file: a, headers: [x]}]",
-            "batch_size",
-            "it must be a mapping of keys to values",
-        ),
+        ("warmup: [{file: a, headers: [x]}]", "batch_size", "mapping of keys"),
         ("init_args: {since: 2024-01-01}", "init_args", "a number, a string"),
-        (
-            "init_args: {deep: [{data: !!binary aGk=}]}",
-            "init_args",
-            "b'hi' is invalid: it must be a number, a string",
-        ),
-        (
-            "init_args: {a-b: 1}",
-            "init_args",
-            "'a-b' is invalid: it must be the name of an argument",
-        ),
-        (
-            "torchrun: {rdzv-backend: 1}",
-            "batch_size",
-            "torchrun.rdzv-backend: 1 is invalid: it must be a valid string",
-        ),
+        ("init_args: {deep: [{data: !!binary aGk=}]}", "init_args", "b'hi' is invalid"),
+        ("init_args: {a-b: 1}", "init_args", "'a-b' is invalid"),
+        ("torchrun: {rdzv-backend: 1}", "batch_size", "torchrun.rdzv-backend: 1"),
         ("batchBuckets: 4", "batch_buckets", "it must be a list"),
         ("batchBuckets: [0, 1]", "batch_buckets", "greater than or equal to 1"),
-        ("cache: 64MiB", "cache", "it must be a mapping of keys to values"),
-        (
-            "cache: {sise: 1MB}",
-            "cache",
-            "cache.sise is not a known key; the known keys are size, ttl, key",
-        ),
-        (
-            "cache: {size: much}",
-            "cache",
-            "cache.size: 'much' is invalid: it must be a number of bytes",
-        ),
+        ("cache: 64MiB", "cache", "mapping of keys"),
+        ("cache: {sise: 1MB}", "cache", "the known keys are size, ttl, key"),
+        ("cache: {size: much}", "cache", "cache.size: 'much' is invalid"),
         ("cache: {size: 1.5}", "cache", "cache.size: 1.5 is invalid"),
-        ("cache: {ttl: 0}", "cache", "cache.ttl: 0 is invalid: it must be greater than 0"),
+        ("cache: {ttl: 0}", "cache", "cache.ttl: 0 is invalid"),
         ("cache: {size: true}", "cache", "cache.size: True is invalid"),
-        (
-            "cache: {key: [x user]}",
-            "cache",
-            "cache.key: 'x user' is invalid: it must match pattern",
-        ),
+        ("cache: {key: [x user]}", "cache", "cache.key: 'x user' is invalid"),
     ],
 )
-def test_a_wrong_value_is_a_problem_and_counts_as_absent(line: str, field: str, words: str) -> None:
+def test_a_wrong_value_is_a_problem_and_counts_as_absent(
+    line: str, field: str, message: str
+) -> None:
     config, problems = parse_model_config(yaml.safe_load(line))
     assert getattr(config, field) is None
     assert len(problems) == 1
-    assert re.search(words, problems[0])
+    assert re.search(message, problems[0])
 
 
 def test_a_key_of_a_warm_up_that_is_not_known_is_named_with_the_nearest() -> None:
@@ -175,10 +141,9 @@ def test_a_key_of_a_warm_up_that_is_not_known_is_named_with_the_nearest() -> Non
         {"warmup": ["a.png", {"file": "./b.bin", "contenttype": "image/png", "weight": 1}]}
     )
     assert config.warmup == (WarmUp("a.png"), WarmUp("b.bin"))
-    assert problems == [
-        "warmup[2].contenttype is not a known key; did you mean warmup[2].contentType?",
-        "warmup[2].weight is not a known key; the known keys are file, contentType, headers, count, strict",
-    ]
+    near, far = problems
+    assert near.endswith("did you mean warmup[2].contentType?")
+    assert "warmup[2].weight" in far
 
 
 @pytest.mark.parametrize(
@@ -241,13 +206,13 @@ MERGE_BOMB = "a: &a {k: v}\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (BOMB, "expands"),
         (TEXT_BOMB, "expands"),
         (MERGE_BOMB, "expands"),
         ("a: &a [*a]", "expands"),
-        ("[" * 5000, "YAML|nested"),
+        ("[" * 1000, "nested"),
         ("{a: " * 200 + "1" + "}" * 200, "nested"),
         ("x: !!python/object/apply:os.system ['true']", "only plain values"),
         ("a: [1", "line"),
@@ -256,8 +221,8 @@ MERGE_BOMB = "a: &a {k: v}\n" + "".join(
         ("x" * (MAX_BYTES + 1), "bytes"),
     ],
 )
-def test_yaml_that_is_dangerous_or_broken_is_refused(content: str, words: str) -> None:
-    with pytest.raises(InvalidConfig, match=words) as caught:
+def test_yaml_that_is_dangerous_or_broken_is_refused(content: str, message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message) as caught:
         load_yaml(content.encode(), source="model-config.yaml")
     assert caught.value.message.startswith("model-config.yaml")
 

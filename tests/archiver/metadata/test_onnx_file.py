@@ -1,6 +1,4 @@
-"""The files that hold an ONNX model's weights, for models as torch, optimum and the onnx library
-write them.
-"""
+"""The files of an ONNX model's weights, as torch, optimum and the onnx library write them."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def test_each_file_that_a_model_names_is_packed_under_the_path_that_the_model_expects(
+def test_each_file_that_a_model_names_is_packed_under_its_path(
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path / "lin.onnx", model(*(external(location) for location in LOCATIONS)))
@@ -82,9 +80,7 @@ def test_a_missing_file_is_an_error_by_name_unless_an_extra_file_replaces_it(
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path / "lin.onnx", model(external("lin.onnx.data")))
-    with pytest.raises(
-        InputMissing, match=r"lin\.onnx has weights in lin\.onnx\.data, but .* does not exist"
-    ):
+    with pytest.raises(InputMissing, match=r"weights in lin\.onnx\.data"):
         write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path)
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "lin.onnx.data").write_text("moved")
@@ -110,7 +106,7 @@ def test_a_file_outside_the_models_directory_is_refused(tmp_path: Path, location
         write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path)
 
 
-def test_links_of_a_cache_that_holds_model_and_weights_in_one_directory_are_followed(
+def test_links_of_a_cache_with_model_and_weights_in_one_directory_are_followed(
     tmp_path: Path,
 ) -> None:
     for directory in ("blobs", "snapshots"):
@@ -132,25 +128,25 @@ def test_tensors_are_found_in_every_part_of_a_model(tmp_path: Path) -> None:
             "Constant", [], ["k"], value=external("constant"), alpha=0.5, beta=[1.0, 2.0]
         ),
     ]
-    whole = model(external("initializer"), nodes=nodes)
+    proto = model(external("initializer"), nodes=nodes)
     sparse = onnx.SparseTensorProto(
         values=external("values"), indices=external("indices"), dims=[4]
     )
-    whole.graph.sparse_initializer.append(sparse)
-    whole.graph.node[-1].attribute.add(
+    proto.graph.sparse_initializer.append(sparse)
+    proto.graph.node[-1].attribute.add(
         name="many", type=onnx.AttributeProto.TENSORS, tensors=[external("list")]
     )
     function = [helper.make_node("Constant", [], ["k"], value=external("function"))]
-    whole.functions.append(helper.make_function("own", "F", [], ["k"], function, []))
-    whole.metadata_props.add(key="location", value="/not/a/tensor")
-    whole.graph.node[0].metadata_props.add(key="j", value="j")
-    whole.graph.node[0].metadata_props.add(key="location", value="/not/a/tensor/either")
-    whole.graph.initializer.append(external(long := "d/" * 70 + "long"))
-    whole.graph.initializer.append(
+    proto.functions.append(helper.make_function("own", "F", [], ["k"], function, []))
+    proto.metadata_props.add(key="location", value="/not/a/tensor")
+    proto.graph.node[0].metadata_props.add(key="j", value="j")
+    proto.graph.node[0].metadata_props.add(key="location", value="/not/a/tensor/either")
+    proto.graph.initializer.append(external(long := "d/" * 70 + "long"))
+    proto.graph.initializer.append(
         helper.make_tensor("text", TensorProto.STRING, [1], [b"\n\x08location\x12\x01/"])
     )
     names = {"constant", "function", "indices", "initializer", "list", long, "subgraph", "values"}
-    assert set(data_files(write(tmp_path / "m.onnx", whole))) == names
+    assert set(data_files(write(tmp_path / "m.onnx", proto))) == names
 
 
 def test_other_files_have_no_files_of_weights(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Documents of others are bounded before they are parsed: JSON here, YAML by the same bounds."""
+"""Bounds of JSON and YAML documents, which apply before they are parsed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def load(content: bytes, bytes_: int = 1000, values: int = 10):
         (b"\xff\xfe\xfd", "codec can't decode"),
     ],
 )
-def test_what_exceeds_a_bound_is_refused(content, text):
+def test_a_document_that_exceeds_a_bound_is_refused(content, text):
     with pytest.raises(ValueError, match=text):
         load(content)
 
 
-def test_what_is_within_the_bounds_is_read():
+def test_documents_within_the_bounds_are_read():
     assert load(b'"' + b"a" * 998 + b'"') == "a" * 998
     assert load(b"[" + b"1," * 9 + b"1]") == [1] * 10
     assert load(b"9" * MAX_DIGITS, 5000) == int("9" * MAX_DIGITS)
@@ -54,7 +54,7 @@ def test_the_digits_of_a_number_are_bounded():
         load(b"9" * (MAX_DIGITS + 1), 5000)
 
 
-def test_a_manifest_may_have_a_checksum_for_each_of_100_000_members_and_no_million_lists():
+def test_a_manifest_may_have_100_000_checksums_and_no_million_lists():
     checksums = {f"files/{number}.bin": f"{number:064x}" for number in range(100_000)}
     read = parse_manifest(
         b"\xef\xbb\xbf" + json.dumps({"model": {}, "sha256": checksums}).encode(),

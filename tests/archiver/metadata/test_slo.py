@@ -1,4 +1,4 @@
-"""Latency targets: the one form that a model takes, and what is said of any other."""
+"""Latency targets: the form that a model takes, and errors of others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_percentile_and_a_time_are_a_target(text, quantile, seconds):
         ("ttft.p99<50ms", "one percentile and a time"),
     ],
 )
-def test_anything_else_says_what_it_must_be(text, reason):
+def test_other_targets_are_refused_with_the_reason(text, reason):
     with pytest.raises(ValueError, match=reason):
         latency_target(text)
     config, problems = parse_model_config({"slo": text})
@@ -38,7 +38,7 @@ def test_anything_else_says_what_it_must_be(text, reason):
     assert reason in problems[0]
 
 
-def test_a_model_config_has_it_as_text():
+def test_a_model_config_has_its_target_as_text():
     assert parse_model_config({"slo": "p99<50ms"})[0].slo == "p99<50ms"
     assert "it must be a valid string" in parse_model_config({"slo": 50})[1][0]
 
@@ -53,13 +53,13 @@ def test_event_streams_have_bounds_of_their_own():
     assert (slo.tightest_ms, slo.limits) == (2000.0, {"ttft": 300.0, "tpot": 50.0, "": 2000.0})
     times = {"p99_ms": 1000.0, "ttft.p99_ms": 301.0, "tpot.p50_ms": 50.0, "tpot.mean_ms": 40.0}
     assert [bound.text for bound in slo.broken(times, 0.0)] == ["ttft.p99<300ms"]
-    assert slo.broken({"p99_ms": 1000.0}, 0.0) == slo.of_streams  # where no answer was a stream
-    assert slo.slack(times) == 0.5  # of whole answers
+    assert slo.broken({"p99_ms": 1000.0}, 0.0) == slo.of_streams  # whole answers only
+    assert slo.slack(times) == 0.5  # slack counts whole answers
 
 
 @pytest.mark.parametrize(
     "text", ["ttft<1s", "ttft.errors<1%", "tpot.p99<5%", "ttft.p42<1s", "ttfb.p99<1s"]
 )
-def test_what_is_no_bound_of_streams_says_what_there_is(text):
+def test_an_unknown_bound_of_streams_lists_the_known_ones(text):
     with pytest.raises(ValueError, match=r"of event streams ttft\.p99, tpot\.p99"):
         parse_slo(text)

@@ -1,4 +1,4 @@
-"""A file that has its name once it is whole."""
+"""Files that get their name once they are complete."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from tsx_archiver.storage.atomic_file import write_atomically
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_under_its_name_there_is_the_old_file_until_the_new_one_is_whole(
-    tmp_path: Path, durable: bool
-) -> None:
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with write_atomically(path, durable=durable) as file:
@@ -24,7 +22,7 @@ def test_under_its_name_there_is_the_old_file_until_the_new_one_is_whole(
 
 
 @pytest.mark.parametrize("there_before", [True, False])
-def test_one_that_fails_leaves_everything_as_it_was(tmp_path: Path, there_before: bool) -> None:
+def test_a_failed_write_leaves_everything_as_it_was(tmp_path: Path, there_before: bool) -> None:
     path = tmp_path / "file"
     if there_before:
         path.write_bytes(b"old")
@@ -35,8 +33,8 @@ def test_one_that_fails_leaves_everything_as_it_was(tmp_path: Path, there_before
     )
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
-def test_a_file_of_the_owners_alone_is_nobody_elses_at_any_time(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX modes")
+def test_a_file_for_its_owner_alone_is_so_at_any_time(tmp_path: Path) -> None:
     with write_atomically(tmp_path / "file", mode=0o600):
         assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600

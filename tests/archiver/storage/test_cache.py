@@ -72,7 +72,7 @@ def test_a_file_that_has_not_changed_is_not_read_again(
             assert again.digest == first.digest
 
 
-def test_the_note_is_believed_only_for_the_same_state_of_the_file(
+def test_a_noted_digest_holds_only_for_the_same_state_of_the_file(
     archive: Path, cache: Path
 ) -> None:
     open_archive(archive, cache=cache).close()
@@ -151,13 +151,13 @@ def test_two_processes_that_open_at_once_unpack_once(archive: Path, cache: Path)
 def test_threads_that_open_at_once_unpack_once(archive: Path, cache: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(lambda _: open_archive(archive, cache=cache), range(16)))
-    assert len({each.directory for each in opened}) == len(entries(cache)) == 1
-    for each in opened:
-        each.close()
+    assert len({archive.directory for archive in opened}) == len(entries(cache)) == 1
+    for archive in opened:
+        archive.close()
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_a_killed_process_left_is_removed_by_the_next(archive: Path, cache: Path) -> None:
+def test_files_of_a_killed_process_are_removed_by_the_next(archive: Path, cache: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from tsx_archiver.storage.cache import Cache\n"
         "def make(target):\n"
@@ -206,13 +206,13 @@ def test_entries_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
 def test_the_longest_unused_entries_go_when_the_cache_is_full(
     tmp_path: Path, bound: dict[str, int]
 ) -> None:
-    cache = Cache(tmp_path, CacheLimits(age=float("inf")))  # which is cleaned in the background
-    made = [make_entry(cache, letter, 100) for letter in "abc"]
-    for number, entry in enumerate(made):
+    cache = Cache(tmp_path, CacheLimits(age=float("inf")))  # opening entries cleans it
+    paths = [make_entry(cache, letter, 100) for letter in "abc"]
+    for number, entry in enumerate(paths):
         os.utime(entry / "complete.json", (1e9 + number, 1e9 + number))
     cache = Cache(tmp_path, CacheLimits(**bound, age=float("inf")))
     cache.clean()
-    assert [entry.exists() for entry in made] == [False, True, True]
+    assert [entry.exists() for entry in paths] == [False, True, True]
 
 
 def wait_until_cleaned() -> None:
@@ -286,9 +286,8 @@ def test_no_part_of_an_entry_that_is_being_removed_can_be_opened(
     make_entry(cache, "a", 1)
     wait_until_cleaned()
     with monkeypatch.context() as patch:
-        patch.setattr(
-            shutil, "rmtree", lambda path, ignore_errors: None
-        )  # as if it were killed here
+        # The process is killed at this point.
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
         cache.prune(0)
     assert entries(tmp_path) == []
     cache.clean()
@@ -377,14 +376,9 @@ def test_a_cache_that_cannot_be_made_is_named(archive: Path, tmp_path: Path) -> 
         open_archive(archive, cache=tmp_path / "file")
 
 
-def test_a_cache_that_others_can_write_is_refused(archive: Path, cache: Path) -> None:
-    (cache / "archives").mkdir(parents=True)
-    (cache / "archives").chmod(0o777)
-    with pytest.raises(CacheError, match="can be written by other users"):
-        open_archive(archive, cache=cache)
-
-
-def test_the_default_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_cache_belongs_to_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache() == tmp_path / "tsx"
     monkeypatch.delenv("XDG_CACHE_HOME")

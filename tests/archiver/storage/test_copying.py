@@ -1,4 +1,4 @@
-"""What is copied in the kernel is read back from the copy."""
+"""Copies by the kernel, which are read back."""
 
 from __future__ import annotations
 

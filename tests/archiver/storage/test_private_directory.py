@@ -1,4 +1,4 @@
-"""Directories that no other user can change, against another user of the same machine."""
+"""Directories that no other user of the machine can change."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tsx_archiver.storage.private_directory import (
 if not CAN_CHECK:
     pytest.skip("this system's directories cannot be checked", allow_module_level=True)
 
-STRANGER = 54321  # a user that there is not, as it is in most containers
+STRANGER = 54321  # a user without a name, like those of most containers
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A directory like /tmp."""
+    """Make a directory like /tmp."""
     directory = tmp_path / "shared"
     directory.mkdir()
     directory.chmod(0o1777)
@@ -52,7 +52,7 @@ FORK = multiprocessing.get_context("fork")  # another user may not be allowed to
 def as_stranger(
     function: Callable[..., object], *arguments: object, group: int = STRANGER
 ) -> Iterator[ForkProcess]:
-    """Another user who calls a function, until the context ends."""
+    """Call a function as another user until the context ends."""
 
     def run() -> None:
         os.setgroups([])
@@ -79,7 +79,7 @@ def umask(value: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("value", [0, 0o022, 0o077])
-def test_what_is_missing_is_made_for_this_user_alone_whatever_the_umask(
+def test_missing_directories_are_made_for_this_user_alone_whatever_the_umask(
     tmp_path: Path, value: int
 ) -> None:
     with umask(value):
@@ -97,7 +97,7 @@ def test_a_directory_on_the_way_that_others_can_write_is_refused(tmp_path: Path)
         check_directory(tmp_path / "open")
 
 
-def test_below_a_sticky_directory_one_of_our_own_is_private(shared: Path) -> None:
+def test_an_own_directory_below_a_sticky_one_is_private(shared: Path) -> None:
     private_directory(shared / "cache")
     private_directory(shared / "cache")
     with pytest.raises(PermissionError, match="can be written by other users"):
@@ -126,7 +126,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / "file")
 
 
-def test_what_is_missing_is_not_made_by_a_check(tmp_path: Path) -> None:
+def test_a_check_makes_no_directories(tmp_path: Path) -> None:
     check_directory(tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()
 
@@ -149,10 +149,8 @@ def test_a_link_of_another_user_is_refused_wherever_it_leads(shared: Path, tmp_p
 
 
 @as_root
-def test_a_group_may_write_on_the_way_only_where_it_is_roots(tmp_path: Path) -> None:
-    """In OpenShift a container runs as some user in root's group, and its directories are written
-    by that group.
-    """
+def test_only_roots_group_may_write_directories_on_the_way(tmp_path: Path) -> None:
+    """A container of OpenShift runs as any user in root's group, which writes its directories."""
     (tmp_path / "group").mkdir()
     (tmp_path / "group").chmod(0o775)
     private_directory(tmp_path / "group" / "cache")
@@ -166,7 +164,7 @@ def test_a_group_may_write_on_the_way_only_where_it_is_roots(tmp_path: Path) -> 
 def test_a_user_without_a_name_in_roots_group_has_a_cache_of_its_own(
     shared: Path, can_pass: Callable[[Path], None]
 ) -> None:
-    shared.chmod(0o1775)  # as /tmp of an image that is made for OpenShift
+    shared.chmod(0o1775)  # the mode of /tmp in images for OpenShift
     can_pass(shared)
     with as_stranger(Cache, shared / "cache", group=0) as child:
         child.join(60)
@@ -175,7 +173,7 @@ def test_a_user_without_a_name_in_roots_group_has_a_cache_of_its_own(
 
 
 @as_root
-def test_in_a_pod_a_volume_of_roots_is_trusted_as_the_kubelet_makes_it(
+def test_a_volume_of_root_is_trusted_in_a_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "volume").mkdir()
@@ -226,14 +224,14 @@ def test_nothing_in_the_cache_can_be_written_by_others_whatever_the_umask(
     (tmp_path / "shared").touch()
 
     def make(files: Path) -> dict[str, int]:
-        for path in (files / "lib" / "module.py", files / ".hidden" / ".x"):  # as pip and venv do
+        for path in (files / "lib" / "module.py", files / ".hidden" / ".x"):
             path.parent.mkdir(parents=True)
             path.touch()
         (files / "lib" / "linked").symlink_to(tmp_path / "shared")
         (files / "lib" / "same").hardlink_to(tmp_path / "shared")
         return {}
 
-    os.utime(archive, (1, 1))  # so that its digest is noted
+    os.utime(archive, (1, 1))  # the digest of an old file is noted
     with umask(0):
         (tmp_path / "shared").chmod(0o666)
         open_archive(archive, cache=cache).close()
@@ -243,7 +241,7 @@ def test_nothing_in_the_cache_can_be_written_by_others_whatever_the_umask(
     open_to_others = {
         path.name for path in cache.rglob("*") if not path.is_symlink() and mode(path) & OTHERS
     }
-    assert open_to_others == {"same"}  # its owner is the one of the other name
+    assert open_to_others == {"same"}  # a hard link to a file outside of the cache
 
 
 @pytest.mark.parametrize("name", ["archives", "archives/entries", "archives/seen"])
@@ -261,7 +259,7 @@ def test_a_cache_that_a_group_or_others_can_write_is_refused(
 
 @as_root
 @pytest.mark.parametrize("name", ["entries", "seen", "partial", "building"])
-def test_a_part_of_the_cache_that_is_another_users_is_refused(
+def test_a_part_of_the_cache_that_belongs_to_another_user_is_refused(
     archive: Path, cache: Path, name: str
 ) -> None:
     open_archive(archive, cache=cache).close()
@@ -273,7 +271,7 @@ def test_a_part_of_the_cache_that_is_another_users_is_refused(
 
 
 @as_root
-def test_an_entry_of_another_user_is_passed_over(archive: Path, cache: Path) -> None:
+def test_an_entry_of_another_user_is_ignored(archive: Path, cache: Path) -> None:
     with open_archive(archive, cache=cache) as opened:
         planted = opened.directory.parent
     (planted / "files" / "handler.py").write_text("planted")
@@ -283,7 +281,7 @@ def test_an_entry_of_another_user_is_passed_over(archive: Path, cache: Path) -> 
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_a_home_the_cache_has_a_name_that_nobody_can_take_first(
+def test_the_cache_of_a_user_without_a_home_has_a_name_that_nobody_can_guess(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -300,10 +298,10 @@ def test_without_a_home_the_cache_has_a_name_that_nobody_can_take_first(
 
 
 @as_root
-def test_a_home_that_is_another_users_has_no_cache_of_ours(
+def test_the_home_of_another_user_gets_no_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with `sudo -E`: its owner could swap what root then runs."""
+    """`sudo -E` keeps a home whose owner could swap the files that root then runs."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
@@ -312,37 +310,37 @@ def test_a_home_that_is_another_users_has_no_cache_of_ours(
     assert default_cache().parent != tmp_path / "home" / ".cache"
 
 
-def swap(place: Path, planted: Path, begun: Event) -> None:
-    """What an attacker does, until it is killed."""
-    away = place.with_name("away")
+def swap(parent: Path, planted: Path, begun: Event) -> None:
+    """Swap a directory for another one, again and again."""
+    away = parent.with_name("away")
     while True:
         with suppress(OSError):
-            place.rename(away)
+            parent.rename(away)
         with suppress(OSError):
-            place.symlink_to(planted)
-            place.unlink()
+            parent.symlink_to(planted)
+            parent.unlink()
         with suppress(OSError):
-            away.rename(place)
+            away.rename(parent)
         begun.set()
 
 
 @pytest.mark.usefixtures("processes")
 @as_root
 @pytest.mark.parametrize("attack", ["in a sticky directory", "in a directory of the attacker's"])
-def test_a_cache_that_is_swapped_while_it_is_opened_never_gives_another_users_entry(
+def test_a_cache_that_is_swapped_while_it_opens_never_gives_another_users_entry(
     attack: str, archive: Path, tmp_path: Path, can_pass: Callable[[Path], None]
 ) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    place.chmod(0o1777)
+    parent = tmp_path / "place"
+    parent.mkdir()
+    parent.chmod(0o1777)
     if attack == "in a directory of the attacker's":
-        os.chown(place, STRANGER, STRANGER)
-    can_pass(place)
+        os.chown(parent, STRANGER, STRANGER)
+    can_pass(parent)
     planted = tmp_path / "planted"
     digest = open_and_plant(archive, planted)
     for path in (planted, *planted.rglob("*")):
         os.chown(path, STRANGER, STRANGER)
-    cache = place / "cache"
+    cache = parent / "cache"
     cache.mkdir(mode=0o700)
     begun = FORK.Event()
     opened = 0
@@ -350,18 +348,18 @@ def test_a_cache_that_is_swapped_while_it_is_opened_never_gives_another_users_en
         assert begun.wait(60)
         for _ in range(100):
             try:
-                with open_archive(archive, cache=cache) as found:
+                with open_archive(archive, cache=cache) as entry:
                     opened += 1
-                    assert found.digest == digest
-                    assert found.directory.stat().st_uid == os.geteuid()
-                    assert not (found.directory / "handler.py").read_text().startswith("planted")
+                    assert entry.digest == digest
+                    assert entry.directory.stat().st_uid == os.geteuid()
+                    assert not (entry.directory / "handler.py").read_text().startswith("planted")
             except CacheError:
                 continue
     assert opened == (100 if attack == "in a sticky directory" else 0)
 
 
 def open_and_plant(archive: Path, cache: Path) -> str:
-    """A cache with another handler in place of the archive's."""
+    """Make a cache in which another handler replaces the archive's."""
     with open_archive(archive, cache=cache) as opened:
         handler = opened.directory / "handler.py"
         handler.write_bytes(b"planted".ljust(handler.stat().st_size))
@@ -371,7 +369,7 @@ def open_and_plant(archive: Path, cache: Path) -> str:
 
 @pytest.fixture
 def can_pass(tmp_path: Path) -> Callable[[Path], None]:
-    """Lets other users reach a directory below the tests' own."""
+    """Return a function that lets other users reach a directory below the tests' own."""
 
     def let(path: Path) -> None:
         for parent in path.parents:

@@ -1,6 +1,4 @@
-"""A .war: packed by the command, opened with the same care as a .mar, and read by TorchServe's own
-tools alike.
-"""
+"""Archives of workflows: the command that packs them, safe opening, and TorchServe's tools."""
 
 from __future__ import annotations
 
@@ -8,8 +6,8 @@ import json
 import subprocess
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,30 +57,21 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 def write_war(path: Path, **members: str | bytes) -> Path:
-    """A .war of raw members, as another archiver, or an attacker, would write it; one without
-    content is left out.
+    """Write a .war of raw members, as another archiver or an attacker would.
+
+    Empty members are left out.
     """
+    manifest = {"WAR-INF/MANIFEST.json": json.dumps(MANIFEST)}
+    files = {**manifest, "spec.yaml": SPEC, "handler.py": HANDLER, **members}
     with zipfile.ZipFile(path, "w") as archive:
-        for name, content in (
-            {
-                "WAR-INF/MANIFEST.json": json.dumps(MANIFEST),
-                "spec.yaml": SPEC,
-                "handler.py": HANDLER,
-            }
-            | members
-        ).items():
+        for name, content in files.items():
             if content:
                 archive.writestr(name, content)
     return path
 
 
-def test_the_command_packs_what_torchserves_does_with_checksums(
+def test_the_command_packs_like_torchserves_and_adds_checksums(
     inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*FLAGS, "--extra-files", "extra", "--export-path", "out"]) == 0
@@ -95,11 +84,7 @@ def test_the_command_packs_what_torchserves_does_with_checksums(
             "spec.yaml",
         ]
         manifest = json.loads(archive.read("WAR-INF/MANIFEST.json"))
-    assert manifest["workflow"] == {
-        "workflowName": "flow",
-        "specFile": "spec.yaml",
-        "handler": "handler.py",
-    }
+    assert manifest["workflow"] == MANIFEST["workflow"]
     assert sorted(manifest["sha256"]) == ["handler.py", "labels.json", "spec.yaml"]
     assert {"createdOn", "archiverVersion"} <= set(manifest)
 
@@ -128,8 +113,7 @@ def test_a_function_that_the_handler_lacks_is_warned_about(
 ) -> None:
     (inputs / "handler.py").write_text("def pre(data, context):\n    return data\n")
     assert main(FLAGS) == 0
-    reported = "WARNING - the node post of the dag is neither a model nor a function of handler.py: the server will not load it\n"
-    assert capsys.readouterr().err == reported
+    assert "the node post of the dag is neither" in capsys.readouterr().err
     (inputs / "handler.py").write_text("from elsewhere import *\n")
     assert main([*FLAGS, "-f"]) == 0
     assert "neither" not in capsys.readouterr().err
@@ -139,20 +123,20 @@ def test_a_function_that_the_handler_lacks_is_warned_about(
     ("change", "reported"),
     [
         ({"--workflow-name": "a flow"}, "Workflow name contains special characters."),
-        ({"--spec-file": "none.yaml"}, "The spec file none.yaml does not exist."),
-        ({"--handler": "none.py"}, "The handler none.py does not exist."),
+        ({"--spec-file": "none.yaml"}, "none.yaml does not exist"),
+        ({"--handler": "none.py"}, "none.py does not exist"),
         ({"--spec-file": "cycle.yaml"}, "its dag has a cycle:"),
         ({"--handler": "broken.py"}, "broken.py is not valid Python"),
-        ({"--extra-files": "nowhere"}, "The extra file nowhere does not exist."),
+        ({"--extra-files": "nowhere"}, "nowhere does not exist"),
     ],
 )
-def test_what_the_server_would_refuse_is_not_packed(
+def test_a_workflow_that_the_server_would_refuse_is_not_packed(
     change: dict[str, str], reported: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (inputs / "cycle.yaml").write_text("dag: {pre: [post], post: [pre]}")
     (inputs / "broken.py").write_text("def pre(:\n")
     flags = dict(zip(FLAGS[::2], FLAGS[1::2], strict=True)) | change
-    assert main([word for pair in flags.items() for word in pair]) == 1
+    assert main([argument for pair in flags.items() for argument in pair]) == 1
     assert reported in capsys.readouterr().err
     assert not list(inputs.glob("*.war"))
 
@@ -202,7 +186,7 @@ def test_an_archive_opens_to_its_specification_and_stays_while_it_is_open(
         assert opened.directory.is_relative_to(cache)
 
 
-def test_a_directory_is_used_where_it_is(tmp_path: Path) -> None:
+def test_a_directory_is_used_in_place(tmp_path: Path) -> None:
     with zipfile.ZipFile(write_war(tmp_path / "flow.war")) as archive:
         archive.extractall(tmp_path / "flow")
     with open_workflow(tmp_path / "flow") as opened:
@@ -210,94 +194,62 @@ def test_a_directory_is_used_where_it_is(tmp_path: Path) -> None:
         assert opened.handler == "handler.py"
 
 
-def link(path: Path) -> Path:
+def write_link(path: Path) -> None:
     with zipfile.ZipFile(write_war(path), "a") as archive:
         info = zipfile.ZipInfo("evil")
         info.create_system, info.external_attr = 3, 0o120777 << 16
         archive.writestr(info, "/etc/passwd")
-    return path
 
 
-def twice(path: Path) -> Path:
-    with zipfile.ZipFile(write_war(path), "a") as archive:
-        archive.writestr("SPEC.YAML", "dag: {}")
-    return path
+def write_truncated(path: Path) -> None:
+    path.write_bytes(write_war(path).read_bytes()[:-30])
 
 
-def manifest(**workflow: object) -> str:
-    return json.dumps({"workflow": MANIFEST["workflow"] | workflow})
+def workflow(**fields: object) -> str:
+    """Return a manifest with other fields."""
+    return json.dumps({"workflow": MANIFEST["workflow"] | fields})
 
 
 @pytest.mark.parametrize(
-    ("make", "kind"),
+    ("content", "kind"),
     [
-        (lambda path: write_war(path, **{"../evil.py": "x"}), UnsafePath),
-        (lambda path: write_war(path, **{"/etc/evil.py": "x"}), UnsafePath),
-        (link, LinkMember),
-        (twice, DuplicateMember),
-        (lambda path: write_war(path, zeros=bytes(2000)), ArchiveTooLarge),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": ""}), ForeignFile),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": "{"}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": "[]"}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": "{}"}), InvalidManifest),
-        (
-            lambda path: write_war(
-                path, **{"WAR-INF/MANIFEST.json": manifest(workflowName="../x")}
-            ),
-            InvalidManifest,
-        ),
-        (
-            lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(workflowName=None)}),
-            InvalidManifest,
-        ),
-        (
-            lambda path: write_war(
-                path, **{"WAR-INF/MANIFEST.json": manifest(specFile="../../etc/passwd")}
-            ),
-            InvalidManifest,
-        ),
-        (
-            lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile=3)}),
-            InvalidManifest,
-        ),
-        (
-            lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile=None)}),
-            InvalidManifest,
-        ),
-        (
-            lambda path: write_war(
-                path, **{"WAR-INF/MANIFEST.json": manifest(handler="/etc/x.py")}
-            ),
-            InvalidManifest,
-        ),
-        (
-            lambda path: write_war(
-                path, **{"WAR-INF/MANIFEST.json": json.dumps(MANIFEST | {"sha256": 3})}
-            ),
-            InvalidManifest,
-        ),
-        (
-            lambda path: write_war(
-                path,
-                **{"WAR-INF/MANIFEST.json": json.dumps(MANIFEST | {"sha256": {"spec.yaml": "0"}})},
-            ),
-            WrongChecksum,
-        ),
-        (lambda path: write_war(path, **{"spec.yaml": ""}), InvalidManifest),
-        (lambda path: write_war(path, **{"handler.py": ""}), InvalidManifest),
-        (lambda path: write_war(path, **{"spec.yaml": "dag: []"}), InvalidSpec),
-        (lambda path: path.write_bytes(b"junk") and path, ForeignFile),
-        (lambda path: path.write_bytes(b"") or path, EmptyArchive),
-        (
-            lambda path: path.write_bytes(write_war(path).read_bytes()[:-30]) and path,
-            TruncatedArchive,
-        ),
+        (write_link, LinkMember),
+        (write_truncated, TruncatedArchive),
+        (b"junk", ForeignFile),
+        (b"", EmptyArchive),
+        ({"../evil.py": "x"}, UnsafePath),
+        ({"/etc/evil.py": "x"}, UnsafePath),
+        ({"SPEC.YAML": "dag: {}"}, DuplicateMember),
+        ({"zeros": bytes(2000)}, ArchiveTooLarge),
+        ({"spec.yaml": ""}, InvalidManifest),
+        ({"handler.py": ""}, InvalidManifest),
+        ({"spec.yaml": "dag: []"}, InvalidSpec),
+        ("", ForeignFile),
+        ("{", InvalidManifest),
+        ("[]", InvalidManifest),
+        ("{}", InvalidManifest),
+        (workflow(workflowName="../x"), InvalidManifest),
+        (workflow(workflowName=None), InvalidManifest),
+        (workflow(specFile="../../etc/passwd"), InvalidManifest),
+        (workflow(specFile=3), InvalidManifest),
+        (workflow(specFile=None), InvalidManifest),
+        (workflow(handler="/etc/x.py"), InvalidManifest),
+        (json.dumps(MANIFEST | {"sha256": 3}), InvalidManifest),
+        (json.dumps(MANIFEST | {"sha256": {"spec.yaml": "0"}}), WrongChecksum),
     ],
 )
-def test_what_is_unsafe_or_no_workflow_is_refused_and_leaves_nothing(
-    make: Callable[[Path], Path], kind: type[ArchiveError], tmp_path: Path, cache: Path
+def test_an_unsafe_archive_is_refused_and_leaves_nothing(
+    content: Any, kind: type[ArchiveError], tmp_path: Path, cache: Path
 ) -> None:
-    path = make(tmp_path / "flow.war")
+    """The content is of the file, of its manifest or of its members."""
+    path = tmp_path / "flow.war"
+    if callable(content):
+        content(path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        members = {"WAR-INF/MANIFEST.json": content} if isinstance(content, str) else content
+        write_war(path, **members)
     with pytest.raises(kind) as caught:
         open_workflow(path, cache=cache, limits=Limits(total=1500))
     assert type(caught.value) is kind
@@ -306,9 +258,7 @@ def test_what_is_unsafe_or_no_workflow_is_refused_and_leaves_nothing(
     assert not (tmp_path / "evil.py").exists()
 
 
-def test_torchserves_own_archiver_makes_what_opens_here(
-    peer_bin: Path, inputs: Path, cache: Path
-) -> None:
+def test_archives_of_torchserves_archiver_open(peer_bin: Path, inputs: Path, cache: Path) -> None:
     subprocess.run(
         [peer_bin / "torch-workflow-archiver", *FLAGS, "--extra-files", "extra/labels.json"],
         check=True,

@@ -1,4 +1,4 @@
-"""The graph of a workflow: parents, leaves and circles, for any graph there can be."""
+"""The graph of a workflow: parents, leaves and cycles of any graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRAPHS = st.dictionaries(NAMES, st.lists(NAMES, max_size=4), max_size=8).map(com
 
 
 @given(GRAPHS)
-def test_every_node_that_is_named_is_there_and_parents_mirror_edges(
+def test_every_named_node_exists_and_parents_mirror_edges(
     edges: dict[str, tuple[str, ...]],
 ) -> None:
     assert all(successor in edges for following in edges.values() for successor in following)
@@ -27,7 +27,7 @@ def test_every_node_that_is_named_is_there_and_parents_mirror_edges(
 
 
 @given(GRAPHS)
-def test_a_cycle_that_is_found_is_one_and_else_the_nodes_can_be_ordered(
+def test_a_graph_has_a_cycle_or_an_order_of_its_nodes(
     edges: dict[str, tuple[str, ...]],
 ) -> None:
     cycle = find_cycle(edges)
@@ -43,7 +43,7 @@ def test_a_cycle_that_is_found_is_one_and_else_the_nodes_can_be_ordered(
 
 
 @given(acyclic().map(complete))
-def test_what_has_no_cycle_is_not_said_to_have_one_and_ends_in_leaves(
+def test_an_acyclic_graph_has_no_cycle_and_ends_in_leaves(
     edges: dict[str, tuple[str, ...]],
 ) -> None:
     assert find_cycle(edges) is None
@@ -59,9 +59,9 @@ def test_a_node_that_feeds_itself_is_a_cycle() -> None:
     )
 
 
-def test_a_long_chain_is_no_trouble() -> None:
+def test_a_long_chain_is_searched_without_recursion() -> None:
     chain = {f"n{number}": [f"n{number + 1}"] for number in range(2000)}
     assert find_cycle(complete(chain)) is None
-    found = find_cycle(complete(chain | {"n2000": ["n0"]}))
-    assert found is not None
-    assert len(found) == 2002
+    cycle = find_cycle(complete(chain | {"n2000": ["n0"]}))
+    assert cycle is not None
+    assert len(cycle) == 2002

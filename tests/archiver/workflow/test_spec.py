@@ -1,4 +1,4 @@
-"""A workflow's specification: what is read, what is passed over with a word, and what cannot be."""
+"""A workflow's specification: its fields, its problems, and its errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse(text: str, has_handler: bool = True) -> WorkflowSpec:
     return parse_spec(yaml.safe_load(text), source="spec.yaml", has_handler=has_handler)
 
 
-def test_a_model_takes_what_it_does_not_say_itself_from_the_others_above() -> None:
+def test_a_model_takes_missing_settings_from_the_common_ones() -> None:
     spec = parse("""
 models:
     min-workers: 1
@@ -71,60 +71,46 @@ def test_one_successor_may_be_written_without_brackets() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("batch-size: two", "models.batch-size: 'two' is invalid: it must be a valid integer"),
-        ("timeout-ms: 0", "models.timeout-ms: 0 is invalid: it must be greater than or equal to 1"),
-        (
-            "min_workers: 2",
-            "models.min_workers is not a known key; did you mean models.min-workers?",
-        ),
-        (
-            "comment: hello",
-            "models.comment is not a known key; the known keys are "
-            "min-workers, max-workers, batch-size, max-batch-delay, retry-attempts, timeout-ms",
-        ),
-        ("m2: {url: b.mar}", "model m2 is not used in the dag, so it is not loaded"),
+        ("batch-size: two", "models.batch-size: 'two'"),
+        ("timeout-ms: 0", "models.timeout-ms: 0"),
+        ("min_workers: 2", "did you mean models.min-workers?"),
+        ("comment: hello", "models.comment is not a known key"),
+        ("m2: {url: b.mar}", "model m2 is not used in the dag"),
     ],
 )
-def test_what_will_not_do_what_was_meant_is_reported_and_passed_over(
-    line: str, problem: str
-) -> None:
+def test_settings_without_effect_are_reported_and_ignored(line: str, problem: str) -> None:
     spec = parse(f"models:\n  {line}\n  m1: {{url: a.mar}}\ndag: {{m1: []}}")
-    assert spec.problems == (problem,)
+    assert len(spec.problems) == 1
+    assert problem in spec.problems[0]
     assert spec.nodes["m1"].settings == NodeSettings()
 
 
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
-        ("- a\n- b", "spec.yaml holds a list instead of keys and values"),
+        ("- a\n- b", "spec.yaml holds a list"),
         ("", "spec.yaml holds nothing instead"),
         ("models: [a]\ndag: {a: [b]}", "models holds a list"),
-        ("models: {m1: {url: a.mar}}", "dag holds nothing, not the edges between the nodes"),
+        ("models: {m1: {url: a.mar}}", "dag holds nothing"),
         ("models: {m1: {min-workers: 1}}\ndag: {m1: []}", "model 'm1' has no url"),
         ("models: {m1: {url: [a]}}\ndag: {m1: []}", "model 'm1' has no url"),
         ("dag: {a: {b: c}}", "dag.a holds a dict"),
         ("dag: {'a b': []}", "the node 'a b' has an invalid name"),
         ("dag: {'../x': []}", "the node '../x' has an invalid name"),
-        (
-            "models: {model: {url: a.mar}}\ndag: {pre-1: [model]}",
-            "the node pre-1 of the dag is neither a model under models",
-        ),
-        (
-            "dag: {" + ", ".join(f"a{number}: [b]" for number in range(256)) + "}",
-            "spec.yaml has 257 nodes; a workflow may have 256",
-        ),
+        ("models: {model: {url: a.mar}}\ndag: {pre-1: [model]}", "the node pre-1 of the dag"),
+        ("dag: {" + ", ".join(f"a{number}: [b]" for number in range(256)) + "}", "257 nodes"),
     ],
 )
-def test_what_cannot_be_a_workflow_is_refused_with_the_reason(text: str, reported: str) -> None:
+def test_a_document_that_is_no_workflow_is_refused_with_the_reason(
+    text: str, reported: str
+) -> None:
     with pytest.raises(InvalidSpec) as caught:
         parse(text)
     assert reported in caught.value.message
 
 
-def test_a_node_that_is_no_model_where_there_is_no_handler_is_refused() -> None:
-    with pytest.raises(
-        InvalidSpec, match=r"the node modle of the dag is not a model .* Did you mean model\?"
-    ):
+def test_a_node_that_is_no_model_needs_a_handler() -> None:
+    with pytest.raises(InvalidSpec, match=r"modle .* mean model\?"):
         parse("models: {model: {url: a.mar}}\ndag: {modle: []}", has_handler=False)
 
 
@@ -149,6 +135,6 @@ def test_a_document_that_is_no_plain_yaml_is_refused(
 @pytest.mark.parametrize(
     "data", [None, 3, "text", [], {}, {"dag": 3}, {"models": 3, "dag": {"a": []}}]
 )
-def test_plain_values_of_any_kind_are_distinguished(data: Any) -> None:
+def test_values_that_are_no_workflow_are_refused(data: Any) -> None:
     with pytest.raises(InvalidSpec):
         parse_spec(data, source="spec.yaml", has_handler=False)

@@ -39,10 +39,10 @@ BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\
 def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(
     torchserve: TorchServe,
 ) -> None:
-    make_model(torchserve.place / "store" / "echo.mar", ECHO)
-    make_model(torchserve.place / "store" / "echo2.mar", ECHO, name="echo", version="2.0")
-    make_model(torchserve.place / "store" / "broken.mar", BROKEN)
-    (torchserve.place / "store" / "junk.mar").write_text("junk")
+    make_model(torchserve.directory / "store" / "echo.mar", ECHO)
+    make_model(torchserve.directory / "store" / "echo2.mar", ECHO, name="echo", version="2.0")
+    make_model(torchserve.directory / "store" / "broken.mar", BROKEN)
+    (torchserve.directory / "store" / "junk.mar").write_text("junk")
     torchserve.configure(
         "load_models=all",
         "vmargs=-Xmx1g",
@@ -113,7 +113,7 @@ def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchSer
     """A volume that is mounted late, then a damaged file: the snapshot keeps the model in both
     cases.
     """
-    store = torchserve.place / "store"
+    store = torchserve.directory / "store"
     for name in ("echo", "late"):
         make_model(store / f"{name}.mar", ECHO, name=name)
     torchserve.configure("load_models=all")
@@ -124,7 +124,7 @@ def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchSer
     assert torchserve.call("--stop")[0] == 0
     before = torchserve.snapshots()
 
-    (store / "late.mar").rename(torchserve.place / "late.mar")
+    (store / "late.mar").rename(torchserve.directory / "late.mar")
     code, _, err = torchserve.call(*START)
     words = "InvalidSnapshotException: Model archive file for model :late, version :1.0 not found in model store"
     assert (code, err.startswith(words)) == (1, True), err
@@ -149,7 +149,7 @@ def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchSer
     )
     assert torchserve.call("--stop")[0] == 0
 
-    (torchserve.place / "late.mar").rename(store / "late.mar")
+    (torchserve.directory / "late.mar").rename(store / "late.mar")
     assert torchserve.start(*START)[0] == 0, torchserve.stderr
     reported = torchserve.describe("late")
     assert (reported["minWorkers"], reported["maxWorkers"]) == (0, 2)
@@ -159,12 +159,16 @@ def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> 
     torchserve.configure()
     command = [sys.executable, "-m", "tsx_cli.serve.torchserve", "--foreground", "--ncs"]
     with subprocess.Popen(
-        command, cwd=torchserve.place, env=torchserve.environment, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=torchserve.directory,
+        env=torchserve.environment,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert READY in (line.rstrip("\n") for line in process.stdout)
         assert torchserve.server.pid == process.pid
-        assert set(json.loads((torchserve.place / "key_file.json").read_text())) == {
+        assert set(json.loads((torchserve.directory / "key_file.json").read_text())) == {
             "management",
             "inference",
             "API",
@@ -172,7 +176,7 @@ def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> 
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE) == 0
     assert not torchserve.pid_file.exists()
-    assert not (torchserve.place / "logs" / "config").exists()
+    assert not (torchserve.directory / "logs" / "config").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def everywhere(address: str) -> str:
 
 
 def test_the_entry_point_of_torchserves_image(torchserve: TorchServe) -> None:
-    make_model(torchserve.place / "store" / "echo.mar", ECHO)
+    make_model(torchserve.directory / "store" / "echo.mar", ECHO)
     lines = [
         f"{role}_address={everywhere(getattr(torchserve, role))}"
         for role in ("inference", "management", "metrics")
@@ -30,13 +30,16 @@ def test_the_entry_point_of_torchserves_image(torchserve: TorchServe) -> None:
     lines += [
         "number_of_netty_threads=32",
         "job_queue_size=1000",
-        f"model_store={torchserve.place}/store",
+        f"model_store={torchserve.directory}/store",
         "enable_grpc=false",
     ]
-    lines += [f"workflow_store={torchserve.place}/wf-store"]
-    (torchserve.place / "config.properties").write_text("\n".join(lines) + "\n")
+    lines += [f"workflow_store={torchserve.directory}/wf-store"]
+    (torchserve.directory / "config.properties").write_text("\n".join(lines) + "\n")
     code, said = torchserve.start(
-        "--start", "--ts-config", f"{torchserve.place}/config.properties", "--disable-token-auth"
+        "--start",
+        "--ts-config",
+        f"{torchserve.directory}/config.properties",
+        "--disable-token-auth",
     )
     assert (code, said[-1]) == (0, READY), torchserve.stderr
     assert json.loads(torchserve.request("GET", f"{torchserve.inference}/ping")) == {
@@ -55,7 +58,7 @@ LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
-    model = make_model(torchserve.place / "opt" / "ml" / "model", ECHO)
+    model = make_model(torchserve.directory / "opt" / "ml" / "model", ECHO)
     described = {
         "model": {
             "1.0": {
@@ -83,8 +86,8 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
         f"models={json.dumps(described)}",
     ]
     lines += ["default_service_handler=sagemaker_pytorch_serving_container.handler_service:handle"]
-    (torchserve.place / "sagemaker-ts.properties").write_text("\n".join(lines) + "\n")
-    (torchserve.place / "log4j2.xml").write_text(LOG4J)
+    (torchserve.directory / "sagemaker-ts.properties").write_text("\n".join(lines) + "\n")
+    (torchserve.directory / "log4j2.xml").write_text(LOG4J)
     torchserve.environment["TS_JOB_QUEUE_SIZE"] = "7"
     words = [
         "--start",
@@ -112,8 +115,8 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
 
 
 def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
-    make_model(torchserve.place / "store" / "mnist.mar", ECHO)
-    make_model(torchserve.place / "store" / "other.mar", ECHO)
+    make_model(torchserve.directory / "store" / "mnist.mar", ECHO)
+    make_model(torchserve.directory / "store" / "other.mar", ECHO)
     version = {
         "defaultVersion": True,
         "marName": "mnist.mar",
@@ -137,7 +140,7 @@ def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
         "enable_envvars_config=true",
         f"model_snapshot={json.dumps(snapshot)}",
     ]
-    (torchserve.place / "kserve.properties").write_text("\n".join(lines) + "\n")
+    (torchserve.directory / "kserve.properties").write_text("\n".join(lines) + "\n")
     code, said = torchserve.start("--start", "--model-store=store", "--ts-config=kserve.properties")
     assert (code, said[-1]) == (0, READY), torchserve.stderr
     assert [

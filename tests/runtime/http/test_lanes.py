@@ -396,7 +396,7 @@ def cut(data: bytes, sizes: Iterable[int]) -> list[bytes]:
 def closes(answer: Answer | None) -> bool:
     return (
         answer is None
-        or not answer.whole
+        or not answer.complete
         or b"close" in (answer.header(b"connection") or b"").lower()
     )
 
@@ -482,7 +482,7 @@ def test_on_the_fast_lane_a_refusal_before_the_body_ends_the_connection_after_th
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         connection.send(large, large + refused, b"b" * 500, b"b" * 500)
         answers = [connection.answer() for _ in range(4)]
-    assert [answer and (answer.status, answer.whole) for answer in answers] == [
+    assert [answer and (answer.status, answer.complete) for answer in answers] == [
         (200, True),
         (200, True),
         (404, True),

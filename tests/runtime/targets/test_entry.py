@@ -1,6 +1,4 @@
-"""The entry of an image: which platform it is on, which model lies there, and how it serves on
-SageMaker.
-"""
+"""The entry of an image: its platform, its model, and SageMaker's variables."""
 
 from __future__ import annotations
 
@@ -30,19 +28,17 @@ ECHO = "def handle(data, context):\n    return data\n"
         ({"SAGEMAKER_REGION": "x", "TSX_TARGET": "Container"}, "container"),
     ],
 )
-def test_the_platform_is_known_by_its_variables_unless_it_is_named(
-    env: dict[str, str], platform: str
-) -> None:
+def test_variables_tell_the_platform_unless_it_is_named(env: dict[str, str], platform: str) -> None:
     assert chosen(env) == platform
 
 
-def test_a_platform_that_there_is_not_names_those_that_there_are() -> None:
+def test_an_unknown_platform_is_an_error_with_the_nearest_one() -> None:
     with pytest.raises(SettingError, match="TSX_TARGET is 'sagmaker'; did you mean 'sagemaker'"):
         chosen({"TSX_TARGET": "sagmaker"})
 
 
-def test_the_variables_of_sagemakers_toolkit_say_how_the_model_is_served() -> None:
-    said = read_environment(
+def test_variables_of_sagemakers_toolkit_are_settings_of_the_model() -> None:
+    environment = read_environment(
         {
             "SAGEMAKER_BIND_TO_PORT": "7777",
             "SAGEMAKER_MODEL_SERVER_WORKERS": "2",
@@ -54,22 +50,19 @@ def test_the_variables_of_sagemakers_toolkit_say_how_the_model_is_served() -> No
             "SAGEMAKER_STARTUP_TIMEOUT": "",
         }
     )
-    assert (
-        said.variables["TSX_INFERENCE_ADDRESS"]
-        == said.variables["TSX_METRICS_ADDRESS"]
-        == "http://0.0.0.0:7777"
-    )
-    assert said.order == {
+    addresses = (environment.variables[f"TSX_{role}_ADDRESS"] for role in ("INFERENCE", "METRICS"))
+    assert set(addresses) == {"http://0.0.0.0:7777"}
+    assert environment.order == {
         "initial_workers": 2,
         "batch_size": 8,
         "max_batch_delay": 20,
         "max_workers": 2,
         "response_timeout": 40,
     }
-    assert said.notices == []
+    assert environment.notices == []
 
 
-def test_variables_that_change_nothing_are_reported() -> None:
+def test_variables_without_effect_are_reported() -> None:
     notices = read_environment(
         {
             "SAGEMAKER_TS_BATCHSIZE": "8",
@@ -77,21 +70,20 @@ def test_variables_that_change_nothing_are_reported() -> None:
             "SAGEMAKER_REGION": "x",
         }
     ).notices
-    assert notices == [
-        "SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and has no effect here",
-        "SAGEMAKER_TS_BATCHSIZE changes nothing; did you mean 'SAGEMAKER_TS_BATCH_SIZE'?",
-    ]
+    java, unknown = notices
+    assert java.startswith("SAGEMAKER_MODEL_SERVER_VMARGS ")
+    assert unknown.endswith("'SAGEMAKER_TS_BATCH_SIZE'?")
 
 
 @pytest.mark.parametrize(
     ("name", "text"), [("SAGEMAKER_TS_BATCH_SIZE", "many"), ("SAGEMAKER_BIND_TO_PORT", "70000")]
 )
-def test_a_value_that_means_nothing_is_an_error(name: str, text: str) -> None:
+def test_an_invalid_value_is_an_error(name: str, text: str) -> None:
     with pytest.raises(SettingError, match=f"{name} is .*{text}"):
         read_environment({name: text})
 
 
-def test_the_model_of_a_directory_is_its_only_archive_or_what_was_in_one(tmp_path: Path) -> None:
+def test_the_model_of_a_directory_is_its_only_archive_or_an_unpacked_one(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"holds nothing; it must hold one \.mar"):
         found_model(tmp_path / "model", {})
     (tmp_path / "notes.txt").write_text("")
@@ -117,23 +109,19 @@ def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(
 
 
 @pytest.mark.usefixtures("processes")
-def test_another_word_than_serve_is_a_command(tmp_path: Path) -> None:
+def test_any_argument_but_serve_is_a_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tsx_runtime.targets.entry", "echo", "a word"]
-    assert (
-        subprocess.check_output(command, cwd=tmp_path, env=clean(dict(os.environ)), text=True)
-        == "a word\n"
-    )
+    output = subprocess.check_output(command, cwd=tmp_path, env=clean(os.environ), text=True)
+    assert output == "a word\n"
 
 
-def test_a_word_that_is_no_command_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["srve"], {}) == 127
-    assert capsys.readouterr().err == (
-        "Error: 'srve' cannot be started: No such file or directory. 'serve', or no command, starts the server.\n"
-    )
+    assert capsys.readouterr().err.startswith("Error: 'srve' cannot be started")
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_is_no_archive_is_reported_without_a_traceback(
+def test_a_file_that_is_no_archive_is_reported_without_a_traceback(
     tmp_path: Path, free_ports: FreePorts
 ) -> None:
     (tmp_path / "model").mkdir()

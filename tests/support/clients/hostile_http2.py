@@ -1,6 +1,4 @@
-"""HTTP/2 as frames, for clients that break its rules: any frame, at any time, and a socket that is
-read only when the test says so.
-"""
+"""HTTP/2 frames for clients that break its rules and read only when a test says so."""
 
 from __future__ import annotations
 
@@ -25,9 +23,9 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONT
 )
 ACK = END_STREAM = 1
 END_HEADERS = 4
-INITIAL_WINDOW_SIZE = 4  # of SETTINGS
+INITIAL_WINDOW_SIZE = 4  # a parameter of SETTINGS
 ENHANCE_YOUR_CALM = 11
-TIMEOUT = 60.0  # seconds; of a machine that has other things to do
+TIMEOUT = 60.0  # seconds, on a busy machine
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -35,29 +33,29 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def literal(name: bytes, value: bytes, *, indexed: bool = False) -> bytes:
-    """An HPACK field whose name and value are written out; `indexed`: it goes into the receiver's
-    dynamic table as well.
+    """Encode an HPACK field with a literal name and value.
+
+    An `indexed` one goes into the receiver's dynamic table too.
     """
     return (b"\x40" if indexed else b"\x00") + _length(name) + name + _length(value) + value
 
 
 def call_headers(path: bytes, extra: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
-    """The header block of a gRPC call."""
-    own = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"))
+    """Encode the header block of a gRPC call."""
+    fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"))
     grpc = ((b"content-type", b"application/grpc"), (b"te", b"trailers"))
-    return b"".join(literal(*pair) for pair in (*own, *grpc, *extra))
+    return b"".join(literal(*pair) for pair in (*fields, *grpc, *extra))
 
 
 def message(data: bytes, *, compressed: bool = False) -> bytes:
-    """A message of gRPC: one byte, its length, itself."""
+    """Encode a message of gRPC: one byte, its length, its data."""
     return struct.pack(">BI", compressed, len(data)) + data
 
 
 class HostileConnection:
-    """Sends what it is told.
+    """A connection that sends any frames.
 
-    What the server sends is read while something is sent or waited for, and counted in `frames` by
-    type.
+    The server's frames are read while something is sent or waited for, and counted in `frames`.
     """
 
     def __init__(self, target: str, settings: bytes = b"") -> None:
@@ -69,7 +67,7 @@ class HostileConnection:
         self.data: Counter[int] = Counter()  # bytes of DATA by stream
         self.headers: dict[int, bytes] = {}  # header blocks of answers by stream, as they came
         self.finished: set[int] = set()  # streams that the server has ended
-        self.max_streams: int | None = None  # that the server allows
+        self.max_streams: int | None = None  # the server's setting
         self.goaway: tuple[int, bytes] | None = None  # its error code and text
         self.closed = False
         self._buffer = b""
@@ -83,7 +81,7 @@ class HostileConnection:
         self.sock.close()
 
     def send(self, data: bytes, deadline: float = TIMEOUT) -> bool:
-        """False where the server has closed, or has taken nothing for so many seconds."""
+        """Send bytes; return False where the server has closed or stopped reading."""
         if self._acknowledge:  # never within a frame that is half sent
             self._acknowledge, data = False, frame(SETTINGS, ACK, 0) + data
         view, until = memoryview(data), time.monotonic() + deadline
@@ -100,14 +98,12 @@ class HostileConnection:
 
     def read_until_closed(self, deadline: float = TIMEOUT) -> bool:
         until = time.monotonic() + deadline
-        while not self.closed and (left := until - time.monotonic()) > 0:
-            self.read(left)
+        while not self.closed and (seconds := until - time.monotonic()) > 0:
+            self.read(seconds)
         return self.closed
 
     def settle(self) -> bool:
-        """Wait until the server has read everything: it answers a ping. False where it has
-        closed.
-        """
+        """Wait until the server has read everything and answers a ping; False where it closes."""
         seen = self.frames[PING]
         self.send(frame(PING, 0, 0, b"settled?"))
         until = time.monotonic() + TIMEOUT
@@ -117,14 +113,12 @@ class HostileConnection:
         return not self.closed
 
     def status(self, stream: int) -> int | None:
-        """gRPC's status of a stream, if it is the first one of the connection: later ones refer to
-        the HPACK table.
-        """
-        _, found, rest = self.headers.get(stream, b"").partition(b"grpc-status")
-        return int(rest[1 : 1 + rest[0]]) if found else None
+        """Return gRPC's status of the first stream; later ones refer to the HPACK table."""
+        _, separator, value = self.headers.get(stream, b"").partition(b"grpc-status")
+        return int(value[1 : 1 + value[0]]) if separator else None
 
     def wait_end(self, stream: int) -> None:
-        """Until the server has ended the stream, or the connection."""
+        """Wait until the server has ended the stream or the connection."""
         self.send(b"")
         until = time.monotonic() + TIMEOUT
         while not self.closed and stream not in self.finished:
@@ -132,9 +126,9 @@ class HostileConnection:
             self.read(1.0)
 
     def read(self, seconds: float) -> None:
-        """What comes within that time.
+        """Read the frames that come within that time.
 
-        The server's settings are acknowledged at once: it waits for that only a few seconds.
+        The server waits only a few seconds for the acknowledgement of its settings.
         """
         if select.select([self.sock], [], [], seconds)[0]:
             self._receive()
@@ -180,7 +174,7 @@ class HostileConnection:
 
 
 def _length(text: bytes) -> bytes:
-    """An HPACK integer with a prefix of seven bits."""
+    """Encode an HPACK integer with a prefix of seven bits."""
     count = len(text)
     if count < 127:
         return bytes([count])

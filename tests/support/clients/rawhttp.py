@@ -1,6 +1,4 @@
-"""HTTP as bytes: a connection that sends what it is told, in the pieces it is told, and reads what
-really comes back.
-"""
+"""HTTP as bytes: a connection that sends any pieces and reads the bytes that come back."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-TIMEOUT = 120.0  # of a machine that has other things to do
+TIMEOUT = 120.0  # seconds, on a busy machine
 VARIES = {b"date": b"-", b"x-request-id": b"-"}
 
 
@@ -17,20 +15,18 @@ class Answer:
     line: bytes
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     body: bytes = b""
-    whole: bool = True  # the connection did not end within it
+    complete: bool = True  # the connection did not end within it
 
     @property
     def status(self) -> int:
         return int(self.line.split(b" ")[1])
 
     def header(self, name: bytes) -> bytes | None:
-        return next((value for own, value in self.headers if own == name), None)
+        return next((value for key, value in self.headers if key == name), None)
 
 
 class RawConnection:
-    """`turn` lets the server read what was sent before more is sent; `source` is the client's
-    address.
-    """
+    """A connection from the address `source`; `turn` lets the server read between pieces."""
 
     def __init__(
         self, address: tuple[str, int], turn: Callable[[], object] = lambda: None, source: str = ""
@@ -48,7 +44,7 @@ class RawConnection:
         self.sock.close()
 
     def send(self, *pieces: bytes) -> None:
-        """A server that has closed is found out by reading."""
+        """Send pieces; only reading finds out that the server has closed."""
         for piece in pieces:
             try:
                 self.sock.sendall(piece)
@@ -57,21 +53,19 @@ class RawConnection:
             self._turn()
 
     def read_all(self) -> bytes:
-        """Everything until the server closes."""
+        """Read until the server closes."""
         while self._more():
             pass
         return self._buffer
 
     def answer(self, method: bytes = b"POST") -> Answer | None:
-        """The next answer, to a request of this method; None where the connection has ended
-        instead.
-        """
+        """Return the next answer to a request of this method, or None at the connection's end."""
         while b"\r\n\r\n" not in self._buffer:
             if not self._more():
-                return Answer(self._buffer, whole=False) if self._buffer else None
+                return Answer(self._buffer, complete=False) if self._buffer else None
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
-        line, *rest = head.split(b"\r\n")
-        pairs = [entry.partition(b": ")[::2] for entry in rest]
+        line, *lines = head.split(b"\r\n")
+        pairs = [entry.partition(b": ")[::2] for entry in lines]
         answer = Answer(line, [(name, VARIES.get(name, value)) for name, value in pairs])
         if method == b"HEAD" or answer.status < 200 or answer.status in (204, 304):
             return answer
@@ -84,10 +78,10 @@ class RawConnection:
         return answer
 
     def _read_chunks(self, answer: Answer) -> None:
-        while answer.whole:
+        while answer.complete:
             while b"\r\n" not in self._buffer:
                 if not self._more():
-                    answer.whole = False
+                    answer.complete = False
                     return
             size, _, self._buffer = self._buffer.partition(b"\r\n")
             answer.body += self._take(int(size, 16), answer)
@@ -98,7 +92,7 @@ class RawConnection:
     def _take(self, count: int, answer: Answer) -> bytes:
         while len(self._buffer) < count:
             if not self._more():
-                answer.whole = False
+                answer.complete = False
                 break
         taken, self._buffer = self._buffer[:count], self._buffer[count:]
         return taken
@@ -120,7 +114,7 @@ def request(
     body: bytes | None = None,
     version: bytes = b"1.1",
 ) -> bytes:
-    """`body` None: no body and no length."""
+    """Encode a request; without a body it has no length."""
     lines = [
         b"%b %b HTTP/%b" % (method, target, version),
         b"Host: 127.0.0.1",
@@ -132,7 +126,7 @@ def request(
 
 
 def chunked(chunks: Iterable[bytes], extension: bytes = b"", trailer: bytes = b"") -> bytes:
-    """A chunked body."""
+    """Encode a chunked body."""
     return (
         b"".join(b"%x%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk in chunks if chunk)
         + b"0\r\n%b\r\n" % trailer

@@ -1,6 +1,4 @@
-"""A server whose every answer is written down beforehand: pieces of bytes, delays, and connections
-that close.
-"""
+"""A server with scripted answers: pieces of bytes, delays, and connections that close."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import NamedTuple
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nOK"
 CLOSE = None
-Step = bytes | float | None  # what is sent, seconds that pass, or the end of the connection
+Step = bytes | float | None  # bytes to send, seconds to wait, or the end of the connection
 Script = Callable[[int, "Request"], Sequence[Step]]
 
 
@@ -24,7 +22,7 @@ class Request(NamedTuple):
 
 @contextmanager
 def scripted(script: Script, *, port: int = 0) -> Iterator[str]:
-    """Answers the n-th request, counted over all connections, by `script(n, request)`."""
+    """Answer the n-th request, counted over all connections, by `script(n, request)`."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     numbers = iter(range(10**9))
     address = ""
@@ -36,7 +34,7 @@ def scripted(script: Script, *, port: int = 0) -> Iterator[str]:
                 line, *lines = head[:-4].split(b"\r\n")
                 headers = {
                     name.lower(): value.strip()
-                    for name, _, value in (each.partition(b":") for each in lines)
+                    for name, _, value in (field.partition(b":") for field in lines)
                 }
                 body = await reader.readexactly(int(headers.get(b"content-length", b"0")))
                 for step in script(next(numbers), Request(line, headers, body)):
@@ -60,10 +58,10 @@ def scripted(script: Script, *, port: int = 0) -> Iterator[str]:
         ready.set()
         await stop.wait()
         listening.close()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     stop = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))

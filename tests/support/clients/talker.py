@@ -1,4 +1,4 @@
-"""A model whose handler does what a request's body says, and ways to ask it without a server."""
+"""A model whose handler acts on the text of a request, and calls of it without a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.settings.schema import Settings
 
-TIMEOUT = 90.0  # of a machine that has other things to do
+TIMEOUT = 90.0  # seconds, on a busy machine
 
 HANDLER = """
 import json, os, sys, time
@@ -55,23 +55,23 @@ def act(word, context):
 """
 
 
-def talker(directory: Path, handler: str = HANDLER, **what: str) -> Path:
-    return make_model(directory, handler, **{"name": "talker", **what})
+def talker(directory: Path, handler: str = HANDLER, **options: str) -> Path:
+    return make_model(directory, handler, **{"name": "talker", **options})
 
 
-def submit(version: ModelVersion, word: str, timeout: float | None = None) -> WaitingJob:
+def submit(version: ModelVersion, text: str, timeout: float | None = None) -> WaitingJob:
     due = None if timeout is None else time.monotonic() + timeout
-    job = a_waiting_job(word.encode(), due)
+    job = a_waiting_job(text.encode(), due)
     version.submit(job)
     return job
 
 
-async def ask(version: ModelVersion, word: str) -> str:
-    return (await asyncio.wait_for(submit(version, word).done, TIMEOUT)).body.decode()
+async def ask(version: ModelVersion, text: str) -> str:
+    return (await asyncio.wait_for(submit(version, text).done, TIMEOUT)).body.decode()
 
 
 async def until(condition) -> None:
-    """Worker states change between turns of the loop; there is nothing to wait on from outside."""
+    """Wait for a condition, such as a worker's state, which gives no event."""
     end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -79,9 +79,7 @@ async def until(condition) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether the process has ended; whoever inherits an orphan may take its time to say good-bye
-    to it.
-    """
+    """Tell whether a process has ended; an orphan may stay a zombie for a while."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -90,13 +88,13 @@ def gone(pid: int) -> bool:
 
 @asynccontextmanager
 async def a_registry(heartbeat: float = 2, **settings) -> AsyncIterator[Registry]:
-    """A registry in this process; `heartbeat`: seconds between two checks of a worker."""
+    """Make a registry in this process; `heartbeat` are the seconds between checks of a worker."""
     with patch("tsx_runtime.core.models.model.HEARTBEAT_INTERVAL_S", heartbeat):
-        made = Registry(Settings(**settings))
+        registry = Registry(Settings(**settings))
         try:
-            yield made
+            yield registry
         finally:
-            await made.close()
+            await registry.close()
 
 
 def order(**values) -> RegisterOrder:
@@ -104,5 +102,5 @@ def order(**values) -> RegisterOrder:
 
 
 async def a_talker(registry: Registry, directory: Path, **values) -> ModelVersion:
-    """Have a talker with one worker registered, or as `values` of its order say."""
+    """Register a talker with one worker; `values` are fields of its order."""
     return await registry.register_path(talker(directory / "m"), order(**values))

@@ -1,10 +1,8 @@
-"""AWS in this process: moto, with what it lacks of SageMaker and is documented filled in.
+"""A double of AWS in this process: moto, and the parts of SageMaker that moto lacks.
 
-A call of boto3 is answered without a socket.
-
-`UpdateEndpoint` is not there, instance types are those of 2020, and what is created is there at
-once: here endpoints take as many looks as a test says, fail with a reason, and go back where a test
-says so.
+Calls of boto3 are answered without a socket. moto has no `UpdateEndpoint`, knows the instance types
+of 2020, and creates endpoints at once. Here an endpoint changes for as many looks as a test says,
+fails with a reason, and goes back to its last configuration.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ from tests.support.platforms.aws_components import FakeComponent, patch_componen
 from tests.support.platforms.aws_lambda import patch_lambda
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
-NAMED_OTHERWISE = {  # by IAM than by the API
+# Operations whose permission has another name.
+NAMED_OTHERWISE = {
     "lambda:Invoke": "lambda:InvokeFunction",
     "s3:HeadBucket": "s3:ListBucket",
     "s3:HeadObject": "s3:GetObject",
@@ -40,36 +39,36 @@ NAMED_OTHERWISE = {  # by IAM than by the API
 
 @dataclass
 class Course:
-    """How endpoints get on: for how many looks they are changing, and whether they then fail."""
+    """The settings of a test for what it deploys, and the calls that were made.
+
+    Endpoints change for `looks` looks at them, and then fail where `failure` says why.
+    """
 
     looks: int = 0
     failure: str = ""
-    left: dict[str, int] = field(default_factory=dict)
-    target: dict[str, tuple[str, str]] = field(
-        default_factory=dict
-    )  # by endpoint: the configuration it moves to, and its way
+    looks_left: dict[str, int] = field(default_factory=dict)
+    # The next configuration of each endpoint, and whether it is a creation or an update.
+    target: dict[str, tuple[str, str]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)  # operations of SageMaker, in order
-    provisioned: dict[str, dict[str, Any]] = field(default_factory=dict)  # by function:alias
+    # The provisioned concurrency of each `function:alias`.
+    provisioned: dict[str, dict[str, Any]] = field(default_factory=dict)
     providers: dict[str, dict[str, Any]] = field(default_factory=dict)
     components: dict[str, FakeComponent] = field(default_factory=dict)
-    alarmed: list[tuple[str, datetime]] = field(
-        default_factory=list
-    )  # alarms that went off, and when
-    asked: list[str] = field(
-        default_factory=list
-    )  # what tsx asked of AWS, as `service:Operation`, in order
-    # Called with each of these and with what it says.
-    before: Callable[[str, str], None] = lambda operation, what: None
-    # Once it is carried out, and before its answer is known.
-    after: Callable[[str, str], None] = lambda operation, what: None
-    said: str = ""  # by the last of them
-    owners: dict[str, str] = field(
-        default_factory=dict
-    )  # by operation of S3: the account that its bucket had to belong to
+    # Alarms that went off, and when.
+    alarmed: list[tuple[str, datetime]] = field(default_factory=list)
+    # All operations in order, as `service:Operation`.
+    asked: list[str] = field(default_factory=list)
+    # Functions that are called with each operation and the text of its request: before it is
+    # carried out, and between that and its answer.
+    before: Callable[[str, str], None] = lambda operation, call: None
+    after: Callable[[str, str], None] = lambda operation, call: None
+    last_call: str = ""  # the text of the last request
+    # The account that the bucket had to belong to, for each operation of S3.
+    owners: dict[str, str] = field(default_factory=dict)
 
 
 class Account:
-    """What boto3 finds by the environment; `emptied` begins anew."""
+    """The account that boto3 finds by the environment; `emptied` begins anew."""
 
     def __init__(self) -> None:
         self.course = Course()
@@ -84,8 +83,9 @@ class Account:
 
 @contextmanager
 def aws() -> Generator[Account, None, None]:
-    """One account and one session of boto3, whose descriptions of the services take half a second
-    to read, for many tests.
+    """Yield one account and one session of boto3 for many tests.
+
+    A session reads the descriptions of the services, which takes half a second.
     """
     from moto.sagemaker.models import FakeEndpointConfig
     from moto.sagemaker.responses import SageMakerResponse
@@ -93,13 +93,13 @@ def aws() -> Generator[Account, None, None]:
     account = Account()
     make = boto3.session.Session
     with pytest.MonkeyPatch.context() as patch:
-        given = {
+        variables = {
             "ACCESS_KEY_ID": "a",
             "SECRET_ACCESS_KEY": "b",
             "DEFAULT_REGION": REGION,
             "REGION": REGION,
         }
-        for name, value in given.items():
+        for name, value in variables.items():
             patch.setenv(f"AWS_{name}", value)
         for name in ("PROFILE", "ENDPOINT_URL"):
             patch.delenv(f"AWS_{name}", raising=False)
@@ -108,7 +108,7 @@ def aws() -> Generator[Account, None, None]:
         )
         patch.setattr(boto3, "DEFAULT_SESSION", None)
         patch.setattr(
-            "boto3.session.Session", cache(lambda **which: _heard(make(**which), account))
+            "boto3.session.Session", cache(lambda **which: _report_calls(make(**which), account))
         )
         patch.setattr(
             FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None
@@ -121,7 +121,9 @@ def aws() -> Generator[Account, None, None]:
         )
         for name in ("create_endpoint", "describe_endpoint"):
             patch.setattr(
-                SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), account)
+                SageMakerResponse,
+                name,
+                _endpoint_operation(name, getattr(SageMakerResponse, name), account),
             )
         patch_lambda(patch, account)
         patch_components(patch, account)
@@ -131,8 +133,8 @@ def aws() -> Generator[Account, None, None]:
             account.emptied()
 
 
-def _answer(request: AWSPreparedRequest, **rest: Any) -> AWSResponse | None:
-    """What moto answers; None for an address outside AWS, which botocore then calls."""
+def _answer(request: AWSPreparedRequest, **options: Any) -> AWSResponse | None:
+    """Return moto's answer, or None for an address outside AWS, which botocore then calls."""
     from moto.core.botocore_stubber import BotocoreStubber, MockRawResponse
 
     answer = BotocoreStubber().process_request(request)
@@ -142,36 +144,37 @@ def _answer(request: AWSPreparedRequest, **rest: Any) -> AWSResponse | None:
     return AWSResponse(request.url, status, headers, MockRawResponse(body))
 
 
-def _heard(session: Any, account: Account) -> Any:
-    """Tells the test what is asked of AWS."""
+def _report_calls(session: Any, account: Account) -> Any:
+    """Have a session report its calls to the test."""
 
-    def before(model: Any, params: Any, **rest: Any) -> None:
+    def before(model: Any, params: Any, **options: Any) -> None:
         operation, course = f"{model.service_model.service_name}:{model.name}", account.course
         course.asked.append(operation)
-        course.said = f"{operation} {params['url_path']} {params['query_string']} {params['body'] if isinstance(params['body'], bytes) else ''}"
+        course.last_call = f"{operation} {params['url_path']} {params['query_string']} {params['body'] if isinstance(params['body'], bytes) else ''}"
         if operation.startswith("s3:"):
             _check_owner(course, model, params["headers"].get("x-amz-expected-bucket-owner", ""))
-        course.before(operation, course.said)
+        course.before(operation, course.last_call)
 
-    def after(model: Any, **rest: Any) -> None:
+    def after(model: Any, **options: Any) -> None:
         account.course.after(
-            f"{model.service_model.service_name}:{model.name}", account.course.said
+            f"{model.service_model.service_name}:{model.name}", account.course.last_call
         )
 
     make = session.client
-    made: dict[Any, Any] = {}
+    clients: dict[Any, Any] = {}
 
-    def client(service: str, **how: Any) -> Any:
-        place = how.get("region_name"), how.get("endpoint_url")
+    def client(service: str, **options: Any) -> Any:
+        address = options.get("region_name"), options.get("endpoint_url")
         which = (
             service,
-            *place,
+            *address,
             os.environ.get("AWS_ENDPOINT_URL"),
             os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"),
         )
-        if which not in made:  # it takes as long to make as to use ten times
-            made[which] = make(service, **how)
-        return made[which]
+        # A client takes as long to make as ten calls of it.
+        if which not in clients:
+            clients[which] = make(service, **options)
+        return clients[which]
 
     session.client = client
     session.events.register("before-call", before)
@@ -180,8 +183,9 @@ def _heard(session: Any, account: Account) -> Any:
 
 
 def _check_owner(course: Course, model: Any, expected: str) -> None:
-    """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html: every
-    bucket here is ACCOUNT's.
+    """Check the expected owner of a bucket; ACCOUNT owns all of them here.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html
     """
     if "ExpectedBucketOwner" in model.input_shape.members:
         course.owners[model.name] = expected
@@ -201,26 +205,29 @@ def _endpoint(response: Any) -> Any:
 
 
 def _update(response: Any, course: Course) -> Any:
-    """https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_UpdateEndpoint.html"""
+    """Answer UpdateEndpoint.
+
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_UpdateEndpoint.html
+    """
     from moto.core.responses import ActionResult
     from moto.sagemaker.exceptions import ValidationError
 
     endpoint, config = _endpoint(response), response._get_param("EndpointConfigName")
-    found = response.sagemaker_backend.describe_endpoint_config(config)
+    configuration = response.sagemaker_backend.describe_endpoint_config(config)
     name = endpoint.endpoint_name
-    if course.left.get(name):
+    if course.looks_left.get(name):
         raise ValidationError(f"Cannot update in-progress endpoint {name}.")
     course.calls.append(f"UpdateEndpoint {config}")
     course.target[name] = (config, "update")
     if not response._get_param("RetainAllVariantProperties") and not course.failure:
         endpoint.production_variants = endpoint._process_production_variants(
-            found["ProductionVariants"]
+            configuration["ProductionVariants"]
         )
     _begin(endpoint, course, "Updating")
     return ActionResult({"EndpointArn": endpoint.arn})
 
 
-def _watched(name: str, real: Any, account: Account) -> Any:
+def _endpoint_operation(name: str, real: Any, account: Account) -> Any:
     def create_endpoint(response: Any) -> Any:
         answer, course = real(response), account.course
         endpoint = _endpoint(response)
@@ -232,8 +239,8 @@ def _watched(name: str, real: Any, account: Account) -> Any:
     def describe_endpoint(response: Any) -> Any:
         endpoint, course = _endpoint(response), account.course
         name = endpoint.endpoint_name
-        if course.left.get(name, 0) > 0:
-            course.left[name] -= 1
+        if course.looks_left.get(name, 0) > 0:
+            course.looks_left[name] -= 1
         elif name in course.target:
             _settle(endpoint, course, *course.target.pop(name))
         return real(response)
@@ -246,11 +253,11 @@ def _begin(endpoint: Any, course: Course, status: str) -> None:
     endpoint.pending_deployment_summary = {
         "EndpointConfigName": course.target[endpoint.endpoint_name][0]
     }
-    course.left[endpoint.endpoint_name] = course.looks
+    course.looks_left[endpoint.endpoint_name] = course.looks
 
 
 def _settle(endpoint: Any, course: Course, config: str, way: str) -> None:
-    """A creation that fails is Failed; an update that fails goes back, and says why."""
+    """End a creation or an update; an update that fails goes back, and says why."""
     endpoint.pending_deployment_summary = None
     if course.failure:
         endpoint.endpoint_status = "Failed" if way == "create" else "InService"

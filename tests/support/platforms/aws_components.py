@@ -1,6 +1,6 @@
-"""Inference components, which moto has not: their operations of SageMaker, and Application Auto
-Scaling's reaction to an alarm.
+"""A double of SageMaker's inference components, which moto lacks.
 
+It has their operations, and Application Auto Scaling's reaction to an alarm:
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateInferenceComponent.html and its
 neighbours;
 https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html. A
@@ -20,7 +20,7 @@ import boto3
 import pytest
 
 DIMENSION = "sagemaker:inference-component:DesiredCopyCount"
-# Of an endpoint's configuration, and dropped by moto.
+# Fields of an endpoint's configuration that moto drops.
 KEPT = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
 
 
@@ -36,11 +36,11 @@ class FakeComponent:
     current: int = 0
     status: str = "Creating"
     reason: str = ""
-    left: int = 0  # looks for which it goes on changing
+    looks_left: int = 0  # looks for which it goes on changing
     coming: dict[str, Any] | None = None  # the specification that an update brings
     coming_copies: int = 0
     deployment: dict[str, Any] | None = None  # how the last update was made
-    made: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    created: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
 
 def patch_components(patch: pytest.MonkeyPatch, account: Any) -> None:
@@ -66,16 +66,20 @@ def patch_components(patch: pytest.MonkeyPatch, account: Any) -> None:
         lambda self, arn: _of_arn(account, arn) or real(self, arn),
     )
     patch.setattr(SageMakerModelBackend, "add_tags", _tag)
-    made = SageMakerResponse.create_endpoint_config
-    patch.setattr(SageMakerResponse, "create_endpoint_config", lambda self: _kept(self, made(self)))
+    create_config = SageMakerResponse.create_endpoint_config
+    patch.setattr(
+        SageMakerResponse,
+        "create_endpoint_config",
+        lambda self: _keep_fields(self, create_config(self)),
+    )
     checked = SageMakerModelBackend.validate_production_variants
     named = "ModelName"
     patch.setattr(
         SageMakerModelBackend,
         "validate_production_variants",
-        lambda self, all: checked(self, [each for each in all if named in each]),
+        lambda self, all: checked(self, [variant for variant in all if named in variant]),
     )
-    known = {each.name: each.value for each in autoscaling.ScalableDimensionValueSet}
+    known = {value.name: value.value for value in autoscaling.ScalableDimensionValueSet}
     for module in (autoscaling, responses):
         patch.setattr(
             module,
@@ -88,7 +92,7 @@ def _method(operation: Callable[[Any, Any], Any], account: Any) -> Callable[[Any
     return lambda response: operation(account, response)
 
 
-def _kept(response: Any, answer: Any) -> Any:
+def _keep_fields(response: Any, answer: Any) -> Any:
     config = response.sagemaker_backend.endpoint_configs[response._get_param("EndpointConfigName")]
     for name, attribute in zip(
         KEPT, ("execution_role_arn", "vpc_config", "enable_network_isolation"), strict=True
@@ -98,7 +102,7 @@ def _kept(response: Any, answer: Any) -> Any:
 
 
 def _tag(backend: Any, arn: str, tags: list[dict[str, str]]) -> list[dict[str, str]]:
-    """One value for each key, which moto does not see to."""
+    """Merge tags, one value for each key; moto keeps several."""
     resource = backend._get_resource_from_arn(arn)
     merged = {tag["Key"]: tag["Value"] for tag in (*resource.tags, *tags)}
     resource.tags = [{"Key": key, "Value": value} for key, value in merged.items()]
@@ -106,7 +110,10 @@ def _tag(backend: Any, arn: str, tags: list[dict[str, str]]) -> list[dict[str, s
 
 
 def _of_arn(account: Any, arn: str) -> Any:
-    return next((each for each in account.course.components.values() if each.arn == arn), None)
+    return next(
+        (component for component in account.course.components.values() if component.arn == arn),
+        None,
+    )
 
 
 def _refuse(message: str) -> Exception:
@@ -115,20 +122,22 @@ def _refuse(message: str) -> Exception:
     return ValidationError(message)
 
 
-def _found(account: Any, response: Any) -> FakeComponent:
+def _component(account: Any, response: Any) -> FakeComponent:
     name = response._get_param("InferenceComponentName")
     try:
-        found: FakeComponent = account.course.components[name]
+        component: FakeComponent = account.course.components[name]
     except KeyError:
         raise _refuse(f"Could not find inference component '{name}'.") from None
-    return found
+    return component
 
 
-def _settled(account: Any, response: Any, doing: str) -> FakeComponent:
-    found = _found(account, response)
-    if found.status in ("Creating", "Updating", "Deleting"):
-        raise _refuse(f"Cannot {doing} inference component {found.name} in {found.status} state.")
-    return found
+def _settled_component(account: Any, response: Any, doing: str) -> FakeComponent:
+    component = _component(account, response)
+    if component.status in ("Creating", "Updating", "Deleting"):
+        raise _refuse(
+            f"Cannot {doing} inference component {component.name} in {component.status} state."
+        )
+    return component
 
 
 def _answer(answer: dict[str, Any]) -> Any:
@@ -153,7 +162,7 @@ def _create(account: Any, response: Any) -> Any:
         )
     config = backend.describe_endpoint_config(backend.endpoints[endpoint].endpoint_config_name)
     if (
-        any("ModelName" in each for each in config["ProductionVariants"])
+        any("ModelName" in variant for variant in config["ProductionVariants"])
         or "ExecutionRoleArn" not in config
     ):
         raise _refuse(f"Endpoint {endpoint} does not take inference components.")
@@ -161,7 +170,7 @@ def _create(account: Any, response: Any) -> Any:
     assert specification["ComputeResourceRequirements"]["MinMemoryRequiredInMb"] >= 128
     arn = f"arn:aws:sagemaker:eu-central-1:123456789012:inference-component/{name}"
     copies = get("RuntimeConfig")["CopyCount"]
-    made = FakeComponent(
+    component = FakeComponent(
         name,
         arn,
         endpoint,
@@ -169,56 +178,64 @@ def _create(account: Any, response: Any) -> Any:
         specification,
         copies,
         get("Tags") or [],
-        left=course.looks,
+        looks_left=course.looks,
     )
-    course.components[name] = made
+    course.components[name] = component
     course.calls.append(f"CreateInferenceComponent {name}")
     return _answer({"InferenceComponentArn": arn})
 
 
 def _describe(account: Any, response: Any) -> Any:
-    found = _found(account, response)
-    if found.left > 0:
-        found.left -= 1
-    elif found.status == "Deleting":
-        del account.course.components[found.name]
-        raise _refuse(f"Could not find inference component '{found.name}'.")
-    elif found.status in ("Creating", "Updating"):
-        _settle(account, response, found)
+    component = _component(account, response)
+    if component.looks_left > 0:
+        component.looks_left -= 1
+    elif component.status == "Deleting":
+        del account.course.components[component.name]
+        raise _refuse(f"Could not find inference component '{component.name}'.")
+    elif component.status in ("Creating", "Updating"):
+        _settle(account, response, component)
     return _answer(
         {
-            "InferenceComponentName": found.name,
-            "InferenceComponentArn": found.arn,
-            "EndpointName": found.endpoint,
-            "EndpointArn": f"arn:aws:sagemaker:eu-central-1:123456789012:endpoint/{found.endpoint}",
-            "VariantName": found.variant,
-            "FailureReason": found.reason or None,
-            "Specification": found.specification,
-            "RuntimeConfig": {"DesiredCopyCount": found.desired, "CurrentCopyCount": found.current},
-            "CreationTime": found.made,
-            "LastModifiedTime": found.made,
-            "InferenceComponentStatus": found.status,
+            "InferenceComponentName": component.name,
+            "InferenceComponentArn": component.arn,
+            "EndpointName": component.endpoint,
+            "EndpointArn": f"arn:aws:sagemaker:eu-central-1:123456789012:endpoint/{component.endpoint}",
+            "VariantName": component.variant,
+            "FailureReason": component.reason or None,
+            "Specification": component.specification,
+            "RuntimeConfig": {
+                "DesiredCopyCount": component.desired,
+                "CurrentCopyCount": component.current,
+            },
+            "CreationTime": component.created,
+            "LastModifiedTime": component.created,
+            "InferenceComponentStatus": component.status,
         }
     )
 
 
-def _settle(account: Any, response: Any, found: FakeComponent) -> None:
-    failure, is_new = account.course.failure, found.status == "Creating"
-    found.status = "Failed" if failure and is_new else "InService"
-    found.reason = failure.strip()
+def _settle(account: Any, response: Any, component: FakeComponent) -> None:
+    failure, is_new = account.course.failure, component.status == "Creating"
+    component.status = "Failed" if failure and is_new else "InService"
+    component.reason = failure.strip()
     if not failure:
-        found.desired = found.coming_copies if found.coming else found.desired
-        found.specification, found.current = found.coming or found.specification, found.desired
-    found.coming = None
-    _place(account, response, found.endpoint)
+        component.desired = component.coming_copies if component.coming else component.desired
+        component.specification, component.current = (
+            component.coming or component.specification,
+            component.desired,
+        )
+    component.coming = None
+    _set_instances(account, response, component.endpoint)
 
 
-def _place(account: Any, response: Any, name: str) -> None:
-    """As many instances as copies need: one for all, within what the configuration allows."""
+def _set_instances(account: Any, response: Any, name: str) -> None:
+    """Give an endpoint one instance for all copies, within the bounds of its configuration."""
     endpoint = response.sagemaker_backend.endpoints.get(name)
     if endpoint is not None:
         copies = sum(
-            each.current for each in account.course.components.values() if each.endpoint == name
+            component.current
+            for component in account.course.components.values()
+            if component.endpoint == name
         )
         config = response.sagemaker_backend.describe_endpoint_config(endpoint.endpoint_config_name)
         least = config["ProductionVariants"][0]["ManagedInstanceScaling"]["MinInstanceCount"]
@@ -227,8 +244,10 @@ def _place(account: Any, response: Any, name: str) -> None:
 
 def _list(account: Any, response: Any) -> Any:
     endpoint = response._get_param("EndpointNameEquals")
-    found = [
-        each for each in account.course.components.values() if endpoint in (None, each.endpoint)
+    components = [
+        component
+        for component in account.course.components.values()
+        if endpoint in (None, component.endpoint)
     ]
     keys = {
         "InferenceComponentName": "name",
@@ -239,48 +258,47 @@ def _list(account: Any, response: Any) -> Any:
     return _answer(
         {
             "InferenceComponents": [
-                {key: getattr(each, value) for key, value in keys.items()} for each in found
+                {key: getattr(component, value) for key, value in keys.items()}
+                for component in components
             ]
         }
     )
 
 
 def _update(account: Any, response: Any) -> Any:
-    found = _settled(account, response, "update")
-    found.coming, found.deployment = (
+    component = _settled_component(account, response, "update")
+    component.coming, component.deployment = (
         response._get_param("Specification"),
         response._get_param("DeploymentConfig"),
     )
-    found.coming_copies = (response._get_param("RuntimeConfig") or {"CopyCount": found.desired})[
-        "CopyCount"
-    ]
-    response.sagemaker_backend.describe_model(found.coming["ModelName"])
-    found.status, found.left = "Updating", account.course.looks
-    account.course.calls.append(f"UpdateInferenceComponent {found.name}")
-    return _answer({"InferenceComponentArn": found.arn})
+    component.coming_copies = (
+        response._get_param("RuntimeConfig") or {"CopyCount": component.desired}
+    )["CopyCount"]
+    response.sagemaker_backend.describe_model(component.coming["ModelName"])
+    component.status, component.looks_left = "Updating", account.course.looks
+    account.course.calls.append(f"UpdateInferenceComponent {component.name}")
+    return _answer({"InferenceComponentArn": component.arn})
 
 
 def _set_copies(account: Any, response: Any) -> Any:
-    found = _settled(account, response, "update")
-    found.desired = response._get_param("DesiredRuntimeConfig")["CopyCount"]
-    found.status, found.left = "Updating", account.course.looks
+    component = _settled_component(account, response, "update")
+    component.desired = response._get_param("DesiredRuntimeConfig")["CopyCount"]
+    component.status, component.looks_left = "Updating", account.course.looks
     account.course.calls.append(
-        f"UpdateInferenceComponentRuntimeConfig {found.name} {found.desired}"
+        f"UpdateInferenceComponentRuntimeConfig {component.name} {component.desired}"
     )
-    return _answer({"InferenceComponentArn": found.arn})
+    return _answer({"InferenceComponentArn": component.arn})
 
 
 def _delete(account: Any, response: Any) -> Any:
-    found = _settled(account, response, "delete")
-    found.status, found.left = "Deleting", account.course.looks
-    account.course.calls.append(f"DeleteInferenceComponent {found.name}")
+    component = _settled_component(account, response, "delete")
+    component.status, component.looks_left = "Deleting", account.course.looks
+    account.course.calls.append(f"DeleteInferenceComponent {component.name}")
     return _answer({})
 
 
 def scale(name: str, copies: int) -> None:
-    """What Application Auto Scaling does to a component, within the bounds of its scalable
-    target.
-    """
+    """Scale a component as Application Auto Scaling does, within its scalable target."""
     which = {
         "ServiceNamespace": "sagemaker",
         "ResourceIds": [f"inference-component/{name}"],
@@ -298,9 +316,7 @@ def scale(name: str, copies: int) -> None:
 
 
 def count_failure_without_capacity(name: str) -> None:
-    """A request that found no copy: the metric, the alarms on it, and the policies that are their
-    actions.
-    """
+    """Count a request that found no copy, and carry out the policies of the alarms on it."""
     metric = {"Namespace": "AWS/SageMaker", "MetricName": "NoCapacityInvocationFailures"}
     which = [{"Name": "InferenceComponentName", "Value": name}]
     for alarm in boto3.client("cloudwatch").describe_alarms_for_metric(**metric, Dimensions=which)[
@@ -319,9 +335,11 @@ def _carry_out(name: str, action: str, above: float) -> None:
     policies = boto3.client("application-autoscaling").describe_scaling_policies(
         ServiceNamespace="sagemaker"
     )["ScalingPolicies"]
-    [policy] = [each for each in policies if each["PolicyARN"] == action]
+    [policy] = [entry for entry in policies if entry["PolicyARN"] == action]
     rule = policy["StepScalingPolicyConfiguration"]
     assert rule["AdjustmentType"] == "ChangeInCapacity"
-    [step] = [each for each in rule["StepAdjustments"] if each["MetricIntervalLowerBound"] <= above]
-    found = boto3.client("sagemaker").describe_inference_component(InferenceComponentName=name)
-    scale(name, found["RuntimeConfig"]["DesiredCopyCount"] + step["ScalingAdjustment"])
+    [step] = [
+        entry for entry in rule["StepAdjustments"] if entry["MetricIntervalLowerBound"] <= above
+    ]
+    component = boto3.client("sagemaker").describe_inference_component(InferenceComponentName=name)
+    scale(name, component["RuntimeConfig"]["DesiredCopyCount"] + step["ScalingAdjustment"])

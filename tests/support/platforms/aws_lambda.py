@@ -1,6 +1,7 @@
-"""What moto lacks of Lambda and is documented: updates that take time, versions that keep what they
-were, numbers that never come again, provisioned concurrency, capacity providers, answers of images;
-and the history of CloudWatch's alarms.
+"""A double of the documented parts of Lambda that moto lacks, and of CloudWatch's alarm history.
+
+Updates take time, versions never change, their numbers never come again; there are provisioned
+concurrency, capacity providers, and answers of images.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ TRUST = {
 
 
 def make_role(name: str = "deployed") -> None:
-    """That a function can run with."""
+    """Create a role that a function can run with."""
     boto3.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))
 
 
 def patch_lambda(patch: pytest.MonkeyPatch, account: Any) -> None:
-    """https://docs.aws.amazon.com/lambda/latest/api/API_Operations.html"""
+    """Patch the operations of https://docs.aws.amazon.com/lambda/latest/api/API_Operations.html."""
     from moto.awslambda import models, urls
     from moto.awslambda.responses import LambdaResponse
     from moto.cloudwatch.responses import CloudWatchResponse
@@ -64,41 +65,43 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
         function.update_function_code,
         function.get_configuration,
     )
-    deleted, made = storage.del_function, function.__init__
+    deleted, initialize = storage.del_function, function.__init__
 
     def create(self: Any, account_id: str, spec: dict[str, Any], *more: Any, **also: Any) -> None:
-        made(self, account_id, spec, *more, **also)
+        initialize(self, account_id, spec, *more, **also)
         self.extra = {
             key: spec[key] for key in ("CapacityProviderConfig", "AcceleratorConfig") if key in spec
         }
         self.failed = account.course.failure
         if self.failed:
             self.state = "Failed"
-        account.course.left[self.function_name] = account.course.looks
+        account.course.looks_left[self.function_name] = account.course.looks
 
-    def change(self: Any, real: Any, said: dict[str, Any]) -> Any:
-        if account.course.left.get(self.function_name, 0) > 0:
+    def change(self: Any, real: Any, request: dict[str, Any]) -> Any:
+        if account.course.looks_left.get(self.function_name, 0) > 0:
             raise _error(
                 "ResourceConflictException",
                 f"An update is in progress for resource: {self.function_arn}",
             )
-        account.course.left[self.function_name] = account.course.looks
+        account.course.looks_left[self.function_name] = account.course.looks
         self.failed = account.course.failure
-        return reported(self) if self.failed else real(self, said)
+        return reported(self) if self.failed else real(self, request)
 
-    def configure(self: Any, said: dict[str, Any]) -> Any:
-        if "EphemeralStorage" in said:
-            self.ephemeral_storage = said["EphemeralStorage"]["Size"]
+    def configure(self: Any, request: dict[str, Any]) -> Any:
+        if "EphemeralStorage" in request:
+            self.ephemeral_storage = request["EphemeralStorage"]["Size"]
         self.extra |= {
-            key: said[key] for key in ("CapacityProviderConfig", "AcceleratorConfig") if key in said
+            key: request[key]
+            for key in ("CapacityProviderConfig", "AcceleratorConfig")
+            if key in request
         }
-        return configured(self, said)
+        return configured(self, request)
 
     def configuration(self: Any, on_create: bool = False) -> dict[str, Any]:
         config: dict[str, Any] = {**reported(self, on_create), **self.extra}
-        left = account.course.left.get(self.function_name, 0)
-        if left:
-            account.course.left[self.function_name] = left - 1
+        looks = account.course.looks_left.get(self.function_name, 0)
+        if looks:
+            account.course.looks_left[self.function_name] = looks - 1
             config["LastUpdateStatus"] = "InProgress"
         elif self.failed:
             config |= {
@@ -110,21 +113,23 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
 
     def publish(self: Any, name: str, description: str = "") -> Any:
         latest = self.get_function_by_name_or_arn_forbid_qualifier(name)
-        there = self._functions[latest.function_name]["versions"]
-        if there and not latest.code_or_config_updated:
-            return there[-1]
+        versions = self._functions[latest.function_name]["versions"]
+        if versions and not latest.code_or_config_updated:
+            return versions[-1]
         latest.code_or_config_updated = False
         latest.published = getattr(latest, "published", 0) + 1
         version = copy.copy(latest)
         version.code = dict(latest.code)
         version.set_version(latest.published)
-        there.append(version)
+        versions.append(version)
         self._arns[version.function_arn] = version
         return version
 
     def delete(self: Any, name: str, qualifier: str | None = None) -> None:
         aliases = self._get_function_aliases(name)
-        if any(qualifier in (each.function_version, *_weights(each)) for each in aliases.values()):
+        if any(
+            qualifier in (alias.function_version, *_weights(alias)) for alias in aliases.values()
+        ):
             raise _error("ResourceConflictException", f"an alias points to version {qualifier}")
         deleted(self, name, qualifier)
         if qualifier is None:
@@ -132,9 +137,11 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
 
     patch.setattr(function, "__init__", create)
     patch.setattr(
-        function, "update_configuration", lambda self, said: change(self, configure, said)
+        function, "update_configuration", lambda self, request: change(self, configure, request)
     )
-    patch.setattr(function, "update_function_code", lambda self, said: change(self, coded, said))
+    patch.setattr(
+        function, "update_function_code", lambda self, request: change(self, coded, request)
+    )
     patch.setattr(function, "get_configuration", configuration)
     patch.setattr(storage, "publish_version", publish)
     patch.setattr(storage, "del_function", delete)
@@ -152,9 +159,9 @@ def _weights(alias: Any) -> dict[str, float]:
 
 
 def _concurrency(account: Any) -> dict[str, Any]:
-    """https://docs.aws.amazon.com/lambda/latest/api/API_PutProvisionedConcurrencyConfig.html"""
+    """Return the operations of provisioned concurrency."""
 
-    def place(response: Any) -> str:
+    def alias_path(response: Any) -> str:
         name = response.path.split("/")[-2]
         response.backend.get_alias(
             response.querystring["Qualifier"][0], name
@@ -163,15 +170,15 @@ def _concurrency(account: Any) -> dict[str, Any]:
 
     def put(self: Any) -> Any:
         number = self.json_body["ProvisionedConcurrentExecutions"]
-        said = dict.fromkeys(("Requested", "Available", "Allocated"), number)
+        numbers = dict.fromkeys(("Requested", "Available", "Allocated"), number)
         reported = {
-            f"{key}ProvisionedConcurrentExecutions": value for key, value in said.items()
+            f"{key}ProvisionedConcurrentExecutions": value for key, value in numbers.items()
         } | {"Status": "READY"}
-        account.course.provisioned[place(self)] = reported
+        account.course.provisioned[alias_path(self)] = reported
         return 202, {"status": 202}, json.dumps(reported)
 
     def get(self: Any) -> Any:
-        reported = account.course.provisioned.get(place(self))
+        reported = account.course.provisioned.get(alias_path(self))
         if reported is None:
             raise _error(
                 "ProvisionedConcurrencyConfigNotFoundException",
@@ -181,27 +188,27 @@ def _concurrency(account: Any) -> dict[str, Any]:
         return json.dumps(reported)
 
     def delete(self: Any) -> Any:
-        account.course.provisioned.pop(place(self), None)
+        account.course.provisioned.pop(alias_path(self), None)
         return 204, {"status": 204}, ""
 
-    what = "provisioned_concurrency_config"
-    return {f"put_{what}": put, f"get_{what}": get, f"delete_{what}": delete}
+    suffix = "provisioned_concurrency_config"
+    return {f"put_{suffix}": put, f"get_{suffix}": get, f"delete_{suffix}": delete}
 
 
 def _providers(account: Any) -> dict[str, Any]:
-    """https://docs.aws.amazon.com/lambda/latest/api/API_CreateCapacityProvider.html"""
+    """Return the operations of capacity providers."""
 
-    def found(response: Any) -> dict[str, Any]:
+    def provider_of(response: Any) -> dict[str, Any]:
         name = response.path.split("/")[-1]
         if name not in account.course.providers:
             raise _error("ResourceNotFoundException", f"no capacity provider {name} is found", 404)
         return dict(account.course.providers[name])
 
     def create(self: Any) -> Any:
-        said = dict(self.json_body)
-        name = said.pop("CapacityProviderName")
+        provider = dict(self.json_body)
+        name = provider.pop("CapacityProviderName")
         arn = f"arn:aws:lambda:eu-central-1:123456789012:capacity-provider:{name}"
-        account.course.providers[name] = {**said, "CapacityProviderArn": arn, "State": "Active"}
+        account.course.providers[name] = {**provider, "CapacityProviderArn": arn, "State": "Active"}
         return (
             202,
             {"status": 202},
@@ -209,10 +216,10 @@ def _providers(account: Any) -> dict[str, Any]:
         )
 
     def get(self: Any) -> Any:
-        return json.dumps({"CapacityProvider": found(self)})
+        return json.dumps({"CapacityProvider": provider_of(self)})
 
     def delete(self: Any) -> Any:
-        gone = found(self)
+        gone = provider_of(self)
         del account.course.providers[self.path.split("/")[-1]]
         return 202, {"status": 202}, json.dumps({"CapacityProvider": gone})
 
@@ -224,16 +231,20 @@ def _providers(account: Any) -> dict[str, Any]:
 
 
 def _provider(account: Any, arn: str) -> Any:
-    """What carries tags under this name, where it is a capacity provider's."""
-    found = next(
-        (each for each in account.course.providers.values() if each["CapacityProviderArn"] == arn),
+    """Return the tags under this ARN where it is a capacity provider's."""
+    provider = next(
+        (
+            candidate
+            for candidate in account.course.providers.values()
+            if candidate["CapacityProviderArn"] == arn
+        ),
         None,
     )
-    return None if found is None else SimpleNamespace(tags=found.get("Tags", {}))
+    return None if provider is None else SimpleNamespace(tags=provider.get("Tags", {}))
 
 
 def _invoke(response: Any) -> Any:
-    """As an image with tsx in it answers: what was sent, or what its function says of it."""
+    """Answer as an image of tsx does: with the body of the event, or with an error."""
     event = json.loads(response.body)
     body = base64.b64decode(event["body"])
     if body == b"raise":
@@ -259,7 +270,7 @@ def _invoke(response: Any) -> Any:
 
 
 def _history(account: Any) -> Any:
-    """https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_DescribeAlarmHistory.html"""
+    """Answer DescribeAlarmHistory with the alarms of a test."""
     from moto.core.responses import ActionResult
 
     data = json.dumps({"newState": {"stateValue": "ALARM"}})

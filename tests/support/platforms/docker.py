@@ -1,11 +1,10 @@
-"""docker's and podman's place on the PATH: a program that speaks docker's documented words and
-keeps its containers in a file.
+"""A double of docker and podman: a program with docker's command line and containers in a file.
 
-`Engine` puts it there for a test. How containers get on is told to it: `healths` are the states of
-the next ones, one for each that starts. Without `has_systemd` it reports them as starting until
-`healthcheck run` asks them, as podman does. `refusal` is the exit code and the text with which it
-starts nothing. It runs by itself (`python -IS docker.py`), so it imports nothing but the standard
-library.
+`Engine` puts it on the PATH of a test. Its state tells how containers get on: `healths` are the
+states of the next ones, one for each that starts. Without `has_systemd` it reports them as starting
+until `healthcheck run` checks them, as podman does. `refusal` is the exit code and the text with
+which it starts nothing. It runs by itself (`python -IS docker.py`), so it imports nothing but the
+standard library.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ EMPTY: dict[str, Any] = {
 
 
 class Engine:
-    """The program under one or several names, in a directory of its own that a test puts first on
-    the PATH.
-    """
+    """The program under some names in a directory, which a test puts first on the PATH."""
 
     def __init__(self, directory: Path, *names: str) -> None:
         self.directory = directory
@@ -60,20 +57,20 @@ class Engine:
             program.chmod(0o755)
 
     def here(self, patch: pytest.MonkeyPatch) -> Engine:
-        """In this process, which spares each call the start of a program.
+        """Answer calls in this process, which spares each of them the start of a program.
 
-        A test at least has to do without.
+        At least one test calls the program.
         """
         from tsx_cli.deploy.image.programs import Program
 
         def try_(
-            program: Program, *words: str, stdin: str | None = None, **more: Any
+            program: Program, *arguments: str, stdin: str | None = None, **more: Any
         ) -> subprocess.CompletedProcess[str]:
             with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
                 patch.setattr(sys, "stdin", io.StringIO(stdin or ""))
-                code = main(self.directory, [*program.first, *words])
+                code = main(self.directory, [*program.first, *arguments])
             return subprocess.CompletedProcess(
-                [program.name, *words], code, out.getvalue(), err.getvalue()
+                [program.name, *arguments], code, out.getvalue(), err.getvalue()
             )
 
         patch.setattr(Program, "try_", try_)
@@ -88,7 +85,11 @@ class Engine:
 
     @property
     def running(self) -> list[str]:
-        return [name for name, each in self.state["containers"].items() if each["State"]["Running"]]
+        return [
+            name
+            for name, container in self.state["containers"].items()
+            if container["State"]["Running"]
+        ]
 
     def calls(self, *beginning: str) -> list[list[str]]:
         return [call for call in self.state["calls"] if call[: len(beginning)] == list(beginning)]
@@ -104,18 +105,18 @@ def held(directory: Path) -> Iterator[dict[str, Any]]:
         file.write_text(json.dumps(state))
 
 
-def main(directory: Path, words: list[str]) -> int:
+def main(directory: Path, arguments: list[str]) -> int:
     with held(directory) as state:
-        state["calls"].append(words)
-        if words[0] == "version":
+        state["calls"].append(arguments)
+        if arguments[0] == "version":
             if state["broken"]:
                 return fail(state["broken"])
             print("28.2.2")
             return 0
-        if words[0] == "--version":
+        if arguments[0] == "--version":
             print(state["version"])
             return 0
-        return VERBS[words[0]](state, words[1:])
+        return VERBS[arguments[0]](state, arguments[1:])
 
 
 def fail(text: str, code: int = 1) -> int:
@@ -123,40 +124,40 @@ def fail(text: str, code: int = 1) -> int:
     return code
 
 
-def values(words: list[str], name: str) -> list[str]:
-    return [words[place + 1] for place, word in enumerate(words) if word == name]
+def values(arguments: list[str], name: str) -> list[str]:
+    return [arguments[index + 1] for index, argument in enumerate(arguments) if argument == name]
 
 
-def build(state: dict[str, Any], words: list[str]) -> int:
-    place = Path(words[-1])
+def build(state: dict[str, Any], arguments: list[str]) -> int:
+    directory = Path(arguments[-1])
     state["contexts"].append(
         {
-            "files": sorted(path.name for path in place.iterdir()),
-            "target": values(words, "--target")[0],
+            "files": sorted(path.name for path in directory.iterdir()),
+            "target": values(arguments, "--target")[0],
         }
     )
-    if "FROM" not in (place / "Dockerfile").read_text():
+    if "FROM" not in (directory / "Dockerfile").read_text():
         return fail("ERROR: no FROM")
-    state["images"].append(values(words, "--tag")[0])
+    state["images"].append(values(arguments, "--tag")[0])
     return 0
 
 
-def image(state: dict[str, Any], words: list[str]) -> int:
-    if words[0] == "ls":
-        assert words[1:] == ["--format", "{{.Repository}}:{{.Tag}}"]
+def image(state: dict[str, Any], arguments: list[str]) -> int:
+    if arguments[0] == "ls":
+        assert arguments[1:] == ["--format", "{{.Repository}}:{{.Tag}}"]
         print("\n".join([*state["images"], "python:3.12-slim", "<none>:<none>"]))
         return 0
-    if words[-1] not in state["images"]:
-        return fail(f"Error: No such image: {words[-1]}")
-    if words[0] == "rm":
-        state["images"].remove(words[-1])
-    elif "--format" in words:
+    if arguments[-1] not in state["images"]:
+        return fail(f"Error: No such image: {arguments[-1]}")
+    if arguments[0] == "rm":
+        state["images"].remove(arguments[-1])
+    elif "--format" in arguments:
         print(
             json.dumps(
                 [
-                    f"{each.rpartition(':')[0]}@{digest(each)}"
-                    for each in state["pushed"]
-                    if each == words[-1]
+                    f"{reference.rpartition(':')[0]}@{digest(reference)}"
+                    for reference in state["pushed"]
+                    if reference == arguments[-1]
                 ]
             )
         )
@@ -164,77 +165,77 @@ def image(state: dict[str, Any], words: list[str]) -> int:
 
 
 def digest(reference: str) -> str:
-    """Of what is pushed under this name."""
+    """Return the digest of the image that is pushed under this name."""
     return f"sha256:{hashlib.sha256(reference.encode()).hexdigest()}"
 
 
-def buildx(state: dict[str, Any], words: list[str]) -> int:
-    if words == ["version"]:
+def buildx(state: dict[str, Any], arguments: list[str]) -> int:
+    if arguments == ["version"]:
         return fail("docker: 'buildx' is not a docker command.") if state["broken_buildx"] else 0
-    if words[-1] in state["digests"]:  # of images of others
-        print(state["digests"][words[-1]])
+    if arguments[-1] in state["digests"]:  # images of other registries
+        print(state["digests"][arguments[-1]])
         return 0
-    if words[-1] not in state["pushed"] or state["broken_buildx"]:
+    if arguments[-1] not in state["pushed"] or state["broken_buildx"]:
         return fail(
             "not found"
-            if words[-1] not in state["pushed"]
+            if arguments[-1] not in state["pushed"]
             else "docker: 'buildx' is not a docker command."
         )
-    print(digest(words[-1]))
+    print(digest(arguments[-1]))
     return 0
 
 
-def push(state: dict[str, Any], words: list[str]) -> int:
-    registry = words[-1].partition("/")[0]
+def push(state: dict[str, Any], arguments: list[str]) -> int:
+    registry = arguments[-1].partition("/")[0]
     if state["logins"] and registry not in state["logins"]:
         return fail("no basic auth credentials")
-    state["pushed"].append(words[-1])
+    state["pushed"].append(arguments[-1])
     print(
-        f"5f4fe3091b70: Pushed\n{words[-1].rpartition(':')[2]}: digest: {digest(words[-1])} size: 524"
+        f"5f4fe3091b70: Pushed\n{arguments[-1].rpartition(':')[2]}: digest: {digest(arguments[-1])} size: 524"
     )
     return 0
 
 
-def manifest(state: dict[str, Any], words: list[str]) -> int:
-    return 0 if words[-1] in state["pushed"] else fail("no such manifest")
+def manifest(state: dict[str, Any], arguments: list[str]) -> int:
+    return 0 if arguments[-1] in state["pushed"] else fail("no such manifest")
 
 
-def login(state: dict[str, Any], words: list[str]) -> int:
-    state["logins"][words[-1]] = [values(words, "--username")[0], sys.stdin.read()]
+def login(state: dict[str, Any], arguments: list[str]) -> int:
+    state["logins"][arguments[-1]] = [values(arguments, "--username")[0], sys.stdin.read()]
     return 0
 
 
-def healthcheck(state: dict[str, Any], words: list[str]) -> int:
-    assert words[0] == "run"
-    own = state["containers"].get(words[1])
-    if own is None or not own["State"]["Running"]:
-        return fail(f"Error: {words[1]} is not running", 125)
-    health = own["State"]["Health"]
-    is_well = own["health"] == "healthy"
-    own["health"] = own["health"].replace("busy", "healthy")  # fails one check
+def healthcheck(state: dict[str, Any], arguments: list[str]) -> int:
+    assert arguments[0] == "run"
+    container = state["containers"].get(arguments[1])
+    if container is None or not container["State"]["Running"]:
+        return fail(f"Error: {arguments[1]} is not running", 125)
+    health = container["State"]["Health"]
+    is_well = container["health"] == "healthy"
+    container["health"] = container["health"].replace("busy", "healthy")  # fails one check
     health["FailingStreak"] = 0 if is_well else health.get("FailingStreak", 0) + 1
     if is_well:
         health["Status"] = "healthy"  # a failure of the start period is not counted
     return 0 if is_well else 1
 
 
-def run(state: dict[str, Any], words: list[str]) -> int:
-    if words == ["--help"]:
-        state["calls"].pop()  # it starts nothing
+def run(state: dict[str, Any], arguments: list[str]) -> int:
+    if arguments == ["--help"]:
+        state["calls"].pop()  # the call starts nothing
         print(
             "      --health-start-interval duration   Time between running the check during the start period"
         )
         return 0
-    name = values(words, "--name")[0]
+    name = values(arguments, "--name")[0]
     if name in state["containers"]:
         return fail(f"Conflict. The container name {name} is already in use")
-    ports = values(words, "--publish")
+    ports = values(arguments, "--publish")
     if any(
-        set(ports) & set(each["Ports"]) and each["State"]["Running"]
-        for each in state["containers"].values()
+        set(ports) & set(container["Ports"]) and container["State"]["Running"]
+        for container in state["containers"].values()
     ):
         return fail("Bind for 127.0.0.1:8080 failed: port is already allocated")
-    labels = dict(label.split("=", 1) for label in values(words, "--label"))
+    labels = dict(label.split("=", 1) for label in values(arguments, "--label"))
     bindings = {}
     for port in ports:
         host, outside, inside = port.rsplit(":", 2)
@@ -242,7 +243,7 @@ def run(state: dict[str, Any], words: list[str]) -> int:
     state["containers"][name] = {
         "Name": f"/{name}",
         "Created": f"2026-11-21T20:00:{len(state['containers']):02}.123456789Z",
-        "Config": {"Labels": labels, "Image": words[-1], "Env": values(words, "--env")},
+        "Config": {"Labels": labels, "Image": arguments[-1], "Env": values(arguments, "--env")},
         "HostConfig": {"PortBindings": bindings},
         "Ports": ports,
         "RestartCount": 0,
@@ -256,7 +257,7 @@ def begin(state: dict[str, Any], name: str) -> int:
         return fail(state["refusal"][1], state["refusal"][0])
     health = state["healths"].pop(0) if state["healths"] else "healthy"
     state["containers"][name]["RestartCount"] = int(health == "restarting")
-    health = health.replace("restarting", "starting")  # it has ended, and was started again
+    health = health.replace("restarting", "starting")
     runs = health in ("healthy", "starting", "unhealthy")
     code = 0 if runs else 1
     state["containers"][name]["health"] = health
@@ -270,40 +271,46 @@ def begin(state: dict[str, Any], name: str) -> int:
     return 0
 
 
-def start(state: dict[str, Any], words: list[str]) -> int:
-    return begin(state, words[0])
+def start(state: dict[str, Any], arguments: list[str]) -> int:
+    return begin(state, arguments[0])
 
 
-def stop(state: dict[str, Any], words: list[str]) -> int:
-    state["containers"][words[0]]["State"] |= {"Running": False, "Status": "exited", "ExitCode": 0}
+def stop(state: dict[str, Any], arguments: list[str]) -> int:
+    state["containers"][arguments[0]]["State"] |= {
+        "Running": False,
+        "Status": "exited",
+        "ExitCode": 0,
+    }
     return 0
 
 
-def rm(state: dict[str, Any], words: list[str]) -> int:
-    if state["containers"][words[-1]]["State"]["Running"] and "--force" not in words:
+def rm(state: dict[str, Any], arguments: list[str]) -> int:
+    if state["containers"][arguments[-1]]["State"]["Running"] and "--force" not in arguments:
         return fail("cannot remove a running container")
-    del state["containers"][words[-1]]
+    del state["containers"][arguments[-1]]
     return 0
 
 
-def ps(state: dict[str, Any], words: list[str]) -> int:
-    wanted = dict(each.removeprefix("label=").split("=", 1) for each in values(words, "--filter"))
-    for name, each in state["containers"].items():
-        if wanted.items() <= each["Config"]["Labels"].items():
+def ps(state: dict[str, Any], arguments: list[str]) -> int:
+    wanted = dict(
+        label.removeprefix("label=").split("=", 1) for label in values(arguments, "--filter")
+    )
+    for name, container in state["containers"].items():
+        if wanted.items() <= container["Config"]["Labels"].items():
             print(name)
     return 0
 
 
-def inspect(state: dict[str, Any], words: list[str]) -> int:
-    found = [state["containers"].get(name) for name in words[2:]]
-    if None in found:
+def inspect(state: dict[str, Any], arguments: list[str]) -> int:
+    containers = [state["containers"].get(name) for name in arguments[2:]]
+    if None in containers:
         print("[]")
-        return fail(f"Error: No such container: {words[-1]}")
-    print(json.dumps(found))
+        return fail(f"Error: No such container: {arguments[-1]}")
+    print(json.dumps(containers))
     return 0
 
 
-def logs(state: dict[str, Any], words: list[str]) -> int:
+def logs(state: dict[str, Any], arguments: list[str]) -> int:
     print("\n".join(state["lines"]))
     return 0
 

@@ -1,6 +1,4 @@
-"""Helm, by the program or by the library of helm-python-sdk: the findings of its linter, and the
-objects of a chart with other values.
-"""
+"""Helm, by its program or by the library of helm-python-sdk: its linter and its templates."""
 
 from __future__ import annotations
 
@@ -37,15 +35,17 @@ print(json.dumps([found, rendered]))
 def render(
     directory: Path, name: str, namespace: str, cases: Sequence[Any]
 ) -> tuple[list[str], list[str]]:
-    """What the linter finds, and the chart's YAML with each of the values; where Helm refuses them,
-    a comment that says why.
+    """Return the linter's findings and the chart's YAML with each of the values.
+
+    Values that Helm refuses give a comment that says why.
     """
     texts = [json.dumps(values) for values in cases]
-    if shutil.which("helm") is None:  # in a process of its own, as the library is a runtime of Go
-        words = [sys.executable, "-c", LIBRARY, str(directory), name, namespace, *texts]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-        found, rendered = json.loads(done.stdout)
-        return found, rendered
+    if shutil.which("helm") is None:
+        # The library is a runtime of Go, which needs a process of its own.
+        command = [sys.executable, "-c", LIBRARY, str(directory), name, namespace, *texts]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        findings, rendered = json.loads(done.stdout)
+        return findings, rendered
     linted = subprocess.run(
         ["helm", "lint", "--strict", directory],
         capture_output=True,
@@ -73,4 +73,4 @@ def render(
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [document for document in yaml.safe_load_all(text) if document]

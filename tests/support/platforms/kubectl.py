@@ -1,6 +1,4 @@
-"""kubectl's place: what it is asked by its documented words, over a cluster in memory that rolls
-pods out as a test says.
-"""
+"""A double of kubectl over a cluster in memory, which rolls pods out as a test says."""
 
 from __future__ import annotations
 
@@ -34,51 +32,50 @@ PLURALS = {
 
 
 class Cluster:
-    """`looks` is how often a rollout is looked at before it is over; `failure` what the pods of
-    `failing`, or of all, wait for, for ever.
+    """A cluster whose rollouts last for `looks` looks at them.
 
-    `forwarded` is what `kubectl port-forward` prints, `restarts` how often the containers of
-    canaries have restarted, `scaling` the Deployment one of whose pods is not ready.
+    The pods of the Deployment `failing`, or of all, wait for ever for `failure`. `forwarded` is the
+    output of `kubectl port-forward`. The containers of canaries have restarted `restarts` times.
+    One pod of the Deployment `scaling` is not ready.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, *, unknown: frozenset[str] = frozenset()) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.owners: dict[
             tuple[str, str], dict[str, set[tuple[str, ...]]]
-        ] = {}  # manager -> fields that it has applied
+        ] = {}  # the applied fields of each manager
         self.calls: list[list[str]] = []
-        self.applied: list[dict[str, Any]] = []  # in full, by the manager of deployments
+        self.applied: list[dict[str, Any]] = []  # whole manifests of the manager of deployments
         self.unknown = unknown
         self.looks, self.left, self.failure, self.failing = 0, 0, "", ""
         self.forwarded, self.restarts, self.scaling = "", 0, ""
-        self.served: dict[str, Any] = {
-            "conditions": [{"type": "Ready", "status": "True"}]
-        }  # what KServe says of an InferenceService
-        # What a Gateway says of routes; an empty status: nothing yet.
+        # KServe's status of an InferenceService.
+        self.served: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}]}
+        # A Gateway's status of routes and its reason; an empty status stands for none yet.
         self.taken: tuple[str, str] = ("True", "")
         patch.setattr(
             Program,
             "try_",
-            lambda program, *words, **more: self.run(list(words), more.get("stdin") or ""),
+            lambda program, *arguments, **more: self.run(list(arguments), more.get("stdin") or ""),
         )
-        patch.setattr(Program, "lines", lambda program, *words: self.stream(list(words)))
+        patch.setattr(Program, "lines", lambda program, *arguments: self.stream(list(arguments)))
 
-    def run(self, words: list[str], stdin: str) -> subprocess.CompletedProcess[str]:
-        while words[0] in ("--context",):
-            words = words[2:]
-        self.calls.append(words)
+    def run(self, arguments: list[str], stdin: str) -> subprocess.CompletedProcess[str]:
+        while arguments[0] in ("--context",):
+            arguments = arguments[2:]
+        self.calls.append(arguments)
         try:
-            out, code, err = str(getattr(self, f"_{words[0]}")(words[1:], stdin)), 0, ""
+            out, code, err = str(getattr(self, f"_{arguments[0]}")(arguments[1:], stdin)), 0, ""
         except LookupError as error:
             out, code, err = "", 1, str(error.args[0])
-        return subprocess.CompletedProcess(["kubectl", *words], code, out, err)
+        return subprocess.CompletedProcess(["kubectl", *arguments], code, out, err)
 
     def secret(self, name: str, key: str) -> str:
         return base64.b64decode(self.objects["Secret", name]["data"][key]).decode()
 
-    def stream(self, words: list[str]) -> Iterator[str]:
-        self.calls.append(words)
-        yield self.forwarded if words[0] == "port-forward" else "[pod/digits-1/tsx] loading"
+    def stream(self, arguments: list[str]) -> Iterator[str]:
+        self.calls.append(arguments)
+        yield self.forwarded if arguments[0] == "port-forward" else "[pod/digits-1/tsx] loading"
 
     def _kind(self, type_: str) -> str:
         kind = PLURALS[type_.partition(".")[0]]
@@ -86,32 +83,32 @@ class Cluster:
             raise LookupError(f'error: the server doesn\'t have a resource type "{type_}"')
         return kind
 
-    def _get(self, words: list[str], stdin: str) -> str:
-        kind = self._kind(words[0])
-        for (other, _), each in self.objects.items():
-            if other in ("Deployment", "HTTPRoute", "InferenceService"):
-                getattr(self, f"_get_on_{other.lower()}")(each)
-        if "--selector" in words:
+    def _get(self, arguments: list[str], stdin: str) -> str:
+        kind = self._kind(arguments[0])
+        for (item_kind, _), item in self.objects.items():
+            if item_kind in ("Deployment", "HTTPRoute", "InferenceService"):
+                getattr(self, f"_get_on_{item_kind.lower()}")(item)
+        if "--selector" in arguments:
             wanted = dict(
-                pair.split("=") for pair in words[words.index("--selector") + 1].split(",")
+                pair.split("=") for pair in arguments[arguments.index("--selector") + 1].split(",")
             ).items()
-            found = [each for (other, _), each in self.objects.items() if other == kind] + (
+            items = [item for key, item in self.objects.items() if key[0] == kind] + (
                 self._pods() if kind == "Pod" else []
             )
             return json.dumps(
-                {"items": [each for each in found if wanted <= each["metadata"]["labels"].items()]}
+                {"items": [item for item in items if wanted <= item["metadata"]["labels"].items()]}
             )
-        found_one = self.objects.get((kind, words[1]))
-        return "" if found_one is None else json.dumps(found_one)
+        item = self.objects.get((kind, arguments[1]))
+        return "" if item is None else json.dumps(item)
 
     def _pods(self) -> list[dict[str, Any]]:
-        """Of all Deployments, as many as they have."""
+        """Make the pods of all Deployments."""
         pods = []
-        for (kind, name), each in self.objects.items():
-            for number in range(each["spec"]["replicas"] if kind == "Deployment" else 0):
+        for (kind, name), item in self.objects.items():
+            for number in range(item["spec"]["replicas"] if kind == "Deployment" else 0):
                 metadata: dict[str, Any] = {
                     "name": f"{name}-pod-{number}",
-                    "labels": each["spec"]["template"]["metadata"]["labels"],
+                    "labels": item["spec"]["template"]["metadata"]["labels"],
                 }
                 status = {
                     "restartCount": self.restarts if name.endswith("-canary") else 0,
@@ -123,7 +120,7 @@ class Cluster:
     def _get_on_httproute(self, route: dict[str, Any]) -> None:
         status, reason = self.taken
         if status:
-            same = {
+            condition = {
                 "observedGeneration": route["metadata"]["generation"],
                 "status": status,
                 "reason": reason,
@@ -132,7 +129,7 @@ class Cluster:
                 "parents": [
                     {
                         "conditions": [
-                            {"type": type_, **same} for type_ in ("Accepted", "ResolvedRefs")
+                            {"type": type_, **condition} for type_ in ("Accepted", "ResolvedRefs")
                         ]
                     }
                 ]
@@ -161,48 +158,49 @@ class Cluster:
         ready = wanted - (self.left > 0 or self.scaling == deployment["metadata"]["name"])
         deployment["status"] = {**status, "availableReplicas": ready, "readyReplicas": ready}
 
-    def _apply(self, words: list[str], stdin: str) -> str:
-        """By the rules of server-side apply: what a manager applies no more goes, unless another
-        one has applied it too.
+    def _apply(self, arguments: list[str], stdin: str) -> str:
+        """Apply a manifest by the rules of server-side apply.
+
+        A field that a manager applies no more goes, unless another manager has applied it too.
         """
-        said, manager = json.loads(stdin), words[words.index("--field-manager") + 1]
-        kind, name = said["kind"], said["metadata"]["name"]
-        self.applied += [said] if manager == "tsx" else []
+        manifest, manager = json.loads(stdin), arguments[arguments.index("--field-manager") + 1]
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        self.applied += [manifest] if manager == "tsx" else []
         before = self.objects.get((kind, name))
         if (
             kind == "Deployment"
             and before
             and before["spec"]["selector"]
-            != said["spec"].get("selector", before["spec"]["selector"])
+            != manifest["spec"].get("selector", before["spec"]["selector"])
         ):
             raise LookupError(
                 f'The Deployment "{name}" is invalid: spec.selector: Invalid value: field is immutable'
             )
-        made: dict[str, Any] = (
-            copy.deepcopy(before) if before else {"metadata": {}, "spec": {"clusterIP": "10.0.0.1"}}
-        )  # what a platform adds
-        owners, now = self.owners.setdefault((kind, name), {}), dict(_fields(said))
-        for other in owners.values():
-            other.difference_update(
-                {field for field in other if field in now and _at(made, field) != now[field]}
+        # A platform adds the address.
+        fresh: dict[str, Any] = {"metadata": {}, "spec": {"clusterIP": "10.0.0.1"}}
+        merged = copy.deepcopy(before) if before else fresh
+        owners, now = self.owners.setdefault((kind, name), {}), dict(_fields(manifest))
+        for fields in owners.values():
+            fields.difference_update(
+                {field for field in fields if field in now and _at(merged, field) != now[field]}
             )
-        others = set[tuple[str, ...]]().union(
+        foreign = set[tuple[str, ...]]().union(
             *(fields for owner, fields in owners.items() if owner != manager)
         )
-        for field in owners.get(manager, set()) - set(now) - others:
-            _at(made, field[:-1]).pop(field[-1], None)
+        for field in owners.get(manager, set()) - set(now) - foreign:
+            _at(merged, field[:-1]).pop(field[-1], None)
         for field, value in now.items():
-            place = made
+            parent = merged
             for key in field[:-1]:
-                place = place.setdefault(key, {})
-            place[field[-1]] = value
+                parent = parent.setdefault(key, {})
+            parent[field[-1]] = value
         owners[manager] = set(now)
         generation = before["metadata"]["generation"] if before else 0
-        made["metadata"]["generation"] = generation + (
-            before is None or before["spec"] != made["spec"]
+        merged["metadata"]["generation"] = generation + (
+            before is None or before["spec"] != merged["spec"]
         )
-        made["metadata"].setdefault("creationTimestamp", "2026-11-21T20:00:00Z")
-        made["metadata"]["managedFields"] = [
+        merged["metadata"].setdefault("creationTimestamp", "2026-11-21T20:00:00Z")
+        merged["metadata"]["managedFields"] = [
             {
                 "manager": owner,
                 "fieldsV1": {
@@ -211,24 +209,24 @@ class Cluster:
             }
             for owner, fields in owners.items()
         ]
-        self.objects[kind, name] = made
+        self.objects[kind, name] = merged
         if kind == "Deployment":
-            made["spec"].setdefault("replicas", 1)
-            annotations = made["metadata"].setdefault("annotations", {})
+            merged["spec"].setdefault("replicas", 1)
+            annotations = merged["metadata"].setdefault("annotations", {})
             annotations.setdefault(REVISION, "0")
-            if before is None or before["spec"]["template"] != made["spec"]["template"]:
-                self._roll_out(made)
+            if before is None or before["spec"]["template"] != merged["spec"]["template"]:
+                self._roll_out(merged)
         return ""
 
-    def _create(self, words: list[str], stdin: str) -> str:
-        said = json.loads(stdin)
-        key = (said["kind"], said["metadata"]["name"])
-        self.applied.append(said)
+    def _create(self, arguments: list[str], stdin: str) -> str:
+        manifest = json.loads(stdin)
+        key = (manifest["kind"], manifest["metadata"]["name"])
+        self.applied.append(manifest)
         if key in self.objects:
             raise LookupError(
                 f'Error from server (AlreadyExists): {key[0].lower()}s "{key[1]}" already exists'
             )
-        self.objects[key] = said
+        self.objects[key] = manifest
         return ""
 
     def _roll_out(self, deployment: dict[str, Any]) -> None:
@@ -236,10 +234,10 @@ class Cluster:
         template, name = deployment["spec"]["template"], deployment["metadata"]["name"]
         number = str(int(deployment["metadata"]["annotations"][REVISION]) + 1)
         deployment["metadata"]["annotations"][REVISION] = number
-        sets = [each for (kind, _), each in self.objects.items() if kind == "ReplicaSet"]
-        same = next((each for each in sets if each["spec"]["template"] == template), None)
-        if same is not None:
-            same["metadata"]["annotations"][REVISION] = number
+        sets = [item for (kind, _), item in self.objects.items() if kind == "ReplicaSet"]
+        existing = next((item for item in sets if item["spec"]["template"] == template), None)
+        if existing is not None:
+            existing["metadata"]["annotations"][REVISION] = number
             return
         labels = template["metadata"]["labels"]
         metadata = {
@@ -247,53 +245,58 @@ class Cluster:
             "labels": labels,
             "annotations": {**deployment["metadata"]["annotations"], REVISION: number},
         }
-        made = {
+        replica_set = {
             "metadata": metadata | {"creationTimestamp": f"2026-11-21T20:00:0{number}Z"},
             "spec": {"template": copy.deepcopy(template)},
         }
-        self.objects["ReplicaSet", metadata["name"]] = made
+        self.objects["ReplicaSet", metadata["name"]] = replica_set
 
-    def _rollout(self, words: list[str], stdin: str) -> str:
-        deployment = self.objects["Deployment", words[1].partition("/")[2]]
-        number = words[2].partition("=")[2]
-        sets = [each for (kind, _), each in self.objects.items() if kind == "ReplicaSet"]
-        found = next(each for each in sets if each["metadata"]["annotations"][REVISION] == number)
-        deployment["spec"]["template"] = copy.deepcopy(found["spec"]["template"])
-        own = {REVISION: deployment["metadata"]["annotations"][REVISION]}
+    def _rollout(self, arguments: list[str], stdin: str) -> str:
+        deployment = self.objects["Deployment", arguments[1].partition("/")[2]]
+        number = arguments[2].partition("=")[2]
+        sets = [item for (kind, _), item in self.objects.items() if kind == "ReplicaSet"]
+        replica_set = next(
+            item for item in sets if item["metadata"]["annotations"][REVISION] == number
+        )
+        deployment["spec"]["template"] = copy.deepcopy(replica_set["spec"]["template"])
+        annotation = {REVISION: deployment["metadata"]["annotations"][REVISION]}
         # As `kubectl rollout undo` does.
-        deployment["metadata"]["annotations"] |= {**found["metadata"]["annotations"], **own}
+        deployment["metadata"]["annotations"] |= {
+            **replica_set["metadata"]["annotations"],
+            **annotation,
+        }
         self._roll_out(deployment)
         return "rolled back"
 
-    def _delete(self, words: list[str], stdin: str) -> str:
-        kind = self._kind(words[0])
-        self.objects.pop((kind, words[1]), None)
-        self.owners.pop((kind, words[1]), None)
+    def _delete(self, arguments: list[str], stdin: str) -> str:
+        kind = self._kind(arguments[0])
+        self.objects.pop((kind, arguments[1]), None)
+        self.owners.pop((kind, arguments[1]), None)
         if kind == "Deployment":
-            own = [
+            owned = [
                 key
                 for key in self.objects
-                if key[0] in ("ReplicaSet", "Pod") and key[1].rpartition("-")[0] == words[1]
+                if key[0] in ("ReplicaSet", "Pod") and key[1].rpartition("-")[0] == arguments[1]
             ]
-            self.objects = {key: each for key, each in self.objects.items() if key not in own}
+            self.objects = {key: item for key, item in self.objects.items() if key not in owned}
         return ""
 
-    def _logs(self, words: list[str], stdin: str) -> str:
+    def _logs(self, arguments: list[str], stdin: str) -> str:
         return "[pod/digits-1/tsx] RuntimeError: no weights\n"
 
 
 def _fields(
-    said: dict[str, Any], above: tuple[str, ...] = ()
+    manifest: dict[str, Any], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Lists are one field each."""
-    for key, value in said.items():
+    """Yield the path and the value of each field; a list is one field."""
+    for key, value in manifest.items():
         if isinstance(value, dict) and value:
             yield from _fields(value, (*above, key))
         else:
             yield (*above, key), value
 
 
-def _at(made: dict[str, Any], field: tuple[str, ...]) -> Any:
+def _at(document: dict[str, Any], field: tuple[str, ...]) -> Any:
     for key in field:
-        made = made.get(key, {})
-    return made
+        document = document.get(key, {})
+    return document

@@ -1,6 +1,4 @@
-"""Lambda on this machine: its Runtime API in front of the entry of the image, and the events that
-its services send, as documented.
-"""
+"""A double of Lambda: its Runtime API in front of the image's entry, and its services' events."""
 
 from __future__ import annotations
 
@@ -30,20 +28,20 @@ ENTRY = (sys.executable, "-m", "tsx_runtime.targets.entry", "serve")
 
 
 def answer_of(answered: Any) -> bytes:
-    """The body that a client of the service gets."""
+    """Return the body that a client of the service gets."""
     body: str = answered["body"]
     return base64.b64decode(body) if answered["isBase64Encoded"] else body.encode()
 
 
 @contextmanager
 def function(
-    directory: Path, environment: Mapping[str, str] = {}, **how: Any
+    directory: Path, environment: Mapping[str, str] = {}, **limits: Any
 ) -> Generator[Host, None, None]:
-    """The entry of the image over what lies in `directory`/model.
+    """Start the image's entry with the model in `directory`/model.
 
     Its own limits are tested; Lambda's would make a busy machine fail.
     """
-    how = {"init": DEADLINE, "grace": DEADLINE, **how}
+    limits = {"init": DEADLINE, "grace": DEADLINE, **limits}
     host = Host(
         ENTRY,
         directory,
@@ -54,7 +52,7 @@ def function(
                 **environment,
             }
         ),
-        **how,
+        **limits,
     )
     try:
         yield host
@@ -66,7 +64,8 @@ def function(
 
 
 def bridge(detail: Any, kind: str = "order placed", source: str = "my.shop") -> dict[str, Any]:
-    """EventBridge:
+    """Return an event of EventBridge.
+
     https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-events-structure.html
     """
     return {

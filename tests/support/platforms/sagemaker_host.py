@@ -1,8 +1,8 @@
-"""What SageMaker's host does to a container, by its documentation: unpack the model, start `serve`,
-ping, invoke, stop.
+"""A double of SageMaker's host: it unpacks a model, starts `serve`, pings, invokes and stops.
 
-Limits: a ping is answered within 2 s, an invocation within 60 s, 6 MiB each way, SIGKILL 30 s after
-SIGTERM. https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
+Its documented limits: a ping is answered within 2 s, an invocation within 60 s, 6 MiB each way,
+SIGKILL 30 s after SIGTERM.
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tsx_cli.deploy.engine.facts import model_data
 
 PING, INVOCATION, STOP = 2.0, 60.0, 30.0  # seconds
 MOST = 6 << 20
-# with the content type, all of a client's headers that arrive
+# The only header of a client that arrives beside the content type.
 PASSED_ON = "x-amzn-sagemaker-custom-attributes"
 
 
@@ -77,16 +77,16 @@ class Host:
     def begun(
         self, path: str, body: bytes, headers: Mapping[str, str]
     ) -> Generator[Callable[[], Answered], None, None]:
-        """A request whose answer is asked for later."""
+        """Send a request whose answer is read later."""
         with ThreadPoolExecutor(1) as thread:
             yield thread.submit(self.post, path, body, headers).result
 
     def processes(self) -> list[int]:
-        """Of the container, without itself."""
+        """Return the processes of the container without its first one."""
         return [
-            each.pid
-            for each in psutil.Process(self.process.pid).children(recursive=True)
-            if each.status() != psutil.STATUS_ZOMBIE
+            process.pid
+            for process in psutil.Process(self.process.pid).children(recursive=True)
+            if process.status() != psutil.STATUS_ZOMBIE
         ]
 
     def delete(self, path: str) -> Answered:
@@ -96,7 +96,7 @@ class Host:
     def opened(
         self, path: str, body: bytes, headers: Mapping[str, str], limit: float
     ) -> Generator[http.client.HTTPResponse, None, None]:
-        """An answer whose body is still to be read, while it comes."""
+        """Yield an answer whose body is still to be read."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=limit)
         try:
             connection.request("POST", path, body, dict(headers))
@@ -105,7 +105,7 @@ class Host:
             connection.close()
 
     def stop(self) -> int:
-        """SIGTERM, and SIGKILL 30 s later: then -9."""
+        """Send SIGTERM, and SIGKILL 30 s later; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(STOP)
@@ -125,7 +125,7 @@ class Host:
                 )
             if fulfilled():
                 return
-            time.sleep(0.05)  # the platform asks again and again, too
+            time.sleep(0.05)
         raise AssertionError(f"it did not come about in time: {self.log}")
 
     def _is_well(self) -> bool:
@@ -159,18 +159,16 @@ class Host:
 def container(
     directory: Path, port: int, environment: Mapping[str, str]
 ) -> Generator[Host, None, None]:
-    """The entry of the image, over what lies in `directory`/model; ended by SIGKILL where the test
-    has not stopped it.
-    """
+    """Start the image's entry with the model in `directory`/model; kill it at the end."""
     log_file = directory / "container.log"
-    given = {
+    variables = {
         "SAGEMAKER_BASE_DIR": str(directory),
         "SAGEMAKER_BIND_TO_PORT": str(port),
         **environment,
     }
     with log_file.open("w") as log:
         command = [sys.executable, "-m", "tsx_runtime.targets.entry", "serve"]
-        process = forked.Popen(command, cwd=directory, env=clean(given), stdout=log, stderr=log)
+        process = forked.Popen(command, cwd=directory, env=clean(variables), stdout=log, stderr=log)
     try:
         yield Host(process, port, log_file)
     finally:
@@ -180,8 +178,6 @@ def container(
 
 
 def unpack(archive: Path, directory: Path) -> None:
-    """`model.tar.gz` as `tsx deploy` uploads it, unpacked into `directory`/model as the host
-    does.
-    """
+    """Unpack the upload of `tsx deploy` into `directory`/model."""
     with tarfile.open(model_data(archive, directory)) as packed:
         packed.extractall(directory / "model")

@@ -1,7 +1,6 @@
-"""SageMaker's runtime API in front of a container's host, for boto3's own client: real-time,
-streamed, asynchronous, many models.
+"""A double of SageMaker's runtime API in front of a container's host, for boto3's client.
 
-What it does is documented:
+It has real-time, streamed and asynchronous invocations, and many models, as documented:
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Operations_Amazon_SageMaker_Runtime.html
 and mms-container-apis.html. 6 MiB each way; an answer of 4xx or 5xx is a ModelError, 424; a stream
 is an event stream; an asynchronous input comes from S3, and its answer goes there; a model that is
@@ -30,7 +29,8 @@ import boto3
 
 from tests.support.platforms.sagemaker_host import INVOCATION, MOST, Host
 
-PASSED_ON = (  # of a client's headers; all others are taken away
+# All headers of a client that arrive.
+PASSED_ON = (
     "content-type",
     "accept",
     "x-amzn-sagemaker-custom-attributes",
@@ -61,16 +61,17 @@ class ModelFailed(Exception):
 
 
 class NoCapacity(Exception):
-    """A component has no copy."""
+    """An inference component has no copy."""
 
 
 class Loader:
-    """Models of a prefix, which are archives below `store`: unpacked and loaded when they are first
-    asked for, the oldest unloaded.
+    """The models of a prefix, archives below `store`, which are loaded at their first request.
+
+    Where memory is short, the least recently used one is unloaded.
     """
 
-    def __init__(self, host: Host, store: Path, place: Path) -> None:
-        self._host, self._store, self._place = host, store, place
+    def __init__(self, host: Host, store: Path, directory: Path) -> None:
+        self._host, self._store, self._directory = host, store, directory
         self.loaded: list[str] = []  # opaque names, the least recently used first
         self.unloaded: list[str] = []
         self._lock = threading.Lock()
@@ -86,7 +87,7 @@ class Loader:
         return f"/models/{name}/invoke"
 
     def _load(self, name: str, target: str) -> None:
-        directory = self._place / name / "model"
+        directory = self._directory / name / "model"
         if not directory.exists():
             with tarfile.open(self._store / target) as packed:
                 packed.extractall(directory)
@@ -109,13 +110,13 @@ class Runtime(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
 
-    def log_message(self, *words: object) -> None:
-        """Nothing is told."""
+    def log_message(self, *arguments: object) -> None:
+        """Print nothing."""
 
     def do_POST(self) -> None:  # the library's name
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         kind = urlsplit(self.path).path.rpartition("/")[2]
-        given = {name: value for name, value in self.headers.items() if name.lower() in PASSED_ON}
+        headers = {name: value for name, value in self.headers.items() if name.lower() in PASSED_ON}
         if len(body) > MOST:
             self._refuse(
                 400,
@@ -125,12 +126,12 @@ class Runtime(BaseHTTPRequestHandler):
             return
         try:
             if kind == "async-invocations":
-                self._asynchronous(given)
+                self._asynchronous(headers)
             elif kind == "invocations-response-stream":
                 accept = self.headers.get("x-amzn-sagemaker-accept")
-                self._stream(body, {**given, **({"Accept": accept} if accept else {})})
+                self._stream(body, {**headers, **({"Accept": accept} if accept else {})})
             else:
-                self._invoke(body, given)
+                self._invoke(body, headers)
         except NoCapacity:
             self._refuse(400, "ValidationError", {"Message": NO_COPY})
         except ModelFailed as failed:
@@ -144,10 +145,10 @@ class Runtime(BaseHTTPRequestHandler):
             else self.server.loader.path_of(target)
         )
 
-    def _invoke(self, body: bytes, given: Mapping[str, str]) -> None:
+    def _invoke(self, body: bytes, headers: Mapping[str, str]) -> None:
         component = self.headers.get("x-amzn-sagemaker-inference-component")
         host = self.server.host if component is None else self.server.components(component)
-        answered = host.post(self._path(), body, given)
+        answered = host.post(self._path(), body, headers)
         if answered.status >= 400:
             raise ModelFailed(answered.status, answered.body.decode("utf-8", "replace"))
         if len(answered.body) > MOST:
@@ -159,9 +160,9 @@ class Runtime(BaseHTTPRequestHandler):
             200, answered.body, {**back, "x-Amzn-Invoked-Production-Variant": "AllTraffic"}
         )
 
-    def _stream(self, body: bytes, given: Mapping[str, str]) -> None:
-        """Parts as they come; a stream that breaks off ends with ModelStreamError."""
-        with self.server.host.opened(self._path(), body, given, INVOCATION) as answer:
+    def _stream(self, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send parts as they come; a stream that breaks off ends with ModelStreamError."""
+        with self.server.host.opened(self._path(), body, headers, INVOCATION) as answer:
             if answer.status >= 400:
                 raise ModelFailed(answer.status, answer.read().decode("utf-8", "replace"))
             self.send_response(200)
@@ -186,9 +187,9 @@ class Runtime(BaseHTTPRequestHandler):
                 )
             self.close_connection = True
 
-    def _asynchronous(self, given: dict[str, str]) -> None:
+    def _asynchronous(self, client_headers: dict[str, str]) -> None:
         content_type = self.headers.get("x-amzn-sagemaker-content-type")
-        headers = {**given, "Content-Type": content_type or "application/octet-stream"}
+        headers = {**client_headers, "Content-Type": content_type or "application/octet-stream"}
         source, inference = (
             self.headers["x-amzn-sagemaker-inputlocation"],
             self.headers.get("x-amzn-sagemaker-inference-id") or "1",
@@ -234,9 +235,7 @@ class _Server(ThreadingHTTPServer):
         self.tasks: list[threading.Thread] = []
 
     def run(self, source: str, to: str, headers: Mapping[str, str]) -> None:
-        """One asynchronous invocation, from S3 to S3; beside an answer that is an error there is a
-        `.failure`.
-        """
+        """Run an asynchronous invocation from S3 to S3; an error goes to a `.failure`."""
         s3 = boto3.client("s3")
         bucket, _, key = source.removeprefix("s3://").partition("/")
         body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
@@ -267,8 +266,10 @@ def _model_error(status: int, message: str) -> dict[str, Any]:
 
 
 def event(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """One message of an event stream: lengths, a checksum of them, headers, payload, a checksum of
-    all. Texts are type 7.
+    """Return one message of an event stream.
+
+    It has lengths, a checksum of them, headers, the payload, and a checksum of all. Texts have the
+    type 7.
 
     https://docs.aws.amazon.com/transcribe/latest/dg/event-stream.html
     """
@@ -280,8 +281,8 @@ def event(headers: Mapping[str, str], payload: bytes) -> bytes:
         for name, value in headers.items()
     )
     begin = struct.pack(">II", 16 + len(block) + len(payload), len(block))
-    whole = begin + struct.pack(">I", zlib.crc32(begin)) + block + payload
-    return whole + struct.pack(">I", zlib.crc32(whole))
+    checked = begin + struct.pack(">I", zlib.crc32(begin)) + block + payload
+    return checked + struct.pack(">I", zlib.crc32(checked))
 
 
 @contextmanager
@@ -291,22 +292,24 @@ def runtime(
     output: str = "",
     components: Callable[[str], Host] = no_components,
 ) -> Generator[Any, None, None]:
-    """boto3's client of an endpoint; the name of the endpoint is of no account.
+    """Yield boto3's client of one endpoint, whatever its name.
 
-    `output`: where asynchronous answers go.
-
-    `components` has the container of an inference component, and raises NoCapacity where it has no
-    copy.
+    `output` is the place of asynchronous answers. `components` returns the container of an
+    inference component, or raises NoCapacity.
     """
     server = _Server(host, loader, output, components)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     address = cast("tuple[str, int]", server.server_address)
-    own = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "eu-central-1"}
+    credentials = {
+        "aws_access_key_id": "a",
+        "aws_secret_access_key": "b",
+        "region_name": "eu-central-1",
+    }
     with patch.dict(
         os.environ, {"AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": f"http://127.0.0.1:{address[1]}"}
     ):
-        client = boto3.client("sagemaker-runtime", **own)
+        client = boto3.client("sagemaker-runtime", **credentials)
     try:
         yield client
     finally:

@@ -1,9 +1,8 @@
-"""SageMaker's batch transform in front of a container: files of S3 in records, requests of as many
-records as fit, answers to S3.
+"""A double of SageMaker's batch transform: records of S3 in requests to a container, answers to S3.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-batch-code.html and
-API_CreateTransformJob.html: what the job says goes before what the container's
-/execution-parameters say, and that before the defaults.
+API_CreateTransformJob.html: the job's parameters override those of the container's
+/execution-parameters, which override the defaults.
 """
 
 from __future__ import annotations
@@ -22,21 +21,25 @@ STRATEGIES = {"MultiRecord": "MULTI_RECORD", "SingleRecord": "SINGLE_RECORD"}
 
 
 def run_job(name: str, started: Callable[..., Host]) -> dict[str, Any]:
-    """What its requests were made with.
+    """Run a job and return the parameters of its requests.
 
-    `started(model, **environment)` is a container of the model.
+    `started(model, **environment)` starts a container of the model.
     """
     job = boto3.client("sagemaker").describe_transform_job(TransformJobName=name)
     with started(job["ModelName"], SAGEMAKER_BATCH="true", **job.get("Environment", {})) as host:
         host.wait_until_healthy()
-        said = json.loads(host.get("/execution-parameters").body)
-        own = {key: job[key] for key in DEFAULTS if job.get(key)}
-        own |= {"BatchStrategy": STRATEGIES[own["BatchStrategy"]]} if "BatchStrategy" in own else {}
-        used = {**DEFAULTS, **said, **own}
+        parameters = json.loads(host.get("/execution-parameters").body)
+        job_parameters = {key: job[key] for key in DEFAULTS if job.get(key)}
+        job_parameters |= (
+            {"BatchStrategy": STRATEGIES[job_parameters["BatchStrategy"]]}
+            if "BatchStrategy" in job_parameters
+            else {}
+        )
+        used = {**DEFAULTS, **parameters, **job_parameters}
         with ThreadPoolExecutor(used["MaxConcurrentTransforms"]) as pool:
             for key, body in _inputs(job["TransformInput"]["DataSource"]["S3DataSource"]):
                 answers = pool.map(
-                    lambda part: _asked(host, job, part),
+                    lambda part: _invoke(host, job, part),
                     _requests(body, job["TransformInput"], used),
                 )
                 _put(job["TransformOutput"], key, list(answers))
@@ -47,16 +50,18 @@ def _inputs(source: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
     assert source["S3DataType"] == "S3Prefix"
     bucket, _, prefix = source["S3Uri"].removeprefix("s3://").partition("/")
     client = boto3.client("s3")
-    for found in client.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]:
-        yield found["Key"], client.get_object(Bucket=bucket, Key=found["Key"])["Body"].read()
+    for entry in client.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]:
+        yield entry["Key"], client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read()
 
 
-def _requests(body: bytes, given: Mapping[str, Any], used: Mapping[str, Any]) -> list[bytes]:
-    """As many lines as fit into a request, where the strategy allows several."""
+def _requests(
+    body: bytes, transform_input: Mapping[str, Any], used: Mapping[str, Any]
+) -> list[bytes]:
+    """Return the bodies of requests: one line each, or as many as fit."""
     most = used["MaxPayloadInMB"] << 20
-    if given.get("SplitType", "None") == "None":
+    if transform_input.get("SplitType", "None") == "None":
         return [body]
-    assert given["SplitType"] == "Line"
+    assert transform_input["SplitType"] == "Line"
     parts = [b""]
     for line in body.splitlines(keepends=True):
         if parts[-1] and (
@@ -67,7 +72,7 @@ def _requests(body: bytes, given: Mapping[str, Any], used: Mapping[str, Any]) ->
     return parts
 
 
-def _asked(host: Host, job: Mapping[str, Any], part: bytes) -> bytes:
+def _invoke(host: Host, job: Mapping[str, Any], part: bytes) -> bytes:
     headers = {
         "Content-Type": job["TransformInput"]["ContentType"],
         "Accept": job["TransformOutput"].get("Accept", ""),

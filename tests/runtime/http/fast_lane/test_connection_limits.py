@@ -197,5 +197,5 @@ def test_a_client_that_takes_nothing_of_its_answer_loses_its_connection(start_se
                 lambda: address not in [end.raddr for end in process.net_connections("tcp")]
             )  # the server's end of the connection
             answer = connection.answer()
-        assert (answer.status, answer.whole) == (200, False)
+        assert (answer.status, answer.complete) == (200, False)
         assert server.ask(b"next", x_do="bytes").text == "next"

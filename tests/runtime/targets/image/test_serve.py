@@ -1,6 +1,4 @@
-"""A container of one's own: what it serves, how it is asked for its health, and KServe's layout of
-its models.
-"""
+"""A container of the image: its models, its settings, its health, and KServe's layout."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, FreePorts, Running, clean, started
 from tsx_runtime.errors import SettingError
@@ -27,12 +26,10 @@ HANDLER = "def handle(data, context):\n    return data and [{'model': context.mo
 def container(
     directory: Path, ports: list[int], **more: str
 ) -> Generator[tuple[Running, dict[str, str]], None, None]:
-    """The entry of the image; `serving ... at` is its last word."""
+    """Start the image's entry and wait until it serves."""
     environment = {
         "TSX_INFERENCE_ADDRESS": f"http://0.0.0.0:{ports[0]}",
         "TSX_METRICS_ADDRESS": f"http://0.0.0.0:{ports[0]}",
-    }
-    environment |= {
         "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{ports[1]}",
         "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",
         **more,
@@ -53,15 +50,8 @@ def container(
 
 def health(directory: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tsx_runtime.targets.health"]
-    return subprocess.run(
-        command,
-        cwd=directory,
-        env=clean(environment),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    options = {"capture_output": True, "text": True, "timeout": DEADLINE}
+    return forked.run(command, cwd=directory, env=clean(environment), **options)
 
 
 def predict(port: int, path: str, **body: object) -> Any:
@@ -98,13 +88,13 @@ def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(
     assert done.stderr.startswith("not healthy: ")
 
 
-def test_one_archive_is_called_as_kserve_calls_its_service(tmp_path: Path) -> None:
-    place = locate_model({"TSX_MODEL_DIR": str(tmp_path), "TSX_MODEL_NAME": "service"})
-    assert (place.directory, place.name, place.store) == (tmp_path, "service", None)
+def test_a_model_has_the_name_of_kserves_service(tmp_path: Path) -> None:
+    location = locate_model({"TSX_MODEL_DIR": str(tmp_path), "TSX_MODEL_NAME": "service"})
+    assert (location.directory, location.name, location.store) == (tmp_path, "service", None)
     assert locate_model({}).directory == Path("/opt/ml/model")
 
 
-def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(
+def test_the_inference_address_is_public_unless_a_setting_changes_it(
     tmp_path: Path,
 ) -> None:
     usual = settings_of({}, locate_model({}), None, [])
@@ -112,8 +102,10 @@ def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(
     assert usual.management_address == "http://127.0.0.1:8081"
     file = tmp_path / "tsx.toml"
     file.write_text('inference_address = "http://0.0.0.0:9000"\n')
-    said = settings_of({"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, locate_model({}), file, [])
-    assert (said.inference_address, said.metrics_address) == (
+    settings = settings_of(
+        {"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, locate_model({}), file, []
+    )
+    assert (settings.inference_address, settings.metrics_address) == (
         "http://0.0.0.0:9000",
         "http://0.0.0.0:9001",
     )
@@ -124,44 +116,40 @@ def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(
         None,
         notices,
     )
-    assert notices == [
-        "the environment variable TSX_MODEL_DIRECTORY is no setting and is ignored; `tsx config show` lists all settings"
-    ]
+    (notice,) = notices
+    assert "TSX_MODEL_DIRECTORY is no setting" in notice
 
 
-def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_files(
+def test_variables_and_files_override_the_defaults_of_a_container(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "tsx.toml"
     file.write_text("drain_timeout = 40\ndisable_token_authorization = false\n")
-    given = {"TSX_DEFAULTS": "drain_timeout=25 shutdown_delay=5 disable_token_authorization=true"}
-    alone = settings_of(given, locate_model({}), None, [])
-    assert (alone.drain_timeout, alone.shutdown_delay, alone.disable_token_authorization) == (
-        25,
-        5,
-        True,
-    )
-    notices: list[str] = []
-    said = settings_of({**given, "TSX_SHUTDOWN_DELAY": "1"}, locate_model({}), file, notices)
-    assert (said.drain_timeout, said.shutdown_delay, said.disable_token_authorization, notices) == (
-        40,
-        1,
-        False,
-        [],
-    )
-    with pytest.raises(SettingError, match="TSX_DEFAULTS is 'drain_timeout'; it takes NAME=VALUE"):
+    defaults = {
+        "TSX_DEFAULTS": "drain_timeout=25 shutdown_delay=5 disable_token_authorization=true"
+    }
+
+    def values(environment: dict[str, str], config: Path | None) -> tuple[float, float, bool]:
+        notices: list[str] = []
+        settings = settings_of(environment, locate_model({}), config, notices)
+        assert notices == []
+        return settings.drain_timeout, settings.shutdown_delay, settings.disable_token_authorization
+
+    assert values(defaults, None) == (25, 5, True)
+    assert values({**defaults, "TSX_SHUTDOWN_DELAY": "1"}, file) == (40, 1, False)
+    with pytest.raises(SettingError, match="TSX_DEFAULTS is 'drain_timeout'"):
         settings_of({"TSX_DEFAULTS": "drain_timeout"}, locate_model({}), None, [])
 
 
 def test_a_wrong_default_is_reported_with_the_variable_that_holds_it() -> None:
-    for given, origin in (
+    for environment, origin in (
         ({"TSX_DEFAULTS": "cpus=two"}, "entry 'cpus' of TSX_DEFAULTS"),
         ({"TSX_DEFAULTS": "cpus=1", "TSX_CPUS": "two"}, "environment variable TSX_CPUS"),
     ):
         with pytest.raises(SettingError, match=rf"cpus cannot be 'two' \(from {origin}\)"):
-            settings_of(given, locate_model({}), None, [])
+            settings_of(environment, locate_model({}), None, [])
     notices: list[str] = []
     settings_of({"TSX_DEFAULTS": "cpuz=2"}, locate_model({}), None, notices)
-    assert notices == [
-        "the entry 'cpuz' of TSX_DEFAULTS is no setting and is ignored; did you mean TSX_CPUS?"
-    ]
+    (notice,) = notices
+    assert "'cpuz'" in notice
+    assert "TSX_CPUS?" in notice

@@ -1,6 +1,4 @@
-"""Log files as a person finds them: a real server, its workers' output, its lines, their
-renaming.
-"""
+"""Log files and the console of real servers: their lines, workers' output, rotation."""
 
 from __future__ import annotations
 
@@ -9,13 +7,13 @@ import json
 import logging
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_runtime.errors import SettingError
@@ -66,7 +64,7 @@ STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
 @pytest.fixture(scope="module")
 def logs(processes: None, tmp_path_factory, until):
-    """The files that a server left, and what it said on its own stderr."""
+    """Return the log files of a server, its stderr, its token and the id of a failed request."""
     directory = tmp_path_factory.mktemp("logs")
     make_model(directory / "printer.mar", PRINTER)
     make_model(directory / "failing.mar", FAILING)
@@ -78,13 +76,13 @@ def logs(processes: None, tmp_path_factory, until):
         "metrics_mode=log",
         "generate_tokens=true",
     ]
-    words = [
+    arguments = [
         "serve",
         "printer.mar",
         *FREE_PORTS,
-        *(word for setting in settings for word in ("--set", setting)),
+        *(argument for setting in settings for argument in ("--set", setting)),
     ]
-    with serving(words, directory, {"TSX_WORKER_PRELOAD": "false"}) as running:
+    with serving(arguments, directory, {"TSX_WORKER_PRELOAD": "false"}) as running:
         keys = json.loads((directory / "key_file.json").read_text())
         token = keys["inference"]["key"]
         assert (directory / "key_file.json").stat().st_mode & 0o777 == 0o600
@@ -107,8 +105,8 @@ def logs(processes: None, tmp_path_factory, until):
     assert not (directory / "key_file.json").exists()
     files = {
         path.name: path.read_text()
-        for place in ("logs", "numbers")
-        for path in (directory / place).iterdir()
+        for location in ("logs", "numbers")
+        for path in (directory / location).iterdir()
     }
     return {"console": console, "token": token, "bad": bad.headers["x-request-id"], **files}
 
@@ -125,7 +123,7 @@ def test_the_access_log_has_the_request(logs):
     assert '"POST /predictions/printer HTTP/1.1" 500 ' in failed
 
 
-def test_what_workers_print_is_in_the_model_log_under_their_names(logs):
+def test_workers_output_is_in_the_model_log_under_their_names(logs):
     lines = {
         line.partition(" MODEL_LOG - ")[2]: line for line in logs["model_log.log"].splitlines()
     }
@@ -153,9 +151,7 @@ def test_what_workers_print_is_in_the_model_log_under_their_names(logs):
     ],
 )
 def test_lines_of_handlers_have_torchserves_form_and_their_level(logs, level, stream, text):
-    """As scripts find them: while requests run, too, nothing stands between the stream and the
-    logger.
-    """
+    """Scripts search for this form, which has nothing between the stream and the logger."""
     line = next(line for line in logs["model_log.log"].splitlines() if line.endswith(f" - {text}"))
     assert re.fullmatch(
         STAMP + rf" \[{level}\] W-9000-printer_1\.0-{stream} MODEL_LOG - {text}", line
@@ -166,18 +162,21 @@ def test_a_failed_request_has_its_id_once_and_the_traceback_in_pythons_form(logs
     failed = [
         line for line in logs["model_log.log"].splitlines() if "[ERROR] W-9000-printer" in line
     ]
-    first, start, *frames, place, quoted, words = [
+    first, start, *frames, location, quoted, message = [
         line.partition("-stdout MODEL_LOG - ")[2] for line in failed
     ]
     assert first == f"the handler failed for the request {logs['bad']}"
     assert start == "Traceback (most recent call last):"
     assert all(frame.startswith('  File "') for frame in frames), "of tsx, no line is quoted"
-    assert re.fullmatch(r'  File "/.*/handler\.py", line 16, in handle', place)
-    assert (quoted, words) == ('    raise ValueError("no such image")', "ValueError: no such image")
+    assert re.fullmatch(r'  File "/.*/handler\.py", line 16, in handle', location)
+    assert (quoted, message) == (
+        '    raise ValueError("no such image")',
+        "ValueError: no such image",
+    )
     assert logs["model_log.log"].count(logs["bad"]) == 1
 
 
-def test_a_model_that_fails_to_load_leaves_its_traceback_in_both_logs_though_nobody_waits(logs):
+def test_a_model_that_fails_to_load_in_the_background_has_its_traceback_in_both_logs(logs):
     lines = [
         line.partition("-stdout MODEL_LOG - ")[2]
         for line in logs["model_log.log"].splitlines()
@@ -198,8 +197,8 @@ def test_a_model_that_fails_to_load_leaves_its_traceback_in_both_logs_though_nob
     )
 
 
-def test_the_console_has_what_the_files_have(logs):
-    assert "a line of the handler" in logs["console"]  # where `docker logs` shows it
+def test_the_console_has_handlers_lines_and_no_metrics(logs):
+    assert "a line of the handler" in logs["console"]  # `docker logs` shows the console
     assert "QueueTime" not in logs["console"]
 
 
@@ -213,7 +212,7 @@ def test_the_metrics_logs_have_the_batch(logs):
         float(line.split("|")[0].split(":")[3])
 
 
-def test_the_servers_own_log_says_where_the_tokens_are_and_not_what_they_are(logs):
+def test_the_servers_log_names_the_file_of_the_tokens_and_no_token(logs):
     line = next(line for line in logs[SERVER_LOG].splitlines() if "key_file.json" in line)
     assert re.match(STAMP + r" \[INFO \] \S+ tsx\.server - requests need tokens", line)
     assert "key_file.json" in logs["console"]
@@ -241,7 +240,7 @@ LOG4J2 = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
-def test_of_a_log4j2_file_levels_and_sizes_are_taken(tmp_path):
+def test_a_log4j2_file_sets_levels_and_sizes(tmp_path):
     file = tmp_path / "log4j2.xml"
     file.write_text(LOG4J2)
     assert read_log_config(file) == LogConfig(
@@ -272,7 +271,7 @@ def test_a_log_configuration_that_cannot_be_used_stops_the_start(tmp_path, name,
 
 
 @pytest.mark.usefixtures("logging_as_it_was")
-def test_a_place_that_cannot_be_written_stops_the_start(tmp_path):
+def test_a_directory_that_cannot_be_written_stops_the_start(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingError, match="log_location"):
         set_up_logging(Settings(log_location=tmp_path / "file" / "logs"))
@@ -293,17 +292,17 @@ if "metrics_location" in sys.argv[1]:
 """
 
 
-def log_by(directory: Path, **settings: object) -> str:
+def log_in_process(directory: Path, **settings: object) -> str:
     command = [sys.executable, "-c", LOGS, repr(settings)]
-    return subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=60, check=True
-    ).stderr
+    done = forked.run(command, cwd=directory, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return str(done.stderr)
 
 
 @pytest.mark.usefixtures("processes")
 def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
     (tmp_path / "log4j2.xml").write_text(LOG4J2.replace("2 MB", "4 KB").replace('"off"', '"info"'))
-    log_by(tmp_path, log_config="log4j2.xml", log_location="logs")
+    log_in_process(tmp_path, log_config="log4j2.xml", log_location="logs")
     files = sorted(path.name for path in (tmp_path / "logs").glob("access_log*"))
     assert files == ["access_log.log", "access_log.log.1", "access_log.log.2", "access_log.log.3"]
     assert all(path.stat().st_size <= 4096 for path in (tmp_path / "logs").glob("access_log*"))
@@ -315,34 +314,24 @@ def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_files_all_goes_to_stderr(tmp_path):
-    said = log_by(tmp_path, log_format="text")
-    assert "WARN    of the server 1" in said
-    assert "line 299" in said
-    assert list(tmp_path.iterdir()) == []
+def test_metrics_have_their_files_while_other_logs_go_to_stderr(tmp_path):
+    settings = {"metrics_location": "numbers", "metrics_mode": "log", "log_format": "text"}
+    errors = log_in_process(tmp_path, **settings)
+    assert "WARN    of the server 1" in errors
+    assert "line 299" in errors
+    assert "of metrics" not in errors
+    files = {path.name: path.read_text() for path in tmp_path.rglob("*.log")}
+    assert files == {"ts_metrics.log": "of metrics\n", "model_metrics.log": ""}
 
 
 @pytest.mark.usefixtures("processes")
-def test_metrics_have_their_files_where_the_rest_goes_to_stderr(tmp_path):
-    said = log_by(tmp_path, metrics_location="numbers", metrics_mode="log", log_format="text")
-    assert "line 299" in said
-    assert "of metrics" not in said
-    assert {path.name: path.read_text() for path in (tmp_path / "numbers").iterdir()} == {
-        "ts_metrics.log": "of metrics\n",
-        "model_metrics.log": "",
-    }
+def test_a_directory_for_metrics_without_effect_is_reported(tmp_path):
+    assert "metrics_location: has no effect" in log_in_process(tmp_path, metrics_location="numbers")
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_place_for_metrics_that_nobody_writes_to_is_reported(tmp_path):
-    assert "metrics_location: has no effect while metrics_mode is prometheus" in log_by(
-        tmp_path, metrics_location="numbers"
-    )
-
-
-@pytest.mark.usefixtures("processes")
-def test_where_stderr_is_no_terminal_each_line_is_json(tmp_path):
-    lines = [json.loads(line) for line in log_by(tmp_path).splitlines()]
+def test_each_line_is_json_where_stderr_is_no_terminal(tmp_path):
+    lines = [json.loads(line) for line in log_in_process(tmp_path).splitlines()]
     assert (
         lines[0].items()
         >= {"level": "warning", "logger": "tsx.server", "message": "of the server 1"}.items()
@@ -352,10 +341,8 @@ def test_where_stderr_is_no_terminal_each_line_is_json(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_log_files_are_json_only_where_that_is_asked_for(tmp_path):
-    log_by(tmp_path, log_location="logs")
-    assert re.match(STAMP, (tmp_path / "logs" / SERVER_LOG).read_text())
-    log_by(tmp_path, log_location="json", log_format="json")
+def test_log_files_are_json_where_that_is_asked_for(tmp_path):
+    log_in_process(tmp_path, log_location="json", log_format="json")
     assert json.loads((tmp_path / "json" / SERVER_LOG).read_text())["message"] == "of the server 1"
 
 
@@ -381,32 +368,25 @@ def test_a_line_of_json_names_the_request_the_model_and_the_traceback():
     record.request_id = "id-1"
     line = ServerJsonFormatter().format(record)
     assert "\n" not in line
-    reported = json.loads(line)
-    assert (
-        reported.items()
-        >= {
-            "model": "m",
-            "version": "2.0",
-            "request_id": "id-1",
-            "message": 'Model "m" [Version 2.0]: it\nfailed',
-        }.items()
-    )
-    assert reported["exception"].endswith("ValueError: why\n")
+    fields = json.loads(line)
+    assert (fields["model"], fields["version"], fields["request_id"]) == ("m", "2.0", "id-1")
+    assert fields["message"] == record.getMessage()
+    assert fields["exception"].endswith("ValueError: why\n")
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_configuration_of_pythons_own_kind_stands_for_all(tmp_path):
+def test_a_configuration_for_pythons_logging_replaces_all_settings(tmp_path):
     (tmp_path / "log.yaml").write_text(
         "formatters: {plain: {format: '%(name)s|%(message)s'}}\n"
         "handlers: {out: {class: logging.FileHandler, filename: own.log, formatter: plain}}\n"
         "root: {level: WARNING, handlers: [out]}\n"
     )
-    assert log_by(tmp_path, log_config="log.yaml", log_location="logs") == ""
+    assert log_in_process(tmp_path, log_config="log.yaml", log_location="logs") == ""
     assert (tmp_path / "own.log").read_text() == "tsx.server|of the server 1\n"
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_whole_line_stays_as_it_is():
+def test_a_record_marked_as_whole_is_not_formatted():
     shape = TextLogFormatter("%(levelname)s %(message)s")
     record = logging.LogRecord("x", logging.INFO, "", 0, "%s", ("a line",), None)
     assert shape.format(record) == "INFO a line"
@@ -414,50 +394,41 @@ def test_a_whole_line_stays_as_it_is():
     assert shape.format(record) == "a line"
 
 
-def test_output_of_workers_comes_in_lines_whatever_its_pieces(caplog):
+def lines_of_output(caplog, *pieces: bytes, is_json: bool = False) -> list[str]:
+    """Send a worker's output and return the lines that are logged of it."""
     with (
         caplog.at_level(logging.INFO, "MODEL_LOG"),
-        worker_output() as path,
+        worker_output(is_json=is_json) as path,
         socket.socket(socket.AF_UNIX) as sock,
     ):
         sock.connect(path)
-        for piece in (b"W-1-m_1.0-std", b"out\nfir", b"st\nsecond\r\n\nwithout an e", b"nd \xff"):
+        for piece in pieces:
             sock.sendall(piece)
-    texts = [
-        line.partition(" MODEL_LOG - ")[2]
-        for record in caplog.records
-        for line in record.getMessage().splitlines()
-    ]
-    assert texts[:3] == ["first", "second", ""]
-    names = {
-        line.split()[3] for record in caplog.records for line in record.getMessage().splitlines()
-    }
-    assert names == {"W-1-m_1.0-stdout"}
+    return [line for record in caplog.records for line in record.getMessage().split("\n")]
 
 
-def test_each_line_of_workers_is_json_whatever_native_code_prints(caplog):
-    own = json.dumps({"time": "now", "message": "x" * (100 << 10)}).encode()
+def test_workers_output_is_logged_in_lines_whatever_its_pieces(caplog):
+    pieces = (b"W-1-m_1.0-std", b"out\nfir", b"st\nsecond\r\n\nwithout an e", b"nd \xff")
+    lines = lines_of_output(caplog, *pieces)
+    assert [line.partition(" MODEL_LOG - ")[2] for line in lines[:3]] == ["first", "second", ""]
+    assert {line.split()[3] for line in lines} == {"W-1-m_1.0-stdout"}
+
+
+def test_each_line_of_workers_output_is_json_whatever_native_code_prints(caplog):
+    json_line = json.dumps({"time": "now", "message": "x" * (100 << 10)}).encode()
     printed = [
-        own,
+        json_line,
         b'{"time": cut off',
         b'{"time": NaN}',
         b'{"time": "a"} and more',
-        b"native " + own,
+        b"native " + json_line,
         b"\xff",
         b"y" * (2 << 20),
         b"[" * 9999,
     ]
-    with (
-        caplog.at_level(logging.INFO, "MODEL_LOG"),
-        worker_output(is_json=True) as path,
-        socket.socket(socket.AF_UNIX) as sock,
-    ):
-        sock.connect(path)
-        sock.sendall(b"W-1-m_1.0-stdout\n" + b"\n".join(printed))
-    reported = [
-        json.loads(line) for record in caplog.records for line in record.getMessage().split("\n")
-    ]
-    assert reported[0] == json.loads(own)
+    output = b"W-1-m_1.0-stdout\n" + b"\n".join(printed)
+    reported = [json.loads(line) for line in lines_of_output(caplog, output, is_json=True)]
+    assert reported[0] == json.loads(json_line)
     assert [line["message"] for line in reported[1:6]] == [
         line.decode(errors="replace") for line in printed[1:6]
     ]
@@ -479,20 +450,12 @@ def test_a_server_without_descriptors_reads_its_workers_output_once_it_has_some(
         return taken(listening)
 
     monkeypatch.setattr(socket.socket, "accept", accept)
-    with (
-        caplog.at_level(logging.INFO, "MODEL_LOG"),
-        worker_output() as path,
-        socket.socket(socket.AF_UNIX) as sock,
-    ):
-        sock.connect(path)
-        sock.sendall(b"W-1-m_1.0-stdout\nsaid meanwhile\n")
+    (line,) = lines_of_output(caplog, b"W-1-m_1.0-stdout\nsaid meanwhile\n")
     assert len(refused) == 2
-    assert [record.getMessage().partition(" MODEL_LOG - ")[2] for record in caplog.records] == [
-        "said meanwhile"
-    ]
+    assert line.endswith(" MODEL_LOG - said meanwhile")
 
 
-def test_output_cannot_be_sent_to_where_nobody_is(tmp_path):
+def test_output_cannot_be_sent_to_a_missing_socket(tmp_path):
     with pytest.raises(FileNotFoundError):
         send_output_to(str(tmp_path / "nothing"), "x")
 
@@ -514,7 +477,7 @@ async def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_with_their_requests(
+def test_handlers_output_is_json_with_its_requests_where_the_console_is_no_terminal(
     tmp_path,
 ):
     make_model(tmp_path / "talker.mar", TALKER, config="asyncCommunication: true\n")
@@ -543,8 +506,8 @@ def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_wi
             "stdout",
         )
     native = [line for line in reported if line["message"] == "native code prints"]
-    whose = [(line["model"], line["version"], line["worker"], line["stream"]) for line in native]
-    assert whose == [("talker", "1.0", "9000", "stdout")] * 3
+    origins = [(line["model"], line["version"], line["worker"], line["stream"]) for line in native]
+    assert origins == [("talker", "1.0", "9000", "stdout")] * 3
     failed = next(line for line in reported if "the handler failed" in line["message"])
     assert failed["exception"].splitlines() == [
         "ValueError: no such image",

@@ -1,6 +1,4 @@
-"""Traces as a collector gets them: a real server, its workers, a real endpoint of OTLP, and a
-handler with spans of its own.
-"""
+"""Traces of a real server and its workers at an OTLP collector, with spans of a handler."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, Prediction
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.observability import otlp
 
-# By a user, who knows nothing of tsx but that a request has headers.
+# A handler with spans of its own, which reads the headers of a request.
 HANDLER = """
 import os
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -92,50 +90,49 @@ def ask_by_grpc(target: str, model: str, metadata: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def reported(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Reported:
-    """What came to the collector by the server's end, and what clients were answered."""
+    """Serve requests of all lanes; return the collector and the answers."""
     directory = tmp_path_factory.mktemp("otlp")
     make_model(directory / "mine.mar", HANDLER, version="2.5")
     make_war(
         directory / "flow.war", "models: {say: {url: mine.mar}}\ndag: {say: [shout]}", FUNCTIONS
     )
     answers: dict[str, Any] = {}
-    with collector() as kept:
-        sets = [f"otlp_endpoint={kept.url}", "trace_share=0", f"model_store={directory}"]
-        words = [
-            "serve",
-            "mine.mar",
-            "flow.war",
-            *FREE_PORTS,
-            *FREE_GRPC_PORTS,
-            *(word for each in sets for word in ("--set", each)),
-        ]
-        with serving(
-            words, directory, {"COLLECTOR": kept.url, "TSX_CACHE_DIR": str(directory / "cache")}
-        ) as server:
-            url = f"{server.address('predictions')}/predictions/mine"
-            with httpx.Client(timeout=60) as client:
+    with collector() as received:
+        sets = [f"otlp_endpoint={received.url}", "trace_share=0", f"model_store={directory}"]
+        settings = (f"--set={setting}" for setting in sets)
+        arguments = ["serve", "mine.mar", "flow.war", *FREE_PORTS, *FREE_GRPC_PORTS, *settings]
+        variables = {"COLLECTOR": received.url, "TSX_CACHE_DIR": str(directory / "cache")}
+        with serving(arguments, directory, variables) as server:
+            with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
+
+                def post(
+                    path: str = "/predictions/mine", content: Any = b"x", **headers: str
+                ) -> httpx.Response:
+                    return client.post(path, content=content, headers=headers)
+
                 answers["before"] = time.time_ns()
-                answers["fast"] = client.post(
-                    url + "?a=b",
-                    content=b"x",
-                    headers={"traceparent": PARENT, "tracestate": "a=1,b=2"},
-                )
-                answers["chunked"] = client.post(url, content=iter([b"x"]), headers=parent(2))
-                answers["unsampled"] = client.post(url, content=b"x", headers=parent(3, "00"))
-                answers["untraced"] = client.post(url, content=b"x")
-                answers["bad"] = client.post(url, content=b"bad", headers=parent(4))
-                answers["unknown"] = client.post(
-                    f"{server.address('predictions')}/predictions/nobody", headers=parent(5)
-                )
-                answers["flow"] = client.post(
-                    f"{server.address('predictions')}/wfpredict/flow",
-                    content=b"x",
-                    headers=parent(6),
-                )
+                url = "/predictions/mine?a=b"
+                answers["fast"] = post(url, traceparent=PARENT, tracestate="a=1,b=2")
+                answers["chunked"] = post(content=iter([b"x"]), **parent(2))
+                answers["unsampled"] = post(**parent(3, "00"))
+                answers["untraced"] = post()
+                answers["bad"] = post(content=b"bad", **parent(4))
+                answers["unknown"] = post("/predictions/nobody", **parent(5))
+                answers["flow"] = post("/wfpredict/flow", **parent(6))
             answers["grpc"] = ask_by_grpc(server.address("gRPC predictions"), "mine", parent(7))
             assert server.stop() == 0
             answers["log"] = server.log
-    return kept, answers
+    return received, answers
+
+
+@pytest.fixture(scope="module")
+def received(reported: Reported) -> Collector:
+    return reported[0]
+
+
+@pytest.fixture(scope="module")
+def answers(reported: Reported) -> dict[str, Any]:
+    return reported[1]
 
 
 def by_name(spans: list[Span]) -> dict[str, Span]:
@@ -143,9 +140,10 @@ def by_name(spans: list[Span]) -> dict[str, Span]:
     return {span.name: span for span in spans}
 
 
-def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(reported: Reported) -> None:
-    kept, answers = reported
-    spans = by_name(kept.trace(TRACE))
+def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(
+    received: Collector, answers: dict[str, Any]
+) -> None:
+    spans = by_name(received.trace(TRACE))
     request, handler = spans["POST /predictions/{model}"], spans["handler"]
     assert set(spans) == {request.name, "queue", "batch wait", "handler", *STEPS, "my step"}
     assert (request.parent_id, request.kind, request.service) == (SPAN, 2, "tsx")
@@ -168,21 +166,21 @@ def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(reported: 
     assert not any(span.is_error for span in spans.values())
 
 
-def test_the_handler_s_own_span_joins_the_trace_across_the_process_boundary(
-    reported: Reported,
+def test_the_handlers_own_span_joins_the_trace_across_processes(
+    received: Collector, answers: dict[str, Any]
 ) -> None:
-    kept, answers = reported
-    spans = by_name(kept.trace(TRACE))
+    spans = by_name(received.trace(TRACE))
     assert answers["fast"].text == f"00-{TRACE}-{spans['handler'].span_id}-01"
-    own, inference = spans["my step"], spans["inference"]
-    assert (own.parent_id, own.service) == (spans["handler"].span_id, "mine")
+    span, inference = spans["my step"], spans["inference"]
+    assert (span.parent_id, span.service) == (spans["handler"].span_id, "mine")
     # Two clocks are read in two processes.
-    assert inference.start - 1_000_000 <= own.start <= own.end <= inference.end + 1_000_000
+    assert inference.start - 1_000_000 <= span.start <= span.end <= inference.end + 1_000_000
 
 
-def test_a_span_says_what_was_asked_and_who_answered(reported: Reported) -> None:
-    kept, answers = reported
-    spans = by_name(kept.trace(TRACE))
+def test_a_span_has_the_attributes_of_its_request_and_its_model(
+    received: Collector, answers: dict[str, Any]
+) -> None:
+    spans = by_name(received.trace(TRACE))
     attributes = spans["POST /predictions/{model}"].attributes
     expected = {
         "http.request.method": "POST",
@@ -201,46 +199,48 @@ def test_a_span_says_what_was_asked_and_who_answered(reported: Reported) -> None
     assert spans["handler"].attributes == {"tsx.batch.size": 1}
 
 
-def test_both_lanes_tell_alike(reported: Reported) -> None:
-    kept, answers = reported
-    fast, other = by_name(kept.trace(TRACE)), by_name(kept.trace(trace_id(2)))
-    assert set(fast) == set(other)
+def test_both_lanes_report_the_same_spans(received: Collector, answers: dict[str, Any]) -> None:
+    fast, chunked = by_name(received.trace(TRACE)), by_name(received.trace(trace_id(2)))
+    assert set(fast) == set(chunked)
     passing = {"client.port", "tsx.request.id"}
     for name in fast:
-        mine, others = fast[name].attributes, other[name].attributes
-        assert {key: value for key, value in mine.items() if key not in passing} == {
-            key: value for key, value in others.items() if key not in passing
+        attributes, chunked_attributes = fast[name].attributes, chunked[name].attributes
+        assert {key: value for key, value in attributes.items() if key not in passing} == {
+            key: value for key, value in chunked_attributes.items() if key not in passing
         }
     assert (
-        other["POST /predictions/{model}"].attributes["tsx.request.id"]
+        chunked["POST /predictions/{model}"].attributes["tsx.request.id"]
         == answers["chunked"].headers["x-request-id"]
     )
 
 
-def test_who_traces_not_is_not_traced(reported: Reported) -> None:
-    kept, answers = reported
-    # As it came: what the handler calls is not traced either.
+def test_requests_without_a_sampled_trace_are_not_traced(
+    received: Collector, answers: dict[str, Any]
+) -> None:
+    # The header is passed on as it came, so calls of the handler are not traced either.
     assert answers["unsampled"].text == parent(3, "00")["traceparent"]
-    assert [span.service for span in kept.trace(trace_id(3))] in ([], ["mine"])
+    assert [span.service for span in received.trace(trace_id(3))] in ([], ["mine"])
     assert answers["untraced"].text == "x"
     known = {TRACE, *map(trace_id, (2, 4, 5, 6, 7))}
-    assert {span.trace_id for span in kept.spans if span.service == "tsx"} == known
+    assert {span.trace_id for span in received.spans if span.service == "tsx"} == known
 
 
-def test_errors_are_errors_of_the_spans_in_which_they_happened(reported: Reported) -> None:
-    kept, answers = reported
-    spans = {span.name: span for span in kept.trace(trace_id(4))}
+def test_an_error_marks_the_spans_in_which_it_happened(
+    received: Collector, answers: dict[str, Any]
+) -> None:
+    spans = {span.name: span for span in received.trace(trace_id(4))}
     assert answers["bad"].status_code == 500
     assert spans["POST /predictions/{model}"].is_error
     assert spans["handler"].is_error
     assert not spans["queue"].is_error
-    (span,) = kept.trace(trace_id(5))
+    (span,) = received.trace(trace_id(5))
     assert (span.attributes["http.response.status_code"], span.is_error) == (404, False)
 
 
-def test_the_nodes_of_a_workflow_are_below_its_request(reported: Reported) -> None:
-    kept, answers = reported
-    spans = kept.trace(trace_id(6))
+def test_the_nodes_of_a_workflow_are_below_its_request(
+    received: Collector, answers: dict[str, Any]
+) -> None:
+    spans = received.trace(trace_id(6))
     request = next(span for span in spans if span.name == "POST /wfpredict/{workflow}")
     nodes = {span.name: span for span in spans if span.name.startswith("node ")}
     assert {node.parent_id for node in nodes.values()} == {request.span_id}
@@ -255,9 +255,8 @@ def test_the_nodes_of_a_workflow_are_below_its_request(reported: Reported) -> No
     assert nodes["node say"].attributes["tsx.model.name"] == "flow__say"
 
 
-def test_a_call_of_grpc_is_a_span_by_its_names(reported: Reported) -> None:
-    kept, answers = reported
-    spans = by_name(kept.trace(trace_id(7)))
+def test_a_grpc_call_is_a_span_with_its_names(received: Collector, answers: dict[str, Any]) -> None:
+    spans = by_name(received.trace(trace_id(7)))
     call = spans["org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"]
     assert (call.parent_id, call.kind) == (SPAN, 2)
     assert (
@@ -272,10 +271,9 @@ def test_a_call_of_grpc_is_a_span_by_its_names(reported: Reported) -> None:
     assert answers["grpc"] == f"00-{trace_id(7)}-{spans['handler'].span_id}-01"
 
 
-def test_the_log_says_where_traces_go(reported: Reported) -> None:
-    kept, answers = reported
-    assert kept.paths == {"/v1/traces"}
-    assert f"requests are traced to {kept.url}" in answers["log"]
+def test_the_log_names_the_collector(received: Collector, answers: dict[str, Any]) -> None:
+    assert received.paths == {"/v1/traces"}
+    assert f"requests are traced to {received.url}" in answers["log"]
 
 
 SPAN_OF_OURS = OwnSpan(
@@ -283,16 +281,16 @@ SPAN_OF_OURS = OwnSpan(
 )
 
 
-def test_opentelemetry_s_own_variables_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    with collector() as kept:
-        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": kept.url, "OTEL_SERVICE_NAME": "ours"}
+def test_opentelemetrys_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collector() as received:
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.url, "OTEL_SERVICE_NAME": "ours"}
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         with otlp.tracing(Settings(trace_share=0.5), environment) as tracer:
             assert tracer is not None
             assert tracer.share == 0.5
             tracer.emit(lambda: [SPAN_OF_OURS])
-        assert [(span.name, span.service) for span in kept.spans] == [("a", "ours")]
+        assert [(span.name, span.service) for span in received.spans] == [("a", "ours")]
     for off in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
         with otlp.tracing(Settings(), environment | off) as tracer:
             assert tracer is None
@@ -300,7 +298,7 @@ def test_opentelemetry_s_own_variables_are_heeded(monkeypatch: pytest.MonkeyPatc
         assert tracer is None
 
 
-def test_without_the_extra_the_setting_ends_the_start_and_a_variable_does_not(
+def test_a_missing_extra_ends_the_start_for_a_setting_and_not_for_a_variable(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def absent(endpoint: str | None) -> None:
@@ -329,7 +327,7 @@ def test_the_path_of_traces_is_added_once() -> None:
     assert otlp.endpoint_of("https://host/some/base") == "https://host/some/base/v1/traces"
 
 
-def test_a_collector_that_is_not_there_holds_up_neither_spans_nor_the_end(
+def test_a_missing_collector_delays_neither_spans_nor_the_end(
     free_ports: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(otlp, "LAST_SPANS", 0.1)

@@ -1,4 +1,4 @@
-"""What the server logs about a version is kept beside what its workers print."""
+"""The server's log lines about a version, kept with its workers' output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One server replaces another at the same addresses while clients go on, and a server that systemd
-passes its sockets to.
-"""
+"""Replacing a server while its clients go on, and sockets that systemd passes."""
 
 from __future__ import annotations
 
@@ -56,60 +54,50 @@ def handle(data, context):
         open("%s").read()
     return ["held" if bytes(row["body"]) == b"hold" else "old" for row in data]
 """
-GATED = "open('%s').read()\n"  # until the test has opened it and closed it
+GATED = "open('%s').read()\n"  # waits until the test closes the gate
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
 
 
 class Server:
     """Servers of one address, state directory and key file, one after the other."""
 
-    def __init__(self, place: Path, ports: list[int], held: ExitStack) -> None:
-        self.place, self.ports, self._held = place, ports, held
-        self.key_file, self.metrics = place / "keys.json", place / "m.sock"
-        self.more: dict[str, object] = {}
-        self.code = {"broken": BROKEN}
-
-    def words(self, handler: str, *more: str) -> tuple[list[object], Path]:
-        place = self.place / handler.partition(" ")[0]
-        make_model(place / "echo", self.code.get(handler, ECHO % handler))
-        settings = {
+    def __init__(self, directory: Path, ports: list[int], stack: ExitStack) -> None:
+        self.directory, self.ports, self._stack = directory, ports, stack
+        self.key_file, self.metrics = directory / "keys.json", directory / "m.sock"
+        self.settings: dict[str, object] = {
             "generate_tokens": "true",
             "key_file": self.key_file,
             "metrics_address": f"unix:{self.metrics}",
-            "state_dir": self.place / "state",
-            "cache_dir": self.place / "cache",
-            **self.more,
+            "state_dir": directory / "state",
+            "cache_dir": directory / "cache",
         }
-        ports: list[object] = ["--port", self.ports[0], "--management-port", self.ports[1]]
-        if len(self.ports) > 2:
-            ports += [
-                "--set=enable_grpc=true",
-                "--grpc-port",
-                self.ports[2],
-                "--grpc-management-port",
-                self.ports[2],
-            ]
-        return [
-            "serve",
-            place / "echo",
-            *ports,
-            *more,
-            *(f"--set={name}={value}" for name, value in settings.items()),
-        ], place
+        self.code = {"broken": BROKEN}
 
-    def start(self, handler: str, *more: str) -> Running:
-        words, place = self.words(handler, *more)
-        return self._held.enter_context(serving(words, place, {}))
+    def command(self, handler: str, *options: str) -> tuple[list[object], Path]:
+        """Make the model of a server and return the words of its start and its directory."""
+        directory = self.directory / handler
+        make_model(directory / "echo", self.code.get(handler, ECHO % handler))
+        ports = ["--port", self.ports[0], "--management-port", self.ports[1]]
+        settings = [f"--set={name}={value}" for name, value in self.settings.items()]
+        return ["serve", directory / "echo", *ports, *options, *settings], directory
 
-    def fails_to_start(self, handler: str, *more: str) -> str:
-        words, place = self.words(handler, *more)
-        ended = tsx(words, place, {})
+    def start(self, handler: str, *options: str) -> Running:
+        return self._stack.enter_context(serving(*self.command(handler, *options), {}))
+
+    def error_of_start(self, handler: str, *options: str) -> str:
+        ended = tsx(*self.command(handler, *options), {})
         assert ended.returncode != 0
         return ended.stderr
 
+    def key(self, role: str) -> str:
+        return str(json.loads(self.key_file.read_text())[role]["key"])
+
     @property
     def token(self) -> str:
-        return str(json.loads(self.key_file.read_text())["inference"]["key"])
+        return self.key("inference")
+
+    def connect(self, port: int | None = None) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", port or self.ports[0], timeout=DEADLINE)
 
     def ask(
         self,
@@ -119,118 +107,110 @@ class Server:
         method: str = "POST",
         **headers: str,
     ) -> tuple[int, bytes]:
-        connection = connection or http.client.HTTPConnection(
-            "127.0.0.1", self.ports[0], timeout=DEADLINE
-        )
+        connection = connection or self.connect()
         connection.request(method, path, body, {"Authorization": f"Bearer {self.token}", **headers})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        response = connection.getresponse()
+        return response.status, response.read()
 
     def gate(self, name: str) -> Path:
-        os.mkfifo(self.place / name)
-        return self.place / name
+        os.mkfifo(self.directory / name)
+        return self.directory / name
 
 
 @pytest.fixture
 def server(processes: None, short_path: Path, free_ports: FreePorts) -> Iterator[Server]:
-    with ExitStack() as held:
-        yield Server(short_path, free_ports(2), held)
+    with ExitStack() as stack:
+        yield Server(short_path, free_ports(2), stack)
 
 
 class Load(threading.Thread):
-    """Requests one after the other, over connections that are kept or over one each, and what came
-    of them.
-    """
+    """Calls one after the other, and how often each result came."""
 
-    def __init__(self, port: int, method: str, path: str, token: str, *, keep: bool) -> None:
+    def __init__(self, call: Callable[[], str]) -> None:
         super().__init__()
-        self.port, self.method, self.path, self.keep = port, method, path, keep
-        self.headers = {"Authorization": f"Bearer {token}"}
-        self.outcomes: Counter[str] = Counter()
+        self.call = call
+        self.results: Counter[str] = Counter()
         self.over = threading.Event()
 
     def run(self) -> None:
-        connection = None
         while not self.over.wait(0.005):
-            try:
-                if connection is None or not self.keep:
-                    connection = http.client.HTTPConnection(
-                        "127.0.0.1", self.port, timeout=DEADLINE
-                    )
-                connection.request(
-                    self.method, self.path, b"x" if self.method == "POST" else None, self.headers
-                )
-                answer = connection.getresponse()
-                body = answer.read()
-                self.outcomes[
-                    f"{answer.status} {body.decode() if self.method == 'POST' else ''}".strip()
-                ] += 1
-            except (OSError, http.client.HTTPException) as error:
-                self.outcomes[repr(error)] += 1
-                connection = None
-            if not self.keep and connection is not None:
-                connection.close()
+            self.results[self.call()] += 1
 
 
-class GrpcLoad(Load):
-    """Calls one after the other over one channel."""
+def http_call(server: Server, method: str, path: str, *, keep: bool) -> Callable[[], str]:
+    """Return a call over one connection that is kept, or over a new one each time."""
+    connection = server.connect()
+    body = b"x" if method == "POST" else None
+    headers = {"Authorization": f"Bearer {server.token}"}
 
-    def run(self) -> None:
-        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
-            ping = channel.unary_unary(
-                "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping"
-            )
-            while not self.over.wait(0.001):
-                try:
-                    ping(b"", timeout=DEADLINE, wait_for_ready=True)
-                    self.outcomes["OK"] += 1
-                except grpc.RpcError as error:
-                    self.outcomes[
-                        "CANCELLED" if error.code() is grpc.StatusCode.CANCELLED else str(error)
-                    ] += 1
+    def call() -> str:
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            text = response.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            return repr(error)
+        if not keep:
+            connection.close()
+        return f"{response.status} {text}" if body else str(response.status)
+
+    return call
+
+
+def grpc_call(channel: grpc.Channel) -> Callable[[], str]:
+    ping = channel.unary_unary("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping")
+
+    def call() -> str:
+        try:
+            ping(b"", timeout=DEADLINE, wait_for_ready=True)
+        except grpc.RpcError as error:
+            return "CANCELLED" if error.code() is grpc.StatusCode.CANCELLED else str(error)
+        return "OK"
+
+    return call
 
 
 def test_a_server_is_replaced_under_load_and_no_request_fails(
     server: Server, free_ports: FreePorts, until: Callable[[Callable[[], object]], None]
 ) -> None:
-    server.ports += free_ports(1)
+    (port,) = free_ports(1)
+    server.settings |= {"enable_grpc": "true"}
+    server.settings |= dict.fromkeys(("grpc_inference_port", "grpc_management_port"), port)
     old = server.start("old")
     token = server.token
-    idle = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=DEADLINE)
+    idle = server.connect()
     assert server.ask(idle) == (200, b"old")
-    load = [
-        Load(server.ports[0], "POST", "/predictions/echo", token, keep=keep)
-        for keep in (True, True, False, False)
-    ]
-    load += [Load(server.ports[0], "GET", "/readyz", token, keep=keep) for keep in (True, False)]
-    load.append(GrpcLoad(server.ports[2], "", "", "", keep=True))
-    for each in load:
-        each.start()
-    try:
-        server.start("new", "--replace")
-        # The one request that a connection of the old server still has.
-        assert server.ask(idle) == (200, b"old")
-        assert old.process.wait(DEADLINE) == 0
-        after = [sum(each.outcomes.values()) for each in load]
-        until(
-            lambda: all(
-                sum(each.outcomes.values()) >= count + 5
-                for each, count in zip(load, after, strict=True)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        loads = [
+            Load(http_call(server, method, path, keep=keep))
+            for method, path in (("POST", "/predictions/echo"), ("GET", "/readyz"))
+            for keep in (True, False)
+        ]
+        loads.append(Load(grpc_call(channel)))
+        for load in loads:
+            load.start()
+        try:
+            server.start("new", "--replace")
+            # The one request that a connection of the old server still has.
+            assert server.ask(idle) == (200, b"old")
+            assert old.process.wait(DEADLINE) == 0
+            counts = [load.results.total() for load in loads]
+            until(
+                lambda: all(
+                    load.results.total() >= count + 5
+                    for load, count in zip(loads, counts, strict=True)
+                )
             )
-        )
-    finally:
-        for each in load:
-            each.over.set()
-            each.join()
-    # What gRPC answers to a call that comes in the moment in which its server stops.
-    assert load[-1].outcomes.pop("CANCELLED", 0) <= 1
-    assert {outcome for each in load for outcome in each.outcomes} == {
-        "200 old",
-        "200 new",
-        "200",
-        "OK",
-    }
-    assert all(each.outcomes["200 new"] >= 5 for each in load[:4])
+        finally:
+            for load in loads:
+                load.over.set()
+                load.join()
+    # gRPC answers so to a call that comes in the moment in which its server stops.
+    assert loads[-1].results.pop("CANCELLED", 0) <= 1
+    expected = {"200 old", "200 new", "200", "OK"}
+    assert {result for load in loads for result in load.results} == expected
+    assert all(load.results["200 new"] >= 5 for load in loads[:2])
     assert "Traceback" not in old.log
     assert server.token == token
     with socket.socket(socket.AF_UNIX) as connection:  # its file is the new server's
@@ -240,30 +220,30 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(
         assert connection.recv(12) == b"HTTP/1.1 200"
 
 
-def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced_can_be_replaced_again(
+def test_a_failed_start_replaces_nothing_and_later_ones_replace_each_other(
     server: Server,
 ) -> None:
-    server.more = {"drain_timeout": 1}
+    server.settings |= {"drain_timeout": 1}
     first = server.start("first")
-    error = server.fails_to_start("broken", "--replace")
+    error = server.error_of_start("broken", "--replace")
     assert "no_such_library" in error
-    assert "the running one" in error
-    assert "was not replaced and goes on" in error
+    assert "was not replaced" in error
     assert server.ask() == (200, b"first")
     assert server.metrics.exists()
-    assert "the server that was to replace this one did not start" in first.log
-    assert "in use" in server.fails_to_start("taken")
+    assert "replace this one did not start" in first.log
+    assert "in use" in server.error_of_start("taken")
     assert server.ask() == (200, b"first")
-    with socket.socket(socket.AF_UNIX) as stranger:  # who cannot read the secret beside the socket
+    # A stranger cannot read the secret beside the socket.
+    with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(DEADLINE)
-        stranger.connect(str(next((server.place / "state").glob("*.sock"))))
+        stranger.connect(str(next((server.directory / "state").glob("*.sock"))))
         stranger.sendall(b"guess\n")
         assert socket.recv_fds(stranger, 100, 10)[:2] == (b"", [])
     with RawConnection(("127.0.0.1", server.ports[0])) as silent:
         silent.send(request(b"GET", b"/ping"))
         assert silent.answer(b"GET") is not None
         second = server.start("second", "--replace")
-        assert silent.answer() is None  # it sent nothing more within drain_timeout
+        assert silent.answer() is None  # drain_timeout has passed without a request
     assert first.process.wait(DEADLINE) == 0
     third = server.start("third", "--replace")
     assert second.process.wait(DEADLINE) == 0
@@ -271,14 +251,11 @@ def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced
     assert third.stop() == 0
     assert not server.metrics.exists()
     assert not server.key_file.exists()
-    assert (
-        list((server.place / "state").glob("*.sock"))
-        == list((server.place / "state").glob("*.key"))
-        == []
-    )
+    assert list((server.directory / "state").glob("*.sock")) == []
+    assert list((server.directory / "state").glob("*.key")) == []
 
 
-def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_other_its_store_and_its_tokens_at_once(
+def test_a_server_that_stops_while_its_successor_loads_hands_over_at_once_and_ends_its_job(
     server: Server, until: Callable[[Callable[[], object]], None]
 ) -> None:
     loading, running = server.gate("loading"), server.gate("running")
@@ -289,7 +266,8 @@ def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_o
     assert status == 202
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(server.start, "new", "--replace")
-        with running.open("w"):  # each waits until the other end reads
+        # Opening a gate waits until the other end reads.
+        with running.open("w"):
             with loading.open("w"):
                 old.process.terminate()
                 until(lambda: "stopping: no new requests" in old.log)
@@ -297,17 +275,15 @@ def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_o
             assert old.process.poll() is None
             assert server.ask() == (200, b"new")
             assert server.ask(Prefer="respond-async, wait=60") == (200, b"new")
-            assert (
-                json.loads(server.ask(path=f"{job}?wait=0", body=b"", method="GET")[1])["state"]
-                == "running"
-            )
+            status, text = server.ask(path=f"{job}?wait=0", body=b"", method="GET")
+            assert json.loads(text)["state"] == "running"
         assert old.process.wait(DEADLINE) == 0
     assert server.ask(path=job, body=b"", method="GET") == (200, b"held")
     assert server.key_file.exists()
 
 
 @pytest.mark.parametrize("becomes_ready", [True, False])
-def test_the_tokens_are_valid_and_in_their_file_as_long_as_any_of_the_two_servers(
+def test_tokens_are_valid_and_in_their_file_while_either_server_runs(
     server: Server, becomes_ready: bool
 ) -> None:
     loading = server.gate("loading")
@@ -316,15 +292,12 @@ def test_the_tokens_are_valid_and_in_their_file_as_long_as_any_of_the_two_server
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(server.start, "new", "--replace")
         with loading.open("w"):
-            before, api = server.token, json.loads(server.key_file.read_text())["API"]["key"]
-            management = http.client.HTTPConnection("127.0.0.1", server.ports[1], timeout=DEADLINE)
-            assert (
-                server.ask(
-                    management, "/token?type=inference", b"", "GET", Authorization=f"Bearer {api}"
-                )[0]
-                == 200
+            token, api = server.token, f"Bearer {server.key('API')}"
+            management = server.connect(server.ports[1])
+            status, _ = server.ask(
+                management, "/token?type=inference", b"", "GET", Authorization=api
             )
-            assert server.token != before
+            assert (status, server.token != token) == (200, True)
             assert old.stop() == 0
             assert server.key_file.exists()
         if becomes_ready:
@@ -332,7 +305,7 @@ def test_the_tokens_are_valid_and_in_their_file_as_long_as_any_of_the_two_server
             assert server.ask() == (200, b"new")
             assert new.stop() == 0
         else:
-            with pytest.raises(AssertionError, match=r"so the running one .* has ended meanwhile"):
+            with pytest.raises(AssertionError, match="has ended meanwhile"):
                 started.result()
     assert not server.key_file.exists()
 
@@ -345,22 +318,19 @@ def test_without_a_running_server_it_starts_as_usual(server: Server) -> None:
 
 def test_a_server_with_another_state_directory_is_named_by_its_setting(server: Server) -> None:
     server.start("old")
-    server.more = {"state_dir": server.place / "elsewhere"}
-    refused = server.fails_to_start("new", "--replace")
-    assert f"none is running at {server.place / 'elsewhere'}" in refused
-    assert "--set state_dir=DIRECTORY" in refused
-    assert f"answers at http://127.0.0.1:{server.ports[0]}: it has another state" in refused
+    server.settings |= {"state_dir": server.directory / "elsewhere"}
+    error = server.error_of_start("new", "--replace")
+    assert f"none is running at {server.directory / 'elsewhere'}" in error
+    assert f"http://127.0.0.1:{server.ports[0]}: it has another state" in error
     assert server.ask() == (200, b"old")
 
 
 def test_a_free_port_cannot_be_replaced(server: Server) -> None:
     server.ports[0] = 0
-    assert "--replace finds the running server by its inference_address" in server.fails_to_start(
-        "free", "--replace"
-    )
+    assert "inference_address" in server.error_of_start("free", "--replace")
 
 
-def test_sockets_of_systemd_are_used_and_clients_wait_in_their_backlog_while_models_load(
+def test_clients_wait_in_the_backlog_of_systemds_sockets_while_models_load(
     processes: None, short_path: Path
 ) -> None:
     make_model(short_path / "echo", ECHO % "hello")
@@ -392,7 +362,7 @@ def test_sockets_of_systemd_are_used_and_clients_wait_in_their_backlog_while_mod
             assert process.returncode == 0
             assert f"http://127.0.0.1:{inference.getsockname()[1]}" in shown
             assert f"unix:{short_path / 'm.sock'}" in shown
-            assert (short_path / "m.sock").exists()  # it is systemd's
+            assert (short_path / "m.sock").exists()  # systemd owns the file
         finally:
             process.kill()
             process.wait()
@@ -403,10 +373,10 @@ def test_a_role_with_the_same_address_as_a_passed_socket_goes_with_it() -> None:
         socket.create_server(("127.0.0.1", 0)) as inference,
         socket.create_server(("127.0.0.1", 0)) as metrics,
     ):
-        same = Settings(
+        configured = Settings(
             inference_address="https://10.0.0.1:443", management_address="https://10.0.0.1:443"
         )
-        settings, passed = use_sockets(same, {"inference": inference, "metrics": metrics})
+        settings, passed = use_sockets(configured, {"inference": inference, "metrics": metrics})
         addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in (inference, metrics)]
         assert (
             settings.inference_address == settings.management_address == f"https://{addresses[0]}"
@@ -417,7 +387,7 @@ def test_a_role_with_the_same_address_as_a_passed_socket_goes_with_it() -> None:
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("tsx.socket", "a socket named 'tsx.socket'.*FileDescriptorName"), ("", "FileDescriptorName")],
+    [("tsx.socket", "'tsx.socket'.*FileDescriptorName"), ("", "FileDescriptorName")],
 )
 def test_a_passed_socket_without_a_role_is_an_error(name: str, error: str) -> None:
     environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": name}
@@ -432,7 +402,7 @@ def test_sockets_that_are_passed_to_another_process_are_left_alone() -> None:
     assert len(environment) == 3
 
 
-async def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_that_were_renewed_since(
+async def test_a_successor_gets_the_current_tokens_and_those_that_are_renewed_later(
     short_path: Path,
 ) -> None:
     settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
@@ -465,7 +435,7 @@ async def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_
 
 @as_root
 @pytest.mark.parametrize("theirs", ["", "m.key", "peer"])
-def test_nothing_of_another_users_server_is_taken_over(short_path: Path, theirs: str) -> None:
+def test_another_users_server_is_not_taken_over(short_path: Path, theirs: str) -> None:
     path = short_path / "state" / "m.sock"
     path.parent.mkdir(mode=0o700)
     path.with_suffix(".key").write_text("0" * 64)
@@ -477,10 +447,7 @@ def test_nothing_of_another_users_server_is_taken_over(short_path: Path, theirs:
             listening.listen()
         finally:
             os.seteuid(0)
-        with pytest.raises(
-            SettingError,
-            match=rf"cannot be replaced: .* belongs to another user \(uid {STRANGER}\).*Set state_dir",
-        ):
+        with pytest.raises(SettingError, match=rf"another user \(uid {STRANGER}\)"):
             _connect(path)
         listening.setblocking(False)
         try:
@@ -507,19 +474,19 @@ def test_an_answer_that_is_no_servers_is_an_error(short_path: Path, answer: str)
     path = short_path / "m.sock"
     path.with_suffix(".key").write_text("0" * 64)
     path.with_suffix(".key").chmod(0o600)
-    said = answer.replace('{"tokens"', '{"format": 1, "version": "1", "sockets": [], "tokens"')
+    line = answer.replace('{"tokens"', '{"format": 1, "version": "1", "sockets": [], "tokens"')
     with bind_unix(str(path), "state_dir") as listening, ThreadPoolExecutor(1) as pool:
         listening.listen()
         connected = pool.submit(_connect, path)
         asking, _ = listening.accept()
         with asking, asking.makefile("rb") as lines:
             assert lines.readline() == b"0" * 64 + b"\n"
-            asking.sendall(said.encode() + b"\n")
+            asking.sendall(line.encode() + b"\n")
             with pytest.raises(SettingError, match=r"m\.sock does not answer as tsx does"):
                 connected.result()
 
 
-def test_the_file_of_a_unix_socket_is_made_again_where_the_other_server_was_stopped_meanwhile(
+def test_the_file_of_a_unix_socket_is_made_again_after_the_other_server_removed_it(
     short_path: Path,
 ) -> None:
     address = Address("", 0, "unix", str(short_path / "i.sock"))

@@ -1,6 +1,4 @@
-"""The server as a process: it binds, answers, and stops. A stop answers what was accepted, in
-whatever state connections are, and lets the rest go.
-"""
+"""The server as a process: its start, its answers, and a stop that ends accepted requests."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def act(index, word, context):
         send_intermediate_predict_response(["a"], {index: context.get_request_id(index)}, "Intermediate", 200, context)
     if file:
         Path(file + ".begun").touch()
-        deadline = time.monotonic() + 60  # a test that failed must not hold the worker
+        deadline = time.monotonic() + 60  # a failed test must not hold the worker
         while not Path(file).exists() and time.monotonic() < deadline:
             time.sleep(0.005)
     return "done"
@@ -55,8 +53,8 @@ CHUNKED = [*STREAM, (b"Transfer-Encoding", b"chunked")]
 BROKEN = "import not_there\n"
 
 
-def predict(word: str) -> bytes:
-    return request(target=PREDICT.encode(), headers=STREAM, body=word.encode())
+def predict(text: str) -> bytes:
+    return request(target=PREDICT.encode(), headers=STREAM, body=text.encode())
 
 
 @pytest.fixture
@@ -65,10 +63,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     with ExitStack() as held:
 
         def start(**settings: object) -> Running:
-            words = [f"--set={name}={value}" for name, value in settings.items()]
-            words += [] if "inference_address" in settings else FREE_PORTS
+            arguments = [f"--set={name}={value}" for name, value in settings.items()]
+            arguments += [] if "inference_address" in settings else FREE_PORTS
             environment = {"TSX_CACHE_DIR": str(tmp_path / "cache")}
-            return held.enter_context(serving(["serve", "patient", *words], tmp_path, environment))
+            return held.enter_context(
+                serving(["serve", "patient", *arguments], tmp_path, environment)
+            )
 
         yield start
 
@@ -78,36 +78,36 @@ def connect() -> Iterator[Callable[[Running], RawConnection]]:
     with ExitStack() as held:
 
         def connect(server: Running) -> RawConnection:
-            return held.enter_context(RawConnection(place_of(server)))
+            return held.enter_context(RawConnection(address_of(server)))
 
         yield connect
 
 
 @pytest.fixture
 def ask() -> Iterator[Callable[..., Callable[[], httpx.Response]]]:
-    """Begin a prediction; what it returns waits for the answer."""
+    """Return a function that begins a prediction and returns a function that waits for it."""
     with ThreadPoolExecutor() as clients:
 
-        def ask(server: Running, word: str) -> Callable[[], httpx.Response]:
+        def ask(server: Running, text: str) -> Callable[[], httpx.Response]:
             url = server.address("predictions") + PREDICT
-            return clients.submit(httpx.post, url, content=word, timeout=DEADLINE).result
+            return clients.submit(httpx.post, url, content=text, timeout=DEADLINE).result
 
         yield ask
 
 
-def place_of(server: Running) -> tuple[str, int]:
+def address_of(server: Running) -> tuple[str, int]:
     host, _, port = server.address("predictions").removeprefix("http://").partition(":")
     return host, int(port)
 
 
-def get(server: Running, path: str, what: str = "predictions") -> httpx.Response:
-    return httpx.get(server.address(what) + path, timeout=DEADLINE)
+def get(server: Running, path: str, role: str = "predictions") -> httpx.Response:
+    return httpx.get(server.address(role) + path, timeout=DEADLINE)
 
 
 def is_refused(server: Running) -> bool:
     try:
-        socket.create_connection(place_of(server), DEADLINE).close()
-    except ConnectionResetError:  # it was in the backlog when the socket closed
+        socket.create_connection(address_of(server), DEADLINE).close()
+    except ConnectionResetError:  # the socket closed with this client in its backlog
         return False
     except ConnectionRefusedError:
         return True
@@ -115,9 +115,7 @@ def is_refused(server: Running) -> bool:
 
 
 def settle(connection: RawConnection) -> None:
-    """The server has read what this connection sent before: another's request, sent later, is
-    answered.
-    """
+    """Wait until the server has read what other connections sent before."""
     connection.send(request(b"GET", b"/ping"))
     answer = connection.answer(b"GET")
     assert answer is not None
@@ -125,15 +123,13 @@ def settle(connection: RawConnection) -> None:
 
 
 def stop(server: Running, idle: RawConnection) -> None:
-    """Returns when the server has turned to its connections: then it closes those that wait for
-    nothing.
-    """
+    """Stop a server and wait until it closes its idle connections."""
     settle(idle)
     server.process.send_signal(signal.SIGTERM)
     assert idle.answer() is None
 
 
-def test_a_server_that_cannot_listen_ends_the_start_instead_of_keeping_it_waiting():
+def test_a_server_that_cannot_listen_ends_the_start():
     async def fail() -> None:
         raise OSError("no room for another socket")
 
@@ -145,10 +141,10 @@ def test_a_server_that_cannot_listen_ends_the_start_instead_of_keeping_it_waitin
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_on_a_signal_to_all_its_processes_it_answers_what_it_accepted_and_ends_with_them(
+def test_a_signal_to_all_processes_ends_the_server_after_its_accepted_requests(
     start, ask, until, tmp_path, number
 ):
-    """As service managers and terminals send it."""
+    """Service managers and terminals send signals to all processes."""
     server, go = start(), tmp_path / "go"
     answer = ask(server, f"wait {go}")
     until((tmp_path / "go.begun").exists)
@@ -164,11 +160,15 @@ def test_on_a_signal_to_all_its_processes_it_answers_what_it_accepted_and_ends_w
     assert not alive
 
 
-def test_a_server_that_is_to_stop_takes_requests_until_balancers_have_seen_that_it_is_not_ready(
-    start, ask, until
+def test_a_stopping_server_takes_requests_until_balancers_see_that_it_is_not_ready(
+    start, ask, until, free_ports
 ):
-    server = start(shutdown_delay=600)
-    assert get(server, "/readyz").status_code == 200
+    address = f"http://127.0.0.1:{free_ports(1)[0]}"
+    roles = ("inference", "management", "metrics")
+    server = start(shutdown_delay=600, **{f"{role}_address": address for role in roles})
+    # One address serves all roles.
+    paths = ("/readyz", "/models", "/metrics")
+    assert [get(server, path).status_code for path in paths] == [200] * 3
     server.process.send_signal(signal.SIGTERM)
     until(lambda: get(server, "/readyz").status_code != 200)
     answer = get(server, "/readyz")
@@ -176,13 +176,11 @@ def test_a_server_that_is_to_stop_takes_requests_until_balancers_have_seen_that_
     assert health.main({"TSX_MANAGEMENT_ADDRESS": server.address("models")}) == 1
     assert get(server, "/livez").status_code == 200
     assert ask(server, "now")().text == "done"
-    # a person who does not want to wait for it
+    # A person ends the wait.
     assert server.stop(signal.SIGINT) == 0
 
 
-def test_whether_it_is_alive_can_be_asked_until_the_last_prediction_is_answered(
-    start, ask, until, tmp_path
-):
+def test_probes_are_answered_until_the_last_prediction(start, ask, until, tmp_path):
     server, go = start(), tmp_path / "go"
     answer = ask(server, f"wait {go}")
     until((tmp_path / "go.begun").exists)
@@ -195,34 +193,24 @@ def test_whether_it_is_alive_can_be_asked_until_the_last_prediction_is_answered(
     assert server.process.wait(DEADLINE) == 0
 
 
-@pytest.mark.parametrize("how", ["its time is over", "a second Ctrl-C"])
-def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(
-    start, ask, until, tmp_path, how
+@pytest.mark.parametrize("end", ["its time is over", "a second Ctrl-C"])
+def test_requests_that_do_not_end_in_time_are_refused_and_the_server_ends(
+    start, ask, until, tmp_path, end
 ):
-    server = start(drain_timeout=1 if how == "its time is over" else 600)
+    server = start(drain_timeout=1 if end == "its time is over" else 600)
     answers = [ask(server, f"wait {tmp_path / 'never'}") for _ in range(3)]
     in_flight = r"\ntsx_requests_in_flight{[^}]*} 3\.0\n"
     until(lambda: re.search(in_flight, get(server, "/metrics", "metrics").text))
     until((tmp_path / "never.begun").exists)
     server.process.send_signal(signal.SIGINT)
     until(lambda: is_refused(server))
-    if how == "a second Ctrl-C":
+    if end == "a second Ctrl-C":
         server.process.send_signal(signal.SIGINT)
     assert server.process.wait(DEADLINE) == 0
-    # begun, and perhaps still waiting
+    # Requests may have begun, or still wait.
     assert sorted({answer().status_code for answer in answers}) in ([500], [500, 503])
     assert all(answer().json()["message"] for answer in answers)
     assert "Traceback" not in server.log
-
-
-def test_one_address_for_all_roles_serves_all_of_them(start, ask, free_ports):
-    address = f"http://127.0.0.1:{free_ports(1)[0]}"
-    roles = ("inference", "management", "metrics")
-    server = start(**{f"{role}_address": address for role in roles})
-    assert server.address("predictions") == address
-    assert ask(server, "now")().text == "done"
-    assert get(server, "/models").status_code == 200
-    assert get(server, "/metrics").status_code == 200
 
 
 def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path, until):
@@ -230,8 +218,8 @@ def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path, until):
     make_model(
         tmp_path / "slow", f"import time\nopen({str(marker)!r}, 'w').close()\ntime.sleep(600)\n"
     )
-    words = [sys.executable, "-m", "tsx_cli", "serve", "slow", *FREE_PORTS]
-    with forked.Popen(words, cwd=tmp_path, env=clean({})) as process:
+    arguments = [sys.executable, "-m", "tsx_cli", "serve", "slow", *FREE_PORTS]
+    with forked.Popen(arguments, cwd=tmp_path, env=clean({})) as process:
         until(lambda: marker.exists() or process.poll() is not None)
         process.terminate()
         assert process.wait(DEADLINE) == 0
@@ -245,7 +233,7 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(tmp_path):
     assert "not_there" in ended.stderr
 
 
-def test_a_port_in_use_and_a_missing_token_are_reported_before_anything_is_loaded(tmp_path):
+def test_a_port_in_use_and_a_missing_token_are_reported_before_models_load(tmp_path):
     make_model(tmp_path / "bad", BROKEN)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -259,66 +247,42 @@ def test_a_port_in_use_and_a_missing_token_are_reported_before_anything_is_loade
             assert "not_there" not in ended.stderr
 
 
-def test_connections_that_wait_for_nothing_are_closed_at_once(start, connect):
-    server = start()
-    silent, predicted, pinged, half_a_head = (connect(server) for _ in range(4))
-    predicted.send(predict("now"))
-    assert predicted.answer().body == b"done"
-    half_a_head.send(b"POST /predictions/patient HTTP/1.1\r\nHost:")
-    settle(pinged)
-    server.process.send_signal(signal.SIGTERM)
-    assert [connection.answer() for connection in (silent, predicted, pinged, half_a_head)] == [
-        None
-    ] * 4
-    assert server.process.wait(DEADLINE) == 0
-
-
-def test_requests_under_way_are_answered_on_connections_that_are_then_closed(
+def test_a_stop_closes_idle_connections_at_once_and_answers_requests_under_way(
     start, connect, until, tmp_path
 ):
     server = start()
-    idle, first, queued, chunks, ahead, half, half_chunks = (connect(server) for _ in range(7))
-    go, whole = tmp_path / "go", predict("halves")
-    first.send(predict(f"wait {go}"))
+    pinged, silent, predicted, half_head = (connect(server) for _ in range(4))
+    stream, queued, chunks, ahead, half, half_chunks = (connect(server) for _ in range(6))
+    go, body_request = tmp_path / "go", predict("halves")
+    predicted.send(predict("now"))
+    assert predicted.answer().body == b"done"
+    half_head.send(b"POST /predictions/patient HTTP/1.1\r\nHost:")
+    stream.send(predict(f"stream {go}"))
     until((tmp_path / "go.begun").exists)
     queued.send(predict("next"))
     chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + chunked([b"ne", b"xt"]))
     ahead.send(predict("one") + predict("two"))
-    half.send(whole[:-4])
+    half.send(body_request[:-4])
     half_chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + b"4\r\nhalf\r\n")
-    stop(server, idle)
+    stop(server, pinged)
+    assert [connection.answer() for connection in (silent, predicted, half_head)] == [None] * 3
     go.touch()
-    half.send(whole[-4:])
+    half.send(body_request[-4:])
     half_chunks.send(b"0\r\n\r\n")
-    for connection in (first, queued, chunks, ahead, half, half_chunks):
+    answer = stream.answer()
+    assert (answer.status, answer.body, answer.complete) == (200, b"adone", True)
+    for connection in (queued, chunks, ahead, half, half_chunks):
         answer = connection.answer()
-        assert (answer.status, answer.body, answer.header(b"connection")) == (
-            200,
-            b"done",
-            b"close",
-        )
-        # of what was sent ahead, nothing had begun: its client may send it elsewhere
-        assert connection.answer() is None
+        assert (answer.status, answer.body) == (200, b"done")
+        assert answer.header(b"connection") == b"close"
+    # Of what was sent ahead, nothing had begun: its client may send it elsewhere.
+    assert [connection.answer() for connection in (stream, ahead, half)] == [None] * 3
     assert server.process.wait(DEADLINE) == 0
     assert "Traceback" not in server.log
 
 
-def test_a_stream_goes_on_to_its_end(start, connect, until, tmp_path):
-    server = start()
-    idle, stream = connect(server), connect(server)
-    go = tmp_path / "go"
-    stream.send(predict(f"stream {go}"))
-    until((tmp_path / "go.begun").exists)
-    stop(server, idle)
-    go.touch()
-    answer = stream.answer()
-    assert (answer.status, answer.body, answer.whole) == (200, b"adone", True)
-    assert stream.answer() is None
-    assert server.process.wait(DEADLINE) == 0
-
-
 @pytest.mark.parametrize("setting", ["body_timeout", "drain_timeout"])
-def test_who_neither_reads_nor_sends_the_rest_holds_the_server_no_longer_than_its_time(
+def test_a_client_that_neither_reads_nor_sends_holds_the_server_no_longer_than_its_timeout(
     start, connect, setting
 ):
     server = start(**{setting: 1})

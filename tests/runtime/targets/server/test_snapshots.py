@@ -1,15 +1,13 @@
-"""What a server has been told of its models is in a file from which the next one starts."""
+"""Snapshots of a server's models, from which the next server starts."""
 
 from __future__ import annotations
 
 import asyncio
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -47,7 +45,7 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def served(settings: Settings) -> AsyncIterator[Registry]:
+async def a_registry(settings: Settings) -> AsyncIterator[Registry]:
     registry = Registry(settings)
     try:
         yield registry
@@ -56,14 +54,22 @@ async def served(settings: Settings) -> AsyncIterator[Registry]:
 
 
 def make_noops(store: Path, *names: str) -> None:
-    """An archive NAME.mar each, whose name ends with its version."""
+    """Make an archive NAME.mar for each name, which ends with the version."""
     for name in names:
         make_model(store / f"{name}.mar", NOOP, name=name[:-3], version=name[-3:])
 
 
-def restored(place: Path, store: Path) -> Settings:
-    """The settings of a server that starts from the last snapshot."""
-    last = last_snapshot(place)
+def write_startup(directory: Path, clock: Callable[[], float] = time.time) -> Path:
+    """Write the snapshot of a server without models."""
+    Snapshots(directory, {}, None, clock=clock).write("startup", Registry(Settings()))
+    path = last_snapshot(directory)
+    assert path is not None
+    return path
+
+
+def settings_of_snapshot(directory: Path, store: Path) -> Settings:
+    """Return the settings of a server that starts from the last snapshot."""
+    last = last_snapshot(directory)
     assert last is not None
     return load_settings({"model_store": store}, {}, last)[0]
 
@@ -76,12 +82,12 @@ def kinds(directory: Path) -> list[str]:
     return [path.stem.partition("-")[2] for path in sorted(directory.iterdir())]
 
 
-async def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
-    store, place = tmp_path / "store", tmp_path / "logs" / "config"
+async def test_the_next_server_serves_the_models_of_the_snapshot(tmp_path: Path) -> None:
+    store, directory = tmp_path / "store", tmp_path / "logs" / "config"
     make_noops(store, "noop1.0", "noop2.0")
     elsewhere = make_model(tmp_path / "elsewhere", NOOP)
-    snapshots = Snapshots(place, {"job_queue_size": "7", "model_snapshot": "old"}, store)
-    async with served(Settings(model_store=store)) as registry:
+    snapshots = Snapshots(directory, {"job_queue_size": "7", "model_snapshot": "old"}, store)
+    async with a_registry(Settings(model_store=store)) as registry:
         await registry.register(
             RegisterOrder(url="noop1.0.mar", initial_workers=0, batch_size=4, response_timeout=5)
         )
@@ -95,17 +101,24 @@ async def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) ->
         registry.change("noop", "1.0", {"max_batch_delay": 9})
         snapshots.end(registry)
         await registry.unregister("elsewhere")
-    assert kinds(place) == ["startup", "snapshot", "snapshot", "snapshot", "snapshot", "shutdown"]
-    last = last_snapshot(place)
+    assert kinds(directory) == [
+        "startup",
+        "snapshot",
+        "snapshot",
+        "snapshot",
+        "snapshot",
+        "shutdown",
+    ]
+    last = last_snapshot(directory)
     assert last is not None
     assert stat.S_IMODE(last.stat().st_mode) == 0o600
-    settings = restored(place, store)
+    settings = settings_of_snapshot(directory, store)
     assert settings.job_queue_size == 7
     assert settings.model_snapshot is not None
     assert (settings.model_snapshot.name, settings.model_snapshot.model_count) == (last.name, 3)
-    async with served(settings) as registry:
+    async with a_registry(settings) as registry:
         versions = await register_all(registry, models_from_settings(settings))
-        described = {(each.name, each.version): each for each in versions}
+        described = {(version.name, version.version): version for version in versions}
         assert set(described) == {("noop", "1.0"), ("noop", "2.0"), ("elsewhere", "1.0")}
         first = described["noop", "1.0"]
         assert (first.min_workers, first.max_workers, first.batch_size) == (0, 3, 4)
@@ -115,11 +128,9 @@ async def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) ->
         assert registry.find("noop").version == "2.0"
 
 
-def written(place: Path) -> dict[tuple[str, str], tuple[bool, int | None]]:
-    """By model and version of the last snapshot: whether it is the default one, and its batch
-    size.
-    """
-    snapshot = restored(place, place).model_snapshot
+def versions_in_snapshot(directory: Path) -> dict[tuple[str, str], tuple[bool, int | None]]:
+    """Return the default flag and the batch size of each version in the last snapshot."""
+    snapshot = settings_of_snapshot(directory, directory).model_snapshot
     assert snapshot is not None
     return {
         (name, number): (version.default_version, version.batch_size)
@@ -128,12 +139,14 @@ def written(place: Path) -> dict[tuple[str, str], tuple[bool, int | None]]:
     }
 
 
-async def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_path: Path) -> None:
-    store, place = tmp_path / "store", tmp_path / "config"
+async def test_a_model_that_cannot_be_loaded_stays_in_the_snapshot_until_it_is_unregistered(
+    tmp_path: Path,
+) -> None:
+    store, directory = tmp_path / "store", tmp_path / "config"
     names = ("noop1.0", "noop2.0", "other1.0", "third1.0")
     make_noops(store, *names)
-    snapshots = Snapshots(place, {}, store)
-    async with served(Settings(model_store=store)) as registry:
+    snapshots = Snapshots(directory, {}, store)
+    async with a_registry(Settings(model_store=store)) as registry:
         snapshots.begin(registry)
         for name in names:
             await registry.register(
@@ -149,15 +162,15 @@ async def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_
         ("other", "1.0"): (True, 4),
         ("third", "1.0"): (True, 4),
     }
-    assert written(place) == all_of_them
+    assert versions_in_snapshot(directory) == all_of_them
     for name in ("noop2.0", "other1.0", "third1.0"):
         (store / f"{name}.mar").rename(tmp_path / name)
         (store / f"{name}.mar").write_text("junk")
-    async with served(restored(place, store)) as registry:
+    async with a_registry(settings_of_snapshot(directory, store)) as registry:
         await register_all(registry, models_from_settings(registry.settings))
         snapshots.begin(registry)
         assert registry.find("noop").version == "1.0"
-        assert written(place) == all_of_them
+        assert versions_in_snapshot(directory) == all_of_them
         assert sorted(model.model_name for model in not_ready(registry)) == ["other", "third"]
         executor = RequestExecutor(registry, 1, unread)
         assert [
@@ -174,12 +187,12 @@ async def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_
         await registry.register(RegisterOrder(url="third1.0.mar", initial_workers=0))
         await registry.unregister("third")
         registry.set_traffic("noop", parse_traffic({"labels": {"stable": "2.0"}}))
-        assert written(place) == {
+        assert versions_in_snapshot(directory) == {
             key: value for key, value in all_of_them.items() if key[0] == "noop"
         }
     (store / "noop2.0.mar").unlink()
     (tmp_path / "noop2.0").rename(store / "noop2.0.mar")
-    async with served(restored(place, store)) as registry:
+    async with a_registry(settings_of_snapshot(directory, store)) as registry:
         await register_all(registry, models_from_settings(registry.settings))
         assert (registry.find("noop").version, registry.find("noop", "stable").version) == (
             "2.0",
@@ -187,52 +200,47 @@ async def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_
         )
 
 
-async def test_a_default_version_that_is_chosen_while_another_is_away_stays(tmp_path: Path) -> None:
-    store, place = tmp_path / "store", tmp_path / "config"
+async def test_a_default_version_that_is_chosen_while_another_is_missing_stays(
+    tmp_path: Path,
+) -> None:
+    store, directory = tmp_path / "store", tmp_path / "config"
     make_noops(store, "noop1.0", "noop2.0")
-    address = "http://127.0.0.1:9/away.mar"  # nobody listens there
-    versions = {
-        number: {"marName": f"noop{number}.mar", "minWorkers": 0} for number in ("1.0", "2.0")
+    (store / "noop3.0.mar").write_text("junk")
+    versions: dict[str, dict[str, object]] = {
+        number: {"marName": f"noop{number}.mar", "minWorkers": 0}
+        for number in ("1.0", "2.0", "3.0")
     }
-    snapshot = Snapshot.model_validate(
-        {
-            "models": {
-                "noop": {
-                    **versions,
-                    "3.0": {"marName": address, "minWorkers": 0, "defaultVersion": True},
-                }
-            }
-        }
-    )
-    async with served(Settings(model_store=store, model_snapshot=snapshot)) as registry:
+    versions["3.0"]["defaultVersion"] = True
+    snapshot = Snapshot.model_validate({"models": {"noop": versions}})
+    async with a_registry(Settings(model_store=store, model_snapshot=snapshot)) as registry:
         await register_all(registry, models_from_settings(registry.settings))
-        Snapshots(place, {}, store).begin(registry)
-        assert written(place)["noop", "3.0"][0]
+        Snapshots(directory, {}, store).begin(registry)
+        assert versions_in_snapshot(directory)["noop", "3.0"][0]
         registry.set_default("noop", "2.0")
-        assert [key[1] for key, (is_default, _) in written(place).items() if is_default] == ["2.0"]
+        assert [
+            key[1] for key, (is_default, _) in versions_in_snapshot(directory).items() if is_default
+        ] == ["2.0"]
 
 
 @pytest.mark.parametrize("saved", ["2.0", None])
 async def test_a_chosen_default_version_survives_a_start_without_it(
     processes: None, tmp_path: Path, saved: str | None
 ) -> None:
-    """Changes of the traffic keep the choice, though another version is the default one
-    meanwhile.
-    """
+    """Changes of the traffic keep the choice while another version is the default."""
     make_noops(tmp_path, "noop1.0", "noop2.0")
     settings = Settings(model_store=tmp_path, state_dir=tmp_path / "state")
     first, both = (
         [start_model(tmp_path / f"noop{version}.mar") for version in versions]
         for versions in (["1.0"], ["1.0", "2.0"])
     )
-    async with served(settings) as registry:
+    async with a_registry(settings) as registry:
         await load_all(registry, both)
         if saved is not None:
             registry.set_default("noop", saved)
-    async with served(settings) as registry:
+    async with a_registry(settings) as registry:
         await load_all(registry, first)
         registry.set_traffic("noop", parse_traffic({"labels": {"stable": "1.0"}}))
-    async with served(settings) as registry:
+    async with a_registry(settings) as registry:
         await load_all(registry, both)
         assert registry.find("noop").version == (saved or "1.0")
 
@@ -241,14 +249,18 @@ async def test_a_chosen_default_version_survives_a_start_without_it(
 async def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(
     tmp_path: Path,
 ) -> None:
-    store, place = tmp_path / "store", tmp_path / "config"
+    store, directory = tmp_path / "store", tmp_path / "config"
     make_noops(store, "noop1.0", "noop2.0")
-    snapshots = Snapshots(place, {}, store)
+    snapshots = Snapshots(directory, {}, store)
 
-    def kept() -> list[str]:
-        return [number for (_, number), (is_default, _) in written(place).items() if is_default]
+    def default_versions() -> list[str]:
+        return [
+            number
+            for (_, number), (is_default, _) in versions_in_snapshot(directory).items()
+            if is_default
+        ]
 
-    async with served(Settings(model_store=store, worker_preload=False)) as registry:
+    async with a_registry(Settings(model_store=store, worker_preload=False)) as registry:
         for version in ("1.0", "2.0"):
             await registry.register(RegisterOrder(url=f"noop{version}.mar", initial_workers=1))
         snapshots.begin(registry)
@@ -262,9 +274,9 @@ async def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(
         registry.route("noop").submit(job)
         await job.done
         await asyncio.wait_for(finished.wait(), 60)
-        assert kept() == ["2.0"]
+        assert default_versions() == ["2.0"]
         registry.rollback("noop")
-        assert kept() == ["1.0"]
+        assert default_versions() == ["1.0"]
         registry.on_managed.clear()
 
 
@@ -282,7 +294,7 @@ def test_two_changes_of_one_millisecond_have_files_of_their_own_and_old_ones_go(
     assert last.name.endswith("-shutdown.cfg")
 
 
-def test_the_last_is_the_one_whose_name_is_of_the_latest_time(tmp_path: Path) -> None:
+def test_the_last_snapshot_has_the_latest_time_in_its_name(tmp_path: Path) -> None:
     assert last_snapshot(tmp_path / "none") is None
     for name in (
         "20260101000000000-startup.cfg",
@@ -294,7 +306,7 @@ def test_the_last_is_the_one_whose_name_is_of_the_latest_time(tmp_path: Path) ->
     assert last_snapshot(tmp_path) == tmp_path / "20260101000000001-snapshot.cfg"
 
 
-def test_a_place_that_cannot_be_written_fails_nothing(
+def test_a_directory_that_cannot_be_written_costs_only_the_snapshot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
@@ -310,26 +322,26 @@ def test_load_models_names_files_directories_urls_and_all(tmp_path: Path) -> Non
     for name in (".cache", "lost+found"):
         (tmp_path / name).mkdir()
 
-    def found(
-        *words: str, store: Path | None = tmp_path
+    def entries(
+        *names: str, store: Path | None = tmp_path
     ) -> list[tuple[Path | None, str, str | None]]:
-        starts = models_from_settings(Settings(model_store=store, load_models=list(words)))
+        starts = models_from_settings(Settings(model_store=store, load_models=list(names)))
         return [(start.path, start.order.url, start.order.model_name) for start in starts]
 
-    assert found() == []
-    assert found("ALL") == [(tmp_path / "a.mar", "a.mar", None), (tmp_path / "b", "b", None)]
-    assert found("a.mar", "x=b", "y=/opt/ml/model") == [
+    assert entries() == []
+    assert entries("ALL") == [(tmp_path / "a.mar", "a.mar", None), (tmp_path / "b", "b", None)]
+    assert entries("a.mar", "x=b", "y=/opt/ml/model") == [
         (tmp_path / "a.mar", "a.mar", None),
         (tmp_path / "b", "b", "x"),
         (Path("/opt/ml/model"), "/opt/ml/model", "y"),
     ]
-    assert found("https://host/a.mar?x=1", "n=s3://b/a.mar", store=None) == [
+    assert entries("https://host/a.mar?x=1", "n=s3://b/a.mar", store=None) == [
         (None, "https://host/a.mar?x=1", None),
         (None, "s3://b/a.mar", "n"),
     ]
-    for words in (["all"], ["a.mar"]):
+    for names in (["all"], ["a.mar"]):
         with pytest.raises(SettingError, match="model_store is not set"):
-            found(*words, store=None)
+            entries(*names, store=None)
 
 
 def test_a_snapshot_without_a_file_is_named() -> None:
@@ -338,40 +350,30 @@ def test_a_snapshot_without_a_file_is_named() -> None:
         models_from_settings(Settings(model_snapshot=snapshot))
 
 
-@pytest.mark.parametrize("what", ["directory", "file", "link"])
+@pytest.mark.parametrize("kind", ["directory", "file", "link"])
 def test_a_snapshot_that_another_user_could_have_written_starts_no_server(
-    tmp_path: Path, what: str
+    tmp_path: Path, kind: str
 ) -> None:
-    place = tmp_path / "config"
-    Snapshots(place, {}, None).write("startup", Registry(Settings()))
-    last = snapshot_to_start_from(place)
-    assert last is not None
-    if what == "link":
+    directory = tmp_path / "config"
+    last = write_startup(directory)
+    assert snapshot_to_start_from(directory) == last
+    if kind == "link":
         last.rename(tmp_path / "elsewhere")
         last.symlink_to(tmp_path / "elsewhere")
     else:
-        (place if what == "directory" else last).chmod(0o777)
-    with pytest.raises(
-        SettingError,
-        match=r"is not used: .* cannot be trusted\. Remove it, start without snapshots \(--ncs\)",
-    ):
-        snapshot_to_start_from(place)
+        (directory if kind == "directory" else last).chmod(0o777)
+    with pytest.raises(SettingError, match=r"cannot be trusted.*--ncs"):
+        snapshot_to_start_from(directory)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"job_queue_size=5\n"])
-def test_a_damaged_snapshot_is_no_start_without_models(tmp_path: Path, content: bytes) -> None:
-    """The next snapshot would be without them as well."""
-    settings = SimpleNamespace(model_snapshot=None)
-    registry = SimpleNamespace(models={}, unloaded={}, settings=settings)
-    Snapshots(tmp_path, {}, None).write("startup", cast(Any, registry))
-    last = snapshot_to_start_from(tmp_path)
-    assert last is not None
-    last.write_bytes(content)
-    with pytest.raises(SettingError, match=r"is not used: it has no model_snapshot.* \(--ncs\)"):
+def test_a_damaged_snapshot_stops_the_start(tmp_path: Path, content: bytes) -> None:
+    write_startup(tmp_path).write_bytes(content)
+    with pytest.raises(SettingError, match=r"no model_snapshot.*--ncs"):
         snapshot_to_start_from(tmp_path)
 
 
-def test_where_others_can_write_no_snapshot_is_written(
+def test_no_snapshot_is_written_where_others_can_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(0o777)
@@ -380,12 +382,10 @@ def test_where_others_can_write_no_snapshot_is_written(
     assert "no snapshot was written" in caplog.text
 
 
-def test_a_link_in_the_place_of_a_snapshot_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    Snapshots(tmp_path, {}, None, clock=lambda: 1e9).write("startup", Registry(Settings()))
-    written = last_snapshot(tmp_path)
-    assert written is not None
-    written.unlink()
-    written.symlink_to(tmp_path / "victim")
+def test_a_link_with_the_name_of_a_snapshot_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    snapshot = write_startup(tmp_path, lambda: 1e9)
+    snapshot.unlink()
     (tmp_path / "victim").touch()
-    Snapshots(tmp_path, {}, None, clock=lambda: 1e9 - 1).write("startup", Registry(Settings()))
+    snapshot.symlink_to(tmp_path / "victim")
+    write_startup(tmp_path, lambda: 1e9 - 1)
     assert (tmp_path / "victim").read_bytes() == b""

@@ -1,4 +1,4 @@
-"""Workflows that a server has from its start."""
+"""Workflows that a server loads at its start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.models import make_model, make_war
-from tests.support.servers import FREE_PORTS, serving, tsx
+from tests.support.servers import FREE_PORTS, Running, serving, tsx
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import is_url
@@ -29,9 +29,23 @@ def write_war(path: Path, model: str) -> None:
     make_war(path, f"models: {{say: {{url: {model}}}}}\ndag: {{say: [shout]}}", HANDLER)
 
 
+def serve_words(model_store: Path, served: str, *sets: str) -> list[object]:
+    settings = (f"--set={setting}" for setting in sets)
+    return ["serve", served, "--model-store", model_store, *FREE_PORTS, *settings]
+
+
+def environment(directory: Path) -> dict[str, str]:
+    return {"TSX_CACHE_DIR": str(directory / "cache")}
+
+
+def ask(server: Running, workflow: str) -> str:
+    url = f"{server.address('predictions')}/wfpredict/{workflow}"
+    return httpx.post(url, content=b"hello", timeout=60).text
+
+
 @pytest.fixture
 def stores(tmp_path: Path) -> tuple[Path, Path]:
-    """Of models, and of workflows."""
+    """Return a store of models and one of workflows."""
     models, workflows = tmp_path / "models", tmp_path / "workflows"
     models.mkdir()
     workflows.mkdir()
@@ -44,65 +58,37 @@ def test_a_server_has_the_workflows_that_its_settings_name(
     stores: tuple[Path, Path], tmp_path: Path
 ) -> None:
     models, workflows = stores
-    words = [
-        "serve",
-        "say.mar",
-        "--model-store",
-        models,
-        *FREE_PORTS,
-        "--set",
-        f"workflow_store={workflows}",
-        "--set",
-        "load_workflows=all",
-    ]
-    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
+    arguments = serve_words(models, "say.mar", f"workflow_store={workflows}", "load_workflows=all")
+    with serving(arguments, tmp_path, environment(tmp_path)) as server:
         assert "workflow loud is loaded: POST /wfpredict/loud" in server.log
-        assert (
-            httpx.post(
-                f"{server.address('predictions')}/wfpredict/loud", content=b"hello", timeout=60
-            ).text
-            == "hello!!"
-        )
+        assert ask(server, "loud") == "hello!!"
         (node,) = httpx.get(f"{server.address('models')}/models/loud__say", timeout=60).json()
         assert node["loadedAtStartup"]
         assert server.stop() == 0
 
 
-def test_one_that_cannot_be_registered_ends_the_start(
+def test_a_workflow_that_cannot_be_registered_ends_the_start(
     stores: tuple[Path, Path], tmp_path: Path
 ) -> None:
     models, workflows = stores
     write_war(workflows / "silent.war", "none.mar")
-    words = [
-        "serve",
-        "say.mar",
-        "--model-store",
-        models,
-        *FREE_PORTS,
-        "--set",
-        f"workflow_store={workflows}",
-        "--set",
-        "load_workflows=silent.war",
-    ]
-    ended = tsx(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")})
+    sets = f"workflow_store={workflows}", "load_workflows=silent.war"
+    ended = tsx(serve_words(models, "say.mar", *sets), tmp_path, environment(tmp_path))
     assert ended.returncode != 0
-    assert (
-        "Workflow silent has failed to register. Failures: [Workflow Node silent__say failed to register."
-        in ended.stderr
-    )
+    assert "silent__say failed to register" in ended.stderr
 
 
-def test_entries_name_a_file_and_maybe_a_name(tmp_path: Path) -> None:
+def test_entries_have_a_file_and_an_optional_name(tmp_path: Path) -> None:
     for name in ("b.war", "a.war", "model.mar", "._a.war"):
         (tmp_path / name).touch()
 
     def orders(*entries: str, **settings: Path) -> list[tuple[str, str | None]]:
-        found = workflows_from_settings(Settings(load_workflows=list(entries), **settings))
+        starts = workflows_from_settings(Settings(load_workflows=list(entries), **settings))
         assert all(
             start.order.loaded_at_startup and (start.path is None) == is_url(start.order.url)
-            for start in found
+            for start in starts
         )
-        return [(start.order.url, start.order.name) for start in found]
+        return [(start.order.url, start.order.name) for start in starts]
 
     assert (
         orders("all", workflow_store=tmp_path)
@@ -119,35 +105,23 @@ def test_entries_name_a_file_and_maybe_a_name(tmp_path: Path) -> None:
     ]
     assert orders(f"{tmp_path}/a.war") == [(f"{tmp_path}/a.war", None)]
     assert orders() == []
-    for word in ("a.war", "all"):
-        with pytest.raises(SettingError, match=f"'{word}' .*give the archives' directory"):
-            orders(word)
+    for entry in ("a.war", "all"):
+        with pytest.raises(SettingError, match=f"'{entry}' .*give the archives' directory"):
+            orders(entry)
 
 
-def test_a_workflow_may_be_named_on_the_command_line_wherever_it_lies(
+def test_a_workflow_of_any_directory_may_be_named_on_the_command_line(
     stores: tuple[Path, Path], tmp_path: Path
 ) -> None:
     models, workflows = stores
-    words = ["serve", f"shouted={workflows / 'loud.war'}", "--model-store", models, *FREE_PORTS]
-    with serving(
-        words,
-        tmp_path,
-        {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_LOAD_WORKFLOWS": "none.war"},
-    ) as server:
+    arguments = serve_words(models, f"shouted={workflows / 'loud.war'}")
+    variables = environment(tmp_path) | {"TSX_LOAD_WORKFLOWS": "none.war"}
+    with serving(arguments, tmp_path, variables) as server:
         assert "serving workflow shouted: say, shout" in server.lines
-        assert (
-            f"try: curl {server.address('predictions')}/wfpredict/shouted -T FILE" in server.lines
-        )
-        assert (
-            httpx.post(
-                f"{server.address('predictions')}/wfpredict/shouted", content=b"hello", timeout=60
-            ).text
-            == "hello!!"
-        )
+        url = f"{server.address('predictions')}/wfpredict/shouted"
+        assert f"try: curl {url} -T FILE" in server.lines
+        assert ask(server, "shouted") == "hello!!"
         assert server.stop() == 0
-    ended = tsx(
-        ["serve", workflows / "loud.war", "--workers", "2", *FREE_PORTS],
-        tmp_path,
-        {"TSX_CACHE_DIR": str(tmp_path / "cache")},
-    )
+    arguments = ["serve", workflows / "loud.war", "--workers", "2", *FREE_PORTS]
+    ended = tsx(arguments, tmp_path, environment(tmp_path))
     assert "--workers, --batch-size and --device apply to models" in ended.stderr

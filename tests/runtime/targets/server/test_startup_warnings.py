@@ -1,4 +1,4 @@
-"""The log of a server's start says what rights its models have."""
+"""Warnings in the log of a server's start."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_settings_for_a_model_that_is_not_served_are_named_with_the_nearest_one(
     )
     warn_of_unknown_models(settings, ["digits", "bert"])
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
-    named, other, bart = (record.getMessage() for record in caplog.records)
+    named, other_settings, bart = (record.getMessage() for record in caplog.records)
     assert "'digit'" in named
     assert named.endswith("did you mean 'digits'?")
-    assert other.endswith("none of that name is served now")
+    assert other_settings.endswith("none of that name is served now")
     assert bart.endswith("did you mean 'bert'?")

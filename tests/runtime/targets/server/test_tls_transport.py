@@ -1,6 +1,4 @@
-"""TLS connections: every byte arrives once, at the connection that it was meant for, whatever the
-other connections do.
-"""
+"""TLS connections: every byte arrives once, and at its own connection."""
 
 from __future__ import annotations
 
@@ -32,11 +30,11 @@ def pair(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what it gets."""
+    """A protocol that sends back its data."""
 
-    def __init__(self, made: list[Echo]) -> None:
-        made.append(self)
-        self.made = made
+    def __init__(self, protocols: list[Echo]) -> None:
+        protocols.append(self)
+        self.protocols = protocols
         self.received = 0
         self.events: list[str] = []
         self.paused = asyncio.Event()
@@ -65,18 +63,18 @@ class Echo(asyncio.Protocol):
 
 
 class Sink(Echo):
-    """Sends nothing back."""
+    """A protocol that sends nothing back."""
 
     def data_received(self, data: bytes) -> None:
         self.received += len(data)
 
 
 class Server:
-    """An echo over TLS, on a port of its own."""
+    """An echo server over TLS, on a port of its own."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self.made: list[Echo] = []
+        self.protocols: list[Echo] = []
         self.port = 0
 
     @asynccontextmanager
@@ -91,12 +89,12 @@ class Server:
             )
         )
         assert context is not None
-        listener = TlsListener(context, lambda: kind(self.made), handshake_timeout, goodbye)
+        listener = TlsListener(context, lambda: kind(self.protocols), handshake_timeout, goodbye)
         server = await asyncio.get_running_loop().create_server(listener, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield listener
-            for echo in self.made:
+            for echo in self.protocols:
                 echo.transport.abort()
             assert listener.incoming.pending == listener.outgoing.pending == 0
         finally:
@@ -114,7 +112,7 @@ class Server:
 
 
 class RawClient:
-    """A client that decides itself when which of its encrypted bytes are sent."""
+    """A client that sends any part of its encrypted bytes at any time."""
 
     def __init__(self, server: Server) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -138,24 +136,23 @@ class RawClient:
                 break
         if send_last:
             self.writer.write(self.outgoing.read())
-            self.incoming.write(
-                await self.reader.read(65536)
-            )  # session tickets: the server has shaken hands as well
+            # Session tickets come once the server has shaken hands too.
+            self.incoming.write(await self.reader.read(65536))
 
     def encrypt(self, data: bytes) -> bytes:
         self.tls.write(data)
         return self.outgoing.read()
 
     async def read_exactly(self, size: int) -> bytes:
-        found = b""
-        while len(found) < size:
+        data = b""
+        while len(data) < size:
             try:
-                found += self.tls.read(65536)
+                data += self.tls.read(65536)
             except ssl.SSLWantReadError:
                 more = await self.reader.read(65536)
                 assert more
                 self.incoming.write(more)
-        return found
+        return data
 
 
 def on_both_loops(test: Callable[[Server], Awaitable[None]]) -> Callable[[Pair, str], None]:
@@ -179,7 +176,7 @@ def on_both_loops(test: Callable[[Server], Awaitable[None]]) -> Callable[[Pair, 
 
 
 @on_both_loops
-async def test_what_is_sent_comes_back_with_each_version_of_tls(server: Server) -> None:
+async def test_data_comes_back_with_each_version_of_tls(server: Server) -> None:
     async with server.run():
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             reader, writer = await server.connect(version)
@@ -188,11 +185,11 @@ async def test_what_is_sent_comes_back_with_each_version_of_tls(server: Server) 
                 writer.write(data)
                 assert await reader.readexactly(size) == data
             writer.close()
-            await server.made[-1].lost
+            await server.protocols[-1].lost
 
 
 @on_both_loops
-async def test_connections_that_send_at_once_get_each_its_own(server: Server) -> None:
+async def test_connections_that_send_at_once_get_their_own_bytes(server: Server) -> None:
     async def talk(number: int) -> None:
         reader, writer = await server.connect()
         chance = random.Random(number)
@@ -203,8 +200,8 @@ async def test_connections_that_send_at_once_get_each_its_own(server: Server) ->
         writer.close()
 
     async with server.run():
-        await asyncio.gather(*map(talk, range(20)))
-        for echo in server.made:
+        await asyncio.gather(*map(talk, range(10)))
+        for echo in server.protocols:
             await echo.lost
 
 
@@ -217,8 +214,8 @@ async def test_records_that_come_in_bits_are_put_together(server: Server) -> Non
         texts = [bytes([65 + number]) * 50 for number in range(3)]
         bits = [client.encrypt(text) for client, text in zip(clients, texts, strict=True)]
         for position in range(max(map(len, bits))):
-            for client, each in zip(clients, bits, strict=True):
-                client.writer.write(each[position : position + 1])
+            for client, record in zip(clients, bits, strict=True):
+                client.writer.write(record[position : position + 1])
             await asyncio.sleep(0)
         for client, text in zip(clients, texts, strict=True):
             assert await client.read_exactly(len(text)) == text
@@ -232,9 +229,8 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands(send_last=False)
-        client.writer.write(
-            client.encrypt(b"first") + client.encrypt(b"second")[:7]
-        )  # with the client's Finished before it
+        # The client's Finished comes before them.
+        client.writer.write(client.encrypt(b"first") + client.encrypt(b"second")[:7])
         assert await client.read_exactly(5) == b"first"
         client.writer.close()
 
@@ -244,25 +240,25 @@ async def test_a_connection_that_sends_garbage_ends_alone(server: Server) -> Non
     async with server.run():
         good = await RawClient(server).connect()
         await good.shake_hands()
-        whole = good.encrypt(b"x" * 1000)
-        good.writer.write(whole[:500])
+        records = good.encrypt(b"x" * 1000)
+        good.writer.write(records[:500])
         bad = await RawClient(server).connect()
         await bad.shake_hands()
         bad.writer.write(b"\x17\x03\x03\x00\x20" + bytes(32) + b"and what follows" * 1000)
-        await server.made[1].lost
-        assert server.made[1].received == 0
+        await server.protocols[1].lost
+        assert server.protocols[1].received == 0
         plain_reader, plain_writer = await asyncio.open_connection("127.0.0.1", server.port)
         plain_writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"HTTP" not in await plain_reader.read()
-        good.writer.write(whole[500:])
+        good.writer.write(records[500:])
         assert await good.read_exactly(1000) == b"x" * 1000
         for writer in (good.writer, bad.writer, plain_writer):
             writer.close()
 
 
 @on_both_loops
-async def test_what_tls_answers_by_itself_reaches_no_other_connection(server: Server) -> None:
-    """To a wish for a new handshake, which is not granted, OpenSSL answers with an alert."""
+async def test_an_alert_of_tls_reaches_no_other_connection(server: Server) -> None:
+    """OpenSSL answers a request for a new handshake with an alert."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs the command openssl: Python's clients do not renegotiate")
@@ -282,7 +278,7 @@ async def test_what_tls_answers_by_itself_reaches_no_other_connection(server: Se
         reader, writer = await server.connect()
         await client.stdout.readuntil(b"Verify return code")
         client.stdin.write(b"R\n")
-        await client.wait()  # it gives up at the alert
+        await client.wait()  # the alert ends the client
         writer.write(b"untouched")
         assert await reader.readexactly(9) == b"untouched"
 
@@ -306,14 +302,12 @@ class Recorder(asyncio.Transport):
 
 @on_both_loops
 async def test_a_large_answer_passes_the_shared_buffers_in_pieces(server: Server) -> None:
-    """A BIO never gives memory back: one that held a whole answer would weigh as much until the
-    server ends.
-    """
+    """A BIO never gives memory back, so it must not hold a whole answer."""
     async with server.run() as listener:
         client, plain = RawClient(server), Recorder()
         connection = listener()
         connection.connection_made(plain)
-        while not server.made:
+        while not server.protocols:
             with contextlib.suppress(ssl.SSLWantReadError):
                 client.tls.do_handshake()
             sent = client.outgoing.read()
@@ -335,56 +329,55 @@ async def test_close_sends_what_is_unsent_and_the_end_of_tls(server: Server) -> 
     async with server.run(goodbye=0.2):
         client = await RawClient(server).connect()
         await client.shake_hands()
-        transport = server.made[0].transport
+        transport = server.protocols[0].transport
         transport.write(bytes(3 << 20))
         transport.close()
         assert transport.is_closing()
         transport.write(b"too late")
         assert await client.read_exactly(3 << 20) == bytes(3 << 20)
-        while more := await client.reader.read(
-            65536
-        ):  # the client does not answer, so it ends after a while
+        # The client does not answer the end of TLS, so the connection ends after a while.
+        while more := await client.reader.read(65536):
             client.incoming.write(more)
-        assert client.tls.read(1) == b""  # close_notify: without it, this would raise
-        assert await server.made[0].lost is None
+        assert client.tls.read(1) == b""  # an end without close_notify would raise
+        assert await server.protocols[0].lost is None
         client.writer.close()
 
 
 @on_both_loops
 async def test_a_client_of_asyncio_gets_all_of_the_last_answer(server: Server) -> None:
-    """It loses what it has not read where the connection ends behind it at once."""
+    """The client would lose unread bytes where the connection ends at once."""
     async with server.run():
         reader, writer = await server.connect()
         writer.write(b"x")
         await reader.readexactly(1)
-        server.made[0].transport.write(bytes(3 << 20))
-        server.made[0].transport.close()
+        server.protocols[0].transport.write(bytes(3 << 20))
+        server.protocols[0].transport.close()
         assert await reader.read() == bytes(3 << 20)
         writer.close()
-        await server.made[0].lost
+        await server.protocols[0].lost
 
 
 @on_both_loops
-async def test_what_comes_after_the_close_is_thrown_away_and_a_client_that_agrees_ends_it(
+async def test_bytes_after_the_close_are_dropped_and_the_clients_close_ends_the_connection(
     server: Server,
 ) -> None:
     async with server.run(goodbye=60):
         client = await RawClient(server).connect()
         await client.shake_hands()
-        server.made[0].transport.pause_reading()
-        server.made[0].transport.close()
+        server.protocols[0].transport.pause_reading()
+        server.protocols[0].transport.close()
         client.writer.writelines([client.encrypt(bytes(16 << 10)) for _ in range(100)])
         with contextlib.suppress(ssl.SSLError):
             client.tls.unwrap()
         client.writer.write(client.outgoing.read())
-        assert await server.made[0].lost is None
-        assert server.made[0].received == 0
-        assert server.made[0].events == []
+        assert await server.protocols[0].lost is None
+        assert server.protocols[0].received == 0
+        assert server.protocols[0].events == []
         client.writer.close()
 
 
 @on_both_loops
-async def test_the_end_of_the_client_is_told_once(server: Server) -> None:
+async def test_the_end_of_a_client_reaches_the_protocol_once(server: Server) -> None:
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands()
@@ -393,27 +386,27 @@ async def test_the_end_of_the_client_is_told_once(server: Server) -> None:
         client.writer.write(client.outgoing.read() + b"anything")
         while await client.reader.read(65536):
             pass
-        assert await server.made[0].lost is None
-        assert server.made[0].events == ["eof"]
+        assert await server.protocols[0].lost is None
+        assert server.protocols[0].events == ["eof"]
         client.writer.close()
 
 
 @on_both_loops
-async def test_a_client_that_does_not_shake_hands_is_let_go(server: Server) -> None:
+async def test_a_client_that_does_not_shake_hands_is_disconnected(server: Server) -> None:
     async with server.run(handshake_timeout=0.05):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
-        assert not server.made
+        assert not server.protocols
         writer.close()
-        _, slow = await server.connect()  # and one that has is not
+        _, slow = await server.connect()  # a client that has shaken hands stays
         await asyncio.sleep(0.1)
-        assert not server.made[0].lost.done()
+        assert not server.protocols[0].lost.done()
         slow.close()
 
 
 @on_both_loops
-async def test_a_client_that_reads_nothing_stops_the_protocol_which_goes_on_later(
+async def test_a_client_that_reads_nothing_pauses_the_protocol(
     server: Server,
 ) -> None:
     async with server.run():
@@ -421,51 +414,54 @@ async def test_a_client_that_reads_nothing_stops_the_protocol_which_goes_on_late
         await client.shake_hands()
         size = 12 << 20
         client.writer.writelines([client.encrypt(bytes(16 << 10)) for _ in range(size >> 14)])
-        await server.made[0].paused.wait()
-        received = server.made[0].received
+        await server.protocols[0].paused.wait()
+        received = server.protocols[0].received
         for _ in range(100):
             await asyncio.sleep(0)  # a turn
-        assert server.made[0].received - received <= BUFFER  # the rest of what was read already
+        assert server.protocols[0].received - received <= BUFFER  # bytes that were read already
         assert received < size
-        assert server.made[0].transport.get_write_buffer_size() < 2 * BUFFER
+        assert server.protocols[0].transport.get_write_buffer_size() < 2 * BUFFER
         assert await client.read_exactly(size) == bytes(size)
-        assert "resume" in server.made[0].events
+        assert "resume" in server.protocols[0].events
         client.writer.close()
 
 
 @on_both_loops
-async def test_a_protocol_may_end_the_connection_where_it_is_paused_within_a_write(
+async def test_a_protocol_may_end_the_connection_when_a_write_pauses_it(
     server: Server,
 ) -> None:
     class Ends(Echo):
         def data_received(self, data: bytes) -> None:
-            self.transport.write(bytes(32 << 20))
+            self.transport.write(bytes(16 << 20))
 
         def pause_writing(self) -> None:
-            end = self.transport.close if len(self.made) == 1 else self.transport.abort
+            end = self.transport.close if len(self.protocols) == 1 else self.transport.abort
             end()
 
     async with server.run(Ends):
         for number in range(2):
             reader, writer = await server.connect()
             writer.write(b"x")
-            assert len(await reader.read()) < 32 << 20
-            assert await server.made[number].lost is None
+            assert len(await reader.read()) < 16 << 20
+            assert await server.protocols[number].lost is None
             writer.close()
-        server.made.clear()  # they have ended
+        server.protocols.clear()  # all have ended
         _, writer = await server.connect()
         writer.close()
 
 
 @on_both_loops
-async def test_a_large_upload_leaves_the_others_their_turns(server: Server) -> None:
+async def test_a_large_upload_leaves_other_connections_their_turns(server: Server) -> None:
     async with server.run(Sink):
         client = await RawClient(server).connect()
         await client.shake_hands()
-        size, most, last = 32 << 20, 0, 0
+        size, most, last = 16 << 20, 0, 0
         client.writer.writelines([client.encrypt(bytes(16 << 10)) for _ in range(size >> 14)])
         while last < size:
             await asyncio.sleep(0)  # a turn
-            most, last = max(most, server.made[0].received - last), server.made[0].received
+            most, last = (
+                max(most, server.protocols[0].received - last),
+                server.protocols[0].received,
+            )
         assert most <= 2 * BUFFER
         client.writer.close()

@@ -1,4 +1,4 @@
-"""The end of one server: what its clients have begun is answered."""
+"""The end of a server, which answers the requests in its backlog."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ LATE = 20
 
 
 class ClosingServer:
-    """A listening server to which clients connect in the moment in which it closes: they wait in
-    its backlog.
-    """
+    """A listening server to which clients connect at the moment in which it closes."""
 
     def __init__(self, server: Any, clients: list[socket.socket]) -> None:
         self._server, self._clients = server, clients

@@ -1,5 +1,4 @@
-"""The part of torch-neuronx that tsx calls, with the signature of its documentation: TorchScript of
-fixed shapes, on the CPU.
+"""A double of torch-neuronx with its documented signature: TorchScript of fixed shapes on the CPU.
 
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/frameworks/torch/torch-neuronx/api-reference-guide/inference/api-torch-neuronx-trace.html
 """
@@ -12,10 +11,11 @@ from typing import Any
 import torch
 
 CALLS: list[dict[str, Any]] = []
+# Arguments of neuronx-cc.
 ARGUMENTS = {
     "--auto-cast": {"none", "matmult", "all"},
     "--auto-cast-type": {"bf16", "fp16", "tf32"},
-}  # of neuronx-cc
+}
 
 
 def trace(
@@ -30,12 +30,13 @@ def trace(
     cpu_backend: bool = False,
 ) -> torch.jit.ScriptModule:
     assert not _
-    given = compiler_args or []
+    arguments = compiler_args or []
     assert all(
-        value in ARGUMENTS[name] for name, value in zip(given[::2], given[1::2], strict=True)
+        value in ARGUMENTS[name]
+        for name, value in zip(arguments[::2], arguments[1::2], strict=True)
     )
     shapes = [tensor.shape for tensor in example_inputs]
-    CALLS.append({"shapes": [tuple(shape) for shape in shapes], "compiler_args": given})
+    CALLS.append({"shapes": [tuple(shape) for shape in shapes], "compiler_args": arguments})
 
     class OfFixedShapes(torch.nn.Module):
         def __init__(self) -> None:

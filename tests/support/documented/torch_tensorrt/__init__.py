@@ -1,6 +1,4 @@
-"""The part of torch-tensorrt that tsx calls, with the signatures of its documentation: others are
-refused. It leaves the model as it is.
-"""
+"""A double of torch-tensorrt with its documented signatures, which leaves the model as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ __all__ = ["Input", "dynamo", "save"]
 
 
 class Input:
-    """https://docs.pytorch.org/TensorRT/py_api/torch_tensorrt.html"""
+    """The shape of an input: https://docs.pytorch.org/TensorRT/py_api/torch_tensorrt.html."""
 
     def __init__(
         self,
@@ -54,9 +52,7 @@ def save(
     pickle_protocol: int = 2,
     dynamic_shapes: Any = None,
 ) -> None:
-    """As documented, the module is exported again; here it is kept as that, and not compiled by
-    AOTInductor.
-    """
+    """Export a module again, as documented, but do not compile it by AOTInductor."""
     assert (output_format, retrace, inputs) == ("aot_inductor", True, None)
     assert arg_inputs is not None
     program = torch.export.export(

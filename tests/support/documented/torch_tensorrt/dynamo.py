@@ -1,4 +1,4 @@
-"""https://docs.pytorch.org/TensorRT/py_api/dynamo.html"""
+"""The compiler: https://docs.pytorch.org/TensorRT/py_api/dynamo.html."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def compile(
         str(tensor.dtype).removeprefix("torch.") for tensor in exported_program.state_dict.values()
     }
     CALLS.append(
-        {"shapes": [each.shape for each in arg_inputs], "device": device, "weights": weights}
+        {
+            "shapes": [argument.shape for argument in arg_inputs],
+            "device": device,
+            "weights": weights,
+        }
     )
     return exported_program.module()
