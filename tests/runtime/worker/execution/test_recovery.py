@@ -141,10 +141,19 @@ def test_a_batch_is_cut_until_it_fits_and_later_ones_before_they_fail(size: int,
     assert max(handler.calls) <= fits
 
 
-def test_what_runs_out_of_the_processor_s_memory_is_tried_apart() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=repr,
+)
+def test_a_batch_that_runs_out_of_memory_is_cut_whatever_names_it(error: Exception) -> None:
     def handle(data: Any, context: Context) -> list[str]:
         if len(data) > 3:
-            raise MemoryError
+            raise error
         return [row["body"].decode() for row in data]
 
     model = a_served_model(handle)
