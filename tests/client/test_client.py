@@ -296,9 +296,9 @@ def test_stubs_name_models_and_inputs_for_type_checkers(
     source = str(ROOT / "packages" / "tsx-client" / "src")
     environment = {"MYPYPATH": source, "PYTHONPATH": source, "PATH": ""}
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *arguments],
             cwd=tmp_path,
             env=environment,
             capture_output=True,

@@ -196,11 +196,11 @@ def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_
         idle: Any = Idle()
         return assign(RequestQueue(jobs), [idle], 10.5, limits)
 
-    one = assign_jobs(10.0)
-    assert (one.batches, one.wake) == ([], 10.7)
+    single = assign_jobs(10.0)
+    assert (single.batches, single.wake) == ([], 10.7)
     assert calls == [Waiting(count=1, size=5, oldest=0.5, max_count=4, max_delay=1.0)]
-    two = assign_jobs(10.0, 10.4)
-    assert (two.batches, two.wake) == ([], 11.0)
+    pair = assign_jobs(10.0, 10.4)
+    assert (pair.batches, pair.wake) == ([], 11.0)
     assert len(assign_jobs(*[10.0] * 3).batches) == 1
     calls.clear()
     assert len(assign_jobs(*[10.0] * 4).batches) == 1

@@ -36,7 +36,7 @@ def test_labels_stay_with_their_inputs_when_those_are_shuffled_and_drawn(
 
 
 def test_a_run_goes_on_only_with_the_inputs_that_it_began_with() -> None:
-    """With other inputs, one that calibrated a form could also test it."""
+    """An input that calibrated a form could test it, if there were others."""
     payloads = [Payload(bytes([number])) for number in range(40)]
     past = PastOptimization({}, None, "", "", divided(payloads, list(range(40)), 3).digest())
     past.check_inputs(divided(payloads, list(range(40)), 3).digest())

@@ -226,7 +226,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def a_server(
-    directory: Path, *words: object, ports: tuple[object, ...] = FREE_GRPC_PORTS, **settings: object
+    directory: Path,
+    *arguments: object,
+    ports: tuple[object, ...] = FREE_GRPC_PORTS,
+    **settings: object,
 ) -> AbstractContextManager[Running]:
     """Run `tsx serve` with gRPC, its cache and its state in `directory`; `settings` are by name."""
     environment = {
@@ -234,7 +237,7 @@ def a_server(
         "TSX_STATE_DIR": str(directory / "state"),
         **{f"TSX_{name.upper()}": str(value) for name, value in settings.items()},
     }
-    return serving(["serve", *words, *FREE_PORTS, *ports], directory, environment)
+    return serving(["serve", *arguments, *FREE_PORTS, *ports], directory, environment)
 
 
 @pytest.fixture(scope="session")
@@ -262,10 +265,9 @@ def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """
     directory = tmp_path_factory.mktemp("rows")
     models = [make_model(directory / f"{name}.mar", ROWS) for name in ("whole", "parts")]
-    split = {"split_rows": 2, "workers": 2, "batch_size": 2}
-    changes = [
-        word for name, value in split.items() for word in ("--set", f"models.parts.{name}={value}")
-    ]
+    changes: list[str] = []
+    for setting in ("split_rows=2", "workers=2", "batch_size=2"):
+        changes += ("--set", f"models.parts.{setting}")
     with a_server(directory, *models, *changes, service_envelope="kservev2") as running:
         yield running
 

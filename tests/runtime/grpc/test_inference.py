@@ -243,7 +243,7 @@ def test_more_requests_than_may_wait_over_one_stream_are_all_answered(client: Cl
 
 
 def test_a_client_that_takes_nothing_of_its_stream_does_not_hold_the_model(client: Client) -> None:
-    """Without `write_timeout`, of 2 s here, the only worker would wait for this client for ever."""
+    """The only worker would wait for this client for ever without `write_timeout`, which is 2 s."""
     stream = client.stream(do=b"flood")
     next(stream)
     assert b"row" in client.ask()[0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
-from tsx_runtime.grpc.messages import MOST_FIELDS, as_headers, read_message, unpacked
+from tsx_runtime.grpc.messages import MOST_FIELDS, read_message, unpacked
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
 from tsx_runtime.grpc.server import options
@@ -22,16 +22,6 @@ MANY = 100_000
 
 def read(kind: Any, raw: bytes, most: int = LARGEST) -> Any:
     return asyncio.run(read_message(kind, raw, most))
-
-
-def test_metadata_that_would_be_several_headers_is_no_header() -> None:
-    metadata = [
-        ("x-a", "1\r\n:workflow-node: last"),
-        ("x-b", "1\n2"),
-        ("x-c", "\u00e9"),
-        ("x-d-bin", b"\r\n"),
-    ]
-    assert as_headers(metadata) == [(b"x-c", b"\xe9"), (b"x-d-bin", b"DQo=")]
 
 
 def many_parameters() -> ModelInferRequest:

@@ -205,21 +205,15 @@ def test_an_address_in_brackets_is_the_same_without() -> None:
     assert str(grpc_addresses(settings)[0][0].host) == "::1"
 
 
-def test_torchserve_s_keys_are_read_from_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "config.properties"
-    keys = {
-        "grpc_inference_address": "0.0.0.0",
-        "grpc_inference_port": "9070",
-        "grpc_management_address": "127.0.0.2",
-        "grpc_management_port": "9071",
-        "enable_grpc_ssl": "true",
-        "max_request_size": "1234",
-    }
-    file.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
-    reported: list[str] = []
-    settings, _ = load_settings({}, {}, file, reported.append)
-    assert reported == []
-    assert {key: str(getattr(settings, key)).lower() for key in keys} == keys
+def test_the_listeners_and_limits_of_grpc_are_those_of_the_settings() -> None:
+    settings = Settings(
+        grpc_inference_address="0.0.0.0",
+        grpc_inference_port=9070,
+        grpc_management_address="127.0.0.2",
+        grpc_management_port=9071,
+        enable_grpc_ssl=True,
+        max_request_size=1234,
+    )
     assert [(str(address), roles) for address, roles in grpc_addresses(settings)] == [
         ("grpcs://0.0.0.0:9070", ["grpc_inference"]),
         ("grpcs://127.0.0.2:9071", ["grpc_management"]),
@@ -227,9 +221,9 @@ def test_torchserve_s_keys_are_read_from_its_file(tmp_path: Path) -> None:
     assert dict(options(settings))["grpc.max_receive_message_length"] == 1234
 
 
-def test_nothing_is_open_to_other_machines_unless_it_is_asked_for() -> None:
-    assert [address.host for address, _ in grpc_addresses(Settings())] == ["127.0.0.1", "127.0.0.1"]
-    assert [address.port for address, _ in grpc_addresses(Settings())] == [7070, 7071]
+def test_the_default_addresses_are_not_open_to_other_machines() -> None:
+    addresses = [str(address) for address, _ in grpc_addresses(Settings())]
+    assert addresses == ["grpc://127.0.0.1:7070", "grpc://127.0.0.1:7071"]
 
 
 def test_tls_needs_a_certificate() -> None:

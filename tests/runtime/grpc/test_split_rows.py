@@ -45,14 +45,14 @@ def test_rest_clients_cannot_tell_the_difference(enveloped: Running, form: str, 
         body += raw
     before = count_requests(enveloped)
     # A body in chunks goes to the ASGI lane.
-    whole, parts = (
+    plain, parts = (
         httpx.post(url, content=body if lane == "fast" else iter([body]), headers=headers)
         for url in urls(enveloped)
     )
-    assert (whole.status_code, parts.status_code) == (200, 200), parts.text
-    assert parts.content == whole.content.replace(b"whole", b"parts")
+    assert (plain.status_code, parts.status_code) == (200, 200), parts.text
+    assert parts.content == plain.content.replace(b"whole", b"parts")
     differing = {"x-request-id": "", "date": ""}
-    assert {**parts.headers, **differing} == {**whole.headers, **differing}
+    assert {**parts.headers, **differing} == {**plain.headers, **differing}
     after = count_requests(enveloped)
     assert {name: after[name] - before[name] for name in after} == {"whole": 1, "parts": 1}
 
@@ -94,13 +94,13 @@ def answers_to(enveloped: Running, rows: int, **changes: Any) -> list[httpx.Resp
 
 
 def test_a_request_of_more_parts_than_the_queue_holds_is_refused(enveloped: Running) -> None:
-    whole, parts = answers_to(enveloped, 202)
-    assert (whole.status_code, parts.status_code) == (200, 413)
+    plain, parts = answers_to(enveloped, 202)
+    assert (plain.status_code, parts.status_code) == (200, 413)
     assert "202 rows, in 101 parts of 2 (splitRows)" in parts.json()["error"]
 
 
 def test_an_error_of_a_part_is_the_answer(enveloped: Running) -> None:
-    whole, parts = answers_to(enveloped, 3, datatype="FP99")
-    assert (whole.status_code, parts.status_code) == (400, 400)
-    assert parts.content == whole.content
-    assert "FP99" in whole.text
+    plain, parts = answers_to(enveloped, 3, datatype="FP99")
+    assert (plain.status_code, parts.status_code) == (400, 400)
+    assert parts.content == plain.content
+    assert "FP99" in plain.text

@@ -101,15 +101,24 @@ def test_only_a_worker_s_own_error_json_is_an_error() -> None:
         assert worker_refusal(503, body) is None
 
 
-def test_metadata_are_headers_but_for_what_frames_the_call() -> None:
-    sent = [
+def test_metadata_are_headers_unless_they_frame_the_call_or_have_several_lines() -> None:
+    metadata = [
         ("x-a", "1"),
         ("grpc-timeout", "1S"),
         ("content-type", "application/grpc"),
         ("inference-header-content-length", "9"),
         ("b-bin", b"\0"),
+        ("x-b", "1\r\n:workflow-node: last"),
+        ("x-c", "1\n2"),
+        ("x-d", "\u00e9"),
+        ("x-d-bin", b"\r\n"),
     ]
-    assert as_headers(sent) == [(b"x-a", b"1"), (b"b-bin", b"AA==")]
+    assert as_headers(metadata) == [
+        (b"x-a", b"1"),
+        (b"b-bin", b"AA=="),
+        (b"x-d", b"\xe9"),
+        (b"x-d-bin", b"DQo="),
+    ]
 
 
 def test_a_handler_s_headers_are_metadata_where_grpc_allows_them() -> None:

@@ -189,23 +189,12 @@ FAILURES = (
     ("raise ValueError('boom')", 500, "Prediction failed: ValueError: boom"),
     ("import sys; sys.exit(3)", 500, "Prediction failed: SystemExit: 3"),
     ("raise KeyboardInterrupt", 500, "Prediction failed: KeyboardInterrupt"),
-    (
-        "from ts.utils.util import PredictionException; raise PredictionException('no', 418)",
-        418,
-        "no",
-    ),
-    ("from ts.service import PredictionException; raise PredictionException('no')", 500, "no"),
+    ("from ts.service import PredictionException as No; raise No('no', 418)", 418, "no"),
     ("from tsx_runtime.worker.exceptions import BadRows; raise BadRows({9: 'none'})", 400, "none"),
     ("answers = None", 500, "Invalid model predict output"),
-    ("answers = 'ab'", 500, "Invalid model predict output"),
-    (
-        "answers = ['only one']",
-        500,
-        "response mismatched, expect: 2, got: 1. Handler handler.py",
-    ),
-    # These are the last, since later batches are cut.
+    ("answers = ['only one']", 500, "response mismatched, expect: 2, got: 1. Handler handler.py"),
+    # This is the last one, since later batches are cut.
     ("raise MemoryError", 507, "Out of resources"),
-    ("raise RuntimeError('CUDA out of memory')", 507, "Out of resources"),
 )
 
 
@@ -307,17 +296,15 @@ def test_a_batch_that_did_not_fit_is_cut_later_though_it_is_not_tried_again(
     assert worker.ask_statuses(*[b"x"] * 6) == [200] * 6
 
 
-@pytest.mark.parametrize("error", ["device-side assert triggered", "an illegal memory access"])
-def test_a_lost_device_ends_the_worker_after_its_answer_also_in_the_search_for_the_guilty(
-    start_worker: StartWorker, error: str
+def test_a_device_that_is_lost_in_the_search_for_the_guilty_ends_the_worker(
+    start_worker: StartWorker,
 ) -> None:
-    worker = start_worker(f"""
+    worker = start_worker("""
         def handle(data, context):
             if data is not None:
-                raise ValueError("boom") if len(data) > 1 else RuntimeError("CUDA error: {error}")
+                raise ValueError("boom") if len(data) > 1 else RuntimeError("CUDA error: an illegal memory access was encountered")
     """)
-    count = 1 if "assert" in error else 8
-    assert worker.ask_statuses(*[b""] * count)[0] == 507
+    assert worker.ask_statuses(*[b""] * 8)[0] == 507
     assert worker.receive() is None
     assert worker.ended() == 0
 
@@ -366,40 +353,27 @@ def test_the_time_of_a_batch_is_reported_once_a_second(start_worker: StartWorker
     assert all(0 <= time["value"] < 10_000 and time["unit"] == "ms" for time in times)
 
 
-def test_metrics_that_are_declared_are_there_before_they_are_reported(
-    start_worker: StartWorker,
-) -> None:
-    metric = {"name": "Own", "type": "histogram", "unit": "count"}
+def test_metrics_declared_or_not_leave_with_the_next_reply_alone(start_worker: StartWorker) -> None:
+    declared = {"name": "Own", "type": "histogram", "unit": "count"}
     worker = start_worker(
         """
         from ts.metrics.metric_type_enum import MetricTypes
 
         def handle(data, context):
-            if data is not None:
-                context.metrics.get_metric("Own", MetricTypes.HISTOGRAM).add_or_update(4, [context.model_name, "Model"])
-                return ["ok"]
-        """,
-        model_metrics=[{**metric, "dimensions": ["ModelName", "Level"]}],
-    )
-    worker.ask(b"x")
-    dimensions = {"ModelName": "m", "Level": "Model"}
-    assert worker.metrics == [{**metric, "value": 4, "dimensions": dimensions}]
-
-
-def test_metrics_leave_with_the_next_reply_and_only_then(start_worker: StartWorker) -> None:
-    worker = start_worker("""
-        def handle(data, context):
             if data is None:
                 context.metrics.add_counter("Loaded", 1)
             elif data[0]["body"]:
-                context.metrics.add_time("Took", 2.5)
+                own = context.metrics.get_metric("Own", MetricTypes.HISTOGRAM)
+                own.add_or_update(4, [context.model_name, "Model"])
             return data and ["ok"]
-    """)
+        """,
+        model_metrics=[{**declared, "dimensions": ["ModelName", "Level"]}],
+    )
     labels = {"ModelName": "m", "Level": "Model"}
     worker.ask(b"x")
     assert worker.metrics == [
         {"name": "Loaded", "type": "counter", "unit": "count", "value": 1, "dimensions": labels},
-        {"name": "Took", "type": "gauge", "unit": "ms", "value": 2.5, "dimensions": labels},
+        {**declared, "value": 4, "dimensions": labels},
     ]
     worker.ask(b"")
     assert worker.metrics == []

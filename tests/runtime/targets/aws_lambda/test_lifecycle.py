@@ -72,7 +72,7 @@ def test_a_function_without_a_model_fails(tmp_path: Path) -> None:
 
 
 def test_a_model_that_loads_for_long_is_waited_for_across_invocations(tmp_path: Path) -> None:
-    """Its thread is stopped with the environment between invocations, and continues with it."""
+    """The loading thread stops with the environment between invocations, and goes on with it."""
     file = tmp_path / "there"
     variables = {
         "TSX_LAMBDA_INIT_WAIT": "0",

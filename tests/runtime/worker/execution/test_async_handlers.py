@@ -137,7 +137,7 @@ def test_a_handler_that_is_no_coroutine_is_served(start_worker: StartWorker) -> 
 def test_a_request_that_is_cancelled_before_its_task_begins_is_closed_as_well(
     worker: Worker,
 ) -> None:
-    """Both frames come in one turn of the loop, behind a request that holds the loop up."""
+    # The frames come in one turn of the loop, behind a request that holds the loop up.
     frames = [
         *encode_request(1, b"block"),
         *encode_request(2, b"wait"),

@@ -66,16 +66,13 @@ def run(model: ServedModel, rows: list[str]) -> list[tuple[int, str]]:
 
 
 def expected(rows: list[str]) -> list[tuple[int, str]]:
-    statuses = {"guilty": 500, "refused": 422, "invalid": 400}
-    return [
-        (
-            status := statuses.get(row.split()[0], 200),
-            {500: f"Prediction failed: ValueError: {row}", 200: f"id-{number} {row}"}.get(
-                status, row
-            ),
-        )
-        for number, row in enumerate(rows)
-    ]
+    """Return the answers that each row would get alone."""
+    answers = []
+    for number, row in enumerate(rows):
+        status = {"guilty": 500, "refused": 422, "invalid": 400}.get(row.split()[0], 200)
+        texts = {200: f"id-{number} {row}", 500: f"Prediction failed: ValueError: {row}"}
+        answers.append((status, texts.get(status, row)))
+    return answers
 
 
 @given(SIZES, st.data())
@@ -96,11 +93,9 @@ def test_any_number_of_requests_refused_with_a_status_of_the_client_fails_no_oth
 ) -> None:
     refused = data.draw(st.sets(st.integers(0, size - 1)))
     rows = [f"{kind if idx in refused else 'row'} {idx}" for idx in range(size)]
-    logged: list[Any] = []
-    with mock.patch("tsx_runtime.worker.execution.batch.logger.error", logged.append):
+    with mock.patch("tsx_runtime.worker.execution.batch.logger.error") as log_error:
         assert run(Handler().model(), rows) == expected(rows)
-    if kind == "invalid":
-        assert logged == []
+    assert log_error.called == (kind == "refused" and bool(refused))
 
 
 @given(st.lists(st.sampled_from(["row", "guilty", "refused"]), min_size=1, max_size=40))
@@ -145,19 +140,10 @@ def test_a_batch_is_cut_until_it_fits_and_later_ones_before_they_fail(size: int,
     assert max(handler.calls) <= fits
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    ],
-    ids=repr,
-)
-def test_a_batch_that_runs_out_of_memory_is_cut_whatever_names_it(error: Exception) -> None:
+def test_a_batch_that_runs_out_of_the_processor_s_memory_is_cut() -> None:
     def handle(data: Any, context: Context) -> list[str]:
         if len(data) > 3:
-            raise error
+            raise MemoryError
         return [row["body"].decode() for row in data]
 
     model = a_served_model(handle)
