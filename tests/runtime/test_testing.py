@@ -89,9 +89,9 @@ def test_a_server_that_fails_at_its_end_fails_a_test_that_has_not_failed(
         raise OSError("the disk is full")
 
     monkeypatch.setattr("tsx_runtime.testing.serve_async", fail)
-    with pytest.raises(OSError, match="the disk is full"), serve():
+    with pytest.raises(OSError, match="the disk is full"), serve(worker_preload=False):
         pass
-    with pytest.raises(ZeroDivisionError), serve():
+    with pytest.raises(ZeroDivisionError), serve(worker_preload=False):
         raise ZeroDivisionError
 
 

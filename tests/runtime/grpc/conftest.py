@@ -1,6 +1,4 @@
-"""A real server process, and the clients that people have: code generated from the .proto files,
-and Triton's own.
-"""
+"""A real server with gRPC, and a client whose code is generated from the .proto files."""
 
 from __future__ import annotations
 

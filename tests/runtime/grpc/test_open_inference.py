@@ -1,6 +1,4 @@
-"""The Open Inference Protocol, asked by Triton's own clients: by gRPC, and by HTTP with tensors as
-JSON and as bytes.
-"""
+"""The Open Inference Protocol, asked by Triton's own clients of gRPC and HTTP."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Server(NamedTuple):
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens for predictions and for management."""
+        """Return the tokens for predictions and for management."""
         tokens = (self.keys.inference, self.keys.management)
         return [token.token for token in tokens if token is not None]
 

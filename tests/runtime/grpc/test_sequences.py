@@ -1,6 +1,4 @@
-"""Stateful models over gRPC: whose requests belong together, and that each sequence has a state of
-its own.
-"""
+"""Stateful models over gRPC: each sequence of requests has a state of its own."""
 
 from __future__ import annotations
 

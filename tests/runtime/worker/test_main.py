@@ -1,4 +1,4 @@
-"""A worker in its own process: what it does between LOAD and the end of its socket."""
+"""A worker in its own process, from LOAD to the end of its socket."""
 
 from __future__ import annotations
 
@@ -601,7 +601,7 @@ PROCESSES = """
         return data and [globals()[row["body"].decode()]() for row in data]
 """
 ENDED = -signal.SIGTERM
-# The Dataset has a lambda, which cannot be pickled. Python 3.14 pickles it, in TorchServe too.
+# The Dataset has a lambda, which Python 3.14 would have to pickle, as in TorchServe.
 FORKS = pytest.mark.skipif(
     multiprocessing.get_all_start_methods()[0] != "fork", reason="this Python pickles a Dataset"
 )

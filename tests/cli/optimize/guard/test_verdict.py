@@ -1,3 +1,5 @@
+"""Verdicts on forms: the limits that their answers keep, and the proof of it."""
+
 from __future__ import annotations
 
 import json

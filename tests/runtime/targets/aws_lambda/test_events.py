@@ -225,7 +225,7 @@ def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other(
             return Invocation({"lambda-runtime-aws-request-id": str(len(self.answered))}, b"{}")
 
         def parts(self, id: str) -> None:
-            """Nothing is streamed."""
+            """Stream nothing."""
 
         async def answer(self, id: str, body: bytes) -> None:
             self.answered.append(id)

@@ -15,7 +15,7 @@ from tsx_runtime.worker.generation import chat_templates
 from tsx_runtime.worker.generation.generator import TextGenerator
 
 CONTEXT = 256
-MIN_CHARACTERS = 1 << 18
+MIN_CHARACTERS = 1 << 16
 MAX_BYTES = 16 << 20
 TEXT = "{% set ns = namespace(t='x' * 10000, l=[]) %}"
 GROWING = {
