@@ -224,9 +224,7 @@ def test_a_header_list_without_an_end_is_not_kept(
     assert is_answered(client)
 
 
-def test_the_calls_of_a_connection_have_a_limit_that_it_is_told(
-    client: Client, attack: Attack
-) -> None:
+def test_a_connection_has_a_limit_of_calls_and_is_told_it(client: Client, attack: Attack) -> None:
     connection = attack()
     connection.settle()
     assert connection.max_streams == STREAMS
@@ -293,7 +291,7 @@ def test_connections_beyond_the_limit_are_closed_and_the_older_ones_go_on(
 
 
 @pytest.mark.parametrize("method", [b"Predictions", b"StreamPredictions"])
-def test_an_answer_that_nobody_reads_is_kept_for_the_write_timeout_alone(
+def test_an_unread_answer_is_kept_for_the_write_timeout_alone(
     client: Client, attack: Attack, until: Until, method: bytes
 ) -> None:
     connection = attack(NO_WINDOW)
@@ -358,7 +356,7 @@ def test_odd_deadlines_end_one_call_at_most(client: Client, attack: Attack, time
 
 
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "disconnect", "worker death"])
-def test_bytes_of_running_calls_have_a_budget_and_are_given_back_however_a_call_ends(
+def test_bytes_of_running_calls_have_a_budget_and_are_free_after_any_end_of_a_call(
     server: Running, client: Client, attack: Attack, until: Until, tmp_path: Path, ending: str
 ) -> None:
     begun, file = tmp_path / "begun", tmp_path / "go"

@@ -214,7 +214,7 @@ def test_a_call_that_names_no_model_is_refused_in_torchserves_words(
 
 @pytest.mark.parametrize("module", [tritonclient.grpc, tritonclient.http])
 @pytest.mark.parametrize("binary", [True, False])
-def test_an_envelope_gets_tensors_however_they_come(
+def test_an_envelope_gets_tensors_of_all_encodings(
     enveloped: Running, module: Any, binary: bool
 ) -> None:
     by_http = module is tritonclient.http

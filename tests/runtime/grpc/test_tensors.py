@@ -183,7 +183,7 @@ def encoded(value: Any) -> Any:
         ([], "FP64", [0], []),
     ],
 )
-def test_whatever_a_handler_returns_is_a_tensor(
+def test_any_result_of_a_handler_is_a_tensor(
     value: Any, datatype: str, shape: list[int], data: list[Any]
 ) -> None:
     assert encoded(value) == [

@@ -79,14 +79,14 @@ def test_a_worker_that_gets_no_order_ends(sent: bytes) -> None:
     assert back.fileno() == -1
 
 
-def test_interrupt_and_terminate_do_not_end_it(start_worker: StartWorker) -> None:
+def test_interrupt_and_terminate_do_not_end_a_worker(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO)
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(worker.process.pid, number)
     assert worker.ask_bodies(b"still here") == [b"still here"]
 
 
-def test_it_gives_a_sign_of_life_between_batches(start_worker: StartWorker) -> None:
+def test_a_worker_answers_pings_between_batches(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO)
     batch = worker.begin(b"first")
     worker.send(Kind.PING, 7)
@@ -98,14 +98,14 @@ def test_it_gives_a_sign_of_life_between_batches(start_worker: StartWorker) -> N
     assert worker.receive() is None
 
 
-def test_bytes_that_are_no_frame_end_it(start_worker: StartWorker) -> None:
+def test_bytes_that_are_no_frame_end_a_worker(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO)
     worker.sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
     assert worker.receive() is None
     assert worker.ended() == 0
 
 
-def test_it_lives_in_the_directory_of_its_model(start_worker: StartWorker) -> None:
+def test_a_worker_runs_in_the_directory_of_its_model(start_worker: StartWorker) -> None:
     worker = start_worker(
         """
         import os, sys, helper
@@ -435,7 +435,7 @@ def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker) 
     assert worker.pieces == []
 
 
-def test_a_part_that_comes_after_its_answer_reaches_nobody(start_worker: StartWorker) -> None:
+def test_a_part_that_comes_after_its_answer_is_not_sent(start_worker: StartWorker) -> None:
     worker = start_worker("""
         import threading
         from ts.handler_utils.utils import send_intermediate_predict_response
@@ -660,7 +660,7 @@ def test_a_process_that_is_forked_while_the_model_loads_is_no_second_worker(
     assert [worker.ask_json() > 0 for _ in range(3)] == [True] * 3
 
 
-def test_a_load_error_can_be_reported_whatever_its_text(start_worker: StartWorker) -> None:
+def test_a_load_error_of_any_text_is_reported(start_worker: StartWorker) -> None:
     worker = start_worker("raise RuntimeError('no \\udcff' + 'x' * 3_000_000)\n")
     assert not worker.loaded
     worker.report["message"].encode()

@@ -81,7 +81,7 @@ def test_the_default_limit_follows_from_the_kind_of_the_answers(value: Any, limi
     assert guard.judge(reference).passed
 
 
-def test_too_few_rows_that_all_agree_are_not_enough_and_the_number_that_is_enough_is_told() -> None:
+def test_too_few_rows_that_all_agree_prove_nothing_and_the_number_that_would_is_told() -> None:
     reference = answers([CAT, DOG] * 60)
     guard = FormGuard(reference)
     verdict = guard.judge(list(reference))
@@ -190,7 +190,7 @@ def test_a_label_may_be_the_position_of_the_best_number() -> None:
         guard_of(reference, "top1>=-1%", ["cat"] * 600)
 
 
-def test_answers_keep_a_limit_by_their_loss_however_few_they_are() -> None:
+def test_few_answers_keep_a_limit_by_their_loss_alone() -> None:
     guard = guard_of(answers([CAT] * 10), "top1>=-10%,cosine>=0.9")
     assert guard.keeps(answers([CAT] * 9 + [DOG]))
     assert not guard.keeps(answers([CAT] * 8 + [DOG] * 2))

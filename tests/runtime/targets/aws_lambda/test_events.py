@@ -183,7 +183,7 @@ def test_answers_of_messages_have_names_and_keep_their_order() -> None:
     assert sqs_message("https://sqs/1/q", result._replace(body=b"\xff"))["MessageBody"] == "/w=="
 
 
-def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
+def test_threads_share_one_client_of_boto3() -> None:
     """boto3 may fail where two clients are made at once."""
     making, met = threading.Barrier(2), []
 

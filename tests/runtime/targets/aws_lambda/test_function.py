@@ -138,7 +138,7 @@ def test_an_idempotency_key_is_refused_as_no_answer_is_stored(host: Host) -> Non
     assert "takes no Idempotency-Key" in body_of(refusal)["message"]
 
 
-def test_nobody_manages_it_from_outside(host: Host) -> None:
+def test_the_url_of_a_function_has_no_management_api(host: Host) -> None:
     assert post(host, path="/models", method="GET")["statusCode"] == 404
 
 

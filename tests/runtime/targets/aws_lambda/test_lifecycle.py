@@ -53,9 +53,7 @@ def test_a_model_that_does_not_load_is_reported_and_a_fresh_environment_tries_ag
 
 
 @pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
-def test_a_model_that_does_not_load_fails_a_start_that_nobody_waits_for(
-    tmp_path: Path, client: str
-) -> None:
+def test_a_model_that_does_not_load_fails_a_provisioned_start(tmp_path: Path, client: str) -> None:
     variables = {
         "AWS_LAMBDA_INITIALIZATION_TYPE": "provisioned-concurrency",
         "TSX_LAMBDA_RUNTIME": client,

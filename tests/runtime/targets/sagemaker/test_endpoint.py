@@ -201,7 +201,7 @@ def test_a_bad_line_fails_the_request_and_is_named(client: Any) -> None:
     assert "The body is empty" in message
 
 
-def test_it_is_healthy_while_its_worker_is_busy(host: Host, tmp_path: Path) -> None:
+def test_a_container_is_healthy_while_its_worker_is_busy(host: Host, tmp_path: Path) -> None:
     gate = tmp_path / "go"
     body, kind = json.dumps({"wait": str(gate)}).encode(), {"Content-Type": "application/json"}
     with host.begun("/invocations", body, kind) as answer:

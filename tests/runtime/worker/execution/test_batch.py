@@ -127,7 +127,7 @@ def test_a_handler_may_empty_the_list_that_it_gets() -> None:
     assert all(b"expect: 2, got: 0" in body for _, _, body in lost)
 
 
-def test_a_request_for_an_explanation_is_seen_however_its_header_is_written() -> None:
+def test_a_request_for_an_explanation_is_seen_in_any_case_of_its_header() -> None:
     seen: list[list[str]] = []
 
     def notes(data: Any, context: Context) -> list[Any]:

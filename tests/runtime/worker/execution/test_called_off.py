@@ -50,7 +50,7 @@ def read_reply(worker: Worker) -> wire.Frame:
     raise AssertionError("the worker ended")
 
 
-def test_a_stream_that_nobody_reads_is_stopped_and_the_next_batch_answered(worker: Worker) -> None:
+def test_a_cancelled_stream_is_stopped_and_the_next_batch_is_answered(worker: Worker) -> None:
     stopped = worker.begin(b"forever")
     worker.expect(Kind.PIECE)
     # The next batch lies before the CANCEL in the socket.
@@ -80,7 +80,7 @@ def test_a_worker_whose_front_end_is_gone_ends_in_the_middle_of_a_stream(worker:
 
 
 @pytest.mark.parametrize("size", [100, 70_000, 300_000])
-def test_what_is_read_ahead_does_not_overwrite_the_batch_that_is_answered(
+def test_batches_read_ahead_do_not_overwrite_the_one_that_is_answered(
     worker: Worker, size: int
 ) -> None:
     together = worker.begin(b"A" * size, b"B" * size)

@@ -234,7 +234,7 @@ def test_the_worker_ends_when_its_socket_is_closed_or_has_no_frame(
     assert worker.ended() == 0
 
 
-def test_it_answers_pings_while_the_model_runs(worker: Worker) -> None:
+def test_the_worker_answers_pings_while_the_model_runs(worker: Worker) -> None:
     worker.begin(request("1", x_name="a", x_until_begun="b"))
     worker.ping()
     worker.begin(request("2", x_name="b"))

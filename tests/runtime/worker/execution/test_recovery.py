@@ -236,7 +236,7 @@ def test_another_try_never_goes_past_the_timeout(
 
 
 @given(SIZES, st.randoms(use_true_random=False))
-def test_the_search_ends_and_leaves_no_request_out_whatever_fails(size: int, random: Any) -> None:
+def test_the_search_always_ends_and_leaves_no_request_out(size: int, random: Any) -> None:
     search = Search(Ceiling(), 100.0)
     search.failed(range(size), "somewhere")
     settled: list[int] = list(range(size)) if size == 1 else []

@@ -76,7 +76,9 @@ def test_after_a_few_batches_each_size_has_nearly_the_best_number(
     assert model.run(60, sizes) < 1.12
 
 
-def test_it_follows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_follows_the_load_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Other programs want the cores from the tenth second on, which slows the slowest thread."""
     model = Model(
         monkeypatch,
@@ -89,7 +91,7 @@ def test_it_follows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.run(30) < 1.12
 
 
-def test_it_uses_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_uses_no_more_threads_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(monkeypatch, large)
     model.run(2)
     model.tuning.reshare(2)

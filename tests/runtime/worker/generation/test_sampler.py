@@ -179,7 +179,7 @@ def test_scores_are_those_of_transformers_processors_in_any_batch(
             tokens.append(data.draw(st.integers(0, 11)))
 
 
-def test_a_sequence_that_begins_anew_counts_what_it_had_generated() -> None:
+def test_a_sequence_that_restarts_counts_its_earlier_tokens() -> None:
     sampling = Sampling(temperature=0.0, frequency_penalty=1.0, repetition_penalty=2.0)
     batch = PenalizedBatch([sampling], [[1, 2]])
     scores = torch.arange(12.0)[None] - 6
@@ -212,7 +212,7 @@ def test_without_penalties_scores_stay_the_same_tensor() -> None:
     assert batch.step([1], scores) is scores
 
 
-def test_logprobs_belong_to_a_position_whatever_was_computed_twice() -> None:
+def test_logprobs_belong_to_a_position_though_a_step_was_computed_twice() -> None:
     """A sequence that loses its cache while a step of it is under way runs that step again."""
     sampler = Sampler([])
     logits = {3: LOGITS, 4: LOGITS.flip(0)}

@@ -28,7 +28,7 @@ def pieces(prompt: str, text: str, size: int = 1) -> list[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=80), st.text(max_size=20), st.integers(1, 4))
-def test_joined_pieces_are_the_text_whatever_it_holds(text: str, prompt: str, size: int) -> None:
+def test_joined_pieces_are_the_text(text: str, prompt: str, size: int) -> None:
     assert "".join(pieces(prompt, text, size)) == text
 
 
