@@ -38,7 +38,7 @@ def many_parameters() -> ModelInferRequest:
         ModelInferRequest(inputs=[{"contents": {"bytes_contents": [b""] * MANY}}]),
         many_parameters(),
         *(b"%c\x00" % tag * MANY for tag in b"\x2a\x32\x3a"),
-        b"\x0b" * MANY,
+        b"\x0b" * 100_000,
     ],
     ids=["map of inputs", "strings", "parameters", "tensors", "outputs", "raw contents", "groups"],
 )
