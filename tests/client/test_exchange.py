@@ -1,6 +1,4 @@
-"""When a call is sent again, and how long it may take: without a network, with a clock that the
-test turns.
-"""
+"""Repeated calls and their deadline, without a network and with a clock that the test turns."""
 
 from __future__ import annotations
 
@@ -48,18 +46,19 @@ Attempts = tuple[Any, list[float], list[httpx.Request]]
 def drive(
     *results: httpx.Response | Exception, timeout: float | None = None, takes: float = 0.0
 ) -> Attempts:
-    """The end of a call whose attempts end so and take so long each; the waits, and the
-    requests.
+    """Make a call whose attempts end with `results` and take `takes` seconds each.
+
+    Return its result, the waits in seconds, and the requests.
     """
     clock = Clock()
     waits: list[float] = []
     requests: list[httpx.Request] = []
-    left = list(results)
+    attempts = list(results)
 
     async def send(request: httpx.Request) -> httpx.Response:
         requests.append(request)
         clock.now += takes
-        result = left.pop(0)
+        result = attempts.pop(0)
         if isinstance(result, Exception):
             raise result
         return result
@@ -79,7 +78,7 @@ def drive(
     return end, waits, requests
 
 
-def test_what_was_refused_is_sent_again_after_the_time_that_the_server_asks_for() -> None:
+def test_a_refused_request_is_sent_again_after_the_time_that_the_server_asks_for() -> None:
     good = answer(200)
     end, waits, requests = drive(
         answer(429, retry_after="2"),
@@ -105,7 +104,8 @@ def test_after_the_last_attempt_the_error_is_raised() -> None:
     [
         (answer(500), ServerError),
         (answer(503, "InternalServerException"), ServerError),
-        (answer(503), Overloaded),  # of a handler, or of a request whose replica was lost
+        # A handler or a lost replica may answer so.
+        (answer(503), Overloaded),
         (answer(302), InvalidRequest),
         (answer(400), InvalidRequest),
         (answer(429, retry_after="31"), Overloaded),
@@ -113,7 +113,7 @@ def test_after_the_last_attempt_the_error_is_raised() -> None:
         (httpx.RemoteProtocolError("disconnected"), ConnectionFailed),
     ],
 )
-def test_what_may_have_run_or_takes_too_long_is_not_sent_again(
+def test_a_request_that_may_have_run_or_would_wait_too_long_is_not_sent_again(
     result: Any, kind: type[ClientError]
 ) -> None:
     end, waits, _ = drive(result)
@@ -121,67 +121,45 @@ def test_what_may_have_run_or_takes_too_long_is_not_sent_again(
     assert waits == []
 
 
-def test_one_deadline_holds_for_all_attempts_and_the_server_gets_what_is_left() -> None:
+def test_one_deadline_holds_for_all_attempts_and_the_server_gets_the_rest_of_it() -> None:
     end, waits, requests = drive(
         answer(503, retry_after="0"), answer(503, retry_after="0"), answer(200), timeout=10, takes=2
     )
     assert end.status_code == 200
-    told = [int(request.headers["x-tsx-timeout-ms"]) for request in requests]
-    assert told[0] == 10_000
-    assert told[2] == pytest.approx(10_000 - 4000 - 1000 * sum(waits), abs=2)
+    timeouts = [int(request.headers["x-tsx-timeout-ms"]) for request in requests]
+    assert timeouts[0] == 10_000
+    assert timeouts[2] == pytest.approx(10_000 - 4000 - 1000 * sum(waits), abs=2)
     assert requests[0].extensions["timeout"]["read"] == 10
 
 
-def test_no_time_is_waited_that_is_not_left() -> None:
+def test_no_wait_is_longer_than_the_deadline() -> None:
     end, waits, _ = drive(answer(503, retry_after="5"), timeout=3)
     assert isinstance(end, Overloaded)
     assert (waits, end.retry_after) == ([], 5)
     assert isinstance(drive(httpx.ReadTimeout("late"), timeout=3)[0], DeadlineExceeded)
-    for late in (answer(503, retry_after="0"), answer(504)):  # the server noticed it first
+    for late in (answer(503, retry_after="0"), answer(504)):
         assert isinstance(drive(late, timeout=3, takes=3)[0], DeadlineExceeded)
-    assert isinstance(
-        drive(answer(504), timeout=3, takes=1)[0], ServerError
-    )  # the model's own deadline
+    # This is the model's own deadline.
+    assert isinstance(drive(answer(504), timeout=3, takes=1)[0], ServerError)
 
 
 @pytest.mark.parametrize(
     ("status", "body", "kind", "message"),
     [
-        (
-            404,
-            b'{"code": 404, "type": "ModelNotFoundException", "message": "Model not found: x"}',
-            NotFound,
-            "Model not found: x",
-        ),
-        (
-            400,
-            b'{"code": 400, "type": "InvalidKeyException", "message": "Token"}',
-            AccessDenied,
-            "Token",
-        ),
-        (
-            400,
-            b'{"error": {"message": "no such role", "type": "invalid_request_error"}}',
-            InvalidRequest,
-            "no such role",
-        ),
+        (404, b'{"type": "ModelNotFoundException", "message": "no x"}', NotFound, "no x"),
+        (400, b'{"type": "InvalidKeyException", "message": "Token"}', AccessDenied, "Token"),
+        (400, b'{"error": {"message": "no role"}}', InvalidRequest, "no role"),
         (401, b"<html>", AccessDenied, "<html>"),
         (502, b"", ServerError, "The answer has no text."),
         (422, b"[1]", InvalidRequest, "[1]"),
     ],
 )
-def test_errors_have_the_servers_words_and_the_requests_id(
+def test_errors_have_the_servers_message_and_the_requests_id(
     status: int, body: bytes, kind: type[ClientError], message: str
 ) -> None:
-    error = failure(
-        status, {"x-request-id": "17", "retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, body
-    )
+    headers = {"x-request-id": "17", "retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}
+    error = failure(status, headers, body)
     assert type(error) is kind
-    assert (error.status, error.message, error.request_id, error.retry_after, error.body) == (
-        status,
-        message,
-        "17",
-        0.0,
-        body,
-    )
+    assert (error.status, error.message, error.body) == (status, message, body)
+    assert (error.request_id, error.retry_after) == ("17", 0.0)
     assert str(error) == f"{message} (status {status}, request 17)"

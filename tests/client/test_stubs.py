@@ -1,4 +1,4 @@
-"""The Python that `generate` writes: whatever a server says, it names models and runs nothing."""
+"""The Python that `generate` writes names models and runs nothing, whatever a server sends."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def test_a_file_holds_names_and_texts_alone(models: dict[str, dict[str, Any]], u
     assert [node.lineno for node in tree.body if isinstance(node, ast.Expr)] == [1]
 
 
-@pytest.mark.parametrize("place", ["name", "datatype", "shape", "version", "kind"])
-def test_code_of_a_server_is_text(place: str) -> None:
+@pytest.mark.parametrize("field", ["name", "datatype", "shape", "version", "kind"])
+def test_code_of_a_server_is_text(field: str) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1]}
     metadata: dict[str, Any] = {"versions": ["1"], "inputs": [], "parameters": {}}
-    if place == "version":
+    if field == "version":
         metadata["versions"] = [CODE]
-    elif place == "kind":
+    elif field == "kind":
         metadata["parameters"] = {"input": CODE}
     else:
-        metadata["inputs"] = [tensor | {place: [CODE] if place == "shape" else CODE}]
+        metadata["inputs"] = [tensor | {field: [CODE] if field == "shape" else CODE}]
     written = render("http://a", {"m": metadata})
     calls = [node for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Call)]
     assert (calls, "class MModel" in written) == ([], True)
@@ -51,7 +51,7 @@ def test_code_of_a_server_is_text(place: str) -> None:
 
 @pytest.mark.parametrize("name", ["self", "version", "timeout", "a-b", "class", "ﬁ", "__debug__"])
 def test_an_input_that_no_argument_can_be_named_after_is_given_by_name(name: str) -> None:
-    inputs = [{"name": each, "datatype": "FP32", "shape": [1]} for each in ("x", name)]
+    inputs = [{"name": input, "datatype": "FP32", "shape": [1]} for input in ("x", name)]
     written = render("http://a", {"m": {"versions": ["1"], "inputs": inputs}})
     assert "payload: Any = None, /, *, version: str | None" in written
     assert ", **inputs: Any) -> Any: ..." in written

@@ -1,6 +1,4 @@
-"""A real server for the HTTP tests: uvicorn on free ports, the real registry, real workers, real
-archives.
-"""
+"""A real server for the HTTP tests: uvicorn on free ports, with a registry and workers."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.workflows.manager import Workflows
 
-GRACE = 5.0  # seconds for what is under way at the end
-DEADLINE = 120.0  # of a machine that has other things to do
+GRACE = 5.0  # seconds for requests that run at the end
+DEADLINE = 120.0  # seconds, for a busy machine
 
 TALKER = """
 import json, os, time
@@ -47,40 +45,40 @@ def handle(data, context):
 
 def act(idx, row, context):
     headers = context.get_all_request_header(idx)
-    word = headers.get("x-do", "")
+    action = headers.get("x-do", "")
     if headers.get("describe") == "True":
         return json.dumps({"labels": 10})
-    if word == "raise":
+    if action == "raise":
         raise RuntimeError("no such image")
-    if word == "exit":
+    if action == "exit":
         os._exit(7)
-    if word == "wait":
+    if action == "wait":
         wait_for(headers["x-file"])
         return "waited"
-    if word == "stream":
+    if action == "stream":
         for part in ("a", "b", ""):
             send_piece(idx, context, part)
         return "c"
-    if word == "stream-wait":
+    if action == "stream-wait":
         send_piece(idx, context, "a")
         wait_for(headers["x-file"])
         return "b"
-    if word == "break":
+    if action == "break":
         send_piece(idx, context, "a")
         os._exit(7)
-    if word == "metrics":
+    if action == "metrics":
         context.metrics.add_counter("Seen", 2)
         context.metrics.add_time("Took", 3.5, unit="ms")
         from ts.metrics.metric_type_enum import MetricTypes
 
         context.metrics.add_metric("Size", 4, "count", metric_type=MetricTypes.HISTOGRAM)
         context.metrics.add_counter("Requests2XX", 1)
-    if word == "bytes":
+    if action == "bytes":
         return bytes(row["body"])
-    if word == "status":
+    if action == "status":
         context.set_response_status(int(headers["x-status"]), "Own words", idx)
         return "body of it"
-    if word == "headers":
+    if action == "headers":
         context.set_response_content_type(idx, "text/csv")
         context.set_response_header(idx, "X-Own", "1")
         context.set_response_header(idx, "Cache-Control", "max-age=60")
@@ -115,7 +113,7 @@ def handle(data, context):
 
 @dataclass
 class RunningServer:
-    """The server in a thread of its own, and a client for each of its listeners."""
+    """A server in a thread of its own, and a client for each of its listeners."""
 
     settings: Settings
     registry: Registry
@@ -161,7 +159,7 @@ class RunningServer:
         lane: str = "fast",
         **headers: str,
     ) -> httpx.Response:
-        """By the fast lane or the other one, which bodies take that come in chunks."""
+        """Send a request to the fast lane, or in chunks to the ASGI lane."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.inference.post(
             path, content=body if lane == "fast" else iter([body]), headers=named
@@ -186,34 +184,33 @@ def running_server(
         for role in roles
     }
     ready = threading.Event()
-    made: list[Any] = []
+    running: list[Any] = []
 
     async def main() -> None:
         registry = Registry(settings)
         registry.tracer = tracer
         registry.warm_up()
         workflows = Workflows(registry)
-        series = TimeSeries(registry.models.values)  # sampled by the test
+        # Tests take the samples.
+        series = TimeSeries(registry.models.values)
         jobs = make_jobs(registry, settings)
         apps = build_apps(
             registry, settings, listeners, workflows=workflows, series=series, jobs=jobs
         )
-        servers = []
-        for app in apps:
-            http = http_protocol()
-            servers.append(
-                uvicorn.Server(
-                    uvicorn.Config(
-                        app,
-                        http=http,
-                        lifespan="off",
-                        log_config=None,
-                        access_log=False,
-                        proxy_headers=False,
-                    )
+        servers = [
+            uvicorn.Server(
+                uvicorn.Config(
+                    app,
+                    http=http_protocol(),
+                    lifespan="off",
+                    log_config=None,
+                    access_log=False,
+                    proxy_headers=False,
                 )
             )
-        made.extend([registry, asyncio.get_running_loop(), servers, workflows, series, jobs])
+            for app in apps
+        ]
+        running.extend([registry, asyncio.get_running_loop(), servers, workflows, series, jobs])
         ready.set()
         await asyncio.gather(
             *(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True))
@@ -226,50 +223,50 @@ def running_server(
         try:
             asyncio.run(main())
         finally:
-            ready.set()  # of a start that failed: the thread's traceback says why
+            # The thread's traceback has the reason of a start that failed.
+            ready.set()
 
-    thread = threading.Thread(
-        target=run, name="server", daemon=True
-    )  # a daemon, so that a stop that hangs is a failure and not a run without end
+    # The process can end though a daemon hangs.
+    thread = threading.Thread(target=run, name="server", daemon=True)
     thread.start()
     assert ready.wait(DEADLINE)
-    assert made
-    registry, loop, servers, workflows, series, jobs = made
+    assert running
+    registry, loop, servers, workflows, series, jobs = running
     server = RunningServer(settings, registry, loop, addresses, workflows, series, jobs)
     try:
         yield server
     finally:
         for client in server.clients.values():
             client.close()
-        for one in servers:
-            one.should_exit = True
+        for uvicorn_server in servers:
+            uvicorn_server.should_exit = True
         thread.join(GRACE)
-        if thread.is_alive():  # a test that failed has left requests there
+        # A test that failed may have left requests.
+        if thread.is_alive():
             asyncio.run_coroutine_threadsafe(registry.close(), loop)
         thread.join(DEADLINE)
         assert not thread.is_alive()
 
 
 def make_settings(store: Path, **values: Any) -> Settings:
-    """Each server has a state of its own: one kept in the store would share requests out as an
-    earlier test's server did at its end.
+    """Return settings with a state directory of their own.
+
+    The state of another server would decide how requests are shared out.
     """
     state = tempfile.mkdtemp(prefix="state-", dir=store.parent)
-    usual = {
+    defaults = {
         "model_store": store,
         "cache_dir": store / "cache",
         "state_dir": state,
         "worker_preload": False,
         "max_request_size": 100_000,
     }
-    return Settings.model_validate(usual | values)
+    return Settings.model_validate(defaults | values)
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model store: a model that talks in two versions, one with workers of its own, and one that
-    does not load.
-    """
+    """Make a store with two versions of `talker`, `other`, `broken`, and a file that is no model."""
     directory = tmp_path_factory.mktemp("store")
     make_model(directory / "talker.mar", TALKER)
     make_model(directory / "talker2.mar", TALKER, name="talker", version="2.0")
@@ -285,7 +282,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(processes: None, store: Path) -> Iterator[RunningServer]:
-    """Shared by tests that change nothing in it: `talker` 1.0 (one worker) and 2.0 (none)."""
+    """Run `talker` 1.0 (one worker) and 2.0 (none) for tests that change nothing in the server."""
     with running_server(make_settings(store)) as running:
         running.register("talker.mar", initial_workers=1)
         running.register("talker2.mar", initial_workers=0)
@@ -294,15 +291,14 @@ def server(processes: None, store: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def empty(store: Path, own_server: RunningServer) -> Iterator[RunningServer]:
-    """A server without models, cleaned up afterwards."""
+    """Yield a server without models, and remove those of the test."""
     yield own_server
 
     async def unregister_all() -> None:
         for model in list(own_server.registry.models.values()):
             for version in sorted(model.versions, key=lambda version: version == model.default):
-                await (
-                    model.versions[version].close()
-                )  # refuses what a test that failed has left there, which may wait for minutes
+                # Requests that a test has left would wait for minutes.
+                await model.versions[version].close()
                 await own_server.registry.unregister(model.name, version)
 
     own_server.call(unregister_all)
@@ -318,9 +314,7 @@ def own_server(processes: None, store: Path) -> Iterator[RunningServer]:
 def start_server(
     processes: None, store: Path
 ) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
-    """For tests that need settings of their own: `with start_server(inference_token="x") as server:
-    ...`
-    """
+    """Return a function that starts servers with settings, such as `inference_token="x"`."""
 
     def start(
         listeners: Any = SEPARATE, **values: Any
@@ -332,7 +326,7 @@ def start_server(
 
 @pytest.fixture(scope="session")
 def error_of() -> Callable[[httpx.Response], tuple[str, str]]:
-    """Type and text of an answer that must have the form of contract 1.4."""
+    """Return a function that reads type and message of an answer in the form of all errors."""
 
     def parse(response: httpx.Response) -> tuple[str, str]:
         assert response.headers["content-type"] == "application/json"

@@ -1,4 +1,4 @@
-"""What an error may hold, and what is read of one that a worker sent."""
+"""The length of errors, and the errors that a worker sends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tsx_runtime.errors import (
         (PredictionFailed, 64 << 10),
     ],
 )
-def test_an_error_keeps_as_much_of_its_text_as_somebody_reads(kind, longest):
+def test_an_error_keeps_its_text_up_to_a_length(kind, longest):
     assert kind("x" * longest).message == "x" * longest
     cut = kind("x" * (longest + 1))
     assert cut.message == str(cut) == "x" * longest + "... [1 characters left out]"
@@ -54,6 +54,6 @@ def test_an_error_of_the_servers_own_is_read():
         b'{"a": [' + b"[]," * 2_000_000 + b"1]}",
     ],
 )
-def test_of_anything_else_that_a_handler_sends_nothing_is_read(body):
+def test_other_bodies_of_a_handler_are_not_read(body):
     assert read_error(body) == {}
     assert for_v2(body) == body

@@ -1,3 +1,5 @@
+"""Recordings of requests, whole and cut off."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -34,45 +36,47 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, st.integers(0, 60))
-def test_what_was_written_is_read_in_the_order_in_which_it_came_up_to_where_the_file_ends(
+def test_entries_are_read_in_the_order_of_their_time_up_to_the_end_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, entries: list[Recorded], cut: int
 ) -> None:
     file = tmp_path_factory.mktemp("recordings") / "a.tsxrec"
     parts = [encode(entry) for entry in entries]
-    whole = b"".join(parts)
-    file.write_bytes(file_head("m") + whole)
+    content = b"".join(parts)
+    file.write_bytes(file_head("m") + content)
     assert list(read(file)) == sorted(entries, key=lambda entry: entry.at)
-    left = len(whole) - min(cut, len(whole))
-    file.write_bytes(file_head("m") + whole[:left])
+    length = len(content) - min(cut, len(content))
+    file.write_bytes(file_head("m") + content[:length])
     complete = next(
-        count for count in range(len(parts), -1, -1) if sum(map(len, parts[:count])) <= left
+        count for count in range(len(parts), -1, -1) if sum(map(len, parts[:count])) <= length
     )
     assert list(read(file)) == sorted(entries[:complete], key=lambda entry: entry.at)
 
 
 def test_the_files_of_a_directory_are_one_recording(tmp_path: Path) -> None:
-    one, two, three = (Recorded(at, "1.0", "", [], b"%d" % at) for at in (1, 2, 3))
+    first, second, third = (Recorded(at, "1.0", "", [], b"%d" % at) for at in (1, 2, 3))
     (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "a.tsxrec").write_bytes(file_head("m") + encode(three) + encode(one))
-    (tmp_path / "m" / "b.tsxrec").write_bytes(file_head("m") + encode(two))
+    (tmp_path / "m" / "a.tsxrec").write_bytes(file_head("m") + encode(third) + encode(first))
+    (tmp_path / "m" / "b.tsxrec").write_bytes(file_head("m") + encode(second))
     assert [entry.body for entry in read(tmp_path)] == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "reason"),
     [
-        (b"", "is not a recording: its first line is invalid"),
-        (b"\x89PNG\r\n", "is not a recording: its first line is invalid"),
+        (b"", "its first line is invalid"),
+        (b"\x89PNG\r\n", "its first line is invalid"),
         (b'{"tsx": "recording", "format": 2}\n', "format 2; this tsx reads format 1"),
         (file_head("m") + b"nonsense\n", "damaged at byte 48"),
         (file_head("m") + b'{"at": 1, "body": -5}\n', "damaged"),
         (file_head("m") + b'{"at": 1, "body": 2, "answer": 3}\n', "damaged"),
     ],
 )
-def test_what_is_no_recording_is_reported(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_file_that_is_no_recording_is_refused(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     file = tmp_path / "a.tsxrec"
     file.write_bytes(content)
-    with pytest.raises(NotARecording, match=words):
+    with pytest.raises(NotARecording, match=reason):
         list(read(file))
     file.unlink()
     with pytest.raises(NotARecording, match=r"contains no recording \(\*"):

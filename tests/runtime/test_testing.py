@@ -1,4 +1,4 @@
-"""`tsx_runtime.testing`, as a user's own tests use it."""
+"""`tsx_runtime.testing`, used as in a user's tests."""
 
 from __future__ import annotations
 
@@ -45,14 +45,12 @@ def test_archives_directories_and_specs_answer_with_the_settings_that_are_given(
         *models, worker_preload=False, inference_token="secret", max_request_size=10
     ) as server:
         for name in ("packed", "open", "spec"):
-            assert (
-                server.client.post(
-                    f"/predictions/{name}", content="hi", headers={"Content-Type": "text/plain"}
-                ).json()["body"]
-                == "hi"
-            )
+            headers = {"Content-Type": "text/plain"}
+            answer = server.client.post(f"/predictions/{name}", content="hi", headers=headers)
+            assert answer.json()["body"] == "hi"
         assert server.client.post("/predictions/spec", content="x" * 11).status_code == 413
-        assert httpx.post(f"{server.url}/predictions/spec").status_code == 400  # without the token
+        # This request has no token.
+        assert httpx.post(f"{server.url}/predictions/spec").status_code == 400
         assert httpx.get(f"{server.addresses['management']}/models").json()["models"]
 
         async def ask() -> int:
@@ -63,10 +61,11 @@ def test_archives_directories_and_specs_answer_with_the_settings_that_are_given(
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/ping")
     assert server.client.is_closed
-    assert threading.active_count() <= before + 1  # multiprocessing's own
+    # multiprocessing has one thread of its own.
+    assert threading.active_count() <= before + 1
 
 
-def test_what_cannot_be_served_is_raised_in_the_test(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_served_raises_in_the_test(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_module_anywhere")
     with (
         pytest.raises(LoadFailed, match="no_such_module_anywhere"),
@@ -82,7 +81,7 @@ def test_what_cannot_be_served_is_raised_in_the_test(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_that_fails_later_fails_the_test_unless_that_has_failed_already(
+def test_a_server_that_fails_at_its_end_fails_a_test_that_has_not_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fail(*args: Any) -> None:
@@ -90,29 +89,28 @@ def test_a_server_that_fails_later_fails_the_test_unless_that_has_failed_already
         raise OSError("the disk is full")
 
     monkeypatch.setattr("tsx_runtime.testing.serve_async", fail)
-    with pytest.raises(OSError, match="the disk is full"), serve():
+    with pytest.raises(OSError, match="the disk is full"), serve(worker_preload=False):
         pass
-    with pytest.raises(ZeroDivisionError), serve():
+    with pytest.raises(ZeroDivisionError), serve(worker_preload=False):
         raise ZeroDivisionError
 
 
 def test_a_start_that_is_interrupted_leaves_no_thread_and_no_process(tmp_path: Path) -> None:
-    began = tmp_path / "pid"
+    pid = tmp_path / "pid"
     (tmp_path / "slow.py").write_text(
-        f"import os, pathlib, time\npathlib.Path({str(began)!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
+        f"import os, pathlib, time\npathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
     )
     before, main = threading.active_count(), threading.main_thread().ident
     assert main is not None
 
     def interrupt() -> None:
         late = time.monotonic() + DEADLINE
-        while not (began.exists() and began.read_text()) and time.monotonic() < late:
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < late:
             time.sleep(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
-    usual = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # which the runner of tests may have replaced
+    # The runner of tests may have replaced this handler.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     try:
@@ -124,6 +122,7 @@ def test_a_start_that_is_interrupted_leaves_no_thread_and_no_process(tmp_path: P
         interrupting.join()
     finally:
         signal.signal(signal.SIGINT, usual)
-    assert threading.active_count() <= before + 1  # multiprocessing's own
+    # multiprocessing has one thread of its own.
+    assert threading.active_count() <= before + 1
     with pytest.raises(ProcessLookupError):
-        os.kill(int(began.read_text()), 0)
+        os.kill(int(pid.read_text()), 0)

@@ -1,4 +1,4 @@
-"""What `tsx optimize` refuses, and how it says what to do instead."""
+"""The runs that `tsx optimize` refuses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from tsx_cli.common.run_directory import NAME
 
 HANDLER = "def handle(data, context):\n    return [{'length': len(row.get('data') or row.get('body'))} for row in data or []]\n"
 RANDOM = "import random\n\ndef handle(data, context):\n    return [{'value': random.random()} for _ in data or []]\n"
+CONTINUOUS = "continuousBatching: true\n"
 
 
 @pytest.fixture
 def inputs(run: Run) -> Path:
-    """A directory of eight rows, in the directory where the command runs."""
+    """Make a directory of forty rows in the current one."""
     Path("in").mkdir()
     for number in range(40):
         Path("in", f"{number}.txt").write_text("x" * number)
@@ -32,112 +33,88 @@ def test_the_help_names_its_options_in_parts(run: Run) -> None:
     )
 
 
+WITH_INPUT = ("m.mar", "--input", "in")
+
+
 @pytest.mark.parametrize(
-    ("words", "reported"),
+    ("arguments", "reason"),
     [
         ((), "name an archive: tsx optimize model.mar --input DIR"),
         (("gone.mar",), "there is no file 'gone.mar'"),
-        (("flow.war",), "'flow.war' is a workflow; name its models one by one"),
-        (("m.mar", "--remove", "--rows", "9"), "--remove only removes forms; leave --rows out"),
-        (
-            ("--resume", "out", "--forms", "onnx"),
-            "--resume uses the options of the original run; leave --forms out",
-        ),
-        (
-            ("--resume", "out"),
-            "cannot be read (No such file or directory); name the directory of a run of tsx optimize",
-        ),
-        (("m.mar",), "name typical inputs, since made-up ones prove nothing"),
-        (
-            ("m.mar", "--input", "in", "--rows", "7"),
-            "--input: 7 different inputs are too few; give at least 8",
-        ),
-        (("m.mar", "--input", "in", "--time-limit", "soon"), "--time-limit: 'soon' is not a time"),
-        (("m.mar", "--input", "in", "--batch-sizes", "0"), "--batch-sizes: '0' is not a number"),
-        (("m.mar", "--input", "in", "--device", "tpu"), "--device: 'tpu' is not one of cpu, cuda"),
-        (
-            ("m.mar", "--input", "in", "--max-loss", "topp1>=-1%"),
-            "--max-loss: there is no metric 'topp1'; did you mean 'top1'?",
-        ),
-        (
-            ("m.mar", "--input", "in", "--tolerance", "close"),
-            "--tolerance: 'close' is not a tolerance",
-        ),
-        (
-            ("m.mar", "--input", "in", "--labels", "gone.json"),
-            "gone.json cannot be read: No such file or directory",
-        ),
-        (("m.mar", "--input", "in", "--metric", "gone.py:f1"), "there is no file 'gone.py'"),
+        (("flow.war",), "'flow.war' is a workflow"),
+        (("m.mar", "--remove", "--rows", "9"), "leave --rows out"),
+        (("--resume", "out", "--forms", "onnx"), "leave --forms out"),
+        (("--resume", "out"), "cannot be read (No such file or directory)"),
+        (("m.mar",), "name typical inputs"),
+        ((*WITH_INPUT, "--rows", "7"), "--input: 7 different inputs are too few; give at least 8"),
+        ((*WITH_INPUT, "--time-limit", "soon"), "--time-limit: 'soon'"),
+        ((*WITH_INPUT, "--batch-sizes", "0"), "--batch-sizes: '0'"),
+        ((*WITH_INPUT, "--device", "tpu"), "--device: 'tpu' is not one of cpu, cuda"),
+        ((*WITH_INPUT, "--max-loss", "topp1>=-1%"), "'topp1'; did you mean 'top1'?"),
+        ((*WITH_INPUT, "--tolerance", "close"), "--tolerance: 'close'"),
+        ((*WITH_INPUT, "--labels", "gone.json"), "gone.json cannot be read: No such file"),
+        ((*WITH_INPUT, "--metric", "gone.py:f1"), "there is no file 'gone.py'"),
     ],
 )
-def test_wrong_words_are_refused_before_anything_is_started(
-    run: Run, inputs: Path, words: tuple[str, ...], reported: str
+def test_wrong_arguments_are_refused_before_anything_is_started(
+    run: Run, inputs: Path, arguments: tuple[str, ...], reason: str
 ) -> None:
     make_model(Path("m.mar"), HANDLER)
     Path("flow.war").touch()
-    ended = run("optimize", *words)
-    assert ended.code in (1, 2)
-    assert reported in ended.err
+    result = run("optimize", *arguments)
+    assert result.code in (1, 2)
+    assert reason in result.err
 
 
-def test_a_model_whose_requests_join_and_leave_is_refused_with_the_reason(
-    run: Run, inputs: Path
-) -> None:
-    make_model(Path("m.mar"), HANDLER, config="continuousBatching: true\n")
-    ended = run("optimize", "m.mar", "--input", "in")
-    assert ended.code == 1
-    assert "m cannot be optimized: its requests join and leave at any time" in ended.err
+def test_a_model_with_continuous_batching_is_refused(run: Run, inputs: Path) -> None:
+    make_model(Path("m.mar"), HANDLER, config=CONTINUOUS)
+    result = run("optimize", *WITH_INPUT)
+    assert result.code == 1
+    assert "its requests join and leave at any time" in result.err
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_handler_that_loads_its_model_itself_is_refused_with_what_to_change(
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (HANDLER, "call `self.model = self.in_form(load)`"),
+        (RANDOM, "answers the same request differently each time"),
+    ],
+    ids=["that loads its model itself", "that is random"],
+)
+def test_a_handler_that_no_form_can_replace_is_refused(
+    run: Run, inputs: Path, handler: str, reason: str
+) -> None:
+    make_model(Path("m.mar"), handler)
+    result = run("optimize", *WITH_INPUT, "--max-loss", "exact>=-20%")
+    assert result.code == 1
+    assert reason in result.err
+
+
+@pytest.mark.usefixtures("processes")
+def test_too_few_rows_for_the_limit_are_refused_with_the_number_that_it_needs(
     run: Run, inputs: Path
 ) -> None:
     make_model(Path("m.mar"), HANDLER)
-    ended = run("optimize", "m.mar", "--input", "in", "--max-loss", "exact>=-20%")
-    assert ended.code == 1
-    assert (
-        "loads its model itself: in its initialize, call `self.model = self.in_form(load)`"
-        in ended.err
-    )
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_model_that_answers_the_same_request_differently_is_refused(
-    run: Run, inputs: Path
-) -> None:
-    make_model(Path("m.mar"), RANDOM)
-    ended = run("optimize", "m.mar", "--input", "in", "--max-loss", "exact>=-20%")
-    assert ended.code == 1
-    assert "answers the same request differently each time" in ended.err
-
-
-@pytest.mark.usefixtures("processes")
-def test_rows_that_are_too_few_for_the_limit_are_said_with_their_number(
-    run: Run, inputs: Path
-) -> None:
-    make_model(Path("m.mar"), HANDLER)
-    ended = run("optimize", "m.mar", "--input", "in", "--output", "out")
-    assert ended.code == 2
-    assert "give at least 797 different inputs in all" in ended.err
+    result = run("optimize", *WITH_INPUT, "--output", "out")
+    assert result.code == 2
+    assert "give at least 797 different inputs in all" in result.err
+    assert "exact>=-0.5% needs at least 598 held-out rows" in result.err
+    assert "there are 30" in result.err
     assert not Path("out").exists()
-    assert (
-        "exact>=-0.5% needs at least 598 held-out rows to be shown with 95 % confidence; there are 30"
-        in ended.err
-    )
 
 
-@pytest.mark.parametrize("changed", [{"sha256": "0" * 64}, {"fingerprint": "another"}])
 def test_a_run_goes_on_only_with_the_same_archive_on_the_same_machine(
-    run: Run, inputs: Path, changed: dict[str, str]
+    run: Run, inputs: Path
 ) -> None:
-    make_model(Path("m.mar"), HANDLER, config="continuousBatching: true\n")
-    run("optimize", "m.mar", "--input", "in", "-o", "out")
-    begun = json.loads(Path("out", NAME).read_text())
-    Path("out", NAME).write_text(json.dumps(begun | changed) + "\n")
-    ended = run("optimize", "--resume", "out")
-    assert ended.code == 1
-    assert (
-        "has changed since that run started" in ended.err
-        or "started on another machine" in ended.err
-    )
+    make_model(Path("m.mar"), HANDLER, config=CONTINUOUS)
+    run("optimize", *WITH_INPUT, "-o", "out")
+    journal = json.loads(Path("out", NAME).read_text())
+    for change, reason in (
+        ({"sha256": "0" * 64}, "has changed since that run started"),
+        ({"fingerprint": "another"}, "started on another machine"),
+    ):
+        Path("out", NAME).write_text(json.dumps(journal | change) + "\n")
+        result = run("optimize", "--resume", "out")
+        assert result.code == 1
+        assert reason in result.err

@@ -1,5 +1,6 @@
-"""Whole runs: real workers and real forms of the digits model, whose own way of running it has a
-wait that no graph has.
+"""Whole runs with real workers and real forms of the digits model.
+
+The model waits, which no form of it does.
 """
 
 from __future__ import annotations
@@ -31,77 +32,67 @@ DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 PATIENCE = 240.0
 WAIT = "        torch.compiler.is_exporting() or __import__('time').sleep(0.02)\n"
 QUICK = ("--batch-sizes", "2", "--max-loss", "top1>=-5%")
-ROWS = (
-    96  # a quarter for calibration; to show a loss of less than five percent takes 59 of the rest
-)
+# A quarter is for calibration; to show a loss of less than five percent takes 59 of the rest.
+ROWS = 96
+
+
+def write_model(directory: Path, name: str, statement: str) -> None:
+    """Write the archive of the digits model with a statement more in its forward."""
+    line = "        return self.classify"
+    model = directory / f"{name}.py"
+    model.write_text((DIGITS / "model.py").read_text().replace(line, f"{statement}{line}"))
+    weights = DIGITS / "digits.pth"
+    spec = ArchiveSpec(name, str(DIGITS / "handler.py"), model_file=model, serialized_file=weights)
+    write_archive(spec, directory)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """digits.mar, and `in`, which has the images, with labels.json."""
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make digits.mar, the images in `in`, and labels.json."""
     directory = tmp_path_factory.mktemp("optimize")
-    model = (
-        (DIGITS / "model.py")
-        .read_text()
-        .replace("        return self.classify", f"{WAIT}        return self.classify")
-    )
-    (directory / "model.py").write_text(model)
-    spec = ArchiveSpec(
-        "digits",
-        str(DIGITS / "handler.py"),
-        model_file=directory / "model.py",
-        serialized_file=DIGITS / "digits.pth",
-    )
-    write_archive(spec, directory)
+    write_model(directory, "digits", WAIT)
     (directory / "in").mkdir()
-    for at, image in enumerate(images(ROWS)):
-        (directory / "in" / f"{at}.png").write_bytes(image)
+    for number, image in enumerate(images(ROWS)):
+        (directory / "in" / f"{number}.png").write_bytes(image)
     labels = {f"{at}.png": str(label) for at, label in enumerate(load_digits().target[:ROWS])}
     (directory / "labels.json").write_text(json.dumps(labels))
     return directory
 
 
 def images(count: int) -> list[bytes]:
-    found = []
+    files = []
     for pixels in load_digits().images[:count]:
         file = BytesIO()
         Image.fromarray((pixels * (255 / 16)).astype("uint8")).save(file, "PNG")
-        found.append(file.getvalue())
-    return found
+        files.append(file.getvalue())
+    return files
 
 
 @pytest.fixture
-def optimize(place: Path, run: Run, processes: None, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`tsx optimize` in `place`, with short measurements."""
-    monkeypatch.chdir(place)
+def optimize(directory: Path, run: Run, processes: None, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return `tsx optimize` in `directory`, with short measurements."""
+    monkeypatch.chdir(directory)
     monkeypatch.setattr("tsx_cli.optimize.run.MEASURE", 0.2)
     return partial(run, "optimize")
 
 
 def only_onnx(self: FormBuilder, seconds: float) -> tuple[dict[str, str | None], dict[str, str]]:
-    """In the place of a survey, whose process imports a compiler: the interrupted run has one."""
+    """Replace a survey, whose process imports a compiler and which the interrupted run has."""
     return {"onnx": None}, {"onnx": "ONNX Runtime"}
 
 
-def test_an_interrupted_run_goes_on_and_the_form_that_it_finds_is_what_a_worker_then_runs(
-    place: Path, optimize: Run
+def test_an_interrupted_run_goes_on_and_a_worker_then_runs_its_best_form(
+    directory: Path, optimize: Run
 ) -> None:
-    words = [
-        "optimize",
-        "digits.mar",
-        "--input",
-        "in",
-        "--labels",
-        "labels.json",
-        "--forms",
-        "onnx",
-        *QUICK,
-        "-o",
-        "out",
-    ]
-    command = [sys.executable, "-m", "tsx_cli", *words]
+    arguments = "optimize digits.mar --input in --labels labels.json --forms onnx -o out"
+    command = [sys.executable, "-m", "tsx_cli", *arguments.split(), *QUICK]
     begun = forked.Popen(
-        command, cwd=place, env=clean({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=directory,
+        env=clean({}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert begun.stderr is not None
@@ -116,12 +107,12 @@ def test_an_interrupted_run_goes_on_and_the_form_that_it_finds_is_what_a_worker_
     assert not psutil.wait_procs(started, timeout=30)[1]
     assert "The run was interrupted" in shown
     assert not OptimizeResults.model_validate_json(
-        (place / "out" / "results.json").read_text()
+        (directory / "out" / "results.json").read_text()
     ).complete
 
-    ended = optimize("--resume", "out", "--json")
-    assert ended.code == 0, ended.err
-    results = OptimizeResults.model_validate_json(ended.out)
+    result = optimize("--resume", "out", "--json")
+    assert result.code == 0, result.err
+    results = OptimizeResults.model_validate_json(result.out)
     (onnx,) = results.forms
     assert (results.complete, results.best, onnx.state) == (True, "onnx", "kept")
     assert (results.calibration_rows, results.held_out_rows) == (24, 72)
@@ -143,7 +134,7 @@ def test_an_interrupted_run_goes_on_and_the_form_that_it_finds_is_what_a_worker_
     ], "nothing is tried twice"
 
     with (
-        open_archive(place / "digits.mar") as archive,
+        open_archive(directory / "digits.mar") as archive,
         start_worker(worker_spec(archive, Configuration(), 4)) as worker,
     ):
         assert worker.form == "onnx"
@@ -151,92 +142,56 @@ def test_an_interrupted_run_goes_on_and_the_form_that_it_finds_is_what_a_worker_
             items_of([Payload(body, "image/png") for body in images(3)])
         ).answers
     assert [
-        max(scores, key=scores.get) for scores in (json.loads(each.body) for each in answers)
+        max(scores, key=scores.get) for scores in (json.loads(answer.body) for answer in answers)
     ] == ["0", "1", "2"]
     assert "no forms any more" in optimize("digits.mar", "--remove").out
 
 
-def test_a_form_that_does_not_keep_the_bound_is_not_kept_however_fast_it_is(
-    place: Path, optimize: Run, monkeypatch: pytest.MonkeyPatch
+def test_a_fast_form_that_breaks_the_limit_is_not_kept(
+    directory: Path, optimize: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FormBuilder, "survey", only_onnx)
-    before = (place / "digits.mar").read_bytes()
-    ended = optimize(
-        "digits.mar", "--input", "in", "--batch-sizes", "2", "--tolerance", "exact", "-o", "exact"
+    before = (directory / "digits.mar").read_bytes()
+    arguments = "digits.mar --input in --batch-sizes 2 --tolerance exact -o exact"
+    result = optimize(*arguments.split())
+    assert result.code == 0, result.err
+    results = OptimizeResults.model_validate_json(
+        (directory / "exact" / "results.json").read_text()
     )
-    assert ended.code == 0, ended.err
-    results = OptimizeResults.model_validate_json((place / "exact" / "results.json").read_text())
     (form,) = results.forms
     assert (form.state, results.best) == ("inaccurate", None)
-    assert form.reason in ended.out
+    assert form.reason in result.out
     assert form.speedup_low is not None
     assert form.speedup_low > 1
-    assert "The reference stays: no form is accurate enough." in ended.out
-    assert (place / "digits.mar").read_bytes() == before
+    assert "The reference stays: no form is accurate enough." in result.out
+    assert (directory / "digits.mar").read_bytes() == before
 
 
-def test_what_the_time_limit_leaves_no_time_for_is_reported_and_the_run_can_go_on(
+def test_forms_beyond_the_time_limit_are_reported_and_the_run_can_go_on(
     optimize: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FormBuilder, "survey", only_onnx)
-    ended = optimize(
-        "digits.mar",
-        "--input",
-        "in",
-        "--max-loss",
-        "cosine>=0.5",
-        "--time-limit",
-        "0.1s",
-        "-o",
-        "short",
-    )
-    assert ended.code == 1
-    assert "onnx: not tried: the time limit ended before it was built" in ended.out
-    assert (
-        "One form was not tried, as the time limit ended; --resume with a longer --time-limit continues"
-        in ended.err
-    )
-    assert "tsx optimize --resume short" in ended.err
+    arguments = "digits.mar --input in --max-loss cosine>=0.5 --time-limit 0.1s -o short"
+    result = optimize(*arguments.split())
+    assert result.code == 1
+    assert "onnx: not tried: the time limit ended" in result.out
+    assert "One form was not tried" in result.err
+    assert "tsx optimize --resume short" in result.err
 
 
-def test_a_reference_that_fails_beside_a_form_ends_the_run_and_the_form_is_not_blamed(
-    place: Path, optimize: Run, monkeypatch: pytest.MonkeyPatch
+def test_a_reference_that_fails_beside_a_form_ends_the_run_and_no_form_is_blamed(
+    directory: Path, optimize: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FormBuilder, "survey", only_onnx)
     dies = (
         "        torch.compiler.is_exporting() or len(images) != 6 or __import__('os')._exit(3)\n"
     )
-    model = place / "dying.py"
-    model.write_text(
-        (DIGITS / "model.py")
-        .read_text()
-        .replace("        return self.classify", f"{dies}        return self.classify")
-    )
-    write_archive(
-        ArchiveSpec(
-            "dying",
-            str(DIGITS / "handler.py"),
-            model_file=model,
-            serialized_file=DIGITS / "digits.pth",
-        ),
-        place,
-    )
-    ended = optimize(
-        "dying.mar",
-        "--input",
-        "in",
-        "--batch-sizes",
-        "6",
-        "--max-loss",
-        "cosine>=0.5",
-        "-o",
-        "died",
-    )
-    assert ended.code == 1
-    assert (
-        "the model as it is failed, which ended the run: the worker ended (exit code 3)"
-        in ended.err
-    )
-    results = OptimizeResults.model_validate_json((place / "died" / "results.json").read_text())
+    write_model(directory, "dying", dies)
+    arguments = "dying.mar --input in --batch-sizes 6 --max-loss cosine>=0.5 -o died"
+    result = optimize(*arguments.split())
+    assert result.code == 1
+    assert "the model as it is failed" in result.err
+    assert "the worker ended (exit code 3)" in result.err
+    results = OptimizeResults.model_validate_json((directory / "died" / "results.json").read_text())
     assert (results.complete, [form.state for form in results.forms]) == (False, ["not tried"])
-    assert (place / "died" / "report.html").is_file()
+    assert (directory / "died" / "report.html").is_file()

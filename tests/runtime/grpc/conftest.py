@@ -1,14 +1,13 @@
-"""A real server process, and the clients that people have: code generated from the .proto files,
-and Triton's own.
-"""
+"""A real server with gRPC, and a client whose code is generated from the .proto files."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +87,7 @@ def text(value):
 
 def shown(value):
     if isinstance(value, list):
-        return [shown(each) for each in value]
+        return [shown(element) for element in value]
     if hasattr(value, "tolist"):
         return [str(value.dtype), value.tolist()]
     return value.decode("latin-1") if isinstance(value, (bytes, bytearray)) else value
@@ -104,6 +103,15 @@ def handle(data, context):
 """
 
 
+ROWS = """
+import numpy
+
+
+def handle(data, context):
+    return None if data is None else [(numpy.asarray(tensor["data"]) * [2, 3, 4]).tolist() for tensor in data]
+"""
+
+
 class Client(NamedTuple):
     """Stubs for one server, and the modules of their messages."""
 
@@ -115,29 +123,67 @@ class Client(NamedTuple):
     inference_channel: grpc.Channel
     management_channel: grpc.Channel
 
+    def request(
+        self,
+        model: str = "talker",
+        *,
+        version: str | None = None,
+        sequence: str | None = None,
+        **inputs: bytes,
+    ) -> Any:
+        return self.messages.PredictionsRequest(
+            model_name=model, model_version=version, sequence_id=sequence, input=inputs
+        )
+
     def ask(
         self, model: str = "talker", metadata: Any = (), timeout: float = TIMEOUT, **inputs: bytes
     ) -> Any:
-        """(prediction, call) of one request."""
-        request = self.messages.PredictionsRequest(model_name=model, input=inputs)
+        """Return (prediction, call) of one request."""
         response, call = self.predictions.Predictions.with_call(
-            request, metadata=metadata, timeout=timeout
+            self.request(model, **inputs), metadata=metadata, timeout=timeout
         )
         return response.prediction, call
 
-    def pending(self) -> int:
-        import json
+    def start(self, model: str = "talker", metadata: Any = (), **inputs: bytes) -> Any:
+        """Send one request and return the future of its answer."""
+        return self.predictions.Predictions.future(
+            self.request(model, **inputs), metadata=metadata, timeout=TIMEOUT
+        )
 
-        request = self.management.DescribeModelRequest(model_name="talker")
-        described = json.loads(self.models.DescribeModel(request, timeout=TIMEOUT).msg)
+    def stream(self, model: str = "talker", **inputs: bytes) -> Any:
+        """Return the call whose messages are the parts of one answer."""
+        request = self.request(model, **inputs)
+        return self.predictions.StreamPredictions(request, timeout=TIMEOUT)
+
+    def converse(self, *requests: Any, metadata: Any = ()) -> Any:
+        """Return the call whose messages are the answers to requests over one stream."""
+        return self.predictions.StreamPredictions2(
+            iter(requests), metadata=metadata, timeout=TIMEOUT
+        )
+
+    def manage(self, method: str, metadata: Any = (), **fields: Any) -> str:
+        """Call a method of the management service and return its text."""
+        request = getattr(self.management, f"{method}Request")(**fields)
+        call = getattr(self.models, method)
+        return str(call(request, metadata=metadata, timeout=TIMEOUT).msg)
+
+    def count_pending(self) -> int:
+        described = json.loads(self.manage("DescribeModel", model_name="talker"))
         return int(described[0]["jobQueueStatus"]["pendingRequests"])
+
+
+def failure_of(call: Callable[[], Any]) -> Any:
+    """Make a call that must fail and return its error, which has `code()` and `details()`."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value
 
 
 @pytest.fixture(scope="session")
 def generated(
     processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
-    """What TorchServe's users have: modules made by protoc from the .proto files."""
+    """Generate the modules that TorchServe's users have from the .proto files."""
     directory = tmp_path_factory.mktemp("generated")
     command = [
         sys.executable,
@@ -152,17 +198,10 @@ def generated(
         check=True,
         timeout=TIMEOUT,
     )
+    names = ("inference_pb2", "inference_pb2_grpc", "management_pb2", "management_pb2_grpc")
     sys.path.append(str(directory))
     try:
-        yield {
-            name: importlib.import_module(name)
-            for name in (
-                "inference_pb2",
-                "inference_pb2_grpc",
-                "management_pb2",
-                "management_pb2_grpc",
-            )
-        }
+        yield {name: importlib.import_module(name) for name in names}
     finally:
         sys.path.remove(str(directory))
 
@@ -184,64 +223,77 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def a_server(
+    directory: Path,
+    *arguments: object,
+    ports: tuple[object, ...] = FREE_GRPC_PORTS,
+    **settings: object,
+) -> AbstractContextManager[Running]:
+    """Run `tsx serve` with gRPC, its cache and its state in `directory`; `settings` are by name."""
+    environment = {
+        "TSX_CACHE_DIR": str(directory / "cache"),
+        "TSX_STATE_DIR": str(directory / "state"),
+        **{f"TSX_{name.upper()}": str(value) for name, value in settings.items()},
+    }
+    return serving(["serve", *arguments, *FREE_PORTS, *ports], directory, environment)
+
+
 @pytest.fixture(scope="session")
 def server(
     processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """`talker` with one worker; 20 MB for a message."""
-    directory = tmp_path_factory.mktemp("grpc-server")
-    environment = {
-        "TSX_CACHE_DIR": str(directory / "cache"),
-        "TSX_STATE_DIR": str(
-            directory / "state"
-        ),  # what is said of its traffic is no other server's of this store
-        "TSX_MAX_REQUEST_SIZE": "20000000",
-        "TSX_MAX_RESPONSE_SIZE": "20000000",
-        "TSX_WORKER_PRELOAD": "false",
-        "TSX_WRITE_TIMEOUT": "2",
-    }
-    with serving(
-        ["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS],
-        directory,
-        environment,
+    """Run a server with one worker of `talker` that takes messages of 20 MB."""
+    with a_server(
+        tmp_path_factory.mktemp("grpc-server"),
+        store / "talker.mar",
+        "--model-store",
+        store,
+        max_request_size=20_000_000,
+        max_response_size=20_000_000,
+        write_timeout=2,
     ) as running:
         yield running
 
 
+@pytest.fixture(scope="session")
+def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Run a server as KServe does: its models `whole` and `parts` have the protocol's envelope.
+
+    `parts` splits the rows of a request.
+    """
+    directory = tmp_path_factory.mktemp("rows")
+    models = [make_model(directory / f"{name}.mar", ROWS) for name in ("whole", "parts")]
+    changes: list[str] = []
+    for setting in ("split_rows=2", "workers=2", "batch_size=2"):
+        changes += ("--set", f"models.parts.{setting}")
+    with a_server(directory, *models, *changes, service_envelope="kservev2") as running:
+        yield running
+
+
+@contextmanager
 def connected(
-    running: Running, generated: dict[str, Any], make: Callable[[str], grpc.Channel]
-) -> Client:
-    inference, management = (
-        make(running.address("gRPC predictions")),
-        make(running.address("gRPC models")),
-    )
-    return Client(
-        generated["inference_pb2_grpc"].InferenceAPIsServiceStub(inference),
-        generated["management_pb2_grpc"].ManagementAPIsServiceStub(management),
-        generated["inference_pb2"],
-        generated["management_pb2"],
-        running.address,
-        inference,
-        management,
-    )
+    running: Running,
+    generated: dict[str, Any],
+    make: Callable[[str], grpc.Channel] = grpc.insecure_channel,
+) -> Iterator[Client]:
+    with (
+        make(running.address("gRPC predictions")) as inference,
+        make(running.address("gRPC models")) as management,
+    ):
+        yield Client(
+            generated["inference_pb2_grpc"].InferenceAPIsServiceStub(inference),
+            generated["management_pb2_grpc"].ManagementAPIsServiceStub(management),
+            generated["inference_pb2"],
+            generated["management_pb2"],
+            running.address,
+            inference,
+            management,
+        )
 
 
 @pytest.fixture(scope="session")
 def client(server: Running, generated: dict[str, Any]) -> Iterator[Client]:
-    made = connected(server, generated, lambda target: grpc.insecure_channel(target, UNLIMITED))
-    yield made
-    made.inference_channel.close()
-    made.management_channel.close()
-
-
-@pytest.fixture(scope="session")
-def until() -> Callable[[Callable[[], object]], None]:
-    """Wait for what gives no event."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + TIMEOUT
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    return wait
+    with connected(
+        server, generated, lambda target: grpc.insecure_channel(target, UNLIMITED)
+    ) as client:
+        yield client

@@ -1,6 +1,4 @@
-"""A language model behind a real server: the same tokens over HTTP and gRPC, clients that leave,
-metrics, and a worker that dies.
-"""
+"""A language model behind a real server: HTTP, gRPC, metrics, and a worker that dies."""
 
 from __future__ import annotations
 
@@ -13,13 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 
-from tests.runtime.grpc.conftest import TIMEOUT, Client, connected
+from tests.runtime.grpc.conftest import TIMEOUT, Client, a_server, connected
 from tests.support.language_models import character_model, generation_model, zen
-from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
+from tests.support.servers import Running
 
 TEXT = zen().split("\n\n")[1][:120]
 REQUEST = {"inputs": TEXT[:12], "parameters": {"max_new_tokens": 80, "do_sample": False}}
@@ -35,13 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     model = generation_model(
         directory / "zen", character_model(directory / "weights", TEXT), config=CONFIG
     )
-    environment = {
-        "TSX_CACHE_DIR": str(directory / "cache"),
-        "TSX_STATE_DIR": str(directory / "state"),
-    }
-    with serving(
-        ["serve", model, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment
-    ) as running:
+    with a_server(directory, model) as running:
         yield running
 
 
@@ -53,10 +44,8 @@ def http(server: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def client(server: Running, generated: dict[str, Any]) -> Iterator[Client]:
-    made = connected(server, generated, grpc.insecure_channel)
-    yield made
-    made.inference_channel.close()
-    made.management_channel.close()
+    with connected(server, generated) as client:
+        yield client
 
 
 def events(parts: Any) -> list[Any]:
@@ -81,11 +70,8 @@ def test_http_and_grpc_streams_have_the_same_tokens(http: httpx.Client, client: 
     with http.stream("POST", "/predictions/zen", content=STREAM) as answer:
         assert answer.headers["content-type"] == "text/event-stream"
         over_http = events(answer.iter_text())
-    request = client.messages.PredictionsRequest(model_name="zen", input={"data": STREAM})
-    over_grpc = events(
-        part.prediction.decode()
-        for part in client.predictions.StreamPredictions(request, timeout=TIMEOUT)
-    )
+    parts = client.stream("zen", data=STREAM)
+    over_grpc = events(part.prediction.decode() for part in parts)
     assert over_http == over_grpc
     assert (
         "".join(event["token"]["text"] for event in over_http)
@@ -116,7 +102,7 @@ def test_clients_that_leave_free_the_cache(server: Running, http: httpx.Client) 
     assert sum(samples(server, "tsx_generation_time_to_first_token_seconds_count").values()) > 10
 
 
-def test_what_waits_in_the_engine_is_counted_for_the_autoscaler(
+def test_requests_that_wait_in_the_engine_are_counted_for_the_autoscaler(
     server: Running, http: httpx.Client, until: Callable[[Callable[[], object]], None]
 ) -> None:
     def waiting() -> float:
@@ -144,9 +130,7 @@ def test_a_bad_request_is_refused_before_the_stream_begins(http: httpx.Client) -
         json={"inputs": "B", "parameters": {"temperature": "hot"}, "stream": True},
     )
     assert answer.status_code == 400
-    assert (
-        "'parameters.temperature' is \"hot\": it must be a valid number" in answer.json()["message"]
-    )
+    assert "'parameters.temperature' is \"hot\"" in answer.json()["message"]
 
 
 def test_a_worker_that_dies_breaks_off_what_it_had_begun_and_no_more(

@@ -1,6 +1,4 @@
-"""Clients that attack gRPC's port with frames, messages and patience: others are answered
-meanwhile, and memory stays what it was.
-"""
+"""Clients that attack gRPC's port: others are answered meanwhile, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from tests.runtime.grpc.conftest import TIMEOUT, Client, connected
+from tests.runtime.grpc.conftest import TIMEOUT, Client, a_server, connected
 from tests.support.clients import hostile_http2 as http2
 from tests.support.clients.hostile_http2 import (
     HostileConnection,
@@ -27,74 +26,69 @@ from tests.support.clients.hostile_http2 import (
     literal,
     message,
 )
-from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
+from tests.support.servers import Running
 
 pytestmark = pytest.mark.slow
-
 
 SERVICE = b"/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 PREDICT = SERVICE + b"Predictions"
 STREAMS, CALLS = 100, 150
 LARGEST, BUDGET = 2_000_000, 5_000_000
-GROWTH = 64 << 20  # bytes; each of these attacks took several times that, or would
+# Bytes; each of these attacks took several times that, or would.
+GROWTH = 64 << 20
 NO_WINDOW = struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0)
-STREAM = b"\xee\xee\xee\xee"  # in place of a stream's number
+STREAM = b"\xee\xee\xee\xee"  # placeholder of a stream's number
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 @pytest.fixture(scope="module")
 def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    directory = tmp_path_factory.mktemp("attacked")
-    environment = {
-        "TSX_CACHE_DIR": str(directory / "cache"),
-        "TSX_STATE_DIR": str(directory / "state"),
-        "TSX_MAX_REQUEST_SIZE": str(LARGEST),
-        "TSX_MAX_RESPONSE_SIZE": str(LARGEST),
-        "TSX_MAX_INFLIGHT_BYTES": str(BUDGET),
-        "TSX_GRPC_MAX_CONCURRENT_CALLS": str(CALLS),
-        "TSX_GRPC_MAX_CONNECTIONS": "50",
-        "TSX_GRPC_MESSAGE_TIMEOUT": "2",
-        "TSX_WRITE_TIMEOUT": "1",
-        "TSX_HEADER_TIMEOUT": "3",
-    }
-    with serving(
-        ["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS],
-        directory,
-        environment,
+    with a_server(
+        tmp_path_factory.mktemp("attacked"),
+        store / "talker.mar",
+        max_request_size=LARGEST,
+        max_response_size=LARGEST,
+        max_inflight_bytes=BUDGET,
+        grpc_max_concurrent_calls=CALLS,
+        grpc_max_connections=50,
+        grpc_message_timeout=2,
+        write_timeout=1,
+        header_timeout=3,
     ) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def client(server: Running, generated: dict[str, Any]) -> Iterator[Client]:
-    made = connected(server, generated, grpc.insecure_channel)
-    made.ask()
-    yield made
-    made.inference_channel.close()
-    made.management_channel.close()
+    with connected(server, generated) as client:
+        client.ask()
+        yield client
+
+
+Attack = Callable[..., HostileConnection]
+Until = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
-def attack(
-    server: Running, client: Client, until: Any
-) -> Iterator[Callable[..., HostileConnection]]:
-    """Makes connections.
+def attack(server: Running, client: Client, until: Until) -> Iterator[Attack]:
+    """Make hostile connections.
 
-    At the end another client is answered, memory has not grown, and nothing is held any more.
+    At the end another client is answered, memory has not grown, and the server holds nothing.
     """
     process = psutil.Process(server.process.pid)
-    before, made = process.memory_info().rss, []
+    size: int = process.memory_info().rss
+    connections: list[HostileConnection] = []
 
     def connect(settings: bytes = b"") -> HostileConnection:
-        made.append(HostileConnection(server.address("gRPC predictions"), settings))
-        return made[-1]
+        connections.append(HostileConnection(server.address("gRPC predictions"), settings))
+        return connections[-1]
 
     yield connect
     assert client.ask()[0]
-    assert process.memory_info().rss - before < GROWTH
-    for connection in made:
+    assert process.memory_info().rss - size < GROWTH
+    for connection in connections:
         connection.sock.close()
-    until(lambda: is_answered(client, data=bytes(LARGEST - 1000)) and pending(client) == 0)
+    until(lambda: is_answered(client, data=bytes(LARGEST - 1000)) and client.count_pending() == 0)
 
 
 def is_answered(client: Client, **inputs: bytes) -> bool:
@@ -105,20 +99,17 @@ def is_answered(client: Client, **inputs: bytes) -> bool:
 
 
 def has_ended(connection: HostileConnection, client: Client, stream: int) -> bool:
-    """gRPC's loop holds on to the call that came last, until the next one comes."""
+    """Say whether a call has ended.
+
+    gRPC's loop keeps the call that came last until the next one comes, so another one is made.
+    """
     connection.read(0.05)
     return is_answered(client) and (connection.closed or stream in connection.finished)
 
 
-def pending(client: Client) -> int:
-    return client.pending()
-
-
-def opened(
-    connection: HostileConnection, count: int, end: bytes = b"", path: bytes = PREDICT
-) -> bool:
-    """That many calls, each with `end` behind its headers, in a frame of its own stream."""
-    block = call_headers(path)
+def open_calls(connection: HostileConnection, count: int, end: bytes = b"") -> None:
+    """Open calls, each with the frame `end` of its own stream behind its headers."""
+    block = call_headers(PREDICT)
     for first in range(0, count, 50):
         streams = range(2 * first + 1, 2 * min(first + 50, count) + 1, 2)
         heads = (
@@ -126,8 +117,7 @@ def opened(
         )
         calls = (head + end.replace(STREAM, struct.pack(">I", stream)) for stream, head in heads)
         if not connection.send(b"".join(calls)):
-            return False
-    return True
+            return
 
 
 def on_each(kind: int, flags: int, payload: bytes) -> bytes:
@@ -135,47 +125,52 @@ def on_each(kind: int, flags: int, payload: bytes) -> bytes:
 
 
 def request(client: Client, **inputs: bytes) -> bytes:
-    return bytes(
-        client.messages.PredictionsRequest(model_name="talker", input=inputs).SerializeToString()
-    )
+    return bytes(client.request(**inputs).SerializeToString())
 
 
-def sent(
+def send_call(
     connection: HostileConnection,
     data: bytes,
     stream: int = 1,
     path: bytes = PREDICT,
-    *extra: tuple[bytes, bytes],
+    *headers: tuple[bytes, bytes],
 ) -> None:
-    """A whole call."""
-    connection.send(frame(http2.HEADERS, http2.END_HEADERS, stream, call_headers(path, extra)))
+    block = call_headers(path, headers)
+    connection.send(frame(http2.HEADERS, http2.END_HEADERS, stream, block))
     for start in range(0, len(data), 16384):
         flags = http2.END_STREAM if start + 16384 >= len(data) else 0
         connection.send(frame(http2.DATA, flags, stream, data[start : start + 16384]))
 
 
+def end_call(connection: HostileConnection, data: bytes, *header: bytes) -> grpc.StatusCode:
+    """Make a call with one header more, and return the code of its end."""
+    connection.settle()
+    send_call(connection, data, 1, PREDICT, header)  # type: ignore[arg-type]  # name and value
+    connection.wait_end(1)
+    return CODES[connection.status(1)]
+
+
 @pytest.mark.parametrize("body", [b"", b"body"])
 def test_calls_that_are_reset_at_once_are_not_piled_up(
-    client: Client, attack: Any, body: bytes
+    client: Client, attack: Attack, body: bytes
 ) -> None:
     connection = attack()
     data = on_each(http2.DATA, http2.END_STREAM, message(request(client))) if body else b""
-    opened(connection, 10_000, data + on_each(http2.RST_STREAM, 0, b"\0\0\0\x08"))
+    open_calls(connection, 10_000, data + on_each(http2.RST_STREAM, 0, b"\0\0\0\x08"))
     assert is_answered(client)
     connection.settle()
 
 
-def test_pings_in_a_flood_end_the_connection(client: Client, attack: Any) -> None:
+def test_pings_in_a_flood_end_the_connection(client: Client, attack: Attack) -> None:
     connection = attack()
     for _ in range(20):
         connection.send(frame(http2.PING, 0, 0, b"attacker") * 500)
     assert is_answered(client)
     while connection.goaway is None and not connection.closed:
         connection.settle()
-    assert connection.closed or connection.goaway == (
-        http2.ENHANCE_YOUR_CALM,
-        b"too_many_pings",
-    )  # a reset may swallow the reason
+    # A reset may swallow the reason.
+    calm = (http2.ENHANCE_YOUR_CALM, b"too_many_pings")
+    assert connection.closed or connection.goaway == calm
 
 
 @pytest.mark.parametrize(
@@ -190,7 +185,7 @@ def test_pings_in_a_flood_end_the_connection(client: Client, attack: Any) -> Non
     ],
     ids=["SETTINGS", "SETTINGS ACK", "PRIORITY", "WINDOW_UPDATE", "unknown", "RST_STREAM"],
 )
-def test_frames_in_a_flood_fill_no_memory(client: Client, attack: Any, flood: bytes) -> None:
+def test_frames_in_a_flood_fill_no_memory(client: Client, attack: Attack, flood: bytes) -> None:
     connection = attack()
     for _ in range(20):
         connection.send(flood * 1000)
@@ -199,10 +194,10 @@ def test_frames_in_a_flood_fill_no_memory(client: Client, attack: Any, flood: by
 
 
 def test_empty_data_in_a_flood_fills_no_memory_and_ends_with_the_message_timeout(
-    client: Client, attack: Any, until: Any
+    client: Client, attack: Attack, until: Until
 ) -> None:
     connection = attack()
-    opened(connection, 1)
+    open_calls(connection, 1)
     for _ in range(20):
         connection.send(frame(http2.DATA, 0, 1) * 1000)
     assert is_answered(client)
@@ -215,38 +210,32 @@ def test_empty_data_in_a_flood_fills_no_memory_and_ends_with_the_message_timeout
     ids=["empty", "many", "HPACK bomb"],
 )
 def test_a_header_list_without_an_end_is_not_kept(
-    client: Client, attack: Any, piece: bytes
+    client: Client, attack: Attack, piece: bytes
 ) -> None:
     connection = attack()
-    connection.send(
-        frame(
-            http2.HEADERS,
-            0,
-            1,
-            call_headers(PREDICT) + literal(b"x-bomb", b"b" * 3900, indexed=True),
-        )
-    )
+    block = call_headers(PREDICT) + literal(b"x-bomb", b"b" * 3900, indexed=True)
+    connection.send(frame(http2.HEADERS, 0, 1, block))
     for _ in range(1000):
         if not connection.send(frame(http2.CONTINUATION, 0, 1, piece) * (1 if piece else 100)):
             break
     assert is_answered(client)
-    if connection.send(frame(http2.CONTINUATION, http2.END_HEADERS, 1)):  # else it is closed by now
+    if connection.send(frame(http2.CONTINUATION, http2.END_HEADERS, 1)):
         connection.settle()
     assert is_answered(client)
 
 
-def test_a_connection_has_so_many_calls_and_is_reported(client: Client, attack: Any) -> None:
+def test_a_connection_has_a_limit_of_calls_and_is_told_it(client: Client, attack: Attack) -> None:
     connection = attack()
     connection.settle()
     assert connection.max_streams == STREAMS
-    opened(connection, 5_000)
+    open_calls(connection, 5_000)
     assert is_answered(client)
     connection.settle()
     assert connection.closed or sum(connection.reset.values()) > 0
 
 
 def refusal(client: Client) -> Any:
-    """The error of one of its next calls, if any ends with one."""
+    """Return the error of one of the client's next calls, if any fails."""
     for _ in range(20):
         try:
             client.ask()
@@ -256,58 +245,60 @@ def refusal(client: Client) -> Any:
 
 
 def test_calls_whose_messages_do_not_come_are_ended_and_further_ones_refused_meanwhile(
-    server: Running, client: Client, attack: Any, until: Any
+    server: Running, client: Client, attack: Attack, until: Until
 ) -> None:
     refused, connections, deadline = None, [], time.monotonic() + TIMEOUT
-    while refused is None:  # on a slow machine the calls are ended before the client asks
+    # On a slow machine the calls end before the client asks.
+    while refused is None:
         assert time.monotonic() < deadline
         for connection in connections:
             connection.sock.close()
         connections = [attack(), attack()]
         for connection in connections:
             connection.settle()
-            opened(connection, STREAMS, on_each(http2.DATA, 0, b"\0\0"))
+            open_calls(connection, STREAMS, on_each(http2.DATA, 0, b"\0\0"))
         refused = refusal(client)
     assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "as many as grpc_max_concurrent_calls allows" in refused.details()
+    assert "grpc_max_concurrent_calls" in refused.details()
     assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
     health = HealthStub(client.inference_channel).Check(HealthCheckRequest(), timeout=TIMEOUT)
     assert health.status == HealthCheckResponse.SERVING
-    until(lambda: is_answered(client))  # grpc_message_timeout
+    # Here grpc_message_timeout ends the calls.
+    until(lambda: is_answered(client))
     for connection in connections:
         until(lambda connection=connection: has_ended(connection, client, 1))
 
 
-def test_a_connection_that_says_nothing_is_closed(server: Running, client: Client) -> None:
+def connect_plainly(server: Running) -> socket.socket:
     host, _, port = server.address("gRPC predictions").rpartition(":")
-    with socket.create_connection((host, int(port)), TIMEOUT) as sock:
+    return socket.create_connection((host, int(port)), TIMEOUT)
+
+
+def test_a_connection_that_sends_nothing_is_closed(server: Running, client: Client) -> None:
+    with connect_plainly(server) as sock:
         while sock.recv(1 << 16):
             pass
     assert is_answered(client)
 
 
-def test_connections_beyond_the_limit_are_closed_and_those_that_are_there_go_on(
+def test_connections_beyond_the_limit_are_closed_and_the_older_ones_go_on(
     client: Client, server: Running
 ) -> None:
-    host, _, port = server.address("gRPC predictions").rpartition(":")
-    socks = [socket.create_connection((host, int(port)), TIMEOUT) for _ in range(60)]
-    try:
+    with ExitStack() as stack:
+        socks = [stack.enter_context(connect_plainly(server)) for _ in range(60)]
         assert is_answered(client)
         assert any(not sock.recv(1 << 16) for sock in socks[-5:])
-    finally:
-        for sock in socks:
-            sock.close()
 
 
 @pytest.mark.parametrize("method", [b"Predictions", b"StreamPredictions"])
-def test_who_does_not_read_an_answer_holds_it_for_the_write_timeout_alone(
-    client: Client, attack: Any, until: Any, method: bytes
+def test_an_unread_answer_is_kept_for_the_write_timeout_alone(
+    client: Client, attack: Attack, until: Until, method: bytes
 ) -> None:
     connection = attack(NO_WINDOW)
     connection.settle()
     data = message(request(client, do=b"large", data=bytes(500_000)))
     for stream in (1, 3, 5):
-        sent(connection, data, stream, SERVICE + method)
+        send_call(connection, data, stream, SERVICE + method)
     for stream in (1, 3, 5):
         until(lambda stream=stream: has_ended(connection, client, stream))
     assert not connection.closed, connection.goaway
@@ -315,24 +306,16 @@ def test_who_does_not_read_an_answer_holds_it_for_the_write_timeout_alone(
 
 
 def gzip_bomb(megabytes: int) -> bytes:
-    """A kilobyte for each of them: blocks that do not depend on one another."""
+    """Return a kilobyte for each megabyte: blocks that do not depend on one another."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
     return b"\x1f\x8b\x08" + bytes(6) + b"\xff" + block * megabytes + b"\x03\0" + bytes(8)
 
 
-def test_a_message_is_unpacked_to_the_limit_and_no_further(client: Client, attack: Any) -> None:
-    connection = attack()
-    connection.settle()
-    sent(
-        connection,
-        message(gzip_bomb(500), compressed=True),
-        1,
-        PREDICT,
-        (b"grpc-encoding", b"gzip"),
-    )
-    connection.wait_end(1)
-    assert CODES[connection.status(1)] is grpc.StatusCode.RESOURCE_EXHAUSTED
+def test_a_message_is_unpacked_to_the_limit_and_no_further(client: Client, attack: Attack) -> None:
+    bomb = message(gzip_bomb(500), compressed=True)
+    code = end_call(attack(), bomb, b"grpc-encoding", b"gzip")
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(
@@ -343,24 +326,18 @@ def test_a_message_is_unpacked_to_the_limit_and_no_further(client: Client, attac
         (b"\xff" * 99, b"identity"),
     ],
 )
-def test_what_is_no_message_is_refused_and_not_logged(
-    server: Running, client: Client, attack: Any, packed: bytes, encoding: bytes
+def test_bytes_that_are_no_message_are_refused_and_not_logged(
+    server: Running, client: Client, attack: Attack, packed: bytes, encoding: bytes
 ) -> None:
-    connection = attack()
-    connection.settle()
-    sent(
-        connection,
-        message(packed, compressed=encoding == b"gzip"),
-        1,
-        PREDICT,
-        (b"grpc-encoding", encoding),
-    )
-    connection.wait_end(1)
-    assert CODES[connection.status(1)] is grpc.StatusCode.INVALID_ARGUMENT
+    data = message(packed, compressed=encoding == b"gzip")
+    code = end_call(attack(), data, b"grpc-encoding", encoding)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "Traceback" not in server.log
 
 
-def test_a_length_beyond_the_limit_is_refused_before_its_bytes(client: Client, attack: Any) -> None:
+def test_a_length_beyond_the_limit_is_refused_before_its_bytes(
+    client: Client, attack: Attack
+) -> None:
     connection = attack()
     connection.settle()
     connection.send(frame(http2.HEADERS, http2.END_HEADERS, 1, call_headers(PREDICT)))
@@ -373,44 +350,39 @@ def test_a_length_beyond_the_limit_is_refused_before_its_bytes(client: Client, a
 
 
 @pytest.mark.parametrize("timeout", [b"99999999H", b"-1S", b"1x", b"999999999999S", b"", b"0n"])
-def test_odd_deadlines_end_one_call_at_most(client: Client, attack: Any, timeout: bytes) -> None:
-    connection = attack()
-    connection.settle()
-    sent(connection, message(request(client)), 1, PREDICT, (b"grpc-timeout", timeout))
-    connection.wait_end(1)
+def test_odd_deadlines_end_one_call_at_most(client: Client, attack: Attack, timeout: bytes) -> None:
+    end_call(attack(), message(request(client)), b"grpc-timeout", timeout)
     assert is_answered(client)
 
 
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "disconnect", "worker death"])
-def test_bytes_of_messages_under_way_have_a_budget_and_are_given_back_however_a_call_ends(
-    server: Running, client: Client, attack: Any, until: Any, tmp_path: Path, ending: str
+def test_bytes_of_running_calls_have_a_budget_and_are_free_after_any_end_of_a_call(
+    server: Running, client: Client, attack: Attack, until: Until, tmp_path: Path, ending: str
 ) -> None:
-    words = {
-        "do": b"wait",
-        "file": str(tmp_path / "go").encode(),
-        "begun": str(tmp_path / "begun").encode(),
-    }
+    begun, file = tmp_path / "begun", tmp_path / "go"
     data, timeout = bytes(LARGEST - 10_000), 0.7 if ending == "deadline" else TIMEOUT
-    first = client.messages.PredictionsRequest(model_name="talker", input={**words, "data": data})
+    waiting = client.request(
+        do=b"wait", file=str(file).encode(), begun=str(begun).encode(), data=data
+    )
     with grpc.insecure_channel(
         server.address("gRPC predictions"), [("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
-        ask = channel.unary_unary(
-            PREDICT.decode(), client.messages.PredictionsRequest.SerializeToString
-        )
-        held = [ask.future(first, timeout=timeout) for _ in range(2)]
+        ask = channel.unary_unary(PREDICT.decode(), type(waiting).SerializeToString)
+        calls = [ask.future(waiting, timeout=timeout) for _ in range(2)]
 
         def is_full() -> bool:
-            """On a slow machine a message takes longer than grpc_message_timeout, and its call is
-            made again.
-            """
-            held[:] = [ask.future(first, timeout=timeout) if call.done() else call for call in held]
-            return (tmp_path / "begun").exists() and refused_for_room(client, data)
+            """Repeat calls that grpc_message_timeout ended, as it does on a slow machine."""
+            calls[:] = [
+                ask.future(waiting, timeout=timeout) if call.done() else call for call in calls
+            ]
+            return begun.exists() and is_refused_for_room(client, data)
 
-        if ending != "deadline":
+        if ending == "deadline":
+            assert None not in [call.exception() for call in calls]
+        else:
             until(is_full)
         if ending == "cancel":
-            for call in held:
+            for call in calls:
                 call.cancel()
         elif ending == "disconnect":
             channel.close()
@@ -419,18 +391,14 @@ def test_bytes_of_messages_under_way_have_a_budget_and_are_given_back_however_a_
                 if "forkserver" not in " ".join(worker.cmdline()) or not worker.children():
                     worker.kill()
                     break
-        if ending == "deadline":
-            for call in held:
-                assert call.exception() is not None
-        (tmp_path / "go").touch()
+        file.touch()
     until(lambda: is_answered(client, data=data))
 
 
-def refused_for_room(client: Client, data: bytes) -> bool:
+def is_refused_for_room(client: Client, data: bytes) -> bool:
     try:
         client.ask(do=b"status", data=data, timeout=0.2)
     except grpc.RpcError as error:
-        return (
-            error.code() is grpc.StatusCode.UNAVAILABLE and "max_inflight_bytes" in error.details()
-        )
+        unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
+        return unavailable and "max_inflight_bytes" in error.details()
     return False

@@ -18,10 +18,10 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
 
-async def _codes(
+async def end_calls(
     limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]]
 ) -> list[tuple[grpc.StatusCode, str]]:
-    """What each call, with this metadata, ends with, and when it is to be tried again."""
+    """Make calls with this metadata and return the code and the retry-after of each."""
 
     async def check(message: Any, context: Any) -> Any:
         return health_pb2.HealthCheckResponse()
@@ -39,17 +39,17 @@ async def _codes(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        ended = []
+        ends = []
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             method = channel.unary_unary(
                 "/tsx.Test/Check", health_pb2.HealthCheckRequest.SerializeToString
             )
             for metadata in calls:
                 call = method(health_pb2.HealthCheckRequest(), metadata=metadata)
-                ended.append(
+                ends.append(
                     (await call.code(), dict(await call.trailing_metadata()).get("retry-after", ""))
                 )
-        return ended
+        return ends
     finally:
         await server.stop(0)
 
@@ -57,23 +57,21 @@ async def _codes(
 def test_calls_beyond_the_limit_end_with_resource_exhausted() -> None:
     limits = ClientLimits(requests=2, proxies=["127.0.0.1"], clock=lambda: 1.0)
     right = ("authorization", "Bearer secret")
-    ended = asyncio.run(
-        _codes(limits, [(right,)] * 3 + [(right, ("x-forwarded-for", "203.0.113.9"))])
+    ends = asyncio.run(
+        end_calls(limits, [(right,)] * 3 + [(right, ("x-forwarded-for", "203.0.113.9"))])
     )
-    assert ended == [(grpc.StatusCode.OK, "")] * 2 + [
+    assert ends == [(grpc.StatusCode.OK, "")] * 2 + [
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "1"),
         (grpc.StatusCode.OK, ""),
     ]
 
 
-def test_wrong_tokens_beyond_the_limit_end_with_resource_exhausted_and_the_right_one_is_accepted() -> (
-    None
-):
+def test_wrong_tokens_have_a_limit_and_the_right_one_is_accepted_beyond_it() -> None:
     limits = ClientLimits(failures=1, clock=lambda: 1.0)
     calls = [
         (("authorization", f"Bearer {token}"),) for token in ("wrong", "wrong", "wrong", "secret")
     ]
-    codes = [code for code, _ in asyncio.run(_codes(limits, calls))]
+    codes = [code for code, _ in asyncio.run(end_calls(limits, calls))]
     assert codes == [grpc.StatusCode.PERMISSION_DENIED] * 2 + [
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.OK,

@@ -8,188 +8,88 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.runtime.grpc.conftest import TIMEOUT, Client
+from tests.runtime.grpc.conftest import Client, failure_of
 
-
-def call(client: Client, method: str, **fields: Any) -> str:
-    request = getattr(client.management, f"{method}Request")(**fields)
-    message: str = getattr(client.models, method)(request, timeout=TIMEOUT).msg
-    return message
-
-
-def refused(client: Client, method: str, **fields: Any) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.RpcError) as caught:
-        call(client, method, **fields)
-    return caught.value.code(), caught.value.details()
+TALKER_2 = {"model_name": "talker", "model_version": "2.0"}
 
 
 def test_a_model_is_registered_scaled_made_default_and_removed(client: Client) -> None:
-    text = 'Model "talker" Version: 2.0 registered with 0 initial workers. Use scale workers API to add workers for the model.'
-    assert call(client, "RegisterModel", url="talker2.mar") == text
-    assert (
-        call(client, "ScaleWorker", model_name="talker", model_version="2.0", min_worker=1)
-        == "Processing worker updates..."
-    )
-    scaled = call(
-        client,
-        "ScaleWorker",
-        model_name="talker",
-        model_version="2.0",
-        min_worker=1,
-        synchronous=True,
-    )
-    assert scaled == "Workers scaled to 1 for model: talker, version: 2.0"
-    described = json.loads(call(client, "DescribeModel", model_name="talker", model_version="all"))
-    assert [(one["modelVersion"], one["minWorkers"]) for one in described] == [
-        ("1.0", 1),
-        ("2.0", 1),
-    ]
-    default = call(client, "SetDefault", model_name="talker", model_version="2.0")
-    assert default == 'Default version successfully updated for model "talker" to "2.0"'
-    code, text = refused(client, "UnregisterModel", model_name="talker")
-    assert code == grpc.StatusCode.PERMISSION_DENIED
-    assert text.startswith(
-        "Cannot remove default version for model talker. Version 2.0 is the default: set another one first "
-    )
-    call(client, "SetDefault", model_name="talker", model_version="1.0")
-    assert (
-        call(client, "UnregisterModel", model_name="talker", model_version="2.0")
-        == 'Model "talker" unregistered'
-    )
+    text = client.manage("RegisterModel", url="talker2.mar")
+    assert text.startswith('Model "talker" Version: 2.0 registered with 0 initial workers.')
+    text = client.manage("ScaleWorker", **TALKER_2, min_worker=1)
+    assert text == "Processing worker updates..."
+    text = client.manage("ScaleWorker", **TALKER_2, min_worker=1, synchronous=True)
+    assert text == "Workers scaled to 1 for model: talker, version: 2.0"
+    described = client.manage("DescribeModel", model_name="talker", model_version="all")
+    assert [
+        (version["modelVersion"], version["minWorkers"]) for version in json.loads(described)
+    ] == [("1.0", 1), ("2.0", 1)]
+    text = client.manage("SetDefault", **TALKER_2)
+    assert text == 'Default version successfully updated for model "talker" to "2.0"'
+    error = failure_of(lambda: client.manage("UnregisterModel", model_name="talker"))
+    assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert "Version 2.0 is the default" in error.details()
+    client.manage("SetDefault", model_name="talker", model_version="1.0")
+    assert client.manage("UnregisterModel", **TALKER_2) == 'Model "talker" unregistered'
 
 
-def test_by_metadata_a_registration_takes_the_place_of_a_version(client: Client) -> None:
+def test_by_metadata_a_registration_replaces_a_version(client: Client) -> None:
     def register(replace: str) -> str:
-        request = client.management.RegisterModelRequest(url="talker2.mar", synchronous=True)
-        message: str = client.models.RegisterModel(
-            request, metadata=(("x-tsx-replace", replace),), timeout=TIMEOUT
-        ).msg
-        return message
+        metadata = (("x-tsx-replace", replace),)
+        return client.manage("RegisterModel", metadata, url="talker2.mar", synchronous=True)
 
-    call(client, "RegisterModel", url="talker2.mar")
+    client.manage("RegisterModel", url="talker2.mar")
     try:
         text = 'Model "talker" Version: 2.0 has taken the place of version 2.0 with 0 workers'
-        assert register("true") == f"{text}. Use scale workers API to add workers for the model."
-        for word, code in (
-            ("false", grpc.StatusCode.ABORTED),
-            ("perhaps", grpc.StatusCode.INVALID_ARGUMENT),
-        ):
-            with pytest.raises(grpc.RpcError) as caught:
-                register(word)
-            assert caught.value.code() == code
-        assert "Parameter replace is 'perhaps'" in caught.value.details()
+        assert register("true").startswith(text)
+        assert failure_of(lambda: register("false")).code() is grpc.StatusCode.ABORTED
+        error = failure_of(lambda: register("perhaps"))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "replace is 'perhaps'" in error.details()
     finally:
-        call(client, "UnregisterModel", model_name="talker", model_version="2.0")
+        client.manage("UnregisterModel", **TALKER_2)
 
 
 def test_models_are_listed_in_the_json_of_rest(client: Client) -> None:
-    message = call(client, "ListModels")
+    message = client.manage("ListModels")
     assert json.loads(message) == {"models": [{"modelName": "talker", "modelUrl": "talker.mar"}]}
     assert message.endswith("\n}")
 
 
 def test_a_handler_is_asked_to_describe_itself(client: Client) -> None:
-    described = json.loads(call(client, "DescribeModel", model_name="talker", customized=True))
-    assert described[0]["customizedMetadata"]["headers"]["describe"] == "True"
+    text = client.manage("DescribeModel", model_name="talker", customized=True)
+    assert json.loads(text)[0]["customizedMetadata"]["headers"]["describe"] == "True"
+
+
+INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+NAMELESS = "Model not found: . The request names no model: set model_name."
+TALKER = {"model_name": "talker"}
+URL = {"url": "talker.mar"}
+FAILING = {"url": "broken.mar", "initial_workers": 1, "synchronous": True}
 
 
 @pytest.mark.parametrize(
     ("method", "fields", "code", "text"),
     [
-        (
-            "RegisterModel",
-            {},
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "Parameter url is required.\norg.pytorch.serve.http.BadRequestException",
-        ),
-        (
-            "RegisterModel",
-            {"url": "talker.mar"},
-            grpc.StatusCode.ABORTED,
-            "is already registered for model talker",
-        ),
-        (
-            "RegisterModel",
-            {"url": "none.mar"},
-            grpc.StatusCode.NOT_FOUND,
-            "org.pytorch.serve.archive.model.ModelNotFoundException",
-        ),
-        (
-            "RegisterModel",
-            {"url": "../talker.mar"},
-            grpc.StatusCode.NOT_FOUND,
-            "Relative path is not allowed in url: ../talker.mar",
-        ),
-        (
-            "RegisterModel",
-            {"url": "talker.mar", "batch_size": -1},
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "batch_size",
-        ),
-        (
-            "RegisterModel",
-            {"url": "broken.mar", "initial_workers": 1, "synchronous": True},
-            grpc.StatusCode.INTERNAL,
-            "no_such_module_anywhere",
-        ),
-        (
-            "DescribeModel",
-            {"model_name": "nope"},
-            grpc.StatusCode.NOT_FOUND,
-            "Model not found: nope",
-        ),
-        (
-            "DescribeModel",
-            {},
-            grpc.StatusCode.NOT_FOUND,
-            "Model not found: . The request names no model: set model_name.",
-        ),
-        (
-            "ScaleWorker",
-            {},
-            grpc.StatusCode.NOT_FOUND,
-            "Model not found: . The request names no model: set model_name.",
-        ),
-        (
-            "SetDefault",
-            {},
-            grpc.StatusCode.NOT_FOUND,
-            "Model not found: . The request names no model: set model_name.",
-        ),
-        (
-            "SetDefault",
-            {"model_name": "talker"},
-            grpc.StatusCode.NOT_FOUND,
-            "Model version  does not exist for model talker. ",
-        ),
-        (
-            "UnregisterModel",
-            {},
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "Parameter model_name is required.",
-        ),
-        (
-            "ScaleWorker",
-            {"model_name": "talker", "min_worker": 3, "max_worker": 1},
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "max_worker cannot be less than min_worker.",
-        ),
-        (
-            "SetDefault",
-            {"model_name": "talker", "model_version": "7"},
-            grpc.StatusCode.NOT_FOUND,
-            "Model version 7 does not exist for model talker",
-        ),
-        (
-            "UnregisterModel",
-            {"model_name": "nope"},
-            grpc.StatusCode.NOT_FOUND,
-            "Model not found: nope",
-        ),
+        ("RegisterModel", {}, INVALID, "Parameter url is required.\norg.pytorch.serve.http.BadReq"),
+        ("RegisterModel", URL, grpc.StatusCode.ABORTED, "is already registered for model talker"),
+        ("RegisterModel", {"url": "none.mar"}, NOT_FOUND, "archive.model.ModelNotFoundException"),
+        ("RegisterModel", {"url": "../talker.mar"}, NOT_FOUND, "in url: ../talker.mar"),
+        ("RegisterModel", {**URL, "batch_size": -1}, INVALID, "batch_size"),
+        ("RegisterModel", FAILING, grpc.StatusCode.INTERNAL, "no_such_module_anywhere"),
+        ("DescribeModel", {"model_name": "nope"}, NOT_FOUND, "Model not found: nope"),
+        ("DescribeModel", {}, NOT_FOUND, NAMELESS),
+        ("ScaleWorker", {}, NOT_FOUND, NAMELESS),
+        ("ScaleWorker", {**TALKER, "min_worker": 3, "max_worker": 1}, INVALID, "max_worker cannot"),
+        ("SetDefault", {}, NOT_FOUND, NAMELESS),
+        ("SetDefault", TALKER, NOT_FOUND, "Model version  does not exist for model talker. "),
+        ("SetDefault", {**TALKER, "model_version": "7"}, NOT_FOUND, "Model version 7 does not"),
+        ("UnregisterModel", {}, INVALID, "Parameter model_name is required."),
+        ("UnregisterModel", {"model_name": "nope"}, NOT_FOUND, "Model not found: nope"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_rest_s_words(
+def test_impossible_orders_are_refused_with_rest_s_words(
     client: Client, method: str, fields: dict[str, Any], code: grpc.StatusCode, text: str
 ) -> None:
-    found, details = refused(client, method, **fields)
-    assert (found, text in details) == (code, True), details
+    error = failure_of(lambda: client.manage(method, **fields))
+    assert (error.code(), text in error.details()) == (code, True), error.details()

@@ -1,6 +1,4 @@
-"""The .proto files, what is made of them, and what TorchServe's clients were compiled with
-(contract section 2).
-"""
+"""The .proto files, the modules made of them, and those of TorchServe's clients."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""What TorchServe's security history teaches, by gRPC: each row of
-`tests/runtime/http/test_security_history.py` that a call can try.
+"""The faults of TorchServe's security history, tried over gRPC.
 
-Elsewhere: addresses that are nobody else's, the management API that is off, tokens of the wrong
-kind, the access log without tokens (`test_server.py`), messages that are too large, packed or not
-(`test_inference.py`), headers of handlers (`test_statuses.py`). What loads a model, its pickles
-included, is the same for both; no path and no Referer of a call could be taken for `/token`.
+The numbers are those of `tests/runtime/http/test_security_history.py`. Other files have the rest:
+open addresses, the management API that is off, and the access log without tokens
+(`test_server.py`), messages that are too large (`test_inference.py`), headers of handlers
+(`test_statuses.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from tests.runtime.grpc.conftest import TIMEOUT
+from tests.runtime.grpc.conftest import TIMEOUT, failure_of
 from tests.support.clients.hostile_http2 import (
     END_HEADERS,
     HEADERS,
@@ -44,6 +43,8 @@ from tsx_runtime.settings.schema import Settings
 METADATA = "http://169.254.169.254/latest/meta-data/x.mar"
 HANDLER = "def handle(data, context):\n    return ['x' for _ in data or ()]\n"
 LIFETIME = 3600.0
+OK, NOT_FOUND = grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND
+INVALID, DENIED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED
 
 
 class Clock:
@@ -60,19 +61,25 @@ class Server(NamedTuple):
     clock: Clock
     channel: grpc.Channel
 
+    @property
+    def tokens(self) -> list[str]:
+        """Return the tokens for predictions and for management."""
+        tokens = (self.keys.inference, self.keys.management)
+        return [token.token for token in tokens if token is not None]
+
     def manage(
         self, method: str, *, token: str | None = None, **fields: Any
     ) -> tuple[grpc.StatusCode, str]:
-        """How a call of the management service ends; with its own token unless another is named."""
-        assert self.keys.management is not None
-        sent = f"Bearer {self.keys.management.token}" if token is None else token
+        """End a call of the management service, with its own token unless another is named."""
+        header = f"Bearer {self.tokens[1]}" if token is None else token
         request = getattr(management_pb2, f"{method}Request")(**fields)
+        metadata = (("authorization", header),) if header else ()
         return self._end(
-            f"/{MANAGEMENT}/{method}",
-            request,
-            management_pb2.ManagementResponse,
-            (("authorization", sent),) if sent else (),
+            f"/{MANAGEMENT}/{method}", request, management_pb2.ManagementResponse, metadata
         )
+
+    def register(self, url: str, **fields: Any) -> grpc.StatusCode:
+        return self.manage("RegisterModel", url=url, **fields)[0]
 
     def predict(self, *metadata: tuple[str, str]) -> tuple[grpc.StatusCode, str]:
         request = inference_pb2.PredictionsRequest(model_name="nobody")
@@ -83,19 +90,18 @@ class Server(NamedTuple):
     def _end(
         self, path: str, request: Any, response: Any, metadata: Any
     ) -> tuple[grpc.StatusCode, str]:
-        call = self.channel.unary_unary(
-            path, request.SerializeToString, lambda data: response.FromString(data)
-        )
+        call = self.channel.unary_unary(path, request.SerializeToString, response.FromString)
         try:
-            return grpc.StatusCode.OK, str(call(request, metadata=metadata, timeout=TIMEOUT))
+            return OK, str(call(request, metadata=metadata, timeout=TIMEOUT))
         except grpc.RpcError as error:
             return error.code(), error.details()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Both services on one port, in this process: every http URL is allowed, tokens end by a clock
-    that the test turns.
+    """Run both services on one port in this process.
+
+    Every http URL is allowed, and tokens end by a clock that the test turns.
     """
     store, clock = tmp_path_factory.mktemp("security"), Clock()
     settings = Settings(
@@ -103,7 +109,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     keys = Keys(BearerToken.made_up(LIFETIME, clock), BearerToken.made_up(LIFETIME, clock))
     ready = threading.Event()
-    made: list[Any] = []
+    running: list[Any] = []
 
     async def main() -> None:
         registry, stop = Registry(settings), asyncio.Event()
@@ -117,7 +123,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             ResponseCounts(),
         )
         await served.start()
-        made.extend([served.port, asyncio.get_running_loop(), stop])
+        running.extend([served.port, asyncio.get_running_loop(), stop])
         ready.set()
         await stop.wait()
         await served.stop(0)
@@ -126,7 +132,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
     thread.start()
     assert ready.wait(TIMEOUT)
-    port, loop, stop = made
+    port, loop, stop = running
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield Server(port, store, keys, clock, channel)
@@ -140,7 +146,7 @@ def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allow
     server: Server,
 ) -> None:
     code, text = server.manage("RegisterModel", url=METADATA)
-    assert code is grpc.StatusCode.NOT_FOUND
+    assert code is NOT_FOUND
     assert "not a public one" in text
 
 
@@ -149,7 +155,7 @@ def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allow
     ["../x.mar", "%2e%2e/x.mar", "a\\..\\x.mar", "/etc/x.mar", "file:///etc/x.mar", "....//x.mar"],
 )
 def test_2_no_way_to_write_a_path_leaves_the_store(server: Server, url: str) -> None:
-    assert server.manage("RegisterModel", url=url)[0] is grpc.StatusCode.NOT_FOUND
+    assert server.register(url) is NOT_FOUND
 
 
 def test_3_and_4_a_url_that_only_looks_allowed_is_not(server: Server) -> None:
@@ -158,73 +164,52 @@ def test_3_and_4_a_url_that_only_looks_allowed_is_not(server: Server) -> None:
         "https://good.com@evil.com/x.mar",
         "https://good.com/a/../x.mar",
     ):
-        assert server.manage("RegisterModel", url=url)[0] in (
-            grpc.StatusCode.NOT_FOUND,
-            grpc.StatusCode.INVALID_ARGUMENT,
-        )
+        assert server.register(url) in (NOT_FOUND, INVALID)
 
 
 def test_7_yaml_makes_no_objects(server: Server, tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
     config = f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{trap}']]\n"
     make_model(server.store / "trap.mar", HANDLER, config=config)
-    assert server.manage("RegisterModel", url="trap.mar")[0] in (
-        grpc.StatusCode.OK,
-        grpc.StatusCode.INVALID_ARGUMENT,
-    )
+    assert server.register("trap.mar") in (OK, INVALID)
     assert not trap.exists()
 
 
-def test_10_a_token_is_asked_for_by_every_call_however_it_is_written(server: Server) -> None:
-    assert server.keys.inference is not None
-    right = server.keys.inference.token
-    answered = grpc.StatusCode.INTERNAL, "Model not found: nobody"
-    for sent in (f"Bearer {right}", f"bearer {right}", f"Bearer  {right}"):
-        code, text = server.predict(("authorization", sent))
-        assert (code, text.splitlines()[0]) == answered
-    for sent in (
-        "",
-        right,
+def test_10_every_call_needs_a_token_in_the_form_of_a_bearer(server: Server) -> None:
+    token = server.tokens[0]
+    for header in (f"Bearer {token}", f"bearer {token}", f"Bearer  {token}"):
+        code, text = server.predict(("authorization", header))
+        assert code is grpc.StatusCode.INTERNAL
+        assert text.startswith("Model not found: nobody\n")
+    wrong = (
+        token,
         "Bearer",
         "Bearer ",
-        f"Basic {right}",
-        f"Bearer {right}x",
-        f"Bearer {right[:-1]}",
-    ):
-        code, text = server.predict(*((("authorization", sent),) if sent else ()))
-        assert code is grpc.StatusCode.PERMISSION_DENIED
-        assert right not in text
-    for method in (
-        "DescribeModel",
-        "ListModels",
-        "RegisterModel",
-        "ScaleWorker",
-        "SetDefault",
-        "UnregisterModel",
-    ):
-        assert (
-            server.manage(method, token=f"Bearer {right}")[0] is grpc.StatusCode.PERMISSION_DENIED
-        )
-        assert server.manage(method, token="")[0] is grpc.StatusCode.PERMISSION_DENIED
+        f"Basic {token}",
+        f"Bearer {token}x",
+        f"Bearer {token[:-1]}",
+    )
+    for metadata in ((), *((("authorization", header),) for header in wrong)):
+        code, text = server.predict(*metadata)
+        assert code is DENIED
+        assert token not in text
+    methods = "DescribeModel ListModels RegisterModel ScaleWorker SetDefault UnregisterModel"
+    for method in methods.split():
+        for header in (f"Bearer {token}", ""):
+            assert server.manage(method, token=header)[0] is DENIED
 
 
 def test_10_reflection_asks_for_a_token_and_health_does_not(server: Server) -> None:
-    assert server.keys.inference is not None
-    asked = [ServerReflectionRequest(list_services="")]
+    requests = [ServerReflectionRequest(list_services="")]
     method = ServerReflectionStub(server.channel).ServerReflectionInfo
-    with pytest.raises(grpc.RpcError) as caught:
-        list(method(iter(asked), timeout=TIMEOUT))
-    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    (answer,) = method(
-        iter(asked),
-        timeout=TIMEOUT,
-        metadata=(("authorization", f"Bearer {server.keys.inference.token}"),),
-    )
+    assert failure_of(lambda: list(method(iter(requests), timeout=TIMEOUT))).code() is DENIED
+    metadata = (("authorization", f"Bearer {server.tokens[0]}"),)
+    (answer,) = method(iter(requests), timeout=TIMEOUT, metadata=metadata)
     assert INFERENCE in [service.name for service in answer.list_services_response.service]
     assert HealthStub(server.channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status
 
 
-def test_10_who_has_no_token_is_refused_before_the_message(server: Server) -> None:
+def test_10_a_client_without_a_token_is_refused_before_its_message(server: Server) -> None:
     with HostileConnection(f"127.0.0.1:{server.port}") as connection:
         path = f"/{INFERENCE}/Predictions".encode()
         connection.send(frame(HEADERS, END_HEADERS, 1, call_headers(path)))
@@ -233,45 +218,41 @@ def test_10_who_has_no_token_is_refused_before_the_message(server: Server) -> No
 
 
 def test_10_a_token_that_has_ended_or_was_replaced_is_wrong(server: Server) -> None:
-    assert server.keys.management is not None
-    old = f"Bearer {server.keys.management.token}"
-    assert server.manage("ListModels", token=old)[0] is grpc.StatusCode.OK
+    old = f"Bearer {server.tokens[1]}"
+    assert server.manage("ListModels", token=old)[0] is OK
     server.keys.renew("management")
-    assert server.manage("ListModels", token=old)[0] is grpc.StatusCode.PERMISSION_DENIED
-    assert server.manage("ListModels")[0] is grpc.StatusCode.OK
+    assert server.manage("ListModels", token=old)[0] is DENIED
+    assert server.manage("ListModels")[0] is OK
     server.clock.now += LIFETIME
-    assert server.manage("ListModels")[0] is grpc.StatusCode.PERMISSION_DENIED
+    assert server.manage("ListModels")[0] is DENIED
     for kind in ("management", "inference"):
         server.keys.renew(kind)
-    assert server.manage("ListModels")[0] is grpc.StatusCode.OK
+    assert server.manage("ListModels")[0] is OK
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a b", "$(id)", ";id", "-x", "a\nb", " ", "."])
 @pytest.mark.parametrize("field", ["modelName", "modelVersion"])
 def test_13_a_manifest_names_no_path_and_no_command(server: Server, field: str, name: str) -> None:
-    what = {"name": name} if field == "modelName" else {"name": "named", "version": name}
-    make_model(server.store / "named.mar", HANDLER, **what)
-    assert server.manage("RegisterModel", url="named.mar")[0] is grpc.StatusCode.INVALID_ARGUMENT
+    names = {"name": name} if field == "modelName" else {"name": "named", "version": name}
+    make_model(server.store / "named.mar", HANDLER, **names)
+    assert server.register("named.mar") is INVALID
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "$(id)", "a\nb"])
-def test_13_nor_does_a_call(server: Server, name: str) -> None:
+def test_13_a_call_names_no_path_and_no_command_either(server: Server, name: str) -> None:
     make_model(server.store / "called.mar", HANDLER)
-    assert (
-        server.manage("RegisterModel", url="called.mar", model_name=name)[0]
-        is grpc.StatusCode.INVALID_ARGUMENT
-    )
+    assert server.register("called.mar", model_name=name) is INVALID
 
 
-def test_14_metadata_over_the_limit_are_refused_and_others_are_served_on(server: Server) -> None:
+def test_14_metadata_over_the_limit_is_refused_and_others_are_served_on(server: Server) -> None:
     assert server.predict(("x-large", "a" * 300_000))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert server.manage("ListModels")[0] is grpc.StatusCode.OK
+    assert server.manage("ListModels")[0] is OK
 
 
 def test_19_unregistering_removes_no_file_that_was_not_downloaded(server: Server) -> None:
     make_model(server.store / "kept.mar", HANDLER)
-    assert server.manage("RegisterModel", url="kept.mar")[0] is grpc.StatusCode.OK
-    assert server.manage("UnregisterModel", model_name="kept")[0] is grpc.StatusCode.OK
+    assert server.register("kept.mar") is OK
+    assert server.manage("UnregisterModel", model_name="kept")[0] is OK
     assert (server.store / "kept.mar").exists()
 
 
@@ -280,11 +261,8 @@ def test_20_no_name_makes_a_line_of_its_own_in_the_log(
     server: Server, caplog: pytest.LogCaptureFixture, field: str
 ) -> None:
     make_model(server.store / "logged.mar", HANDLER)
+    line = "\n2026-01-01 ERROR forged"
     with caplog.at_level(logging.INFO):
-        code, _ = server.manage(
-            "RegisterModel", **({"url": "logged.mar"} | {field: "x\n2026-01-01 ERROR forged"})
-        )
-    assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)
-    assert not [
-        record for record in caplog.records if "\n2026-01-01 ERROR forged" in record.getMessage()
-    ]
+        code = server.register(**({"url": "logged.mar"} | {field: f"x{line}"}))
+    assert code in (NOT_FOUND, INVALID)
+    assert not [record for record in caplog.records if line in record.getMessage()]

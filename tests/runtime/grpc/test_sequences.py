@@ -1,6 +1,4 @@
-"""Stateful models over gRPC: whose requests belong together, and that each sequence has a state of
-its own.
-"""
+"""Stateful models over gRPC: each sequence of requests has a state of its own."""
 
 from __future__ import annotations
 
@@ -16,27 +14,19 @@ from tests.runtime.grpc.conftest import TIMEOUT, Client
 
 @pytest.fixture(scope="module", autouse=True)
 def stateful(client: Client) -> Iterator[None]:
-    management = client.management
-    client.models.RegisterModel(
-        management.RegisterModelRequest(url="stateful.mar", initial_workers=1, synchronous=True),
-        timeout=TIMEOUT,
-    )
+    client.manage("RegisterModel", url="stateful.mar", initial_workers=1, synchronous=True)
     yield
-    client.models.UnregisterModel(
-        management.UnregisterModelRequest(model_name="stateful"), timeout=TIMEOUT
-    )
+    client.manage("UnregisterModel", model_name="stateful")
 
 
 def add(client: Client, *numbers: tuple[str | None, int], **marks: bytes) -> list[Any]:
-    """What the model answers over one stream; `marks` are inputs of the last request."""
-    make = client.messages.PredictionsRequest
+    """Return the model's answers over one stream; `marks` are inputs of the last request."""
     requests = [
-        make(model_name="stateful", sequence_id=id, input={"data": b"%d" % number})
-        for id, number in numbers
+        client.request("stateful", sequence=id, data=b"%d" % number) for id, number in numbers
     ]
     for name, value in marks.items():
         requests[-1].input[name] = value
-    return list(client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT))
+    return list(client.converse(*requests))
 
 
 def totals(answers: list[Any]) -> list[int]:
@@ -58,7 +48,7 @@ def test_sequences_whose_names_differ_in_letters_beyond_latin_are_not_the_same(
 
 
 def test_an_id_that_no_header_can_hold_is_refused_and_the_stream_goes_on(client: Client) -> None:
-    first, second = add(client, ("e\nf", 1), ("e", 2))
+    first, second = add(client, ("e\r\nx-other: 1", 1), ("e", 2))
     assert first.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert "contains a line break" in first.status.message
     assert totals([second]) == [2]
@@ -77,15 +67,14 @@ def test_a_stream_that_names_no_sequence_is_one(client: Client) -> None:
 
 
 def test_a_request_alone_begins_and_ends_a_sequence_by_metadata(client: Client) -> None:
-    def one(number: int, *metadata: tuple[str, str]) -> Any:
-        request = client.messages.PredictionsRequest(
-            model_name="stateful", sequence_id="d", input={"data": b"%d" % number}
-        )
+    def add_alone(number: int, *metadata: tuple[str, str]) -> Any:
+        request = client.request("stateful", sequence="d", data=b"%d" % number)
         return client.predictions.Predictions(request, metadata=metadata, timeout=TIMEOUT)
 
     answers = [
-        one(1, ("ts_request_sequence_start", "true")),
-        one(2),
-        one(3, ("ts_request_sequence_end", "true")),
+        add_alone(1, ("ts_request_sequence_start", "true")),
+        add_alone(2),
+        add_alone(3, ("ts_request_sequence_end", "true")),
     ]
     assert totals(answers) == [1, 3, 6]
+    assert {answer.sequence_id for answer in answers} == {"d"}

@@ -1,5 +1,6 @@
-"""Tensors from a client's message to a handler, and back, without a server: all types, and what is
-wrong with some.
+"""Tensors from a client's message to a handler, and back, without a server.
+
+`tests/runtime/worker/test_hostile_requests.py` has the bodies that are refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hypothesis.extra import numpy as arrays
 from tsx_runtime import wire
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.grpc import tensors as front
+from tsx_runtime.grpc.inference import body_of
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest, ModelInferResponse
 from tsx_runtime.worker.codecs import v2_binary
 from tsx_runtime.worker.codecs.requests import read_row
@@ -33,67 +35,57 @@ def any_array(dtypes: dict[str, np.dtype[Any]]) -> st.SearchStrategy[tuple[str, 
 
 
 def context() -> Context:
-    made = Context("m", "/", {}, 1, None, "0")
-    made.begin(["id\r\n\r\n"])
-    return made
+    context = Context("m", "/", {}, 1, None, "0")
+    context.begin(["id\r\n\r\n"])
+    return context
 
 
-def through_the_worker(request: Any, result: Any = None) -> tuple[dict[str, Any], Any]:
-    """What a handler gets of a message, and the response to what it returns (its first input, if
-    nothing else).
+def through_the_worker(
+    tensor: dict[str, Any], raw: bytes | None = None, result: Any = None
+) -> tuple[dict[str, Any], Any]:
+    """Send a tensor to a handler.
+
+    Return the handler's row, and the response to its result, which is the tensor unless `result`
+    is another one.
     """
-    head, body = front.pack(request)
-    whole = (
-        b"".join(bytes(piece) for piece in body.pieces)
-        if isinstance(body, wire.Parts)
-        else bytes(body)
-    )
-    row, wanted = read_row(f"id\r\n\r\ninference-header-content-length: {head}\r\n", whole, True)
+    contents = {} if raw is None else {"raw_input_contents": [raw]}
+    head, body = front.pack(ModelInferRequest(inputs=[tensor], **contents))
+    data = b"".join(map(bytes, body.pieces if isinstance(body, wire.Parts) else [body]))
+    row, wanted = read_row(f"id\r\n\r\ninference-header-content-length: {head}\r\n", data, True)
     assert isinstance(wanted, v2_binary.OutputRequest)
     row = v2_binary.as_row(row)
     about = context()
     answer = v2_binary.TensorResponse(
-        next(iter(row.values())) if result is None else result, wanted, 0, about, "1.0"
+        row["x"] if result is None else result, wanted, 0, about, "1.0"
     ).encode()
     response = ModelInferResponse()
     length = about.get_response_headers(0).get("inference-header-content-length")
-    front.unpack(
-        response,
-        None if length is None else int(length),
-        answer,
-        typed=not request.raw_input_contents,
-    )
+    front.unpack(response, None if length is None else int(length), answer, typed=raw is None)
     return row, response
 
 
+def tensor_of(datatype: str, *shape: int, **more: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": datatype, "shape": shape, **more}
+
+
 @given(any_array(NUMBERS))
-def test_raw_contents_of_every_type_come_through_unharmed(given: tuple[str, Any]) -> None:
-    datatype, array = given
-    tensor = {"name": "x", "datatype": datatype, "shape": array.shape}
-    row, response = through_the_worker(
-        ModelInferRequest(inputs=[tensor], raw_input_contents=[array.tobytes()])
-    )
+def test_raw_contents_of_every_type_come_through_unharmed(typed_array: tuple[str, Any]) -> None:
+    datatype, array = typed_array
+    row, response = through_the_worker(tensor_of(datatype, *array.shape), array.tobytes())
     assert np.asarray(row["x"]).tobytes() == array.tobytes()
     assert row["x"].shape == array.shape
     assert row["body"] is row["x"]
     assert list(response.raw_output_contents) == [array.tobytes()]
-    assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == (
-        datatype,
-        list(array.shape),
-    )
+    (output,) = response.outputs
+    assert (output.datatype, tuple(output.shape)) == (datatype, array.shape)
 
 
 @given(any_array(TYPED))
-def test_typed_contents_come_through_as_typed_contents(given: tuple[str, Any]) -> None:
-    datatype, array = given
+def test_typed_contents_come_through_as_typed_contents(typed_array: tuple[str, Any]) -> None:
+    datatype, array = typed_array
     field = front.TYPED[datatype].field
-    tensor = {
-        "name": "x",
-        "datatype": datatype,
-        "shape": array.shape,
-        "contents": {field: array.ravel().tolist()},
-    }
-    row, response = through_the_worker(ModelInferRequest(inputs=[tensor]))
+    contents = {field: array.ravel().tolist()}
+    row, response = through_the_worker(tensor_of(datatype, *array.shape, contents=contents))
     assert np.asarray(row["x"]).tobytes() == array.tobytes() or np.isnan(array).any()
     np.testing.assert_array_equal(
         np.array(getattr(response.outputs[0].contents, field), array.dtype), array.ravel()
@@ -102,21 +94,14 @@ def test_typed_contents_come_through_as_typed_contents(given: tuple[str, Any]) -
 
 
 @given(st.lists(st.binary(max_size=20), max_size=4))
-def test_bytes_come_through_whatever_they_hold(values: list[bytes]) -> None:
-    tensor = {
-        "name": "x",
-        "datatype": "BYTES",
-        "shape": [len(values)],
-        "contents": {"bytes_contents": values},
-    }
-    row, _ = through_the_worker(ModelInferRequest(inputs=[tensor]), result="an answer")
+def test_bytes_come_through_unharmed(values: list[bytes]) -> None:
+    tensor = tensor_of("BYTES", len(values), contents={"bytes_contents": values})
+    row, _ = through_the_worker(tensor, result="an answer")
     assert row["x"] == (values[0] if len(values) == 1 else values)
 
 
 @given(st.dictionaries(st.text(max_size=5), st.binary(max_size=200), max_size=5))
 def test_named_inputs_come_through_under_their_names(inputs: dict[str, bytes]) -> None:
-    from tsx_runtime.grpc.inference import body_of
-
     body = body_of(inputs)
     assert read_row(f"id\r\n\r\ncontent-type: {wire.INPUTS.decode()}\r\n", bytes(body), True) == (
         inputs,
@@ -125,185 +110,60 @@ def test_named_inputs_come_through_under_their_names(inputs: dict[str, bytes]) -
 
 
 def test_large_inputs_are_sent_from_where_they_lie() -> None:
-    from tsx_runtime.grpc.inference import body_of
-
     large = bytes(wire.COPIED + 1)
     body = body_of({"a": large})
     assert isinstance(body, wire.Parts)
     assert any(piece is large for piece in body.pieces)
     _, packed = front.pack(
-        ModelInferRequest(
-            inputs=[{"name": "x", "datatype": "UINT8", "shape": [len(large)]}],
-            raw_input_contents=[large],
-        )
+        ModelInferRequest(inputs=[tensor_of("UINT8", len(large))], raw_input_contents=[large])
     )
     assert isinstance(packed, wire.Parts)
     assert sum(map(len, packed.pieces)) == len(packed)
 
 
-def test_brain_floats_are_floats_for_the_handler_and_brain_floats_are_said_to_be_such() -> None:
+def test_brain_floats_are_floats_for_the_handler_and_brain_floats_in_its_answer() -> None:
     half = np.array([1.5, -2.0], "<f4")
     raw = (half.view("<u4") >> 16).astype("<u2").tobytes()
-    tensor = {"name": "x", "datatype": "BF16", "shape": [2]}
-    output = {"outputs": [{"name": "y", "datatype": "BF16", "shape": [2], "data": [1.5, -2.0]}]}
-    row, response = through_the_worker(
-        ModelInferRequest(inputs=[tensor], raw_input_contents=[raw]), result=output
-    )
+    output = {"outputs": [{**tensor_of("BF16", 2), "data": [1.5, -2.0]}]}
+    row, response = through_the_worker(tensor_of("BF16", 2), raw, result=output)
     assert row["x"].tolist() == [1.5, -2.0]
     assert response.raw_output_contents[0] == raw
 
 
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("tensor", "raw", "reason"),
     [
-        (
-            {
-                "inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}],
-                "raw_input_contents": [b"", b""],
-            },
-            "2 raw_input_contents do not fit 1",
-        ),
-        (
-            {
-                "inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "contents": {}}],
-                "raw_input_contents": [b"12345678"],
-            },
-            "has contents although the request has raw_input_contents: send only one of them.",
-        ),
-        (
-            {
-                "inputs": [
-                    {
-                        "name": "x",
-                        "datatype": "FP32",
-                        "shape": [2],
-                        "contents": {"fp32_contents": [1]},
-                    }
-                ]
-            },
-            "1 elements in fp32_contents",
-        ),
-        (
-            {"inputs": [{"name": "x", "datatype": "FP99", "shape": [2]}]},
-            "'FP99': contents take BOOL",
-        ),
-        (
-            {
-                "inputs": [
-                    {
-                        "name": "x",
-                        "datatype": "INT8",
-                        "shape": [1],
-                        "contents": {"int_contents": [300]},
-                    }
-                ]
-            },
-            "not INT8",
-        ),
+        (tensor_of("FP32", 2), [b"", b""], "2 raw_input_contents do not fit 1"),
+        (tensor_of("FP32", 2, contents={}), [b"12345678"], "send only one of them"),
+        (tensor_of("FP32", 2, contents={"fp32_contents": [1]}), [], "1 elements in fp32_contents"),
+        (tensor_of("FP99", 2), [], "'FP99': contents take BOOL"),
+        (tensor_of("INT8", 1, contents={"int_contents": [300]}), [], "not INT8"),
     ],
 )
-def test_a_message_that_cannot_be_tensors_is_refused_by_the_input_s_name(
-    request_: dict[str, Any], words: str
+def test_a_message_that_holds_no_tensors_is_refused_by_the_input_s_name(
+    tensor: dict[str, Any], raw: list[bytes], reason: str
 ) -> None:
-    with pytest.raises(BadRequest, match=words):
-        front.pack(ModelInferRequest(**request_))
+    with pytest.raises(BadRequest, match=reason):
+        front.pack(ModelInferRequest(inputs=[tensor], raw_input_contents=raw))
 
 
-def with_head(request: Any, rest: bytes = b"") -> tuple[str, bytearray]:
-    head = json.dumps(request).encode()
-    return str(len(head)), bytearray(head + rest)
-
-
-@pytest.mark.parametrize(
-    ("length", "body", "words"),
-    [
-        ("x", b"{}", "takes the number of bytes"),
-        ("0", b"{}", "takes the number of bytes"),
-        ("9", b"{}", "takes the number of bytes"),
-        ("2", b"{}", "list of inputs"),
-        ("2", b"\xff\xff", "list of inputs"),
-        ("100000", b"[" * 100_000, "list of inputs"),
-        (*with_head([]), "list of inputs"),
-        (*with_head({"inputs": 3}), "list of inputs"),
-        (*with_head({"inputs": [3]}), "input 3 cannot be read"),
-        (*with_head({"inputs": []}, b"abc"), "3 bytes follow the JSON"),
-        (
-            *with_head({"inputs": [{"name": "x", "parameters": {"binary_data_size": 9}}]}, b"abc"),
-            "'x' cannot be read",
-        ),
-        (
-            *with_head(
-                {
-                    "inputs": [
-                        {
-                            "name": "x",
-                            "datatype": "FP32",
-                            "shape": [2],
-                            "parameters": {"binary_data_size": 4},
-                        }
-                    ]
-                },
-                b"abcd",
-            ),
-            "'x' cannot be read",
-        ),
-        (
-            *with_head(
-                {
-                    "inputs": [
-                        {
-                            "name": "x",
-                            "datatype": "FP99",
-                            "shape": [1],
-                            "parameters": {"binary_data_size": 4},
-                        }
-                    ]
-                },
-                b"abcd",
-            ),
-            "no datatype 'FP99'",
-        ),
-        (
-            *with_head(
-                {
-                    "inputs": [
-                        {
-                            "name": "x",
-                            "datatype": "BYTES",
-                            "shape": [1],
-                            "parameters": {"binary_data_size": 4},
-                        }
-                    ]
-                },
-                b"\xff\0\0\0",
-            ),
-            "lengths of its elements",
-        ),
-        (*with_head({"inputs": [], "outputs": [{}]}), "parameters or outputs"),
-    ],
-)
-def test_a_body_that_cannot_be_tensors_is_refused(length: str, body: bytes, words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
-        v2_binary.read(length, bytearray(body))
-
-
-def test_arrays_say_yes_like_lists_and_what_is_reckoned_from_them_does_not() -> None:
+def test_arrays_are_true_as_lists_are_and_results_of_comparisons_are_not() -> None:
     array = v2_binary.array_of("FP32", [2], memoryview(bytearray(8)))
     assert {"body": array}.get("data") or {"body": array}.get("body") is array
     assert bool(array)
     assert bool(v2_binary.array_of("FP32", [1], memoryview(bytearray(4))))
     assert not v2_binary.array_of("FP32", [0], memoryview(bytearray()))
     assert not v2_binary.array_of("FP32", [1], memoryview(bytearray(4))) > 5
-    array += 1  # it is the handler's own
+    # The handler may change its array.
+    array += 1
     assert array.tolist() == [1, 1]
 
 
-def encoded(value: Any, **request: Any) -> Any:
-    """The JSON of an answer to a request that asks for JSON."""
-    wanted = v2_binary.parse_output_request(request)
-    return json.loads(v2_binary.TensorResponse(value, wanted, 0, context(), "1.0").encode())[
-        "outputs"
-    ]
+def encoded(value: Any) -> Any:
+    """Return the outputs of an answer to a request that asks for JSON."""
+    wanted = v2_binary.parse_output_request({})
+    answer = v2_binary.TensorResponse(value, wanted, 0, context(), "1.0").encode()
+    return json.loads(answer)["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +183,7 @@ def encoded(value: Any, **request: Any) -> Any:
         ([], "FP64", [0], []),
     ],
 )
-def test_whatever_a_handler_returns_is_a_tensor(
+def test_any_result_of_a_handler_is_a_tensor(
     value: Any, datatype: str, shape: list[int], data: list[Any]
 ) -> None:
     assert encoded(value) == [
@@ -342,27 +202,23 @@ def test_a_torch_tensor_is_a_tensor() -> None:
     ]
 
 
-def test_what_json_cannot_carry_is_said() -> None:
-    with pytest.raises(PredictionFailed, match="ask for it with binary_data"):
-        encoded(b"\xff")
-    with pytest.raises(PredictionFailed, match="neither a tensor nor JSON"):
-        encoded({1, 2})
-    with pytest.raises(PredictionFailed, match="'x' of the handler is not a tensor of FP32"):
-        encoded({"outputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": ["a"]}]})
+def test_values_that_json_cannot_carry_are_refused() -> None:
+    for value, reason in (
+        (b"\xff", "ask for it with binary_data"),
+        ({1, 2}, "neither a tensor nor JSON"),
+        ({"outputs": [{**tensor_of("FP32", 1), "data": ["a"]}]}, "'x' of the handler is not a"),
+    ):
+        with pytest.raises(PredictionFailed, match=reason):
+            encoded(value)
 
 
 def test_each_output_comes_as_it_is_asked_for() -> None:
-    value = {
-        "outputs": [
-            {"name": name, "datatype": "INT32", "shape": [1], "data": [1]}
-            for name in ("a", "b", "c")
-        ]
-    }
+    outputs = [{**tensor_of("INT32", 1), "name": name, "data": [1]} for name in "abc"]
     wanted = v2_binary.parse_output_request(
         {"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]}
     )
     about = context()
-    answer = v2_binary.TensorResponse(value, wanted, 0, about, "1.0").encode()
+    answer = v2_binary.TensorResponse({"outputs": outputs}, wanted, 0, about, "1.0").encode()
     length = int(about.get_response_headers(0)["inference-header-content-length"])
     assert json.loads(answer[:length])["outputs"] == [
         {"name": "c", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}},
@@ -372,30 +228,19 @@ def test_each_output_comes_as_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "rest"),
+    ("changes", "data"),
     [
-        (
-            {"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}},
-            b"1234",
-        ),
-        (
-            {"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": -1}},
-            b"1234",
-        ),
-        (
-            {"name": "y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 3}},
-            b"123",
-        ),
-        ({"name": 7, "datatype": "FP32", "shape": [1], "data": [1]}, b""),
-        ({"name": "y", "datatype": "FP32", "shape": ["one"], "data": [1]}, b""),
-        ({"name": "y", "datatype": "FP99", "shape": [1], "data": [1]}, b""),
+        ({"parameters": {"binary_data_size": 8}}, b"1234"),
+        ({"parameters": {"binary_data_size": -1}}, b"1234"),
+        ({"parameters": {"binary_data_size": 3}, "shape": [1]}, b"123"),
+        ({"name": 7, "data": [1, 2]}, b""),
+        ({"shape": ["one"], "data": [1]}, b""),
+        ({"datatype": "FP99", "data": [1, 2]}, b""),
     ],
 )
-def test_an_answer_that_cannot_be_tensors_is_the_handlers_failure(
-    output: dict[str, Any], rest: bytes
+def test_an_answer_that_holds_no_tensors_is_the_handlers_failure(
+    changes: dict[str, Any], data: bytes
 ) -> None:
-    head, body = with_head({"outputs": [output]}, rest)
-    with pytest.raises(
-        PredictionFailed, match="The handler returned outputs that are not tensors:"
-    ):
-        front.unpack(ModelInferResponse(), int(head), bytes(body), typed=True)
+    head = json.dumps({"outputs": [tensor_of("FP32", 2) | changes]}).encode()
+    with pytest.raises(PredictionFailed, match="outputs that are not tensors:"):
+        front.unpack(ModelInferResponse(), len(head), head + data, typed=True)

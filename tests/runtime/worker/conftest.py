@@ -1,4 +1,4 @@
-"""A real worker process, spoken to over its socket as the front end does."""
+"""A real worker process, asked over its socket as the front end does it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from tsx_runtime.core.workers.forked import PRELOAD, _ensure_fork_server
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.launch.entry import run
 
-# seconds; a test that waits longer has failed. A compiler of C++ may take a third of it where
-# everybody wants the processor
+# Seconds; a C++ compiler on a busy machine may take a third of it.
 DEADLINE = 180
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -50,22 +49,21 @@ class Request(NamedTuple):
 
 
 class Worker:
-    directory: Path  # of the model
+    """A worker process that has got its LOAD, and the socket to it."""
+
+    directory: Path  # the model's
 
     def __init__(self, order: wire.LoadOrder) -> None:
         self.sock, back = socket.socketpair()
         self.sock.settimeout(DEADLINE)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOAD])
-        # as the front end starts it: what comes after this test may look at it
+        # Later tests may look at the fork server, so it is started as the front end starts it.
         _ensure_fork_server()
-        self.process = context.Process(
-            target=run, args=(back,)
-        )  # no daemon: handlers may start processes
-        with (
-            back,
-            mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")),
-        ):  # or each worker would import pytest
+        # Handlers may start processes, which a daemon may not.
+        self.process = context.Process(target=run, args=(back,))
+        # A worker imports __main__, which would be pytest.
+        with back, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):
             self.process.start()
         self._batches = itertools.count(1)
         self.pieces: list[tuple[int, bytes, bytes]] = []
@@ -82,7 +80,7 @@ class Worker:
         self.sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
 
     def receive(self) -> wire.Frame | None:
-        """The next frame; what the worker reports besides is kept aside."""
+        """Return the next frame that is no REPORT; those are added to `reports`."""
         while head := self._exactly(wire.HEADER.size):
             header = wire.decode_header(head)
             frame = wire.decode(header, self._exactly(header.size))
@@ -91,8 +89,55 @@ class Worker:
             self.reports.append(json.loads(bytes(frame.extra)))
         return None
 
+    def expect(self, kind: Kind) -> wire.Frame:
+        """Return the next frame, which must be of this kind."""
+        frame = self.receive()
+        assert frame is not None, "the worker ended"
+        assert frame.kind is kind
+        return frame
+
+    def ping(self) -> None:
+        self.send(Kind.PING, 7)
+        assert self.expect(Kind.PONG).batch == 7
+
+    def ask_json(self, request: Request | bytes = b"") -> Any:
+        """Return the JSON that one request is answered with."""
+        return json.loads(self.ask(request)[0].body)
+
+    def ask_bodies(self, *requests: Request | bytes) -> list[bytes]:
+        return [answer.body for answer in self.ask(*requests)]
+
+    def ask_statuses(self, *requests: Request | bytes) -> list[int]:
+        return [answer.status for answer in self.ask(*requests)]
+
+    def send_each(self, *bodies: bytes, first: int = 1) -> None:
+        """Send requests at once, each a batch of its own."""
+        frames = []
+        for number, body in enumerate(bodies, first):
+            frames += encode_request(number, body)
+        self.sock.sendall(b"".join(map(bytes, frames)))
+
+    def read_answers(self, count: int) -> dict[int, tuple[int, str, list[str]]]:
+        """Return status, headers of the first frame, and parts, by batch."""
+        parts: dict[int, list[str]] = {}
+        headers: dict[int, str] = {}
+        answers: dict[int, tuple[int, str, list[str]]] = {}
+        while len(answers) < count:
+            frame = self.receive()
+            assert frame is not None, "the worker ended"
+            ((code, block, body),) = frame.items
+            headers.setdefault(frame.batch, str(block, "latin-1"))
+            parts.setdefault(frame.batch, []).append(str(body, "utf-8"))
+            if frame.kind is Kind.REPLY:
+                answers[frame.batch] = (code, headers[frame.batch], parts[frame.batch])
+        return answers
+
     def ask(self, *requests: Request | bytes) -> list[Answer]:
-        """The answers to one batch. Pieces and metrics that came with it are kept aside."""
+        """Return the answers to one batch.
+
+        Pieces that come with it are added to `pieces`; `metrics`, `prediction_times` and `times`
+        are those of its reply.
+        """
         batch = self.begin(*requests)
         while True:
             frame = self.receive()
@@ -111,7 +156,7 @@ class Worker:
             self.metrics = [value for value in reported if value["name"] != "PredictionTime"]
             self.prediction_times = [
                 value for value in reported if value["name"] == "PredictionTime"
-            ]  # the worker's own
+            ]
             return [
                 Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body))
                 for code, meta, body in frame.items
@@ -141,12 +186,17 @@ class Worker:
     def _exactly(self, size: int) -> bytearray:
         data = bytearray()
         while len(data) < size:
-            got = self.sock.recv(min(size - len(data), 1 << 20))
-            if not got:
+            part = self.sock.recv(min(size - len(data), 1 << 20))
+            if not part:
                 assert not data, "the worker ended within a frame"
                 break
-            data += got
+            data += part
         return data
+
+
+def encode_request(batch: int, body: bytes) -> list[Any]:
+    """Return the frame of a batch of one request, which has the id `id-BATCH`."""
+    return [*wire.encode(Kind.BATCH, batch, [(0, wire.request_meta(f"id-{batch}", b"", ()), body)])]
 
 
 StartWorker = Callable[..., Worker]
@@ -154,9 +204,7 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
-    """start_worker("source of handler.py", files={...}, model={...}, **what differs in the load
-    order) -> Worker
-    """
+    """Return a function that starts workers, whose arguments are those of `starting_workers`."""
     with starting_workers(tmp_path) as start:
         yield start
 
@@ -165,15 +213,18 @@ def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
 def start_shared_worker(
     processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartWorker]:
-    """As `start_worker`, for workers that the tests of a module share: they must leave them as they
-    were.
-    """
+    """Return a function that starts workers for a module, whose tests leave them unchanged."""
     with starting_workers(tmp_path_factory.mktemp("shared")) as start:
         yield start
 
 
 @contextmanager
-def starting_workers(where: Path) -> Iterator[StartWorker]:
+def starting_workers(root: Path) -> Iterator[StartWorker]:
+    """Yield a function that starts workers with models in `root`, and close them at the end.
+
+    `source` is that of handler.py, `files` are others of the model, `model` is a part of the
+    manifest, and `order` has fields of the load order.
+    """
     workers: list[Worker] = []
 
     def start(
@@ -184,7 +235,7 @@ def starting_workers(where: Path) -> Iterator[StartWorker]:
         model_config: dict[Any, Any] | None = None,
         **order: Any,
     ) -> Worker:
-        directory = where / f"model-{len(workers)}"
+        directory = root / f"model-{len(workers)}"
         directory.mkdir()
         contents = dict(files or {})
         if source is not None:
@@ -194,12 +245,14 @@ def starting_workers(where: Path) -> Iterator[StartWorker]:
             (directory / name).write_bytes(
                 textwrap.dedent(content).encode() if isinstance(content, str) else content
             )
-        place = {
+        complete: Any = {
+            **ORDER,
+            "model_config": yaml.safe_dump(model_config or {}),
             "model_dir": str(directory),
             "manifest": {"model": {"modelName": "m", **(model or {})}},
+            **order,
         }
-        complete = {**ORDER, "model_config": yaml.safe_dump(model_config or {}), **place, **order}
-        workers.append(Worker(complete))  # type: ignore[arg-type]  # a TypedDict, put together
+        workers.append(Worker(complete))
         workers[-1].directory = directory
         return workers[-1]
 

@@ -1,3 +1,5 @@
+"""Average precision of boxes."""
+
 from __future__ import annotations
 
 import random
@@ -17,6 +19,7 @@ def score(*images: Detections) -> float:
 
 
 SQUARE: list[float] = [0, 0, 10, 10]
+ONE_CAT = boxes(("cat", SQUARE, 1.0))
 TRUTH = boxes(("cat", SQUARE, 1.0), ("cat", [20, 20, 30, 30], 1.0), ("dog", [50, 50, 60, 60], 1.0))
 
 
@@ -35,33 +38,29 @@ def test_half_of_the_objects_reach_51_of_101_points_of_recall() -> None:
 
 
 def test_a_wrong_box_costs_only_where_it_is_surer_than_right_ones() -> None:
-    truth = boxes(("cat", SQUARE, 1.0))
-    assert score(match(boxes(("cat", SQUARE, 0.9), ("cat", [70, 70, 80, 80], 0.5)), truth)) == 1.0
+    assert score(match(boxes(("cat", SQUARE, 0.9), ("cat", [70, 70, 80, 80], 0.5)), ONE_CAT)) == 1.0
     assert score(
-        match(boxes(("cat", SQUARE, 0.5), ("cat", [70, 70, 80, 80], 0.9)), truth)
+        match(boxes(("cat", SQUARE, 0.5), ("cat", [70, 70, 80, 80], 0.9)), ONE_CAT)
     ) == pytest.approx(0.5)
 
 
 def test_a_box_counts_up_to_its_overlap() -> None:
-    truth = boxes(("cat", SQUARE, 1.0))
-    assert score(match(boxes(("cat", [0, 0, 10, 7.2], 0.9)), truth)) == pytest.approx(
-        0.5
-    )  # IoU 0.72: right at 0.5 to 0.7
+    # An overlap (IoU) of 0.72 is right at the thresholds from 0.5 to 0.7.
+    smaller = boxes(("cat", [0, 0, 10, 7.2], 0.9))
+    assert score(match(smaller, ONE_CAT)) == pytest.approx(0.5)
 
 
 def test_one_object_is_found_once() -> None:
-    truth = boxes(("cat", SQUARE, 1.0))
-    twice = match(boxes(("cat", SQUARE, 0.9), ("cat", SQUARE, 0.8)), truth)
+    twice = match(boxes(("cat", SQUARE, 0.9), ("cat", SQUARE, 0.8)), ONE_CAT)
     assert [all(hits) for _, hits in twice.found["cat"]] == [True, False]
 
 
 def test_classes_without_an_object_do_not_count() -> None:
-    truth = boxes(("cat", SQUARE, 1.0))
-    assert score(match(boxes(("cat", SQUARE, 0.9), ("cow", SQUARE, 0.9)), truth)) == 1.0
+    assert score(match(boxes(("cat", SQUARE, 0.9), ("cow", SQUARE, 0.9)), ONE_CAT)) == 1.0
     assert score(match({}, {})) == 0.0
 
 
-def test_an_image_that_counts_twice_is_as_two() -> None:
+def test_an_image_that_counts_twice_equals_two() -> None:
     chance = random.Random(2)
     images = []
     for _ in range(12):
@@ -71,13 +70,14 @@ def test_an_image_that_counts_twice_is_as_two() -> None:
                 for x in chance.sample(range(0, 200, 15), 3)
             )
         )
-        found = {
-            label: [(chance.random(), [c + chance.gauss(0, 0.7) for c in box]) for _, box in each]
-            for label, each in truth.items()
+        detections = {
+            label: sorted(
+                ((chance.random(), [c + chance.gauss(0, 0.7) for c in box]) for _, box in objects),
+                reverse=True,
+            )
+            for label, objects in truth.items()
         }
-        images.append(
-            match({label: sorted(each, reverse=True) for label, each in found.items()}, truth)
-        )
+        images.append(match(detections, truth))
     times = [chance.randrange(4) for _ in images]
     several = [image for image, count in zip(images, times, strict=True) for _ in range(count)]
     assert average_precision(images)(times) == pytest.approx(score(*several))
@@ -94,6 +94,6 @@ def test_an_image_that_counts_twice_is_as_two() -> None:
         [{"cat": [0, 0, float("nan"), 1]}],
     ],
 )
-def test_what_is_no_box_is_refused(value: Any) -> None:
+def test_a_value_that_is_no_box_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="box"):
         boxes_of(value)

@@ -1,3 +1,5 @@
+"""Labels of inputs, by name or in order."""
+
 from __future__ import annotations
 
 import json
@@ -38,47 +40,42 @@ def test_the_files_of_a_directory_carry_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "payloads", "reported"),
+    ("name", "text", "reason"),
     [
-        (
-            "a.json",
-            '{"1.png": "cat"}',
-            NAMED,
-            "no label for 1 of 2 requests, such as 'dogs/2.png'; add them",
-        ),
-        (
-            "a.json",
-            '{"x.png": "cat"}',
-            NAMED,
-            "no label for any request: it names 'x.png', and a request is 'cats/1.png'",
-        ),
-        (
-            "a.json",
-            '{"1.png": 3}',
-            [Payload(b"1")],
-            "the requests have no file names; give .jsonl labels in their order",
-        ),
-        (
-            "a.json",
-            '{"1.png": 3}',
-            [Payload(b"", name="a/1.png"), Payload(b"", name="b/1.png")],
-            "no label for any request",
-        ),
-        ("a.json", "[1, 2]", NAMED, "it is not a JSON object; it is a .json object"),
-        ("a.json", "{", NAMED, "Expecting property name"),
-        ("a.jsonl", "1\n2\n3", NAMED, "3 labels in order for 2 requests"),
-        ("a.jsonl", json.dumps(LINES[0]) + "\n3", NAMED, "some lines have a file, and some do not"),
-        ("a.csv", "a,b,c", NAMED, "'a,b,c' is not a file and a label"),
-        ("a.csv", "1.png,cat\n1.png,dog", NAMED, "a file has two labels"),
-        ("a.txt", "", NAMED, "'.txt' is not known; it is a .json object"),
+        ("a.json", '{"1.png": "cat"}', "no label for 1 of 2 requests, such as 'dogs/2.png'"),
+        ("a.json", '{"x.png": "cat"}', "it names 'x.png', and a request is 'cats/1.png'"),
+        ("a.json", "[1, 2]", "it is not a JSON object"),
+        ("a.json", "{", "Expecting property name"),
+        ("a.jsonl", "1\n2\n3", "3 labels in order for 2 requests"),
+        ("a.jsonl", json.dumps(LINES[0]) + "\n3", "some lines have a file"),
+        ("a.csv", "a,b,c", "'a,b,c' is not a file and a label"),
+        ("a.csv", "1.png,cat\n1.png,dog", "a file has two labels"),
+        ("a.txt", "", "'.txt' is not known"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(
-    tmp_path: Path, name: str, text: str, payloads: Any, reported: str
+    tmp_path: Path, name: str, text: str, reason: str
 ) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(CliError, match=reported):
-        read_labels(tmp_path / name, payloads)
+    refuse(tmp_path / name, text, NAMED, reason)
+
+
+@pytest.mark.parametrize(
+    ("payloads", "reason"),
+    [
+        ([Payload(b"1")], "the requests have no file names"),
+        ([Payload(b"", name=f"{name}/1.png") for name in "ab"], "no label for any request"),
+    ],
+)
+def test_names_that_do_not_tell_requests_apart_are_refused(
+    tmp_path: Path, payloads: list[Payload], reason: str
+) -> None:
+    refuse(tmp_path / "a.json", '{"1.png": 3}', payloads, reason)
+
+
+def refuse(file: Path, text: str, payloads: list[Payload], reason: str) -> None:
+    file.write_text(text)
+    with pytest.raises(CliError, match=reason):
+        read_labels(file, payloads)
 
 
 def test_a_missing_file_of_labels_is_reported(tmp_path: Path) -> None:
@@ -100,7 +97,6 @@ def test_a_missing_file_of_labels_is_reported(tmp_path: Path) -> None:
 def test_a_number_of_a_class_is_its_name_where_the_model_answers_with_names(
     answer: Any, label: Any, expected: Any
 ) -> None:
-    reference = ComparedAnswer(
-        200, {"content-type": "application/json"}, json.dumps(answer).encode()
-    )
+    headers = {"content-type": "application/json"}
+    reference = ComparedAnswer(200, headers, json.dumps(answer).encode())
     assert with_names([label], [reference], {"0": "cat", "1": "dog"}) == [expected]

@@ -1,3 +1,5 @@
+"""Limits of losses, tolerances and custom metrics."""
+
 from __future__ import annotations
 
 import re
@@ -38,13 +40,10 @@ def test_a_tolerance_is_a_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "reported"),
+    ("limit", "reason"),
     [
-        ("top1", "'top1' is not a limit; write a loss relative to the reference as top1>=-0.5%"),
-        (
-            "perplexty<=+1%",
-            "no metric 'perplexty'; did you mean 'perplexity'?; there are top1, top5, map, cosine, exact, perplexity, or --metric",
-        ),
+        ("top1", "'top1' is not a limit"),
+        ("perplexty<=+1%", "did you mean 'perplexity'?"),
         ("top1<=-0.5%", "more top1 is better: write top1>=-0.5%"),
         ("perplexity>=-1%", "less perplexity is better: write perplexity<=+1%"),
         ("top1>=0.5%", "does not say whether it is a loss"),
@@ -56,9 +55,9 @@ def test_a_tolerance_is_a_limit() -> None:
         ("", "is not a limit"),
     ],
 )
-def test_a_wrong_limit_says_what_to_write(given: str, reported: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(reported)):
-        parse_limits(given)
+def test_a_wrong_limit_is_refused(limit: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        parse_limits(limit)
 
 
 def test_a_metric_is_a_function_of_a_file(tmp_path: Path) -> None:
@@ -67,15 +66,12 @@ def test_a_metric_is_a_function_of_a_file(tmp_path: Path) -> None:
     name, function = load_metric(f"{file}:f1")
     assert (name, function([], [])) == ("f1", 0.5)
     (tmp_path / "wrong.py").write_text("import nowhere_to_be_found\n")
-    for given, reported in [
-        (f"{file}", "write the file and the function, such as metrics.py:f1"),
+    for metric, reason in [
+        (f"{file}", "such as metrics.py:f1"),
         (f"{file}:f2", "has no function 'f2'"),
         (f"{file}:top1", "rename the function"),
         (f"{tmp_path / 'no.py'}:f1", "there is no file"),
-        (
-            f"{tmp_path / 'wrong.py'}:f1",
-            "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
-        ),
+        (f"{tmp_path / 'wrong.py'}:f1", "No module named 'nowhere_to_be_found'"),
     ]:
-        with pytest.raises(UsageError, match=reported):
-            load_metric(given)
+        with pytest.raises(UsageError, match=reason):
+            load_metric(metric)

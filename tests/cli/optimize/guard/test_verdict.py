@@ -1,7 +1,10 @@
+"""Verdicts on forms: the limits that their answers keep, and the proof of it."""
+
 from __future__ import annotations
 
 import json
 import math
+import operator
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -27,89 +30,84 @@ def answers(values: Sequence[Any]) -> list[ComparedAnswer]:
     return [answer(value) for value in values]
 
 
+def guard_of(reference: list[ComparedAnswer], limit: str, labels: Any = None) -> FormGuard:
+    return FormGuard(reference, parse_limits(limit), labels)
+
+
 def tensor(shape: list[int], data: list[Any], **more: str) -> Any:
-    return {
-        "model_name": "m",
-        "outputs": [{"name": "y", "datatype": "FP32", "shape": shape, "data": data}],
-        **more,
-    }
+    output = {"name": "y", "datatype": "FP32", "shape": shape, "data": data}
+    return {"model_name": "m", "outputs": [output], **more}
 
 
-def vectors(count: int, width: int = 8, seed: int = 0, noise: float = 0.0) -> list[Any]:
-    chance, other = random.Random(seed), random.Random(seed + 1)
-    return [
-        [chance.gauss(0, 1) + other.gauss(0, noise) for _ in range(width)] for _ in range(count)
-    ]
+def vectors(count: int, noise: float = 0.0) -> list[Any]:
+    chance, noises = random.Random(0), random.Random(1)
+    return [[chance.gauss(0, 1) + noises.gauss(0, noise) for _ in range(8)] for _ in range(count)]
+
+
+TOP1, COSINE, EXACT = "top1>=-0.5%", "cosine>=0.999", "exact>=-0.5%"
+TOLERANCE = "tolerance rtol=1e-2,atol=1e-3"
 
 
 @pytest.mark.parametrize(
     ("value", "limit"),
     [
-        (CAT, "top1>=-0.5%"),
-        ([0.25, 0.75], "top1>=-0.5%"),
-        ([{"label": "cat", "score": 0.9}], "top1>=-0.5%"),
-        (tensor([1, 2], [0.25, 0.75]), "top1>=-0.5%"),
+        (CAT, TOP1),
+        ([0.25, 0.75], TOP1),
+        ([{"label": "cat", "score": 0.9}], TOP1),
+        (tensor([1, 2], [0.25, 0.75]), TOP1),
         (BOX, "map>=-0.5%"),
-        ([1.5, -0.3, 7.0], "cosine>=0.999"),
-        (tensor([1, 3], [1.5, -0.3, 7.0], id="a"), "cosine>=0.999"),
-        ({"label": "cat", "score": 0.9}, "top1>=-0.5%"),
-        ({"class": 2, "probability": 0.9}, "top1>=-0.5%"),
-        ([{"label": 0, "score": 0.6}, {"label": 1, "score": 0.3}], "top1>=-0.5%"),
-        ({"class": 2, "distance": 7.5}, "tolerance rtol=1e-2,atol=1e-3"),
-        ([0.25, 0.25], "cosine>=0.999"),
-        ({"price": 12.5}, "tolerance rtol=1e-2,atol=1e-3"),
-        ({"value": 0.37}, "tolerance rtol=1e-2,atol=1e-3"),
-        ([0.37], "tolerance rtol=1e-2,atol=1e-3"),
-        (0.37, "tolerance rtol=1e-2,atol=1e-3"),
-        (tensor([1, 1], [0.37]), "tolerance rtol=1e-2,atol=1e-3"),
-        (["a"], "exact>=-0.5%"),
-        ([3, 17, 29], "exact>=-0.5%"),
-        (["a", "b"], "exact>=-0.5%"),
-        ("words", "exact>=-0.5%"),
+        ([1.5, -0.3, 7.0], COSINE),
+        (tensor([1, 3], [1.5, -0.3, 7.0], id="a"), COSINE),
+        ({"label": "cat", "score": 0.9}, TOP1),
+        ({"class": 2, "probability": 0.9}, TOP1),
+        ([{"label": 0, "score": 0.6}, {"label": 1, "score": 0.3}], TOP1),
+        ({"class": 2, "distance": 7.5}, TOLERANCE),
+        ([0.25, 0.25], COSINE),
+        ({"price": 12.5}, TOLERANCE),
+        ({"value": 0.37}, TOLERANCE),
+        ([0.37], TOLERANCE),
+        (0.37, TOLERANCE),
+        (tensor([1, 1], [0.37]), TOLERANCE),
+        (["a"], EXACT),
+        ([3, 17, 29], EXACT),
+        (["a", "b"], EXACT),
+        ("words", EXACT),
     ],
 )
-def test_the_limit_follows_from_the_form_of_the_answers(value: Any, limit: str) -> None:
+def test_the_default_limit_follows_from_the_kind_of_the_answers(value: Any, limit: str) -> None:
     reference = answers([value] * 600)
     guard = FormGuard(reference)
     assert guard.limit == limit
     assert guard.judge(reference).passed
 
 
-def test_too_few_rows_that_all_agree_are_not_enough_and_the_text_says_how_many_are() -> None:
+def test_too_few_rows_that_all_agree_prove_nothing_and_the_number_that_would_is_told() -> None:
     reference = answers([CAT, DOG] * 60)
     guard = FormGuard(reference)
     verdict = guard.judge(list(reference))
     assert not verdict.passed
-    assert (
-        verdict.text
-        == "top1 agreed on 120 of 120 rows; 95 % confidence of top1>=-0.5% needs 598 rows, 478 more"
-    )
+    assert verdict.text.endswith("95 % confidence of top1>=-0.5% needs 598 rows, 478 more")
     assert (verdict.value, verdict.loss, verdict.rows) == (1.0, 0.0, 120)
     assert verdict.loss_bound == pytest.approx(1 - 0.05 ** (1 / 120))
-    assert guard.shortage == (
-        598,
-        "top1>=-0.5% needs at least 598 held-out rows to be shown with 95 % confidence; there are 120",
-    )
+    assert guard.shortage is not None
+    assert guard.shortage[0] == 598
+    assert "there are 120" in guard.shortage[1]
     assert guard.hopeless(reference[:60]) is None
     enough = FormGuard(reference * 5)
     assert enough.shortage is None
-    assert (
-        enough.judge(reference * 5).text
-        == "top1 agreed on 600 of 600 rows; with 95 % confidence the loss is at most 0.498 %"
-    )
+    text = enough.judge(reference * 5).text
+    assert text.startswith("top1 agreed on 600 of 600 rows")
+    assert text.endswith("at most 0.498 %")
 
 
 def test_a_form_within_the_noise_of_the_limit_does_not_pass() -> None:
     reference = answers([CAT] * 1000)
-    verdict = FormGuard(reference).judge([answer(DOG)] * 3 + reference[3:])
+    changed = answers([DOG] * 3) + reference[3:]
+    verdict = FormGuard(reference).judge(changed)
     assert verdict.loss == pytest.approx(0.003)
     assert (verdict.passed, verdict.loss_bound > 0.005) == (False, True)
     assert "needs about " in verdict.text
-    assert (
-        FormGuard(reference, parse_limits("top1>=-1%"))
-        .judge([answer(DOG)] * 3 + reference[3:])
-        .passed
-    )
+    assert guard_of(reference, "top1>=-1%").judge(changed).passed
 
 
 @pytest.mark.parametrize(
@@ -124,26 +122,27 @@ def test_top5_takes_the_best_label_among_five() -> None:
     scores = {str(number): 0.3 - number / 100 for number in range(8)}
     fifth, sixth = scores | {"0": 0.255}, scores | {"0": 0.245}
     reference = answers([scores] * 700)
-    guard = FormGuard(reference, parse_limits("top5>=-0.5%"))
+    guard = guard_of(reference, "top5>=-0.5%")
     assert guard.judge([answer(fifth)] * 700).value == 1.0
     assert guard.judge([answer(sixth)] * 700).value == 0.0
 
 
 @pytest.mark.parametrize(
-    "limit",
-    ["top1>=-1%", "map>=-1%", "cosine>=0.9", "exact>=-1%", "perplexity<=+1%", "own>=-1%", None],
+    ("limit", "value"),
+    [
+        ("top1>=-1%", CAT),
+        ("map>=-1%", BOX),
+        ("cosine>=0.9", CAT),
+        ("exact>=-1%", CAT),
+        ("perplexity<=+1%", [[0.1, 0.9], [0.2, 0.8]]),
+        ("own>=-1%", CAT),
+        (None, CAT),
+    ],
 )
-def test_a_failed_answer_is_a_loss_by_every_metric(limit: str | None) -> None:
-    value: Any = (
-        BOX
-        if limit == "map>=-1%"
-        else [[0.1, 0.9], [0.2, 0.8]]
-        if limit == "perplexity<=+1%"
-        else CAT
-    )
+def test_a_failed_answer_is_a_loss_by_every_metric(limit: str | None, value: Any) -> None:
     reference = answers([value] * 400)
     limits = (
-        parse_limits(limit, custom="own" if limit == "own>=-1%" else None)
+        parse_limits(limit, custom="own" if limit.startswith("own") else None)
         if limit
         else parse_limits(tolerance="rtol=1e-2")
     )
@@ -163,79 +162,61 @@ def test_failed_answers_for_images_without_objects_are_losses_too() -> None:
 
 def test_another_content_type_is_a_loss() -> None:
     reference = answers([CAT] * 600)
-    other = ComparedAnswer(200, {"content-type": "text/plain"}, reference[0].body)
-    assert FormGuard(reference).judge([other] * 600).value == 0.0
+    plain = ComparedAnswer(200, {"content-type": "text/plain"}, reference[0].body)
+    assert FormGuard(reference).judge([plain] * 600).value == 0.0
 
 
 def test_labels_decide_whether_a_change_is_a_loss() -> None:
     reference = answers([CAT] * 950 + [DOG] * 50)
     labels = ["cat"] * 1000
-    guard = FormGuard(reference, parse_limits("top1>=-0.5%"), labels)
+    guard = guard_of(reference, "top1>=-0.5%", labels)
     better = guard.judge(answers([CAT] * 1000))
-    assert (better.passed, better.reference, better.value, better.loss) == (
-        True,
-        0.95,
-        1.0,
-        pytest.approx(-0.05),
-    )
-    assert better.text.startswith(
-        "top1 is right on 1000 of 1000 rows, the reference on 950; with 95 % confidence the loss is at most 0 %"
-    )
+    assert (better.passed, better.reference, better.value) == (True, 0.95, 1.0)
+    assert better.loss == pytest.approx(-0.05)
+    assert better.text.startswith("top1 is right on 1000 of 1000 rows, the reference on 950;")
     swapped = guard.judge(answers([DOG] * 50 + [CAT] * 950))
     assert (swapped.passed, swapped.loss) == (False, 0.0)
-    assert guard.hopeless(answers([DOG] * 20)) is None  # the rest may be gained
+    # Later rows may make up for these.
+    assert guard.hopeless(answers([DOG] * 20)) is None
     assert guard.hopeless(answers([DOG] * 60)) is not None
 
 
 def test_a_label_may_be_the_position_of_the_best_number() -> None:
     reference = answers([[0.1, 2.0, 0.3]] * 600)
     for label in (1, "1"):
-        assert (
-            FormGuard(reference, parse_limits("top1>=0.9"), [label] * 600).judge(reference).value
-            == 1.0
-        )
-    with pytest.raises(
-        CliError,
-        match="has top1 0, so no loss can be measured: for the first row the model says '1', the file says 'cat'",
-    ):
-        FormGuard(reference, parse_limits("top1>=-1%"), ["cat"] * 600)
+        guard = guard_of(reference, "top1>=0.9", [label] * 600)
+        assert guard.judge(reference).value == 1.0
+    with pytest.raises(CliError, match="the model says '1', the file says 'cat'"):
+        guard_of(reference, "top1>=-1%", ["cat"] * 600)
 
 
-def test_answers_keep_a_limit_by_their_loss_however_few_they_are() -> None:
-    guard = FormGuard(answers([CAT] * 10), parse_limits("top1>=-10%,cosine>=0.9"))
+def test_few_answers_keep_a_limit_by_their_loss_alone() -> None:
+    guard = guard_of(answers([CAT] * 10), "top1>=-10%,cosine>=0.9")
     assert guard.keeps(answers([CAT] * 9 + [DOG]))
     assert not guard.keeps(answers([CAT] * 8 + [DOG] * 2))
     assert not guard.keeps([*answers([CAT] * 9), answer(CAT, 500)])
 
 
-def test_a_value_to_keep_is_of_the_form_itself() -> None:
+def test_a_limit_may_be_a_value_of_the_form_itself() -> None:
     reference = answers([CAT] * 100)
     labels = ["cat"] * 99 + ["dog"]
-    guard = FormGuard(reference, parse_limits("top1>=0.95"), labels)
+    guard = guard_of(reference, "top1>=0.95", labels)
     verdict = guard.judge(reference)
-    assert (
-        verdict.text
-        == "top1 is right on 99 of 100 rows, the reference on 99; with 95 % confidence it is at least 0.95344"
-    )
+    assert verdict.text.endswith("with 95 % confidence it is at least 0.95344")
     assert (verdict.passed, verdict.loss) == (True, 0.0)
     assert not guard.judge([answer(DOG)] * 2 + reference[2:]).passed
-    with pytest.raises(
-        CliError, match=r"has top1 0\.99: no form can keep top1>=0\.995; change --max-loss"
-    ):
-        FormGuard(reference, parse_limits("top1>=0.995"), labels)
+    with pytest.raises(CliError, match=r"has top1 0\.99: no form can keep top1>=0\.995"):
+        guard_of(reference, "top1>=0.995", labels)
 
 
-def test_cosine_bounds_the_mean_of_all_rows_and_wants_29() -> None:
+def test_cosine_bounds_the_mean_of_all_rows_and_needs_29() -> None:
     reference = answers(vectors(100))
     guard = FormGuard(reference)
-    near, far = (guard.judge(answers(vectors(100, noise=noise))) for noise in (0.01, 0.1))
+    near, far = (guard.judge(answers(vectors(100, noise))) for noise in (0.01, 0.1))
     assert (near.passed, far.passed) == (True, False)
     assert 1 - near.value < near.loss_bound < 0.001
     few = FormGuard(reference[:28])
-    assert (
-        few.judge(reference[:28]).text
-        == "cosine is 1 on 28 rows; 95 % confidence of cosine>=0.999 needs about 29 rows, 1 more"
-    )
+    assert few.judge(reference[:28]).text.endswith("needs about 29 rows, 1 more")
     assert few.shortage is not None
     assert FormGuard(reference[:29]).judge(reference[:29]).passed
 
@@ -247,8 +228,8 @@ def test_numbers_of_another_shape_or_without_direction_are_lost(value: Any) -> N
 
 def test_an_id_of_the_open_inference_protocol_is_no_difference() -> None:
     reference = answers([tensor([1, 2], [0.5, 7.5], id=str(row)) for row in range(600)])
-    other = answers([tensor([1, 2], [0.5, 7.5], id="other") for _ in range(600)])
-    assert FormGuard(reference, parse_limits("exact>=-0.5%")).judge(other).passed
+    renamed = answers([tensor([1, 2], [0.5, 7.5], id="other")] * 600)
+    assert guard_of(reference, EXACT).judge(renamed).passed
 
 
 def test_boxes_may_move_as_far_as_the_limit_allows() -> None:
@@ -256,104 +237,87 @@ def test_boxes_may_move_as_far_as_the_limit_allows() -> None:
         return answers([[{"cat": [by, 0, 10 + by, 10], "score": 0.9}]] * 600)
 
     guard = FormGuard(moved(0))
-    assert guard.judge(moved(0.1)).value == 1.0
-    assert guard.judge(moved(0.1)).passed
-    shifted = guard.judge(moved(1))
-    assert (shifted.value, shifted.passed) == (
-        pytest.approx(0.7),
-        False,
-    )  # IoU 9/11: right at 0.5 to 0.8
+    near, far = guard.judge(moved(0.1)), guard.judge(moved(1))
+    assert (near.value, near.passed) == (1.0, True)
+    # An overlap (IoU) of 9/11 is right at the thresholds from 0.5 to 0.8.
+    assert (far.value, far.passed) == (pytest.approx(0.7), False)
     assert guard.hopeless(moved(1)[:300]) is not None
     with pytest.raises(CliError, match="map 0"):
-        FormGuard(answers([[]] * 20), parse_limits("map>=-1%"))
+        guard_of(answers([[]] * 20), "map>=-1%")
 
 
-def test_perplexity_is_of_the_labels_or_of_the_reference_s_best_tokens() -> None:
-    rows = [[[math.log(0.5), math.log(0.25), math.log(0.25)]] * 4] * 100
-    reference = answers(rows)
+def test_perplexity_is_that_of_the_labels_or_of_the_reference_s_best_tokens() -> None:
+    reference = answers([[[math.log(0.5), math.log(0.25), math.log(0.25)]] * 4] * 100)
     flat = answers([[[0.0, 0.0, 0.0]] * 4] * 100)
-    guard = FormGuard(reference, parse_limits("perplexity<=+1%"))
-    assert (guard.judge(reference).value, guard.judge(reference).passed) == (
-        pytest.approx(2.0),
-        True,
-    )
-    worse = guard.judge(flat)
-    assert (worse.value, worse.loss, worse.passed) == (
-        pytest.approx(3.0),
-        pytest.approx(0.5),
-        False,
-    )
-    labelled = FormGuard(reference, parse_limits("perplexity<=5"), [[1, 1, 2, 2]] * 100)
-    assert (labelled.judge(reference).value, labelled.judge(reference).passed) == (
-        pytest.approx(4.0),
-        True,
-    )
-    with pytest.raises(
-        CliError,
-        match="perplexity does not fit a label or an answer of the model as it is: there is not one token",
-    ):
-        FormGuard(reference, parse_limits("perplexity<=5"), [[1]] * 100)
+    guard = guard_of(reference, "perplexity<=+1%")
+    equal, worse = guard.judge(reference), guard.judge(flat)
+    assert (equal.value, equal.passed) == (pytest.approx(2.0), True)
+    assert (worse.value, worse.loss) == (pytest.approx(3.0), pytest.approx(0.5))
+    assert not worse.passed
+    labelled = guard_of(reference, "perplexity<=5", [[1, 1, 2, 2]] * 100).judge(reference)
+    assert (labelled.value, labelled.passed) == (pytest.approx(4.0), True)
+    with pytest.raises(CliError, match="there is not one token"):
+        guard_of(reference, "perplexity<=5", [[1]] * 100)
 
 
 def test_no_row_may_be_outside_of_a_tolerance() -> None:
     reference = answers(vectors(40))
     guard = FormGuard(reference, parse_limits(tolerance="rtol=1e-2,atol=1e-2"))
-    assert guard.judge(answers(vectors(40, noise=1e-4))).text == (
-        "tolerance rtol=1e-2,atol=1e-2 holds for 40 of 40 rows; with 95 % confidence at most 7.22 % of all rows differ more"
-    )
+    text = guard.judge(answers(vectors(40, 1e-4))).text
+    assert text.startswith("tolerance rtol=1e-2,atol=1e-2 holds for 40 of 40 rows;")
+    assert "at most 7.22 %" in text
     off = [answer([9.0] * 8), *reference[1:]]
     assert not guard.judge(off).passed
     assert guard.hopeless(off[:1]) is not None
 
 
 def test_a_custom_metric_gets_answers_and_labels() -> None:
-    seen = []
+    calls = []
 
-    def accuracy(given: list[Any], labels: list[Any]) -> float:
-        seen.append((given[0], labels[0]))
-        return sum(
-            max(each, key=each.__getitem__) == label
-            for each, label in zip(given, labels, strict=True)
-        ) / len(given)
+    def accuracy(values: list[Any], labels: list[Any]) -> float:
+        calls.append((values[0], labels[0]))
+        best = [max(scores, key=scores.__getitem__) for scores in values]
+        return sum(map(operator.eq, best, labels)) / len(best)
 
-    reference = answers([CAT] * 600)
-    guard = FormGuard(reference, parse_limits(custom="accuracy"), ["cat"] * 600, accuracy)
+    reference = answers([CAT] * 200)
+    guard = FormGuard(
+        reference, parse_limits("accuracy>=-2%", custom="accuracy"), ["cat"] * 200, accuracy
+    )
     assert guard.judge(reference).passed
-    assert seen[0] == (CAT, "cat")
-    verdict = guard.judge([answer(DOG)] * 30 + reference[30:])
+    assert calls[0] == (CAT, "cat")
+    verdict = guard.judge([answer(DOG)] * 10 + reference[10:])
     assert (verdict.loss, verdict.passed) == (pytest.approx(0.05), False)
-    assert guard.hopeless([answer(DOG)] * 30) is None
-    with pytest.raises(CliError, match="accuracy\\(answers, labels\\) raised AttributeError"):
-        guard.judge([answer(3)] * 600)
+    assert guard.hopeless([answer(DOG)] * 10) is None
+    with pytest.raises(CliError, match=r"accuracy.* raised AttributeError"):
+        guard.judge([answer(3)] * 200)
 
 
-def test_of_several_limits_the_broken_one_is_reported() -> None:
+def test_the_broken_one_of_several_limits_is_reported() -> None:
     reference = answers([{"cat": 0.9, "dog": 0.1}] * 600)
     changed = answers([{"cat": 0.6, "dog": 0.4}] * 600)
-    guard = FormGuard(reference, parse_limits("top1>=-0.5%,cosine>=0.999"))
+    guard = guard_of(reference, "top1>=-0.5%,cosine>=0.999")
     assert (guard.judge(changed).metric, guard.judge(changed).passed) == ("cosine", False)
     assert guard.judge(reference).passed
 
 
-def test_a_form_is_unproven_where_its_rows_keep_every_limit_and_are_too_few_to_prove_it() -> None:
+def test_a_form_is_unproven_where_its_rows_keep_the_limits_and_are_too_few_to_prove_it() -> None:
     reference = answers([CAT] * 600)
-    guard = FormGuard(reference, parse_limits("top1>=-0.5%,exact>=-1%"))
+    guard = guard_of(reference, "top1>=-0.5%,exact>=-1%")
     one_lost = [answer(DOG), *reference[1:]]
     verdict = guard.judge(one_lost)
     assert (verdict.passed, verdict.metric) == (False, "top1")
     assert verdict.rows_needed is not None
     assert verdict.rows_needed > 600
     assert f"needs about {verdict.rows_needed} rows" in verdict.text
-    assert guard.hopeless(one_lost[:32]) is None, (
-        "how many rows would settle it takes all that there are"
-    )
+    # The number of rows that would settle it is known after all rows.
+    assert guard.hopeless(one_lost[:32]) is None
     assert guard.judge(reference).rows_needed is None
-    assert guard.judge([answer(DOG)] * 4 + reference[4:]).rows_needed is None, "it breaks the limit"
+    assert guard.judge([answer(DOG)] * 4 + reference[4:]).rows_needed is None
 
 
-def test_of_a_limit_that_is_broken_and_one_that_is_unproven_the_broken_one_is_reported() -> None:
+def test_a_broken_limit_is_reported_before_an_unproven_one() -> None:
     reference = answers([CAT] * 40)
-    guard = FormGuard(reference, parse_limits("top1>=-0.1%,exact>=-20%"))
+    guard = guard_of(reference, "top1>=-0.1%,exact>=-20%")
     changed = answers([{"cat": 0.8, "dog": 0.2}] * 9) + reference[9:]
     assert (guard.judge(changed).metric, guard.judge(changed).rows_needed) == ("exact", None)
 
@@ -369,12 +333,11 @@ def test_a_reference_that_fails_is_reported() -> None:
     st.integers(1, 29),
     st.sampled_from(["top1>=-12%", "cosine>=0.9"]),
 )
-def test_what_is_hopeless_never_passes(values: list[Any], first: int, limit: str) -> None:
-    reference = answers([CAT] * len(values))
-    guard = FormGuard(reference, parse_limits(limit))
-    given_answers = answers(values)
-    verdict = guard.judge(given_answers)
+def test_a_hopeless_form_never_passes(values: list[Any], first: int, limit: str) -> None:
+    reference, changed = answers([CAT] * len(values)), answers(values)
+    guard = guard_of(reference, limit)
+    verdict = guard.judge(changed)
     assert verdict.loss <= verdict.loss_bound
-    for rest in (given_answers[first:], reference[first:]):
-        if guard.hopeless(given_answers[:first]) is not None:
-            assert not guard.judge([*given_answers[:first], *rest]).passed
+    if guard.hopeless(changed[:first]) is not None:
+        for later in (changed[first:], reference[first:]):
+            assert not guard.judge([*changed[:first], *later]).passed

@@ -1,8 +1,11 @@
+"""The reports of a run: page, text, table and terminal."""
+
 from __future__ import annotations
 
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,7 @@ SIZES = [1, 8]
 
 
 def form(
-    name: str, state: str, ratio: float, loss: float, memory: float = 300.0, reason: str = ""
+    name: str, state: Any, ratio: float, loss: float, memory: float = 300.0, reason: str = ""
 ) -> FormResult:
     guard = GuardVerdict(
         passed=loss < 0.005,
@@ -27,30 +30,31 @@ def form(
         rows=1200,
         text="",
     )
+    low, high = ratio * 0.95, ratio * 1.05
     sizes = [
         SizeFigures(
             batch_size=size,
             median_ms=10 / ratio,
             reference_ms=10.0,
             ratio=ratio,
-            low=ratio * 0.95,
-            high=ratio * 1.05,
+            low=low,
+            high=high,
         )
         for size in SIZES
     ]
-    speeds = {"speedup": ratio, "speedup_low": ratio * 0.95, "speedup_high": ratio * 1.05}
-    figures = {"memory_mib": memory, "size_mib": 12.5, "load_seconds": 1.2}
-    return FormResult.model_validate(
-        {
-            "name": name,
-            "label": f"{name} in words",
-            "state": state,
-            "guard": guard,
-            "sizes": sizes,
-            "reason": reason,
-            **speeds,
-            **figures,
-        }
+    return FormResult(
+        name=name,
+        label=f"{name} in words",
+        state=state,
+        guard=guard,
+        sizes=sizes,
+        reason=reason,
+        speedup=ratio,
+        speedup_low=low,
+        speedup_high=high,
+        memory_mib=memory,
+        size_mib=12.5,
+        load_seconds=1.2,
     )
 
 
@@ -91,17 +95,16 @@ def results(*, best: str | None = "openvino-int8") -> OptimizeResults:
     )
 
 
-def test_the_files_hold_every_form_and_escape_what_is_not_ours(tmp_path: Path) -> None:
+def test_the_files_hold_every_form_and_escape_other_texts(tmp_path: Path) -> None:
     hostile = results()
     hostile.forms[2].reason = "=cmd|' /C calc'!A0"
     write_report(hostile, tmp_path)
     page, text = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
-    for name in ("bf16", "openvino-int8", "onnx", "int8-dynamic", "cuda-graphs"):
-        assert name in page
-        assert name in text
+    names = ("bf16", "openvino-int8", "onnx", "int8-dynamic", "cuda-graphs")
+    for part in (*names, "judged by itself with 95 % confidence"):
+        assert part in page
+        assert part in text
     assert "&lt;this&gt;" in page
-    assert "judged by itself with 95 % confidence" in page
-    assert "judged by itself with 95 % confidence" in text
     assert "<this>" not in page
     assert page.count("<svg") == 2
     assert "forms: [openvino-int8]" in page
@@ -125,7 +128,7 @@ def test_the_terminal_shows_a_table_and_the_choice(capsys: pytest.CaptureFixture
     assert "Best form: openvino-int8 (openvino-int8 in words)" in shown
 
 
-def test_where_the_model_as_it_is_stays_the_reports_say_so(
+def test_the_reports_tell_that_the_model_stays_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_report(results(best=None), tmp_path)

@@ -1,4 +1,4 @@
-"""What the variables of a function and its events mean: pure functions."""
+"""The variables of a function, its events and its answers, without a process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
 from tsx_runtime.targets.aws_lambda.runtime_client import Poller
 
 
-def test_a_variable_of_the_function_and_a_file_in_its_image_go_before_the_platforms_defaults(
+def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "tsx.toml").write_text('max_header_size = 5000\ncache_dir = "/elsewhere"\n')
@@ -49,16 +49,16 @@ def test_a_variable_of_the_function_and_a_file_in_its_image_go_before_the_platfo
         "TSX_MODEL_DIR": "/srv",
         "TSX_CONFIG": str(tmp_path / "tsx.toml"),
     }
-    said = read_environment(env)
-    settings = Function(said, env)._settings
+    environment = read_environment(env)
+    settings = Function(environment, env)._settings
     assert (settings.cache_dir, settings.state_dir) == (Path("/mnt/cache"), Path("/tmp/tsx/state"))
     assert (settings.max_header_size, settings.heartbeat_timeout) == (5000, 0)
-    assert said.own.base_path == "/api"
-    assert said.order["max_batch_delay"] == 0
+    assert environment.own.base_path == "/api"
+    assert environment.order["max_batch_delay"] == 0
 
 
 @pytest.mark.parametrize(
-    ("env", "own"),
+    ("env", "is_ours"),
     [
         ({}, False),
         ({"AWS_LAMBDA_MAX_CONCURRENCY": "16"}, True),
@@ -67,8 +67,10 @@ def test_a_variable_of_the_function_and_a_file_in_its_image_go_before_the_platfo
         ({"TSX_LAMBDA_RUNTIME": "awslambdaric", "AWS_LAMBDA_MAX_CONCURRENCY": "1"}, False),
     ],
 )
-def test_the_client_is_amazons_where_that_will_do(env: dict[str, str], own: bool) -> None:
-    assert read_environment(env).own.uses_own_client is own
+def test_the_client_is_amazons_unless_it_cannot_do_what_is_asked_for(
+    env: dict[str, str], is_ours: bool
+) -> None:
+    assert read_environment(env).own.uses_own_client is is_ours
 
 
 @pytest.mark.parametrize(
@@ -89,34 +91,25 @@ def test_the_client_is_amazons_where_that_will_do(env: dict[str, str], own: bool
         ),
     ],
 )
-def test_a_variable_that_means_nothing_says_what_it_takes(env: dict[str, str], text: str) -> None:
+def test_an_invalid_variable_is_refused(env: dict[str, str], text: str) -> None:
     with pytest.raises(SettingError, match=text):
         read_environment(env)
 
 
-def test_only_on_demand_is_the_model_not_waited_for_to_the_end() -> None:
-    assert read_environment({}).own.init_wait == INIT_WAIT
-    assert (
-        read_environment(
-            {"AWS_LAMBDA_INITIALIZATION_TYPE": "provisioned-concurrency"}
-        ).own.init_wait
-        is None
-    )
-    assert (
-        read_environment(
-            {
-                "AWS_LAMBDA_INITIALIZATION_TYPE": "lambda-managed-instances",
-                "TSX_LAMBDA_INIT_WAIT": "3",
-            }
-        ).own.init_wait
-        == 3
-    )
+def test_a_start_waits_for_the_model_to_the_end_unless_it_is_on_demand() -> None:
+    def init_wait(**env: str) -> float | None:
+        return read_environment(env).own.init_wait
+
+    kind = "AWS_LAMBDA_INITIALIZATION_TYPE"
+    assert init_wait() == INIT_WAIT
+    assert init_wait(**{kind: "provisioned-concurrency"}) is None
+    assert init_wait(**{kind: "lambda-managed-instances"}, TSX_LAMBDA_INIT_WAIT="3") == 3
 
 
 def test_libraries_write_where_a_function_may() -> None:
     assert homes({"HOME": "/root", "HF_HOME": "/mnt/models"})["HOME"] == "/tmp"
     assert "HF_HOME" not in homes({"HF_HOME": "/mnt/models"})
-    assert all(place.startswith("/tmp") for place in homes({}).values())
+    assert all(path.startswith("/tmp") for path in homes({}).values())
 
 
 def test_events_are_distinguished() -> None:
@@ -163,23 +156,20 @@ def test_attributes_of_a_message_are_headers() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1))
-def test_what_comes_again_is_what_failed_and_what_follows_it_in_its_group(
-    reported: list[tuple[str, bool]],
+def test_failed_messages_and_the_later_ones_of_their_group_come_again(
+    outcomes: list[tuple[str, bool]],
 ) -> None:
-    records = messages(["x"] * len(reported), groups=[group for group, _ in reported])["Records"]
-    failed = {
-        record["messageId"] for record, (_, good) in zip(records, reported, strict=True) if not good
-    }
+    groups = [group for group, _ in outcomes]
+    records = messages(["x"] * len(outcomes), groups=groups)["Records"]
+    ids = [record["messageId"] for record in records]
+    failed = {id for id, (_, good) in zip(ids, outcomes, strict=True) if not good}
     again = ordered_failures(records, failed)
     assert failed <= set(again)
     for group in "abc":
-        own = [
-            record["messageId"] in again
-            for record, (name, _) in zip(records, reported, strict=True)
-            if name == group
-        ]
-        assert own == sorted(own)  # all good ones before the first that comes again
-    unordered = messages(["x"] * len(reported))["Records"]
+        repeated = [id in again for id, name in zip(ids, groups, strict=True) if name == group]
+        # All good ones come before the first that comes again.
+        assert repeated == sorted(repeated)
+    unordered = messages(["x"] * len(outcomes))["Records"]
     assert set(ordered_failures(unordered, failed)) == failed
 
 
@@ -187,17 +177,14 @@ def test_answers_of_messages_have_names_and_keep_their_order() -> None:
     result = Result("id-1", "group", 200, "application/json; charset=utf-8", b"{}")
     assert s3_key("s3://bucket/some/place/", result) == ("bucket", "some/place/id-1.json")
     assert s3_key("s3://bucket", result._replace(content_type="x/y")) == ("bucket", "id-1.bin")
-    reported = sqs_message("https://sqs/1/q.fifo", result)
-    assert (
-        reported["MessageBody"],
-        reported["MessageGroupId"],
-        reported["MessageDeduplicationId"],
-    ) == ("{}", "group", "id-1")
+    names = ("MessageBody", "MessageGroupId", "MessageDeduplicationId")
+    message = sqs_message("https://sqs/1/q.fifo", result)
+    assert [message[name] for name in names] == ["{}", "group", "id-1"]
     assert sqs_message("https://sqs/1/q", result._replace(body=b"\xff"))["MessageBody"] == "/w=="
 
 
-def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
-    """Making two at once fails now and then."""
+def test_threads_share_one_client_of_boto3() -> None:
+    """boto3 may fail where two clients are made at once."""
     making, met = threading.Barrier(2), []
 
     def client(service: str) -> Any:
@@ -219,19 +206,17 @@ def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
 def test_answers_go_to_a_bucket_of_the_account_that_is_named(
     owner: str, expected: str | None
 ) -> None:
-    sent: list[dict[str, Any]] = []
-    results = ResultSender(
-        lambda service: SimpleNamespace(put_object=lambda **given: sent.append(given)), owner
-    )
+    orders: list[dict[str, Any]] = []
+    client = SimpleNamespace(put_object=lambda **order: orders.append(order))
+    results = ResultSender(lambda service: client, owner)
     asyncio.run(results.send("s3://bucket/prefix", Result("id", "", 200, "text/plain", b"x")))
-    assert [(given["Key"], given.get("ExpectedBucketOwner")) for given in sent] == [
-        ("prefix/id.txt", expected)
-    ]
+    (order,) = orders
+    assert (order["Key"], order.get("ExpectedBucketOwner")) == ("prefix/id.txt", expected)
 
 
-def test_a_poller_that_is_to_leave_answers_what_it_has_and_asks_for_no_more() -> None:
+def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other() -> None:
     class Api:
-        """It has an invocation whenever one is asked for."""
+        """A Runtime API that always has an invocation."""
 
         answered: ClassVar[list[str]] = []
         closed = False
@@ -240,7 +225,7 @@ def test_a_poller_that_is_to_leave_answers_what_it_has_and_asks_for_no_more() ->
             return Invocation({"lambda-runtime-aws-request-id": str(len(self.answered))}, b"{}")
 
         def parts(self, id: str) -> None:
-            """Nothing is streamed."""
+            """Stream nothing."""
 
         async def answer(self, id: str, body: bytes) -> None:
             self.answered.append(id)
@@ -263,45 +248,44 @@ def test_a_poller_that_is_to_leave_answers_what_it_has_and_asks_for_no_more() ->
     assert (api.answered, api.closed, poller.leave()) == (["0", "1"], True, False)
 
 
-def test_an_answer_without_a_type_is_what_it_looks_like() -> None:
+def test_the_type_of_an_answer_is_guessed_from_its_body() -> None:
     assert [looks_like(body) for body in (b'{"a": 1}', b"seven", b"\xff\xfe")] == [
         "application/json",
         "text/plain; charset=utf-8",
         "application/octet-stream",
     ]
-    reported = prelude(
-        200, [(b"set-cookie", b"a=1"), (b"x", b"1"), (b"x", b"2"), (b"content-length", b"3")]
-    )
-    assert (
-        reported == b'{"statusCode": 200, "headers": {"x": "1, 2"}, "cookies": ["a=1"]}' + b"\0" * 8
-    )
-    assert ModelAnswer(200, "", b"").status == 200
 
 
-def test_answers_that_were_there_in_time_are_sent_although_other_messages_took_all_of_it(
+def test_the_prelude_joins_equal_headers_and_keeps_cookies_apart() -> None:
+    headers = [(b"set-cookie", b"a=1"), (b"x", b"1"), (b"x", b"2"), (b"content-length", b"3")]
+    head = b'{"statusCode": 200, "headers": {"x": "1, 2"}, "cookies": ["a=1"]}'
+    assert prelude(200, headers) == head + b"\0" * 8
+
+
+def test_answers_in_time_are_sent_although_other_messages_took_all_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: list[float] = []
-    sent: list[Result] = []
+    limits: list[float] = []
+    results: list[Result] = []
+    calls: list[str] = []
 
     async def answer_all(_registry: object, requests: list[Any], seconds: float) -> list[Any]:
-        given.append(seconds)
+        limits.append(seconds)
         return [ModelAnswer(200, "text/plain", b"yes"), too_late()]
 
-    class Kept:
-        async def send(self, place: str, result: Result) -> None:
-            sent.append(result)
+    class Sender:
+        async def send(self, target: str, result: Result) -> None:
+            results.append(result)
 
     monkeypatch.setattr(batch_events, "answer_all", answer_all)
-    reported: list[str] = []
     queue = SqsBatches(
         cast("Any", None),
         "s3://bucket/answers",
-        cast("Any", Kept()),
-        lambda: reported.append("late"),
+        cast("Any", Sender()),
+        lambda: calls.append("late"),
     )
     answer = asyncio.run(queue.answer(messages(["a", "b"]), 60))
-    assert given[0] <= 55
-    assert [result.message for result in sent] == ["message-0"]
+    assert limits[0] <= 55
+    assert [result.message for result in results] == ["message-0"]
     assert answer == {"batchItemFailures": [{"itemIdentifier": "message-1"}]}
-    assert reported == ["late"]
+    assert calls == ["late"]

@@ -1,5 +1,6 @@
-"""A model as a Lambda function, by AWS's own client and by tsx's: the entry of the image in front
-of a Runtime API.
+"""A model as a Lambda function, behind AWS's own runtime client and behind tsx's.
+
+`tests/runtime/test_conformance.py` has the answers that all targets give alike.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def wait_for(file):
     while not Path(file).exists() and time.monotonic() < deadline:
         time.sleep(0.005)
 
-def said(context, idx):
+def note(context, idx):
     try:
-        return context.get_request_header(idx, "x-said")
-    except IndexError:  # of a request that has several
+        return context.get_request_header(idx, "x-note")
+    except IndexError:  # a request that has several
         return None
 
 def handle(data, context):
@@ -68,7 +69,7 @@ def handle(data, context):
             wait_for(body["wait"])
         if isinstance(body, dict) and body.get("late"):
             raise ValueError("too late for a status")
-        answers.append({"got": body, "together": len(data), "said": said(context, idx)})
+        answers.append({"got": body, "together": len(data), "note": note(context, idx)})
     return answers
 """
 CONFIG = "batchSize: 8\nbatchPolicy: wait\nmaxBatchDelay: 3600000\n"
@@ -76,7 +77,8 @@ KINDS = {"rest_api": rest_api, "function_url": function_url, "balancer": balance
 JSON = {"content-type": "application/json"}
 
 
-def lay(directory: Path, handler: str = ECHO, config: str = CONFIG) -> Path:
+def with_model(directory: Path, handler: str = ECHO, config: str = CONFIG) -> Path:
+    """Make a model in a directory, and return the directory."""
     (directory / "model").mkdir()
     make_model(directory / "model" / "echo.mar", handler, config=config)
     return directory
@@ -86,70 +88,65 @@ def lay(directory: Path, handler: str = ECHO, config: str = CONFIG) -> Path:
 def host(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Host, None, None]:
-    """Both clients; what runs is stopped between two invocations, as Lambda freezes it."""
+    """Run a function behind each client; it is stopped between invocations, as Lambda does it."""
     with function(
-        lay(tmp_path_factory.mktemp(request.param)), {"TSX_LAMBDA_RUNTIME": request.param}
+        with_model(tmp_path_factory.mktemp(request.param)), {"TSX_LAMBDA_RUNTIME": request.param}
     ) as running:
         yield running
 
 
+def post(host: Host, body: str | bytes = "{}", path: str = "/predictions/echo", **more: Any) -> Any:
+    """Return the answer to a POST to the function's URL, with JSON unless it has other headers."""
+    return host.invoke(function_url(path, body, **{"headers": JSON, **more})).json()
+
+
+def body_of(answered: Any) -> Any:
+    return json.loads(answer_of(answered))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_of_any_service_is_answered_in_its_form(host: Host, kind: str) -> None:
-    event = KINDS[kind]("/predictions/echo", '{"a": "ä"}', headers={**JSON, "x-said": "hello"})
+    event = KINDS[kind]("/predictions/echo", '{"a": "ä"}', headers={**JSON, "x-note": "hello"})
     answered = host.invoke(event).json()
     assert answered["statusCode"] == 200
-    assert json.loads(answer_of(answered)) == {"got": {"a": "ä"}, "together": 1, "said": "hello"}
+    assert body_of(answered) == {"got": {"a": "ä"}, "together": 1, "note": "hello"}
     assert answered["headers"]["content-type"] == "application/json"
     assert not answered["isBase64Encoded"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_binary_comes_and_goes_as_it_is(host: Host, kind: str) -> None:
-    answered = host.invoke(
-        KINDS[kind](
-            "/invocations", bytes(range(256)), headers={"content-type": "application/octet-stream"}
-        )
-    ).json()
+def test_binary_bodies_and_answers_are_unchanged(host: Host, kind: str) -> None:
+    headers = {"content-type": "application/octet-stream"}
+    event = KINDS[kind]("/invocations", bytes(range(256)), headers=headers)
+    answered = host.invoke(event).json()
     assert answered["isBase64Encoded"]
     assert answer_of(answered) == bytes(reversed(range(256)))
 
 
 def test_a_request_does_not_wait_for_company(host: Host) -> None:
-    """The archive asks for a batch of 8 and would wait an hour for it: here nobody could come."""
-    assert (
-        host.invoke(function_url("/predictions/echo", '"a"', headers=JSON)).json()["statusCode"]
-        == 200
-    )
+    """The archive would wait an hour for a batch of 8, which one invocation cannot make."""
+    assert post(host, '"a"')["statusCode"] == 200
 
 
 def test_the_stage_of_an_api_is_no_part_of_the_path(host: Host) -> None:
-    assert (
-        host.invoke(
-            function_url("/v1/models/echo:predict", "{}", headers=JSON, stage="beta")
-        ).json()["statusCode"]
-        == 200
-    )
+    assert post(host, path="/v1/models/echo:predict", stage="beta")["statusCode"] == 200
 
 
 def test_an_idempotency_key_is_refused_as_no_answer_is_stored(host: Host) -> None:
-    refused = host.invoke(
-        function_url(
-            "/predictions/echo", "{}", headers={**JSON, "idempotency-key": "a"}, stage="beta"
-        )
-    ).json()
-    assert refused["statusCode"] == 400
-    assert "takes no Idempotency-Key" in json.loads(answer_of(refused))["message"]
+    refusal = post(host, headers={**JSON, "idempotency-key": "a"})
+    assert refusal["statusCode"] == 400
+    assert "takes no Idempotency-Key" in body_of(refusal)["message"]
 
 
-def test_nobody_manages_it_from_outside(host: Host) -> None:
-    assert host.invoke(function_url("/models", method="GET")).json()["statusCode"] == 404
+def test_the_url_of_a_function_has_no_management_api(host: Host) -> None:
+    assert post(host, path="/models", method="GET")["statusCode"] == 404
 
 
 def test_an_invocation_is_the_input_of_the_model(host: Host) -> None:
     for event in ({"a": 1}, [1, 2, 3], "text", 5, None):
-        assert host.invoke(event).json() == {"got": event, "together": 1, "said": None}
-    wrapped = {"body": {"a": 1}, "headers": {"X-Said": "hello"}, "model": "echo"}
-    assert host.invoke(wrapped).json() == {"got": {"a": 1}, "together": 1, "said": "hello"}
+        assert host.invoke(event).json() == {"got": event, "together": 1, "note": None}
+    wrapped = {"body": {"a": 1}, "headers": {"X-Note": "hello"}, "model": "echo"}
+    assert host.invoke(wrapped).json() == {"got": {"a": 1}, "together": 1, "note": "hello"}
     assert host.invoke({"body": "AAEC", "isBase64Encoded": True}).json() == {
         "body": "AgEA",
         "isBase64Encoded": True,
@@ -158,7 +155,7 @@ def test_an_invocation_is_the_input_of_the_model(host: Host) -> None:
     assert host.invoke(bridge({"a": 1})).json()["got"] == {"a": 1}
 
 
-@pytest.mark.parametrize("headers", [{"x-said": "a\r\nx-other: b"}, {":x": "a"}])
+@pytest.mark.parametrize("headers", [{"x-note": "a\r\nx-other: b"}, {":x": "a"}])
 def test_headers_of_an_event_that_http_does_not_allow_are_refused(
     host: Host, headers: dict[str, str]
 ) -> None:
@@ -168,25 +165,20 @@ def test_headers_of_an_event_that_http_does_not_allow_are_refused(
 
 
 def test_headers_of_an_event_that_differ_only_in_underscores_are_refused(host: Host) -> None:
-    failed = host.invoke({"body": {"a": 1}, "headers": {"x_said": "a", "X-Said": "b"}})
+    failed = host.invoke({"body": {"a": 1}, "headers": {"x_note": "a", "X-Note": "b"}})
     assert failed.error
-    assert "differ only in '_' and '-': x-said, x_said" in failed.json()["errorMessage"]
+    assert "differ only in '_' and '-': x-note, x_note" in failed.json()["errorMessage"]
 
 
 def test_many_requests_of_one_invocation_are_one_batch(host: Host) -> None:
-    reported = host.invoke(
-        {"requests": [{"a": 1}, {"body": "fail", "headers": {"content-type": "text/plain"}}, 3]}
-    ).json()
-    assert [each["status"] for each in reported] == [200, 500, 200]
-    assert (
-        host.invoke({"requests": [{"n": number} for number in range(8)]}).json()[7]["answer"][
-            "together"
-        ]
-        == 8
-    )
+    failing = {"body": "fail", "headers": {"content-type": "text/plain"}}
+    answers = host.invoke({"requests": [{"a": 1}, failing, 3]}).json()
+    assert [answer["status"] for answer in answers] == [200, 500, 200]
+    *_, last = host.invoke({"requests": [{"n": number} for number in range(8)]}).json()
+    assert last["answer"]["together"] == 8
 
 
-def test_what_fails_is_a_failed_invocation(host: Host) -> None:
+def test_a_failure_of_the_handler_is_a_failed_invocation(host: Host) -> None:
     failed = host.invoke({"fail": True})
     assert failed.error
     assert failed.json()["errorType"] == "HandlerFailed"
@@ -199,12 +191,12 @@ def test_what_fails_is_a_failed_invocation(host: Host) -> None:
 @pytest.mark.parametrize(
     "event", [schedule(), {"warmup": True}, {"source": "serverless-plugin-warmup"}]
 )
-def test_a_wish_for_warmth_asks_the_model_nothing(host: Host, event: Any) -> None:
+def test_an_event_that_warms_up_asks_the_model_nothing(host: Host, event: Any) -> None:
     assert host.invoke(event).json() == {"warm": True}
 
 
 @pytest.mark.parametrize(
-    ("event", "what"),
+    ("event", "service"),
     [
         ({"Records": [{"eventSource": "aws:s3", "s3": {}}]}, "aws:s3"),
         ({"Records": [{"EventSource": "aws:sns", "Sns": {}}]}, "aws:sns"),
@@ -212,28 +204,26 @@ def test_a_wish_for_warmth_asks_the_model_nothing(host: Host, event: Any) -> Non
         ({"triggerSource": "PreSignUp_SignUp"}, "Cognito"),
     ],
 )
-def test_an_event_that_asks_nothing_of_a_model_says_what_does(
-    host: Host, event: Any, what: str
+def test_an_event_of_another_service_is_refused_by_its_name(
+    host: Host, event: Any, service: str
 ) -> None:
-    reported = host.invoke(event)
-    assert reported.error
-    assert reported.json()["errorType"] == "UnknownEvent"
-    assert (
-        f"not support events of {what}. It takes HTTP requests" in reported.json()["errorMessage"]
-    )
+    refusal = host.invoke(event)
+    assert refusal.error
+    assert refusal.json()["errorType"] == "UnknownEvent"
+    assert f"events of {service}. It takes HTTP requests" in refusal.json()["errorMessage"]
 
 
-def test_half_a_request_is_reported(host: Host) -> None:
+def test_half_a_request_is_refused(host: Host) -> None:
     for event in (
         {"version": "2.0", "requestContext": {"http": {"method": "POST"}}},
         {"requestContext": {"elb": {}}},
     ):
-        reported = host.invoke(event).json()
-        assert reported["errorType"] == "UnknownEvent"
-        assert "looks like an HTTP request" in reported["errorMessage"]
+        refusal = host.invoke(event).json()
+        assert refusal["errorType"] == "UnknownEvent"
+        assert "looks like an HTTP request" in refusal["errorMessage"]
 
 
-def test_messages_of_a_queue_are_one_batch_and_the_bad_ones_come_again(host: Host) -> None:
+def test_messages_of_a_queue_are_one_batch_and_failed_ones_are_named(host: Host) -> None:
     assert host.invoke(messages(['{"n": 1}', '{"fail": 1}', "text", '{"n": 2}'])).json() == {
         "batchItemFailures": [{"itemIdentifier": "message-1"}]
     }
@@ -242,7 +232,7 @@ def test_messages_of_a_queue_are_one_batch_and_the_bad_ones_come_again(host: Hos
     }
 
 
-def test_of_a_group_of_a_fifo_queue_none_overtakes_one_that_failed(host: Host) -> None:
+def test_no_message_of_a_fifo_group_overtakes_one_that_failed(host: Host) -> None:
     event = messages(
         ['{"n": 1}', '{"fail": 1}', '{"n": 2}', '{"n": 3}'], groups=["a", "b", "b", "a"]
     )
@@ -253,39 +243,34 @@ def test_of_a_group_of_a_fifo_queue_none_overtakes_one_that_failed(host: Host) -
 
 def test_six_megabytes_go_through_and_more_is_reported(host: Host) -> None:
     largest = b"x" * 4_600_000
-    assert len(answer_of(host.invoke(function_url("/invocations", largest)).json())) == len(largest)
+    answered = post(host, largest, "/invocations", headers={})
+    assert len(answer_of(answered)) == len(largest)
     with pytest.raises(RequestTooLarge):
         host.invoke(function_url("/invocations", b"x" * 5_000_000))
-    answered = host.invoke(function_url("/invocations", b"large")).json()
+    answered = post(host, b"large", "/invocations", headers={})
     assert answered["statusCode"] == 413
-    assert "7000000 bytes" in json.loads(answer_of(answered))["message"]
+    assert "7000000 bytes" in body_of(answered)["message"]
     assert host.invoke({"body": "large"}).json()["errorType"] == "AnswerTooLarge"
-    assert host.started == 1  # none of this has ended the environment
+    # No refusal has ended the environment.
+    assert host.started == 1
 
 
-def test_what_runs_too_long_is_reported_and_a_fresh_environment_takes_over(tmp_path: Path) -> None:
-    """Requests by HTTP need the token, where there is one."""
-    given = {"TSX_INFERENCE_TOKEN": "secret", "TSX_LAMBDA_INIT_WAIT": str(DEADLINE)}
-    with function(lay(tmp_path), given, timeout=2.0, freezes=False) as running:
+def test_a_late_answer_is_reported_and_a_fresh_environment_takes_over(tmp_path: Path) -> None:
+    """HTTP requests need the token, where there is one."""
+    variables = {"TSX_INFERENCE_TOKEN": "secret", "TSX_LAMBDA_INIT_WAIT": str(DEADLINE)}
+    with function(with_model(tmp_path), variables, timeout=2.0, freezes=False) as running:
         assert running.invoke({"a": 1}).error is None
         body = json.dumps({"wait": str(tmp_path / "never")})
-        assert (
-            running.invoke(function_url("/predictions/echo", body, headers=JSON)).json()[
-                "statusCode"
-            ]
-            == 400
-        )
-        known = {**JSON, "authorization": "Bearer secret"}
-        late = running.invoke(function_url("/predictions/echo", body, headers=known)).json()
+        assert post(running, body)["statusCode"] == 400
+        late = post(running, body, headers={**JSON, "authorization": "Bearer secret"})
         assert late["statusCode"] == 504
-        assert json.loads(answer_of(late))["message"].endswith("Raise the timeout or the memory.")
+        assert body_of(late)["message"].endswith("Raise the timeout or the memory.")
         assert running.ended(DEADLINE) == 1
         (tmp_path / "never").touch()
         assert running.invoke({"a": 1}).error is None
         assert running.started == 2
-        late = running.invoke(
-            messages(['{"n": 1}', json.dumps({"wait": str(tmp_path / "nor this")})])
-        ).json()
+        waiting = json.dumps({"wait": str(tmp_path / "absent")})
+        late = running.invoke(messages(['{"n": 1}', waiting])).json()
         assert {"itemIdentifier": "message-1"} in late["batchItemFailures"]
         assert running.ended(DEADLINE) == 1
 
@@ -293,7 +278,5 @@ def test_what_runs_too_long_is_reported_and_a_fresh_environment_takes_over(tmp_p
 def test_a_model_runs_in_the_form_that_fits_as_it_does_in_a_server(tmp_path: Path) -> None:
     doubling(tmp_path / "model")
     with function(tmp_path) as running:
-        assert (
-            answer_of(running.invoke(function_url("/invocations", "21", headers=JSON)).json())
-            == b"42 by channels-last"
-        )
+        answered = post(running, "21", "/invocations")
+        assert answer_of(answered) == b"42 by channels-last"

@@ -1,6 +1,4 @@
-"""A text generator of Hugging Face as a Lambda function: its engine in a thread of the function's
-process, and answers that stream.
-"""
+"""A text generator of Hugging Face as a Lambda function, whose answers stream."""
 
 from __future__ import annotations
 

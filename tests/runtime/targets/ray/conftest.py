@@ -1,6 +1,4 @@
-"""A Ray cluster of three nodes on this machine, with Ray Serve and applications of tsx, and `tsx
-serve` beside it.
-"""
+"""A Ray cluster of three nodes on this machine, its applications of tsx, and `tsx serve`."""
 
 from __future__ import annotations
 
@@ -24,49 +22,48 @@ from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, FreePorts, Runnin
 from tsx_runtime.targets.ray.application import build
 from tsx_runtime.targets.ray.archives import upload
 
-# The handler of every target's table, and what tests of Ray ask of it besides.
+# The handler of every target's table, with actions for the tests of Ray.
 HANDLER = (
     TALKER
     + """
 from ts.handler_utils.utils import send_intermediate_predict_response
 
-LOADED = Path(__file__).name  # read once
 talk = act
 
 
 def act(idx, row, context):
     headers = context.get_all_request_header(idx)
-    word, file = headers.get("x-do", ""), headers.get("x-file", "")
-    if word == "forever":
+    action, file = headers.get("x-do", ""), headers.get("x-file", "")
+    if action == "forever":
         try:
             while True:
                 send_intermediate_predict_response(["x" * 1000], {idx: context.get_request_id(idx)}, "", 200, context)
                 time.sleep(0.01)
         finally:
             Path(file).touch()
-    if word == "wait":
+    if action == "wait":
         Path(file + f".{os.getpid()}").touch()
-    if word:
+    if action:
         return talk(idx, row, context)
-    shown = {"name": context.manifest["model"]["modelName"], "trace": headers.get("traceparent")}
-    return json.dumps(json.loads(talk(idx, row, context)) | shown)
+    names = {"name": context.manifest["model"]["modelName"], "trace": headers.get("traceparent")}
+    return json.dumps(json.loads(talk(idx, row, context)) | names)
 """
 )
 MANY = [f"model-{number}" for number in range(5)]
 GRPC = ["tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"]
-DEADLINE = 60.0  # seconds; of a machine that has other things to do
+DEADLINE = 60.0  # seconds, for a busy machine
 ON_HEAD = {"node:__internal_head__": 0.001}
 
 
 @dataclass
 class RayServe:
-    """The cluster and what runs in it."""
+    """The cluster, its applications, and `tsx serve` with the archive of `talker`."""
 
     cluster: Cluster
     address: str
     grpc: str
-    tsx: Running  # `tsx serve` with the archive of the application `talker`
-    place: Path
+    tsx: Running
+    directory: Path
     settings: dict[str, Any]
 
     def target(self, name: str, models: list[dict[str, Any]], **more: Any) -> serve.RunTarget:
@@ -84,8 +81,8 @@ class RayServe:
         )
 
     def post(self, path: str, **headers: str) -> httpx.Response:
-        words = {name.replace("_", "-"): word for name, word in headers.items()}
-        return httpx.post(f"{self.address}{path}", content=b"{}", headers=words, timeout=DEADLINE)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(f"{self.address}{path}", content=b"{}", headers=named, timeout=DEADLINE)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.address}{path}", timeout=DEADLINE)
@@ -97,25 +94,26 @@ def ray_serve(
     tmp_path_factory: pytest.TempPathFactory,
     free_ports: FreePorts,
 ) -> Iterator[RayServe]:
-    place = tmp_path_factory.mktemp("ray")
-    archive = make_model(place / "talker.mar", HANDLER)
+    directory = tmp_path_factory.mktemp("ray")
+    archive = make_model(directory / "talker.mar", HANDLER)
     http, grpc = free_ports(2)
     settings = {
-        "cache_dir": str(place / "cache"),
+        "cache_dir": str(directory / "cache"),
         "worker_preload": False,
         "max_request_size": 100_000,
     }
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
-        short = held.enter_context(
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        # Ray's sockets need a short path.
+        short = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
-        )  # Ray has sockets in it
-        own = {
+        )
+        variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_TMPDIR": short,
-            "TMPDIR": str(place),
+            "TMPDIR": str(directory),
         }
-        for name, value in own.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
         node = {"num_cpus": 1, "object_store_memory": 80 << 20}
         system = {
@@ -127,7 +125,7 @@ def ray_serve(
             initialize_head=True,
             head_node_args={**node, "include_dashboard": False, "_system_config": system},
         )
-        held.callback(cluster.shutdown)
+        stack.callback(cluster.shutdown)
         for _ in range(2):
             cluster.add_node(**node, resources={"slot": 1})
         ray.init(
@@ -135,29 +133,24 @@ def ray_serve(
             namespace="tests",
             log_to_driver=bool(os.environ.get("TSX_TEST_RAY_LOG")),
         )
-        held.callback(ray.shutdown)
+        stack.callback(ray.shutdown)
         options = {"port": grpc, "grpc_servicer_functions": GRPC}
         serve.start(
             proxy_location="HeadOnly",
             http_options={"host": "127.0.0.1", "port": http},
             grpc_options=options,
         )
-        words = [
-            "serve",
-            archive,
-            *FREE_PORTS,
-            *FREE_GRPC_PORTS,
-            "--set",
-            "max_request_size=100000",
-        ]
-        tsx = held.enter_context(serving(words, place, {"TSX_CACHE_DIR": settings["cache_dir"]}))
+        arguments = [archive, *FREE_PORTS, *FREE_GRPC_PORTS, "--set", "max_request_size=100000"]
+        environment = {"TSX_CACHE_DIR": settings["cache_dir"]}
+        tsx = stack.enter_context(serving(["serve", *arguments], directory, environment))
         address = f"http://127.0.0.1:{http}"
-        started = RayServe(cluster, address, f"127.0.0.1:{grpc}", tsx, place, settings)
+        started = RayServe(cluster, address, f"127.0.0.1:{grpc}", tsx, directory, settings)
         models = [
-            {"name": name, "source": str(make_model(place / f"{name}.mar", HANDLER))}
+            {"name": name, "source": str(make_model(directory / f"{name}.mar", HANDLER))}
             for name in MANY
         ]
-        resources = {"num_cpus": 0.1, "resources": {"slot": 1.0}}  # a replica on each of two nodes
+        # Each of two nodes has a slot, so that it gets one replica.
+        resources = {"num_cpus": 0.1, "resources": {"slot": 1.0}}
         talker = [{"name": "talker", "source": f"object://{upload(archive)}"}]
         targets = [
             started.target("talker", talker, replica=resources, replicas=2),

@@ -1,5 +1,6 @@
-"""Applications of tsx in a Ray cluster: their answers are those of `tsx serve`, and no request is
-lost. One file, for one cluster.
+"""Applications of tsx in a Ray cluster: they answer as `tsx serve` does, and lose no request.
+
+All tests of the cluster are in this file, since they share it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tsx_runtime.targets.ray.grpc_bridge import INFERENCE
 pytestmark = pytest.mark.cluster
 
 
-# Ray has an id of its own for a request, or the client's.
+# Ray gives a request an id of its own, unless the client has one.
 @pytest.mark.parametrize("name", [name for name in CASES if name != "an id of the client"])
 def test_http_answers_are_those_of_the_table(ray_serve: RayServe, name: str) -> None:
     check(CASES[name], by_http(f"{ray_serve.address}/talker")(CASES[name]))
@@ -45,53 +46,35 @@ def test_the_requests_id_and_trace_context_reach_the_handler(ray_serve: RayServe
     }
 
 
-CALLS: dict[str, tuple[str, bytes, dict[str, str]]] = {
+TALKER = PredictionsRequest(model_name="talker")
+NOBODY = PredictionsRequest(model_name="nobody")
+CALLS: dict[str, tuple[str, Any, dict[str, str]]] = {
     "predictions": (
         "InferenceAPIsService/Predictions",
-        PredictionsRequest(model_name="talker", input={"data": b"abc"}).SerializeToString(),
+        PredictionsRequest(model_name="talker", input={"data": b"abc"}),
         {"x-do": "headers"},
     ),
     "own status": (
         "InferenceAPIsService/Predictions",
-        PredictionsRequest(model_name="talker").SerializeToString(),
+        TALKER,
         {"x-do": "status", "x-status": "418"},
     ),
-    "handler raises": (
-        "InferenceAPIsService/Predictions",
-        PredictionsRequest(model_name="talker").SerializeToString(),
-        {"x-do": "raise"},
-    ),
-    "unknown model": (
-        "InferenceAPIsService/Predictions",
-        PredictionsRequest(model_name="nobody").SerializeToString(),
-        {},
-    ),
+    "handler raises": ("InferenceAPIsService/Predictions", TALKER, {"x-do": "raise"}),
+    "unknown model": ("InferenceAPIsService/Predictions", NOBODY, {}),
     "not a message": ("InferenceAPIsService/Predictions", b"\xff\xff", {}),
     "ping": ("InferenceAPIsService/Ping", b"", {}),
-    "stream": (
-        "InferenceAPIsService/StreamPredictions",
-        PredictionsRequest(model_name="talker").SerializeToString(),
-        {"x-do": "stream"},
-    ),
-    "stream of nobody": (
-        "InferenceAPIsService/StreamPredictions",
-        PredictionsRequest(model_name="nobody").SerializeToString(),
-        {},
-    ),
-    "live": ("GRPCInferenceService/ServerLive", ServerLiveRequest().SerializeToString(), {}),
-    "model ready": (
-        "GRPCInferenceService/ModelReady",
-        ModelReadyRequest(name="talker").SerializeToString(),
-        {},
-    ),
+    "stream": ("InferenceAPIsService/StreamPredictions", TALKER, {"x-do": "stream"}),
+    "stream of nobody": ("InferenceAPIsService/StreamPredictions", NOBODY, {}),
+    "live": ("GRPCInferenceService/ServerLive", ServerLiveRequest(), {}),
+    "model ready": ("GRPCInferenceService/ModelReady", ModelReadyRequest(name="talker"), {}),
     "infer": (
         "GRPCInferenceService/ModelInfer",
-        ModelInferRequest(model_name="talker", id="1").SerializeToString(),
+        ModelInferRequest(model_name="talker", id="1"),
         {"x-do": "headers"},
     ),
     "stream infer": (
         "GRPCInferenceService/ModelStreamInfer",
-        ModelInferRequest(model_name="nobody", id="1").SerializeToString(),
+        ModelInferRequest(model_name="nobody", id="1"),
         {},
     ),
 }
@@ -103,16 +86,17 @@ PACKAGES = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_grpc_answers_are_those_of_tsx_serve(ray_serve: RayServe, name: str) -> None:
-    method, request, metadata = CALLS[name]
+    method, message, metadata = CALLS[name]
+    request = message if isinstance(message, bytes) else message.SerializeToString()
     path = f"/{PACKAGES[method.partition('/')[0]]}.{method}"
-    other = call(ray_serve.tsx.address("gRPC predictions"), path, request, metadata)
-    assert call(ray_serve.grpc, path, request, {**metadata, "application": "talker"}) == other
+    expected = call(ray_serve.tsx.address("gRPC predictions"), path, request, metadata)
+    assert call(ray_serve.grpc, path, request, {**metadata, "application": "talker"}) == expected
 
 
 def call(
     target: str, path: str, request: bytes, metadata: dict[str, str]
 ) -> tuple[list[bytes], grpc.StatusCode, str]:
-    """The messages of the answer, its status and details."""
+    """Return the messages of the answer, its status and its details."""
     with grpc.insecure_channel(target) as channel:
         is_stream = "Stream" in path
         ask: Any = channel.unary_stream(path) if is_stream else channel.unary_unary(path).with_call
@@ -129,15 +113,15 @@ def call(
         return messages, answer.code(), answer.details()
 
 
-def until(holds: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + DEADLINE
-    while not holds():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
 def test_a_client_that_leaves_stops_its_stream(ray_serve: RayServe) -> None:
-    file = ray_serve.place / "left"
+    file = ray_serve.directory / "left"
     headers = {"x-do": "forever", "x-file": str(file)}
     with httpx.stream(
         "POST", f"{ray_serve.address}/talker/predictions/talker", headers=headers
@@ -147,13 +131,14 @@ def test_a_client_that_leaves_stops_its_stream(ray_serve: RayServe) -> None:
     until(file.exists)
 
 
-def test_models_share_replicas_and_the_one_used_longest_ago_makes_room(ray_serve: RayServe) -> None:
+def test_models_share_replicas_and_the_least_recently_used_one_makes_room(
+    ray_serve: RayServe,
+) -> None:
     for name in [*MANY, *MANY[:2]]:
         answer = ray_serve.post(f"/many/predictions/{name}")
         assert (answer.status_code, answer.json()["name"]) == (200, name)
-    assert (
-        ray_serve.get("/many/v1/models").json()["models"] == MANY
-    )  # whichever replica answers: each has loaded two at most
+    # Any replica answers with all names, though each has loaded two at most.
+    assert ray_serve.get("/many/v1/models").json()["models"] == MANY
     unknown = httpx.post(
         f"{ray_serve.address}/many/v1/embeddings",
         json={"model": "nobody", "input": "a"},
@@ -181,24 +166,19 @@ def test_grpc_reaches_a_model_that_shares_its_replica(ray_serve: RayServe) -> No
 
 
 def test_a_lost_node_fails_only_requests_that_may_not_be_repeated(ray_serve: RayServe) -> None:
-    """Each request of the lost node is answered: by the other replica, or by an error that says
-    whether it may be repeated.
-    """
-    file = ray_serve.place / "gate"
+    """The other replica answers, or an error that says whether a request may be repeated."""
+    file = ray_serve.directory / "gate"
 
     def ask(method: str) -> httpx.Response:
-        words = {"x-do": "wait", "x-file": str(file)}
-        return httpx.request(
-            method,
-            f"{ray_serve.address}/talker/predictions/talker",
-            headers=words,
-            timeout=DEADLINE,
-        )
+        url = f"{ray_serve.address}/talker/predictions/talker"
+        headers = {"x-do": "wait", "x-file": str(file)}
+        return httpx.request(method, url, headers=headers, timeout=DEADLINE)
 
     with ThreadPoolExecutor(8) as clients:
         plain = [clients.submit(ask, "POST") for _ in range(4)]
         idempotent = [clients.submit(ask, "PUT") for _ in range(4)]
-        until(lambda: len(list(ray_serve.place.glob("gate.*"))) == 2)  # both replicas are at work
+        # Both replicas are at work.
+        until(lambda: len(list(ray_serve.directory.glob("gate.*"))) == 2)
         lost = ray_serve.cluster.list_all_nodes()[-1]
         ray_serve.cluster.remove_node(lost, allow_graceful=False)
         until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2)

@@ -1,6 +1,4 @@
-"""The arguments of an application, and the settings that a replica derives from them and from what
-Ray gives it.
-"""
+"""The arguments of an application, and the settings and archives of its replicas."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ DIGEST = "0" * 64
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("arguments", "reason"),
     [
         ({"models": []}, "models"),
         ({"models": [MODEL, {"name": "n", "source": "/n"}]}, "multiplexed"),
@@ -41,65 +39,64 @@ DIGEST = "0" * 64
         ({"workers": 3}, "workers"),
     ],
 )
-def test_wrong_arguments_are_named(args: dict[str, Any], says: str) -> None:
-    with pytest.raises(SettingError, match=says):
-        parse_application({"name": "a", "models": [MODEL], **args})
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingError, match=reason):
+        parse_application({"name": "a", "models": [MODEL], **arguments})
 
 
-def test_a_wrong_setting_is_told_before_anything_is_deployed() -> None:
+def test_a_wrong_setting_is_refused_before_anything_is_deployed() -> None:
     with pytest.raises(SettingError, match="unknown setting 'no_such_setting'"):
         build({"name": "a", "models": [MODEL], "settings": {"no_such_setting": 1}})
 
 
-def test_what_changes_in_place_changes_no_replica() -> None:
+def test_options_that_change_in_place_restart_no_replica() -> None:
     """Ray Serve restarts the replicas of a deployment whose version changes."""
 
     def versions(**more: Any) -> list[str]:
         ingress = build({"name": "a", "models": [MODEL], **more})._bound_deployment
         return [ingress.version, ingress.init_args[3]._bound_deployment.version]
 
-    same = versions()
-    assert (
-        versions(
-            release={"id": 2},
-            canary={"app": "b", "percent": 5},
-            repeat="all",
-            autoscaling={"max_replicas": 4},
-        )
-        == same
+    first = versions()
+    in_place = versions(
+        release={"id": 2},
+        canary={"app": "b", "percent": 5},
+        repeat="all",
+        autoscaling={"max_replicas": 4},
     )
+    assert in_place == first
     ingress, model = versions(settings={"job_queue_size": 7})
-    assert ingress == same[0]
-    assert model != same[1]
+    assert ingress == first[0]
+    assert model != first[1]
 
 
-def test_a_replica_uses_what_ray_has_given_it(tmp_path: Path) -> None:
-    def settings(given: dict[str, Any], env: dict[str, str], **resources: float) -> Settings:
-        return replica_settings(given, ReplicaResources.model_validate(resources), env, tmp_path)
+def test_a_replica_uses_the_resources_that_ray_has_given_it(tmp_path: Path) -> None:
+    def settings(order: dict[str, Any], env: dict[str, str], **resources: float) -> Settings:
+        return replica_settings(order, ReplicaResources.model_validate(resources), env, tmp_path)
 
     plain = settings({}, {}, num_cpus=2.5)
     assert (plain.cpus, plain.number_of_gpu, plain.state_dir) == (3, 0, tmp_path)
-    assert settings({}, {}, num_gpus=0.5).number_of_gpu is None  # CUDA_VISIBLE_DEVICES has it
+    # CUDA_VISIBLE_DEVICES has the GPU.
+    assert settings({}, {}, num_gpus=0.5).number_of_gpu is None
     node = {"TSX_INFERENCE_TOKEN": "secret", "TSX_JOB_QUEUE_SIZE": "7"}
     both = settings({"job_queue_size": 9}, node)
     assert (both.inference_token, both.job_queue_size) == ("secret", 9)
 
 
 def test_an_archive_is_checked_against_its_sha256(tmp_path: Path) -> None:
-    path, settings = (
-        make_model(tmp_path / "m.mar", "def handle(data, context): ..."),
-        Settings(cache_dir=tmp_path / "cache"),
-    )
+    path = make_model(tmp_path / "m.mar", "def handle(data, context): ...")
+    settings = Settings(cache_dir=tmp_path / "cache")
+
+    def open_path(path: Path, digest: str) -> Any:
+        return open_model(RayModel(name="m", source=str(path), sha256=digest), settings)
+
     with path.open("rb") as file:
         digest = content_digest(file)
-    with open_model(RayModel(name="m", source=str(path), sha256=digest), settings) as archive:
+    with open_path(path, digest) as archive:
         assert archive.digest == digest
     with pytest.raises(InvalidModel, match="changed since it was deployed"):
-        open_model(RayModel(name="m", source=str(path), sha256=DIGEST), settings)
+        open_path(path, DIGEST)
     with pytest.raises(InvalidModel, match="is a directory"):
-        open_model(
-            RayModel(name="m", source=str(make_model(tmp_path / "d", "")), sha256=DIGEST), settings
-        )
+        open_path(make_model(tmp_path / "d", ""), DIGEST)
 
 
 @pytest.mark.parametrize("source", ["object://{}", "s3://bucket/models/m.mar"])
@@ -107,38 +104,35 @@ def test_a_node_fetches_an_archive_once_and_checks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     content = make_model(tmp_path / "m.mar", "def handle(data, context): ...").read_bytes()
-    sent: list[bytes] = []  # what is fetched next
+    contents: list[bytes] = []
 
     def download(url: ModelUrl, part: Path, *_: object) -> None:
-        part.write_bytes(sent.pop())
+        part.write_bytes(contents.pop())
 
     monkeypatch.setattr(
-        "tsx_runtime.targets.ray.archives._pieces", lambda digest: iter([sent.pop()])
+        "tsx_runtime.targets.ray.archives._pieces", lambda digest: iter([contents.pop()])
     )
     monkeypatch.setattr("tsx_runtime.sources.s3.download", download)
     digest = hashlib.sha256(content).hexdigest()
     model = RayModel(name="m", source=source.format(digest), sha256=digest)
     settings = Settings(cache_dir=tmp_path / "cache")
-    sent.append(content[:-1])
+    contents.append(content[:-1])
     with pytest.raises(DownloadFailed, match="sha-256"):
         open_model(model, settings)
-    sent.append(content)
-    for _ in range(2):  # the second time there is nothing to fetch
+    contents.append(content)
+    # The second time there is nothing to fetch.
+    for _ in range(2):
         with open_model(model, settings) as archive:
             assert (archive.digest, archive.manifest.model_name) == (digest, "m")
 
 
-def test_an_archive_is_kept_once_all_its_pieces_are_there_whoever_sent_them(
+def test_an_archive_is_kept_once_all_its_pieces_have_come_from_any_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ray.put", lambda piece: piece)
     holder = ArchiveHolder()
-    for number, piece in [
-        (0, b"a"),
-        (0, b"a"),
-        (1, b"b"),
-        (1, b"b"),
-    ]:  # of two that upload it at the same time
+    # Two nodes upload it at the same time.
+    for number, piece in ((0, b"a"), (0, b"a"), (1, b"b"), (1, b"b")):
         holder.add(DIGEST, number, piece)
     holder.finish(DIGEST, 2)
     holder.add(DIGEST, 1, b"b")

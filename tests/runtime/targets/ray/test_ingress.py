@@ -1,6 +1,4 @@
-"""What the ingress does where replicas are lost or busy: a script stands in for Ray Serve's
-handle.
-"""
+"""The ingress where replicas are lost or busy, with a script in place of Ray Serve's handle."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ HALF: list[Message] = [WHOLE[0], {"type": "http.response.body", "body": b"half",
 
 
 class ScriptedHandle:
-    """Each call plays the next script: lists of messages to answer with, then perhaps an error to
-    raise.
-    """
+    """A handle whose calls play the next script: messages, and perhaps an error at the end."""
 
     def __init__(self, *scripts: list[Any]) -> None:
         self.scripts = list(scripts)
@@ -48,26 +44,23 @@ class ScriptedAnswers:
         self._script = script
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        for each in self._script:
-            if isinstance(each, BaseException):
-                raise each
-            yield each
+        for message in self._script:
+            if isinstance(message, BaseException):
+                raise message
+            yield message
 
     def cancel(self) -> None: ...
 
 
 class Context:
-    """What Ray Serve gives for the context of a gRPC call."""
+    """Ray Serve's context of a gRPC call."""
 
-    def __init__(self, **metadata: str) -> None:
-        self.metadata, self.trailing = (
-            [(name.replace("_", "-"), value) for name, value in metadata.items()],
-            [],
-        )
+    def __init__(self) -> None:
+        self.trailing: Any = []
         self.status, self.text = None, ""
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
-        return self.metadata
+        return []
 
     def set_trailing_metadata(self, pairs: Any) -> None:
         self.trailing = pairs
@@ -82,20 +75,16 @@ class Context:
         return self.status
 
 
-def lost() -> ActorDiedError:
-    return ActorDiedError()
-
-
 def ingress(handle: ScriptedHandle, models: tuple[str, ...] = (), **user_config: Any) -> Ingress:
-    made = Ingress(1 << 20, 1 << 30, list(models), cast("Handle", handle))
-    made.reconfigure(user_config)
-    return made
+    ingress = Ingress(1 << 20, 1 << 30, list(models), cast("Handle", handle))
+    ingress.reconfigure(user_config)
+    return ingress
 
 
 def ask(
     to: Ingress, method: str = "POST", path: str = "/app/predictions/m", **headers: str
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Status, headers and body."""
+    """Send a request and return the status, headers and body of its answer."""
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {
         "type": "http",
@@ -125,45 +114,48 @@ def ask(
     ("method", "user_config"),
     [("GET", {}), ("PUT", {}), ("POST", {"repeat": "all"})],
 )
-def test_what_may_be_repeated_is_repeated_on_another_replica(
+def test_a_request_that_may_be_repeated_goes_to_another_replica(
     method: str, user_config: dict[str, str]
 ) -> None:
-    handle = ScriptedHandle([lost()], [lost()], [WHOLE])
+    handle = ScriptedHandle([ActorDiedError()], [ActorDiedError()], [WHOLE])
     assert ask(ingress(handle, **user_config), method)[::2] == (200, b"answer")
 
 
-def test_what_may_not_be_repeated_gets_an_error_that_says_so() -> None:
-    status, headers, body = ask(ingress(ScriptedHandle([lost()])))
+def test_a_request_that_may_not_be_repeated_fails() -> None:
+    status, headers, body = ask(ingress(ScriptedHandle([ActorDiedError()])))
     assert (status, headers[b"content-type"]) == (503, b"application/json")
-    assert b"retry-after" not in headers  # a client that heeds it would repeat what may have run
+    # A client that heeds retry-after would repeat a request that may have run.
+    assert b"retry-after" not in headers
     assert "may have run" in json.loads(body)["message"]
 
 
 def test_a_request_that_loses_one_replica_after_the_other_is_given_up() -> None:
-    status, headers, body = ask(ingress(ScriptedHandle(*[[lost()] for _ in range(4)])), "GET")
+    status, headers, body = ask(
+        ingress(ScriptedHandle(*[[ActorDiedError()] for _ in range(4)])), "GET"
+    )
     assert (status, headers[b"retry-after"]) == (503, b"1")
     assert "3 others" in json.loads(body)["message"]
 
 
 def test_half_an_answer_is_not_repeated_and_ends_the_connection() -> None:
     with pytest.raises(RuntimeError, match="was lost"):
-        ask(ingress(ScriptedHandle([HALF, lost()])), "GET")
+        ask(ingress(ScriptedHandle([HALF, ActorDiedError()])), "GET")
 
 
 def test_a_stream_of_events_that_loses_its_replica_ends_with_an_error_event() -> None:
     begun = [HALF[0] | {"headers": [(b"content-type", b"text/event-stream")]}, HALF[1]]
-    status, _, body = ask(ingress(ScriptedHandle([begun, lost()])), path="/app/v1/chat/completions")
+    status, _, body = ask(
+        ingress(ScriptedHandle([begun, ActorDiedError()])), path="/app/v1/chat/completions"
+    )
     half, event = body.split(b"\n\ndata: ")
     assert (status, half) == (200, b"half")
     assert "was lost" in json.loads(event)["error"]["message"]
 
 
-def test_where_no_replica_takes_it_the_error_is_in_the_servers_form() -> None:
+def test_the_error_of_a_request_without_a_replica_has_the_servers_form() -> None:
     status, _, body = ask(ingress(ScriptedHandle([UNAVAILABLE])), path="/app/v2/models/m/infer")
-    assert (status, "do not start" in json.loads(body)["error"]) == (
-        503,
-        True,
-    )  # the protocol's own field
+    # The protocol has the field `error`.
+    assert (status, "do not start" in json.loads(body)["error"]) == (503, True)
 
 
 def test_a_canary_whose_replicas_do_not_start_takes_no_request_from_the_stable_version(
@@ -174,7 +166,7 @@ def test_a_canary_whose_replicas_do_not_start_takes_no_request_from_the_stable_v
     assert ask(to)[::2] == (200, b"answer")
 
 
-def test_the_answer_has_no_request_id_where_the_proxy_adds_the_same() -> None:
+def test_the_answer_has_no_request_id_where_the_proxy_adds_it() -> None:
     assert b"x-request-id" not in ask(ingress(ScriptedHandle([WHOLE])), x_request_id="1")[1]
     assert b"x-request-id" in ask(ingress(ScriptedHandle([WHOLE])), x_request_id="no id")[1]
 
@@ -204,16 +196,15 @@ def test_a_request_goes_where_its_model_is(path: str, model: list[str]) -> None:
     assert handle.models == model
 
 
-def test_a_lost_call_gets_a_status_that_says_whether_it_may_be_repeated() -> None:
+def test_the_status_of_a_lost_call_says_whether_it_may_be_repeated() -> None:
     plain, repeated = Context(), Context()
-    asyncio.run(ingress(ScriptedHandle([lost()])).Predictions(b"", plain))
+    asyncio.run(ingress(ScriptedHandle([ActorDiedError()])).Predictions(b"", plain))
     assert (plain.status, "may have run" in plain.text) == ("UNAVAILABLE", True)
     answered = [GrpcAnswer(b"answer"), GrpcAnswer(None, metadata=[("x-request-id", "1")])]
     answer = asyncio.run(
-        ingress(ScriptedHandle([lost()], answered), repeat="all").Predictions(b"", repeated)
+        ingress(ScriptedHandle([ActorDiedError()], answered), repeat="all").Predictions(
+            b"", repeated
+        )
     )
-    assert (answer.SerializeToString(), repeated.status, repeated.trailing) == (
-        b"answer",
-        None,
-        [("x-request-id", "1")],
-    )
+    assert (answer.SerializeToString(), repeated.status) == (b"answer", None)
+    assert repeated.trailing == [("x-request-id", "1")]

@@ -1,4 +1,4 @@
-"""What a replica hands to Ray, and how a model makes room in it."""
+"""The metrics that a replica hands to Ray, and models that make room in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class RecordedGauge:
         self.name, self.keys = name, tag_keys
 
     def set(self, value: float, tags: dict[str, str]) -> None:
-        assert set(tags) == set(self.keys)  # else Ray raises
+        # Ray raises where the tags are others.
+        assert set(tags) == set(self.keys)
         self.values[(self.name, *tags.values())] = value
 
 
@@ -27,14 +28,11 @@ def test_each_sample_is_a_gauge_with_its_labels(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(RecordedGauge, "values", {}, raising=False)
     monkeypatch.setattr(replica, "Gauge", RecordedGauge)
     sink = replica.RayMetrics()
-    first = [
-        Sample("requests", "counter", {"model": "a", "version": "1"}, 1.0),
-        Sample("up", "gauge", {}, 1.0),
-    ]
-    sink(first)
+    labels = {"model": "a", "version": "1"}
+    sink([Sample("requests", "counter", labels, 1.0), Sample("up", "gauge", {}, 1.0)])
     sink(
         [
-            Sample("requests", "counter", {"model": "a", "version": "1"}, 3.0),
+            Sample("requests", "counter", labels, 3.0),
             Sample("requests", "counter", {"model": "b"}, 2.0),
         ]
     )

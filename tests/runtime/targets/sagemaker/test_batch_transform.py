@@ -1,6 +1,4 @@
-"""The lines of one request: each is answered, none is left out, and all that a request holds is
-given back.
-"""
+"""The lines of one request: each is answered, and the request gives back all that it holds."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
 
 
 class Echo:
-    """A model that answers at once. What happens is noted."""
+    """A model that answers at once and notes its events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -62,23 +60,13 @@ class Echo:
 
 async def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:
     echo = Echo()
-    assert [(each.number, each.body) for each in await echo.answers()] == [
-        (1, b"A"),
-        (3, b"B"),
-        (4, b"C"),
-    ]
-    assert echo.events == [
-        "asked a",
-        "written a",
-        "asked b",
-        "written b",
-        "asked c",
-        "written c",
-    ]
+    answers = await echo.answers()
+    assert [(answer.number, answer.body) for answer in answers] == [(1, b"A"), (3, b"B"), (4, b"C")]
+    assert echo.events == [f"{verb} {line}" for line in "abc" for verb in ("asked", "written")]
 
 
-async def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() -> None:
-    """It must not be left out, which would give its answer to the next line."""
+async def test_a_line_that_fails_for_an_unknown_reason_fails_the_request() -> None:
+    """The answer of the next line would take the place of one that is left out."""
 
     def line_of(answered: LineAnswer) -> bytes:
         if answered.number == 3:
@@ -88,7 +76,7 @@ async def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_reques
     echo = Echo()
     with pytest.raises(KeyError, match="unknown"):
         await echo.answers(line_of)
-    assert echo.events == ["asked a", "asked b"]  # and nothing after it
+    assert echo.events == ["asked a", "asked b"]
     assert not echo.gate.locked()
 
 
@@ -96,39 +84,37 @@ async def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_reques
     ("method", "path"),
     [("POST", "/models"), ("DELETE", "/models/a"), ("POST", "/models/a b/invoke")],
 )
-def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(
-    method: str, path: str
-) -> None:
-    said = read_environment({"SAGEMAKER_MULTI_MODEL": "true"})
+def test_routes_of_the_platform_ask_for_the_token_of_the_settings(method: str, path: str) -> None:
+    environment: Any = read_environment({"SAGEMAKER_MULTI_MODEL": "true"})
     predictions = SimpleNamespace(guard=Guard(BearerToken("right")), limit=1000)
-    app = SimpleNamespace(counts=ResponseCounts(), predictions=predictions)
-    sent: list[Message] = []
+    app: Any = SimpleNamespace(counts=ResponseCounts(), predictions=predictions)
+    registry: Any = SimpleNamespace(stopping=False, models={})
+    receive: Any = None
 
-    async def send(message: Message) -> None:
-        sent.append(message)
+    def status_of(path: str) -> int:
+        messages: list[Message] = []
 
-    async def run(path: str) -> None:
-        platform = MultiModel(
-            said,
-            cast("Any", SimpleNamespace(stopping=False, models={})),
-            cast("Any", app),
-            bool,
-            cast("Any", None),
-        )
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "headers": [],
-            "query_string": b"",
-        }
-        await platform(scope, cast("Any", None), send)
+        async def send(message: Message) -> None:
+            messages.append(message)
 
-    asyncio.run(run(path))
-    assert sent[0]["status"] == InvalidToken.status
-    asyncio.run(run("/ping"))
-    assert sent[2]["status"] == 200  # of whom the platform asks it
+        async def run() -> None:
+            platform = MultiModel(environment, registry, app, bool, receive)
+            scope = {
+                "type": "http",
+                "method": method,
+                "path": path,
+                "raw_path": path.encode(),
+                "headers": [],
+                "query_string": b"",
+            }
+            await platform(scope, receive, send)
+
+        asyncio.run(run())
+        return int(messages[0]["status"])
+
+    assert status_of(path) == InvalidToken.status
+    # The platform has no token for its ping.
+    assert status_of("/ping") == 200
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""The pure parts of SageMaker's runtime: variables, lines, layouts, what a job is told, how many
-models find room.
-"""
+"""SageMaker's runtime without a process: variables, lines, layouts, jobs and many models."""
 
 from __future__ import annotations
 
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 
 from tsx_archiver import ArchiveError
 from tsx_runtime.api.management.describe import is_given_up
-from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.targets.image.model_discovery import (
@@ -48,20 +45,18 @@ JSON_VALUES = st.recursive(
 
 
 @given(st.lists(JSON_VALUES, max_size=8))
-def test_any_answers_are_as_many_json_lines_that_say_the_same(values: list[Any]) -> None:
+def test_any_answers_are_as_many_json_lines_of_the_same_values(values: list[Any]) -> None:
     pretty = [json.dumps(value, indent=2).encode() for value in values]
     lines = joined(as_line(answer, JSON_LINES) for answer in pretty)
     assert [json.loads(line) for _, line in lines_of(lines)] == values
 
 
 @given(st.text("a ,\r\n\t", max_size=30).map(str.encode))
-def test_the_lines_of_a_body_are_those_that_hold_anything(body: bytes) -> None:
-    reported = [
-        (number, line.rstrip(b"\r"))
-        for number, line in enumerate(body.split(b"\n"), start=1)
-        if line.strip()
+def test_the_lines_of_a_body_are_those_that_are_not_blank(body: bytes) -> None:
+    lines = enumerate(body.split(b"\n"), start=1)
+    assert list(lines_of(body)) == [
+        (number, line.rstrip(b"\r")) for number, line in lines if line.strip()
     ]
-    assert list(lines_of(body)) == reported
 
 
 def test_millions_of_lines_are_found_one_by_one() -> None:
@@ -99,7 +94,7 @@ def test_an_answer_is_one_line_in_each_form(answer: bytes, as_csv: bytes, as_jso
     assert as_line(answer, JSON_LINES) == as_json
 
 
-def test_half_of_a_pair_is_written_as_json_has_it() -> None:
+def test_half_of_a_surrogate_pair_is_written_as_in_json() -> None:
     assert as_line(b'"\\ud800"', JSON_LINES) == b'"\\ud800"'
     assert as_line(b'"\\ud800"', CSV) == b"\\ud800"
 
@@ -108,57 +103,55 @@ def test_the_port_of_management_lies_in_the_range_that_is_this_containers() -> N
     def management(**env: str) -> str:
         return read_environment(env).variables["TSX_MANAGEMENT_ADDRESS"]
 
+    def in_range(ports: str) -> str:
+        return management(SAGEMAKER_BIND_TO_PORT="7000", SAGEMAKER_SAFE_PORT_RANGE=ports)
+
     assert management() == "http://127.0.0.1:8081"
-    assert (
-        management(SAGEMAKER_BIND_TO_PORT="7000", SAGEMAKER_SAFE_PORT_RANGE="7000-7009")
-        == "http://127.0.0.1:7009"
-    )
-    assert (
-        management(SAGEMAKER_BIND_TO_PORT="7000", SAGEMAKER_SAFE_PORT_RANGE="7000-7000")
-        == "http://127.0.0.1:0"
-    )
+    assert in_range("7000-7009") == "http://127.0.0.1:7009"
+    assert in_range("7000-7000") == "http://127.0.0.1:0"
     # 8081 may be the port of a neighbour.
     assert management(SAGEMAKER_BIND_TO_PORT="7000") == "http://127.0.0.1:0"
     with pytest.raises(SettingError, match="SAGEMAKER_SAFE_PORT_RANGE is 'a'"):
         management(SAGEMAKER_SAFE_PORT_RANGE="a-b")
 
 
-def test_each_kind_of_endpoint_has_its_own_times_and_workers() -> None:
-    def said(**env: str) -> tuple[str, str, dict[str, Any]]:
-        found = read_environment(env)
-        return found.mode, found.variables["TSX_DEFAULT_RESPONSE_TIMEOUT"], found.order
+@pytest.mark.parametrize(
+    ("env", "mode", "seconds", "order"),
+    [
+        ({}, "realtime", "60", {}),
+        ({"SAGEMAKER_BATCH": "true"}, "transform", "600", {}),
+        ({"TSX_SAGEMAKER_MODE": "Asynchronous"}, "asynchronous", "3600", {}),
+        ({"TSX_SAGEMAKER_MODE": "serverless"}, "serverless", "60", {"initial_workers": 1}),
+    ],
+)
+def test_each_kind_of_endpoint_has_its_own_times_and_workers(
+    env: dict[str, str], mode: str, seconds: str, order: dict[str, Any]
+) -> None:
+    environment = read_environment(env)
+    assert (environment.mode, environment.order) == (mode, order)
+    assert environment.variables["TSX_DEFAULT_RESPONSE_TIMEOUT"] == seconds
+    if mode == "serverless":
+        assert environment.variables["TSX_DEFAULT_STARTUP_TIMEOUT"] == "180"
 
-    assert said() == ("realtime", "60", {})
-    assert said(SAGEMAKER_BATCH="true") == ("transform", "600", {})
-    assert said(TSX_SAGEMAKER_MODE="Asynchronous") == ("asynchronous", "3600", {})
-    assert said(TSX_SAGEMAKER_MODE="serverless") == ("serverless", "60", {"initial_workers": 1})
-    assert (
-        read_environment({"TSX_SAGEMAKER_MODE": "serverless"}).variables[
-            "TSX_DEFAULT_STARTUP_TIMEOUT"
-        ]
-        == "180"
-    )
-    with pytest.raises(SettingError, match="did you mean 'serverless'"):
-        said(TSX_SAGEMAKER_MODE="serverles")
-    with pytest.raises(
-        SettingError, match="TSX_SAGEMAKER_LINES is 'maybe'; it takes true or false"
-    ):
-        said(TSX_SAGEMAKER_LINES="maybe")
-    with pytest.raises(SettingError, match="SAGEMAKER_CONTAINER_LOG_LEVEL is 'LOUD'"):
-        said(SAGEMAKER_CONTAINER_LOG_LEVEL="loud")
-    assert [
-        read_environment({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}).log_level
-        for text in ("30", "warning", "")
-    ] == [30, 30, None]
-    with pytest.raises(
-        SettingError,
-        match="unknown variable 'TSX_SAGEMAKER_LINE'; did you mean 'TSX_SAGEMAKER_LINES'",
-    ):
-        settings_of({"TSX_SAGEMAKER_LINE": "true"})
-    with pytest.raises(
-        SettingError, match=r"unknown variable 'TSX_SAGEMAKER_BUCKET_PREFIX'\. There are "
-    ):
-        settings_of({"TSX_SAGEMAKER_BUCKET_PREFIX": "true"})
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("TSX_SAGEMAKER_MODE", "serverles", "did you mean 'serverless'"),
+        ("TSX_SAGEMAKER_LINES", "maybe", "LINES is 'maybe'; it takes true or false"),
+        ("SAGEMAKER_CONTAINER_LOG_LEVEL", "loud", "LEVEL is 'LOUD'"),
+        ("TSX_SAGEMAKER_LINE", "true", "'TSX_SAGEMAKER_LINE'; did you mean 'TSX_SAGEMAKER_LINES'"),
+        ("TSX_SAGEMAKER_BUCKET_PREFIX", "true", r"'TSX_SAGEMAKER_BUCKET_PREFIX'\. There are "),
+    ],
+)
+def test_an_invalid_variable_is_refused(name: str, value: str, reason: str) -> None:
+    with pytest.raises(SettingError, match=reason):
+        settings_of({name: value})
+
+
+@pytest.mark.parametrize(("text", "level"), [("30", 30), ("warning", 30), ("", None)])
+def test_a_log_level_is_a_name_or_a_number(text: str, level: int | None) -> None:
+    assert read_environment({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}).log_level == level
 
 
 def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(tmp_path: Path) -> None:
@@ -170,54 +163,55 @@ def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(tmp_
             "SAGEMAKER_BIND_TO_PORT": "7000",
         }
     )
-    assert (
-        settings.default_response_timeout,
-        settings.drain_timeout,
-        settings.default_startup_timeout,
-    ) == (30, 9, 600)
+    names = ("default_response_timeout", "drain_timeout", "default_startup_timeout")
+    assert [getattr(settings, name) for name in names] == [30, 9, 600]
     assert settings.inference_address == "http://0.0.0.0:7000"
 
 
-def version(workers: int = 1, batch: int = 1, queue: int = 100) -> ModelVersion:
+def version(workers: int = 1, batch: int = 1, queue: int = 100) -> Any:
     plan = SimpleNamespace(batch_size=batch, job_queue_size=queue)
-    return cast(
-        "ModelVersion",
-        SimpleNamespace(min_workers=workers, batch_size=batch, workers=[None] * workers, plan=plan),
+    return SimpleNamespace(
+        min_workers=workers, batch_size=batch, workers=[None] * workers, plan=plan
     )
 
 
-def test_a_job_is_reported_what_keeps_the_workers_busy_unless_it_was_reported_itself() -> None:
-    def reported(*versions: ModelVersion, **env: str) -> tuple[int, str, int]:
-        found = parameters(versions, read_environment(env))
-        return found["MaxConcurrentTransforms"], found["BatchStrategy"], found["MaxPayloadInMB"]
+MAX_PAYLOAD = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "50", "SAGEMAKER_BATCH_STRATEGY": "SINGLE_RECORD"}
 
-    assert reported(version(2, 8)) == (4, "MULTI_RECORD", 6)
-    assert reported(version(2, 8), TSX_SAGEMAKER_LINES="false") == (16, "SINGLE_RECORD", 6)
-    given = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "50", "SAGEMAKER_BATCH_STRATEGY": "SINGLE_RECORD"}
-    assert reported(version(8, 8), **given) == (2, "SINGLE_RECORD", 50)
-    assert reported(version(), SAGEMAKER_MAX_CONCURRENT_TRANSFORMS="9") == (9, "MULTI_RECORD", 6)
+
+@pytest.mark.parametrize(
+    ("version", "env", "expected"),
+    [
+        (version(2, 8), {}, (4, "MULTI_RECORD", 6)),
+        (version(2, 8), {"TSX_SAGEMAKER_LINES": "false"}, (16, "SINGLE_RECORD", 6)),
+        (version(8, 8), MAX_PAYLOAD, (2, "SINGLE_RECORD", 50)),
+        (version(), {"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "9"}, (9, "MULTI_RECORD", 6)),
+    ],
+)
+def test_a_job_keeps_the_workers_busy_unless_its_parameters_are_set(
+    version: Any, env: dict[str, str], expected: tuple[int, str, int]
+) -> None:
+    job = parameters((version,), read_environment(env))
+    names = ("MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB")
+    assert tuple(job[name] for name in names) == expected
 
 
 @pytest.mark.parametrize(
     ("states", "given_up"),
     [
-        ([WorkerState.READY, WorkerState.FAILED], False),  # one still serves
-        (
-            [WorkerState.BACKING_OFF],
-            False,
-        ),  # another process is on its way, and requests wait for it
+        # One worker serves.
+        ([WorkerState.READY, WorkerState.FAILED], False),
+        # Requests wait for another process, which will start.
+        ([WorkerState.BACKING_OFF], False),
         ([WorkerState.FAILED, WorkerState.FAILED], True),
         ([], False),
     ],
 )
-def test_an_instance_is_given_back_only_when_nobody_serves_and_nobody_will(
+def test_an_instance_is_given_back_only_when_no_worker_serves_or_will_start(
     states: list[WorkerState], given_up: bool
 ) -> None:
     workers = [SimpleNamespace(state=state) for state in states]
-    assert (
-        is_given_up(cast("ModelVersion", SimpleNamespace(min_workers=1, workers=workers)))
-        is given_up
-    )
+    version: Any = SimpleNamespace(min_workers=1, workers=workers)
+    assert is_given_up(version) is given_up
 
 
 @given(st.integers(0, 8), st.integers(1, 512), st.integers(1, 1000))
@@ -251,12 +245,10 @@ def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
     (code / "serve.py").write_text("def model_fn(d): ...")
     (code / "requirements.txt").write_text("six")
     assert toolkit_model(tmp_path, {}) is None
-    found = found_model(
-        tmp_path,
-        {"SAGEMAKER_PROGRAM": "serve.py", "SAGEMAKER_SUBMIT_DIRECTORY": "s3://bucket/code"},
-    )
-    assert found.archive is not None
-    assert found.archive.manifest.data == {
+    program = {"SAGEMAKER_PROGRAM": "serve.py"}
+    model = found_model(tmp_path, {**program, "SAGEMAKER_SUBMIT_DIRECTORY": "s3://bucket/code"})
+    assert model.archive is not None
+    assert model.archive.manifest.data == {
         "model": {
             "modelName": "model",
             "handler": HANDLER,
@@ -264,43 +256,41 @@ def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
         },
         "sagemaker": {"code": "code", "program": "serve.py"},
     }
-    assert found.order.batch_size is None
-    (tmp_path / "model-config.yaml").write_text("independentRows: true\n")
-    assert found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py"}).order.batch_size == 32
-    (tmp_path / "model-config.yaml").write_text("independentRows: true\nbatchSize: 3\n")
-    own = found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py"}, "mine")
-    assert own.archive is not None
-    assert (own.order.batch_size, own.archive.config.batch_size, own.order.model_name) == (
-        None,
-        3,
-        "mine",
-    )
+    assert model.order.batch_size is None
+    config = tmp_path / "model-config.yaml"
+    config.write_text("independentRows: true\n")
+    assert found_model(tmp_path, program).order.batch_size == 32
+    config.write_text("independentRows: true\nbatchSize: 3\n")
+    model = found_model(tmp_path, program, "mine")
+    assert model.archive is not None
+    assert (model.order.batch_size, model.order.model_name) == (None, "mine")
+    assert model.archive.config.batch_size == 3
     with pytest.raises(SettingError, match=r"SAGEMAKER_PROGRAM is 'other.py', but .* is not there"):
         found_model(tmp_path, {"SAGEMAKER_PROGRAM": "other.py"})
-    (tmp_path / "model-config.yaml").write_text("batchSize: [\n")
+    config.write_text("batchSize: [\n")
     with pytest.raises(ArchiveError):
-        found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py"})
+        found_model(tmp_path, program)
 
 
 def test_weights_alone_are_a_model_and_two_of_them_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.pth").touch()
-    found = found_model(tmp_path, {})
-    assert found.archive is not None
-    assert found.archive.manifest.data["sagemaker"] == {"code": "code", "program": ""}
+    archive = found_model(tmp_path, {}).archive
+    assert archive is not None
+    assert archive.manifest.data["sagemaker"] == {"code": "code", "program": ""}
     (tmp_path / "b.pt").touch()
-    with pytest.raises(
-        SettingError, match=r"no archive, but a\.pth, b\.pt; it must hold one \.mar"
-    ):
+    with pytest.raises(SettingError, match=r"no archive, but a\.pth, b\.pt"):
         found_model(tmp_path, {})
 
 
-def test_names_of_the_registry_are_its_own_where_sagemakers_are_none() -> None:
+def test_a_name_that_the_registry_does_not_take_gets_one_of_its_own() -> None:
     assert registry_name("abc-1") == "abc-1"
     assert registry_name("a/b") != registry_name("a b")
     assert len(registry_name("x" * 300)) < 100
 
 
-def test_what_lies_there_is_counted_and_what_does_not_is_refused(tmp_path: Path) -> None:
+def test_the_size_of_a_model_is_that_of_its_files_and_an_absent_one_is_refused(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_bytes(b"x" * 1000)
     assert size_of(tmp_path) == 1000
@@ -309,15 +299,15 @@ def test_what_lies_there_is_counted_and_what_does_not_is_refused(tmp_path: Path)
 
 
 def test_pages_of_models_follow_one_another() -> None:
-    models = Models(cast("Any", None), 1, cast("Any", None))
+    unused: Any = None
+    models = Models(unused, 1, unused)
     models._loaded = {str(number): cast("Any", number) for number in range(250)}
-    token, seen = None, []
-    while True:
+    page, token = models.page(None)
+    loaded = [*page]
+    while token is not None:
         page, token = models.page(token)
-        seen += page
-        if token is None:
-            break
-    assert seen == list(range(250))
+        loaded += page
+    assert loaded == list(range(250))
     with pytest.raises(BadRequest, match="next_page_token is 'x'"):
         models.page("x")
     with pytest.raises(BadRequest, match="to load a model"):

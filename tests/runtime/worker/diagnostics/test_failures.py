@@ -1,10 +1,9 @@
-"""What the log says of errors: the model's own lines, each error once, and how often it came
-again.
-"""
+"""Errors in the log: the model's own lines, each error once, and the number of its repeats."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 from pathlib import Path
 
@@ -31,9 +30,9 @@ def parse(body):
 
 @pytest.fixture
 def handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    own = OwnModules()
-    own.root = tmp_path
-    monkeypatch.setattr("tsx_runtime.worker.diagnostics.tracebacks.own_modules", own)
+    modules = OwnModules()
+    modules.root = tmp_path
+    monkeypatch.setattr("tsx_runtime.worker.diagnostics.tracebacks.own_modules", modules)
     (tmp_path / "handler.py").write_text(HANDLER)
     spec = importlib.util.spec_from_file_location("outlined_handler", tmp_path / "handler.py")
     module = importlib.util.module_from_spec(spec)
@@ -42,12 +41,12 @@ def handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def error_of(call, *arguments) -> BaseException:
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # any
+    with pytest.raises(Exception) as caught:  # noqa: PT011
         call(*arguments)
     return caught.value
 
 
-def test_an_outline_has_the_models_own_frames_and_causes_and_no_others(handler) -> None:
+def test_an_outline_has_the_frames_of_the_model_and_the_causes(handler) -> None:
     assert outline(error_of(handler.parse, "x")).splitlines() == [
         "KeyError: 'no number'",
         '  handler.py:11 in parse: raise KeyError("no number") from error',
@@ -58,21 +57,19 @@ def test_an_outline_has_the_models_own_frames_and_causes_and_no_others(handler) 
 
 def test_frames_that_repeat_are_counted(handler) -> None:
     line = "  handler.py:5 in deep: return deep(count - 1) if count else 1 / 0"
-    assert (
-        outline(error_of(handler.deep, 30))
-        == f"ZeroDivisionError: division by zero\n{line} (31 times)"
-    )
+    text = outline(error_of(handler.deep, 30))
+    assert text == f"ZeroDivisionError: division by zero\n{line} (31 times)"
 
 
-def test_of_an_error_in_no_file_of_the_model_the_innermost_frames_are_named(handler) -> None:
-    words, *frames = outline(error_of(__import__("json").loads, "x")).splitlines()
-    assert words.startswith("json.decoder.JSONDecodeError")
+def test_an_error_in_no_file_of_the_model_has_its_innermost_frames(handler) -> None:
+    name, *frames = outline(error_of(json.loads, "x")).splitlines()
+    assert name.startswith("json.decoder.JSONDecodeError")
     assert len(frames) == 3
     assert frames[-1].startswith("  json/decoder.py:")
 
 
 def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) -> None:
-    """By kind and place: what it says of the request may differ each time."""
+    """Repeats have the same kind and line; their texts may differ."""
     now, written = [0.0], []
     repeats = Repeats(lambda record: written.append(record.getMessage()), clock=lambda: now[0])
 
@@ -92,12 +89,13 @@ def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) ->
     assert fail(21, error_of(handler.parse, "x"))
     repeats.flush()
     now[0] = 3 * failures.EVERY
-    assert not fail(22, error_of(handler.parse, "x")), "after a while it is logged again"
+    # After a while it is logged again.
+    assert not fail(22, error_of(handler.parse, "x"))
     repeats.flush()
     assert len(written) == 2
 
 
-def test_what_a_handler_logs_itself_is_held_back_never(handler) -> None:
+def test_a_line_that_a_handler_logs_is_never_held_back(handler) -> None:
     error = error_of(handler.deep, 1)
     record = logging.LogRecord(
         "own", logging.ERROR, "", 0, "again", (), (type(error), error, error.__traceback__)

@@ -1,57 +1,55 @@
-"""`TS_BENCHMARK`: contract section 9.3."""
+"""`TS_BENCHMARK`, which makes a worker profile its handler."""
 
 from __future__ import annotations
 
 import pstats
 from pathlib import Path
 
-from tests.runtime.worker.conftest import StartWorker
+from tests.runtime.worker.conftest import StartWorker, Worker
+
+SOURCE = """
+    import tempfile
+    tempfile.tempdir = {directory!r}
+
+    def weigh(row):
+        return "heavy"
+
+    def handle(data, context):
+        return data and [weigh(row) for row in data]
+"""
+
+
+def start(start_worker: StartWorker, directory: Path, benchmark: str) -> Worker:
+    """Start a worker whose temporary files are in `directory`."""
+    source = SOURCE.format(directory=str(directory))
+    return start_worker(source, variables={"TS_BENCHMARK": benchmark})
 
 
 def test_a_worker_that_is_profiled_leaves_a_file_that_names_the_handlers_functions(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    source = f"""
-        import tempfile
-        tempfile.tempdir = {str(tmp_path)!r}
-
-        def weigh(row):
-            return "heavy"
-
-        def handle(data, context):
-            return data and [weigh(row) for row in data]
-    """
-    worker = start_worker(source, variables={"TS_BENCHMARK": "True"})
-    assert [answer.body for answer in worker.ask(b"1", b"2")] == [b"heavy"] * 2
-    assert [answer.body for answer in worker.ask(b"3")] == [b"heavy"]
+    worker = start(start_worker, tmp_path, "True")
+    assert worker.ask_bodies(b"1", b"2") == [b"heavy"] * 2
+    assert worker.ask_bodies(b"3") == [b"heavy"]
     assert worker.close() == 0
-    own, newest = tmp_path / "tsPythonProfile-m-9000.prof", tmp_path / "tsPythonProfile.prof"
-    assert sorted(tmp_path.glob("*.prof")) == [own, newest]
-    for file in (own, newest):
+    files = [tmp_path / "tsPythonProfile-m-9000.prof", tmp_path / "tsPythonProfile.prof"]
+    assert sorted(tmp_path.glob("*.prof")) == files
+    for file in files:
         calls = {name: count for (_, _, name), (count, *_) in pstats.Stats(str(file)).stats.items()}  # type: ignore[attr-defined]
         assert (calls["handle"], calls["weigh"]) == (2, 3)
 
 
-def test_a_profile_that_cannot_be_put_into_its_place_leaves_nothing_else_behind(
+def test_a_profile_that_cannot_be_moved_to_its_path_leaves_no_other_file(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     newest = tmp_path / "tsPythonProfile.prof"
     newest.mkdir()
-    source = f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\n\ndef handle(data, context):\n    return data\n"
-    worker = start_worker(source, variables={"TS_BENCHMARK": "True"})
-    assert worker.close() == 0
+    assert start(start_worker, tmp_path, "True").close() == 0
     assert sorted(tmp_path.glob("*.prof")) == [tmp_path / "tsPythonProfile-m-9000.prof", newest]
 
 
-def test_without_it_nothing_is_profiled(start_worker: StartWorker, tmp_path: Path) -> None:
-    source = f"""
-        import tempfile
-        tempfile.tempdir = {str(tmp_path)!r}
-
-        def handle(data, context):
-            return data and ["light"] * len(data)
-    """
-    worker = start_worker(source, variables={"TS_BENCHMARK": "False"})
-    assert [answer.body for answer in worker.ask(b"1")] == [b"light"]
+def test_a_worker_without_it_is_not_profiled(start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = start(start_worker, tmp_path, "False")
+    assert worker.ask_bodies(b"1") == [b"heavy"]
     assert worker.close() == 0
     assert not list(tmp_path.glob("*.prof"))

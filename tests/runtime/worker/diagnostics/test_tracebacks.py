@@ -1,4 +1,4 @@
-"""What tracebacks quote: the model's own files, whatever name or link leads elsewhere."""
+"""Tracebacks quote the model's own files alone, whatever name or link leads elsewhere."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def test_an_import_error_quotes_no_file_outside_the_model(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     (tmp_path / "secret").write_text(SECRET)
-    place = tmp_path / "linked"
-    place.mkdir()
-    (place / "helper.py").symlink_to(tmp_path / "secret")
-    (place / "handler.py").write_text("import helper  # the handler's own line\n")
-    worker = start_worker(model_dir=str(place))
+    directory = tmp_path / "linked"
+    directory.mkdir()
+    (directory / "helper.py").symlink_to(tmp_path / "secret")
+    (directory / "handler.py").write_text("import helper  # the handler's own line\n")
+    worker = start_worker(model_dir=str(directory))
     assert not worker.loaded
     assert "is not valid Python" in worker.report["message"]
     assert "the handler's own line" in worker.report["traceback"]
@@ -46,7 +46,7 @@ def test_an_error_of_a_request_quotes_the_handlers_lines_alone(
             if data is not None:
                 outside.fall()  # the handler's own line
     """)
-    assert worker.ask(b"")[0].status == 500
+    assert worker.ask_statuses(b"") == [500]
     worker.sock.shutdown(1)
     while worker.receive() is not None:
         pass
@@ -56,54 +56,45 @@ def test_an_error_of_a_request_quotes_the_handlers_lines_alone(
     assert "the-secret-word" not in trace
 
 
-def test_neither_does_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own = OwnModules()
-    own.root = tmp_path / "model"
-    monkeypatch.setattr("tsx_runtime.worker.diagnostics.tracebacks.own_modules", own)
-    own.root.mkdir()
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Make the directory of a model whose files are quoted."""
+    modules = OwnModules()
+    modules.root = tmp_path / "model"
+    modules.root.mkdir()
+    monkeypatch.setattr("tsx_runtime.worker.diagnostics.tracebacks.own_modules", modules)
+    (modules.root / "handler.py").write_text("x = = 1\n")
+    return modules.root
+
+
+def test_the_log_quotes_no_file_outside_the_model(root: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET)
-    (own.root / "link.py").symlink_to(tmp_path / "secret")
-    (own.root / "own.py").write_text("x = = 1\n")
-    shown = []
-    for file in ("link.py", "own.py"):
+    (root / "link.py").symlink_to(tmp_path / "secret")
+
+    def texts_of(file: str) -> list[str]:
+        """Return the traceback of a file that does not compile, in each format."""
         with pytest.raises(SyntaxError) as caught:
-            compile((own.root / file).read_text(), str(own.root / file), "exec")
+            compile((root / file).read_text(), str(root / file), "exec")
         try:
             raise RuntimeError("why") from caught.value
         except RuntimeError as error:
-            record = logging.LogRecord(
-                "tsx.worker",
-                logging.ERROR,
-                __file__,
-                1,
-                "it failed",
-                (),
-                (type(error), error, error.__traceback__),
-            )
-            shown.append(
-                (
-                    format_error(error),
-                    WorkerTextFormatter().format(record),
-                    WorkerJsonFormatter().format(record),
-                )
-            )
-    assert not any("the-secret-word" in text for text in shown[0])
-    assert all("x = = 1" in text for text in shown[1])
-    assert not any(
-        "caught.value" in text for pair in shown for text in pair
-    )  # this test is no file of the model's
+            info = (type(error), error, error.__traceback__)
+            record = logging.LogRecord("tsx.worker", logging.ERROR, "", 1, "it failed", (), info)
+            formatters = WorkerTextFormatter(), WorkerJsonFormatter()
+            return [format_error(error), *(formatter.format(record) for formatter in formatters)]
+
+    secret, code = texts_of("link.py"), texts_of("handler.py")
+    assert not any("the-secret-word" in text for text in secret)
+    assert all("x = = 1" in text for text in code)
+    # This test is no file of the model.
+    assert not any("caught.value" in text for text in secret + code)
 
 
 def test_frames_of_the_import_system_are_not_the_models(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = OwnModules()
-    own.root = tmp_path
-    monkeypatch.setattr("tsx_runtime.worker.diagnostics.tracebacks.own_modules", own)
-    monkeypatch.chdir(
-        tmp_path
-    )  # a worker runs in the model's directory, below which a relative name would be
-    (tmp_path / "handler.py").write_text("x = = 1\n")
+    # A worker runs in the model's directory, which a relative name would seem to lie in.
+    monkeypatch.chdir(root)
     with pytest.raises(SyntaxError) as caught:
-        SourceFileLoader("handler", str(tmp_path / "handler.py")).exec_module(ModuleType("handler"))
+        SourceFileLoader("handler", str(root / "handler.py")).exec_module(ModuleType("handler"))
     assert outline(caught.value) == "SyntaxError: invalid syntax\n  handler.py:1: x = = 1"

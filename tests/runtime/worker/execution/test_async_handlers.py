@@ -1,6 +1,4 @@
-"""Asynchronous handlers in a real worker process: requests overlap, and are answered when they are
-done.
-"""
+"""Asynchronous handlers in a real worker process: requests overlap, each is answered when done."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.worker.conftest import DEADLINE, StartWorker, Worker
-from tests.runtime.worker.execution.test_continuous import answers, send
+from tests.runtime.worker.conftest import DEADLINE, StartWorker, Worker, encode_request
 from tests.support.served_model import a_served_model
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
@@ -49,7 +46,7 @@ HANDLER = """
                 raise ValueError("no such prompt")
             if word == "exit":
                 raise SystemExit(3)
-            if word == "cancelled":  # by a library that the handler uses
+            if word == "cancelled":
                 raise asyncio.CancelledError
             if word == "pieces":
                 context.set_response_header(0, "x-first", "yes")
@@ -71,10 +68,10 @@ def worker(start_worker: StartWorker) -> Worker:
 
 
 def test_a_request_that_waits_holds_up_no_other(worker: Worker) -> None:
-    send(worker, "wait", "wait", "a")
-    assert answers(worker, 1) == {3: (200, "", ["a"])}
-    send(worker, "open", first=4)
-    assert answers(worker, 3) == {
+    worker.send_each(b"wait", b"wait", b"a")
+    assert worker.read_answers(1) == {3: (200, "", ["a"])}
+    worker.send_each(b"open", first=4)
+    assert worker.read_answers(3) == {
         4: (200, "", ["open"]),
         1: (200, "", ["id-1 waited"]),
         2: (200, "", ["id-2 waited"]),
@@ -82,83 +79,76 @@ def test_a_request_that_waits_holds_up_no_other(worker: Worker) -> None:
 
 
 def test_parts_go_out_as_they_are_sent_and_the_return_value_is_the_last(worker: Worker) -> None:
-    send(worker, "pieces")
-    assert answers(worker, 1) == {
+    worker.send_each(b"pieces")
+    assert worker.read_answers(1) == {
         1: (200, "x-first: yes\r\nts_stream_next: true\r\n", ["a", "b", "c", ""])
     }
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("prompt", "reason"),
     [
-        ("raise", "ValueError: no such prompt"),
-        ("exit", "SystemExit: 3"),
-        ("two", "number of batch response mismatched"),
-        ("cancelled", "was cancelled before it was answered"),
+        (b"raise", "ValueError: no such prompt"),
+        (b"exit", "SystemExit: 3"),
+        (b"two", "number of batch response mismatched"),
+        (b"cancelled", "was cancelled before it was answered"),
     ],
 )
-def test_a_request_that_fails_fails_alone(worker: Worker, word: str, says: str) -> None:
-    send(worker, "wait", word)
-    status, _, (body,) = answers(worker, 1)[2]
-    assert status == (503 if word == "cancelled" else 500)
-    assert says in body
-    send(worker, "open", first=3)
-    assert answers(worker, 2)[1] == (200, "", ["id-1 waited"])
+def test_a_request_that_fails_fails_alone(worker: Worker, prompt: bytes, reason: str) -> None:
+    worker.send_each(b"wait", prompt)
+    status, _, (body,) = worker.read_answers(1)[2]
+    assert status == (503 if prompt == b"cancelled" else 500)
+    assert reason in body
+    worker.send_each(b"open", first=3)
+    assert worker.read_answers(2)[1] == (200, "", ["id-1 waited"])
 
 
 def test_a_cancelled_request_is_reported_so_and_closed(worker: Worker) -> None:
-    send(worker, "wait", "a")
-    assert 2 in answers(worker, 1)
+    worker.send_each(b"wait", b"a")
+    assert 2 in worker.read_answers(1)
     worker.send(Kind.CANCEL, 1)
-    assert answers(worker, 1)[1][0] == 499
-    send(worker, "cache", first=3)
-    assert json.loads(answers(worker, 1)[3][2][0]) == {"seen": 3, "cancelled": "id-1"}
+    assert worker.read_answers(1)[1][0] == 499
+    worker.send_each(b"cache", first=3)
+    assert json.loads(worker.read_answers(1)[3][2][0]) == {"seen": 3, "cancelled": "id-1"}
 
 
 def test_metrics_of_an_answer_that_takes_long_are_reported_while_it_does(worker: Worker) -> None:
-    send(worker, "wait")
+    worker.send_each(b"wait")
     select.select([worker.sock], [], [], DEADLINE)
-    worker.send(Kind.PING, 0)
-    assert worker.receive().kind is Kind.PONG
+    worker.ping()
     (metric,) = worker.reports[0]["metrics"]
     assert (metric["name"], metric["value"]) == ("waiting", 1)
 
 
-def test_a_sign_of_life_comes_from_the_loop_and_the_worker_ends_with_its_front_end(
+def test_the_loop_answers_pings_and_the_worker_ends_with_its_front_end(
     worker: Worker,
 ) -> None:
-    send(worker, "wait")
-    worker.send(Kind.PING, 0)
-    assert worker.receive().kind is Kind.PONG
+    worker.send_each(b"wait")
+    worker.ping()
     assert worker.close() == 0
 
 
-def test_a_handler_that_is_no_coroutine_serves_as_well(start_worker: StartWorker) -> None:
+def test_a_handler_that_is_no_coroutine_is_served(start_worker: StartWorker) -> None:
     worker = start_worker("def handle(data, context):\n    return data and ['plain']", mode="async")
-    send(worker, "a", "b")
-    assert answers(worker, 2) == {1: (200, "", ["plain"]), 2: (200, "", ["plain"])}
+    worker.send_each(b"a", b"b")
+    assert worker.read_answers(2) == {1: (200, "", ["plain"]), 2: (200, "", ["plain"])}
 
 
-def test_a_request_that_is_cancelled_before_its_task_has_begun_is_closed_as_well(
+def test_a_request_that_is_cancelled_before_its_task_begins_is_closed_as_well(
     worker: Worker,
 ) -> None:
-    """Both frames come in one turn of the loop: with one write, behind a request that holds the
-    loop up.
-    """
-    frames = []
-    for number, word in ((1, "block"), (2, "wait")):
-        frames += wire.encode(
-            Kind.BATCH, number, [(0, wire.request_meta(f"id-{number}", b"", ()), word.encode())]
-        )
-    frames += wire.encode(Kind.CANCEL, 2)
-    worker.sock.sendall(b"".join(bytes(part) for part in frames))
-    assert {batch: status for batch, (status, _, _) in answers(worker, 2).items()} == {
-        1: 200,
-        2: 499,
-    }
+    # The frames come in one turn of the loop, behind a request that holds the loop up.
+    frames = [
+        *encode_request(1, b"block"),
+        *encode_request(2, b"wait"),
+        *wire.encode(Kind.CANCEL, 2),
+    ]
+    worker.sock.sendall(b"".join(map(bytes, frames)))
+    answers = worker.read_answers(2)
+    assert {batch: status for batch, (status, _, _) in answers.items()} == {1: 200, 2: 499}
 
 
-def test_a_body_that_is_no_json_is_its_clients_fault() -> None:
+def test_a_body_that_is_no_json_is_the_fault_of_its_client() -> None:
     async def fails(data: Any, context: Context) -> list[Any]:
         raise TypeError("no input")
 

@@ -1,6 +1,4 @@
-"""A handler that streams to clients who have left is stopped at its next part, and nothing else of
-its worker is disturbed.
-"""
+"""A handler that streams to clients who have left is stopped at its next part, and no other is."""
 
 from __future__ import annotations
 
@@ -44,74 +42,67 @@ def worker(start_worker: StartWorker) -> Worker:
     return start_worker(HANDLER)
 
 
-META = wire.request_meta("id", b"", ())
-
-
-def until_reply(worker: Worker) -> wire.Frame:
+def read_reply(worker: Worker) -> wire.Frame:
+    """Skip pieces up to the next reply."""
     while (frame := worker.receive()) is not None:
         if frame.kind is Kind.REPLY:
             return frame
     raise AssertionError("the worker ended")
 
 
-def test_a_stream_that_nobody_reads_is_stopped_and_the_next_batch_answered(worker: Worker) -> None:
+def test_a_cancelled_stream_is_stopped_and_the_next_batch_is_answered(worker: Worker) -> None:
     stopped = worker.begin(b"forever")
-    first = worker.receive()
-    assert first is not None
-    assert first.kind is Kind.PIECE
-    waiting = worker.begin(b"a" * 1000)  # sent early: it lies before the CANCEL in the stream
+    worker.expect(Kind.PIECE)
+    # The next batch lies before the CANCEL in the socket.
+    waiting = worker.begin(b"a" * 1000)
     worker.send(Kind.PING, 0)
     worker.send(Kind.CANCEL, stopped)
-    reply = until_reply(worker)
+    reply = read_reply(worker)
     assert (reply.batch, reply.items[0][0]) == (stopped, 499)
     assert (worker.directory / "ended").exists()
-    reply = until_reply(worker)
+    reply = read_reply(worker)
     assert (reply.batch, bytes(reply.items[0][2])) == (waiting, b"a1000")
-    pong = worker.receive()
-    assert pong is not None
-    assert pong.kind is Kind.PONG
+    worker.expect(Kind.PONG)
 
 
 def test_a_cancellation_that_comes_too_late_or_too_early_changes_nothing(worker: Worker) -> None:
-    assert worker.ask(b"a")[0].body == b"a1"
+    assert worker.ask_bodies(b"a") == [b"a1"]
     worker.send(Kind.CANCEL, 1)
     worker.send(Kind.CANCEL, 3)
-    assert worker.ask(b"bb")[0].body == b"b2"
-    assert worker.ask(b"ccc")[0].body == b"c3"
+    assert worker.ask_bodies(b"bb") == [b"b2"]
+    assert worker.ask_bodies(b"ccc") == [b"c3"]
 
 
 def test_a_worker_whose_front_end_is_gone_ends_in_the_middle_of_a_stream(worker: Worker) -> None:
     worker.begin(b"forever")
-    assert worker.receive() is not None
+    worker.expect(Kind.PIECE)
     assert worker.close() == 0
 
 
 @pytest.mark.parametrize("size", [100, 70_000, 300_000])
-def test_what_is_read_ahead_does_not_overwrite_the_batch_that_is_answered(
+def test_batches_read_ahead_do_not_overwrite_the_one_that_is_answered(
     worker: Worker, size: int
 ) -> None:
     together = worker.begin(b"A" * size, b"B" * size)
-    first = worker.receive()
-    assert first is not None
-    assert first.kind is Kind.PIECE
-    early = {
-        batch: wire.encode(Kind.BATCH, batch, [(0, META, letter * size)] * 2)
-        for batch, letter in ((101, b"C"), (102, b"D"))
-    }
-    data = b"".join(bytes(part) for frame in early.values() for part in frame)
+    worker.expect(Kind.PIECE)
+    early = {101: b"C", 102: b"D"}
+    meta = wire.request_meta("id", b"", ())
+    data = b"".join(
+        bytes(part)
+        for batch, letter in early.items()
+        for part in wire.encode(Kind.BATCH, batch, [(0, meta, letter * size)] * 2)
+    )
     worker.sock.sendall(data[:100])
-    sender = threading.Thread(
-        target=worker.sock.sendall, args=(data[100:],)
-    )  # more than the socket holds
+    # The rest may be more than the socket holds.
+    sender = threading.Thread(target=worker.sock.sendall, args=(data[100:],))
     sender.start()
     (worker.directory / "go").touch()
-    reply = until_reply(worker)
+    reply = read_reply(worker)
     assert reply.batch == together
-    assert [bytes(item[2]) for item in reply.items][
-        1
-    ] == b"B%d" % size  # tried again alone, from its bytes
-    for batch, letter in zip(early, (b"C", b"D"), strict=True):
-        reply = until_reply(worker)
+    # The second request is tried again alone, from its bytes.
+    assert bytes(reply.items[1][2]) == b"B%d" % size
+    for batch, letter in early.items():
+        reply = read_reply(worker)
         assert (reply.batch, bytes(reply.items[1][2])) == (batch, letter + b"%d" % size)
     sender.join()
 
@@ -134,7 +125,7 @@ def test_a_stateful_model_is_not_stopped(start_worker: StartWorker) -> None:
         stateful=True,
     )
     batch = worker.begin(b"")
-    assert worker.receive() is not None
+    worker.expect(Kind.PIECE)
     worker.send(Kind.CANCEL, batch)
     (worker.directory / "go").touch()
-    assert bytes(until_reply(worker).items[0][2]) == b"kept"
+    assert bytes(read_reply(worker).items[0][2]) == b"kept"

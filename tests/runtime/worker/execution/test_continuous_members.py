@@ -1,4 +1,4 @@
-"""Who is in the calls of a continuous batch, and who is to blame when one fails."""
+"""The members of the calls of a continuous batch, and those that a failed call blames."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from hypothesis import strategies as st
 
 from tsx_runtime.worker.execution.continuous_members import Membership
 
-arrivals = st.lists(
-    st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=4), max_size=6
-)  # (guilty, calls it needs) by turn
+# Requests that arrive in each turn: whether each is guilty, and the calls that it needs.
+arrivals = st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=4), max_size=6)
 
 
 @given(arrivals)
 def test_each_request_ends_once_and_the_guilty_alone_fail(turns: list[list[tuple[bool, int]]]):
-    """A guilty one makes its first call fail."""
+    """A guilty request makes its first call fail."""
     membership: Membership[int] = Membership()
-    guilty, left, ended, failed, joined, seen = set(), {}, [], [], 0, set()
+    guilty, remaining, ended, failed, joined, seen = set(), {}, [], [], 0, set()
     calls = 0
     pending = list(turns)
     while pending or membership:
         for bad, needs in pending.pop(0) if pending else []:
             if bad:
                 guilty.add(joined)
-            left[joined] = needs
+            remaining[joined] = needs
             membership.join(joined)
             joined += 1
         if not membership:
@@ -38,8 +37,8 @@ def test_each_request_ends_once_and_the_guilty_alone_fail(turns: list[list[tuple
             continue
         seen.update(now)
         for member in now:
-            left[member] -= 1
-        over = [member for member in now if left[member] == 0]
+            remaining[member] -= 1
+        over = [member for member in now if remaining[member] == 0]
         membership.called(over)
         ended += over
     assert sorted([*ended, *failed]) == list(range(joined))
@@ -47,9 +46,15 @@ def test_each_request_ends_once_and_the_guilty_alone_fail(turns: list[list[tuple
     assert calls <= sum(needs + 3 for turn in turns for _, needs in turn)
 
 
+def members_of(*names: str, again: bool = True) -> Membership[str]:
+    membership: Membership[str] = Membership(again=again)
+    for name in names:
+        membership.join(name)
+    return membership
+
+
 def test_newcomers_join_at_once_and_stay():
-    membership: Membership[str] = Membership()
-    membership.join("a")
+    membership = members_of("a")
     assert membership.next() == ["a"]
     membership.called([])
     membership.join("b")
@@ -60,9 +65,7 @@ def test_newcomers_join_at_once_and_stay():
 
 
 def test_a_call_without_newcomers_that_fails_ends_all():
-    membership: Membership[str] = Membership()
-    membership.join("a")
-    membership.join("b")
+    membership = members_of("a", "b")
     membership.next()
     membership.called([])
     membership.next()
@@ -71,17 +74,13 @@ def test_a_call_without_newcomers_that_fails_ends_all():
 
 
 def test_a_handler_that_must_not_be_called_again_fails_all():
-    membership: Membership[str] = Membership(again=False)
-    membership.join("a")
-    membership.join("b")
+    membership = members_of("a", "b", again=False)
     membership.next()
     assert membership.failed() == ["a", "b"]
 
 
-def test_who_leaves_is_in_no_further_call():
-    membership: Membership[str] = Membership()
-    membership.join("a")
-    membership.join("b")
+def test_a_member_that_leaves_is_in_no_further_call():
+    membership = members_of("a", "b")
     membership.leave("a")
     assert membership.next() == ["b"]
     membership.called([])

@@ -1,9 +1,8 @@
-"""Micro-batches: the parts of a batch pass through the stages side by side, and come out in their
-order.
-"""
+"""Micro-batches: parts of a batch pass through the stages side by side and come out in order."""
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -20,7 +19,7 @@ from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
 class Handler:
-    """Notes who did what; takes rows of numbers and squares them."""
+    """A handler in micro-batches that notes their sizes; some rows make it fail."""
 
     def __init__(self, size: int, **parallelism: int) -> None:
         self.handle: Any = MicroBatching(self, size, parallelism)
@@ -65,12 +64,12 @@ def test_answers_keep_the_order_of_the_requests_and_parts_their_size(
 ) -> None:
     handler = Handler(size, preprocess=readers, postprocess=writers)
     context = make_context(count)
-    words = [f"word {idx}" for idx in range(count)]
-    assert handler.handle(words, context) == [f"{word}!" for word in words]
+    rows = [f"row {idx}" for idx in range(count)]
+    assert handler.handle(rows, context) == [f"{row}!" for row in rows]
     assert sum(handler.sizes) == count
     assert all(part <= size for part in handler.sizes)
     assert [context.get_response_headers(idx)["x-row"] for idx in range(count)] == [
-        f"word {idx} id-{idx}" for idx in range(count)
+        f"row {idx} id-{idx}" for idx in range(count)
     ]
     handler.handle.shutdown()
 
@@ -86,12 +85,12 @@ def test_as_many_parts_are_in_a_stage_as_it_has_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "kind"), [("lost", RuntimeError), ("few", ValueError), ("text", TypeError)]
+    ("row", "kind"), [("lost", RuntimeError), ("few", ValueError), ("text", TypeError)]
 )
-def test_a_part_that_fails_fails_the_batch_after_all_have_ended(word: str, kind: type) -> None:
+def test_a_part_that_fails_fails_the_batch_after_all_have_ended(row: str, kind: type) -> None:
     handler = Handler(1)
     with pytest.raises(kind):
-        handler.handle([word, "a", "b"], make_context(3))
+        handler.handle([row, "a", "b"], make_context(3))
     assert handler.sizes == [1, 1, 1]
     assert handler.handle(["a"], make_context(1)) == ["a!"]
 
@@ -103,7 +102,7 @@ def test_rows_that_are_named_as_bad_are_those_of_the_whole_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "parallelism", "says"),
+    ("size", "parallelism", "reason"),
     [
         (0, None, "micro_batch_size is 0"),
         ("4", None, "'4'"),
@@ -111,12 +110,14 @@ def test_rows_that_are_named_as_bad_are_those_of_the_whole_batch() -> None:
         (1, {"inference": 0}, "inference is 0"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(size: Any, parallelism: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_an_invalid_size_or_stage_is_refused_at_once(
+    size: Any, parallelism: Any, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
         MicroBatching(object(), size, parallelism)
 
 
-OWN = """
+HANDLER = """
     import threading
     from ts.handler_utils.micro_batching import MicroBatching
     from ts.torch_handler.base_handler import BaseHandler
@@ -124,7 +125,7 @@ OWN = """
     class Handler(BaseHandler):
         def __init__(self):
             super().__init__()
-            {own}
+            {statement}
 
         def initialize(self, context):
             self.context = context
@@ -141,30 +142,28 @@ OWN = """
 
 
 @pytest.mark.parametrize(
-    ("own", "config"),
+    ("statement", "config"),
     [
         ("self.handle = MicroBatching(self, 2)", {}),
         ("", {"micro_batching": {"micro_batch_size": 2}}),
     ],
 )
 def test_a_handler_gets_micro_batches_by_its_own_code_or_by_configuration(
-    start_worker: StartWorker, own: str, config: Any
+    start_worker: StartWorker, statement: str, config: Any
 ) -> None:
-    worker = start_worker(OWN.format(own=own), model_config=config)
-    parts = [eval(answer.body) for answer in worker.ask(b"a", b"b", b"c")]
-    assert [(word, size) for word, size, _ in parts] == [("a", 2), ("b", 2), ("c", 1)]
+    worker = start_worker(HANDLER.format(statement=statement), model_config=config)
+    parts = [json.loads(body) for body in worker.ask_bodies(b"a", b"b", b"c")]
+    assert [(letter, size) for letter, size, _ in parts] == [("a", 2), ("b", 2), ("c", 1)]
     assert all(thread.startswith("tsx-preprocess") for _, _, thread in parts)
-    described = worker.ask(Request(headers=[(b"describe", b"True")]))
-    assert described[0].status == 200
+    assert worker.ask_statuses(Request(headers=[(b"describe", b"True")])) == [200]
 
 
 def test_a_slip_in_the_configuration_is_reported_when_the_model_loads(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(
-        OWN.format(own=""), model_config={"micro_batching": {"parallelism": {"inferense": 2}}}
+        HANDLER.format(statement=""),
+        model_config={"micro_batching": {"parallelism": {"inferense": 2}}},
     )
     assert not worker.loaded
-    assert worker.report["message"] == (
-        "micro_batching in model-config.yaml: parallelism has no stage 'inferense'; the stages are preprocess, inference, postprocess"
-    )
+    assert "parallelism has no stage 'inferense'" in worker.report["message"]

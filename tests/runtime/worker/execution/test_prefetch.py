@@ -1,6 +1,4 @@
-"""The next batch is prepared while the model runs this one: each sees its own requests, and answers
-come in order.
-"""
+"""The next batch is prepared while the model runs this one, and answers come in order."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.runtime.worker.conftest import Answer, Request, StartWorker, Worker
+from tests.runtime.worker.conftest import Request, StartWorker, Worker
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.codecs.requests import own
 from tsx_runtime.worker.execution.prefetch import keep
@@ -23,8 +21,7 @@ HANDLER = """
     from ts.handler_utils.utils import send_intermediate_predict_response
     from tsx_runtime.worker.exceptions import BadRows
 
-    begun = {name: threading.Event() for name in "abcdefgh"}   # whose preprocess has begun
-    done = {name: threading.Event() for name in "abcdefgh"}    # whose postprocess has ended
+    begun = {name: threading.Event() for name in "ab"}
 
     class Stages(BaseHandler):
         def initialize(self, context):
@@ -85,34 +82,31 @@ def worker(start_worker: StartWorker) -> Worker:
     return start_worker(HANDLER, model_config=ON)
 
 
-def request(word: str, **headers: str) -> Request:
+def request(body: str, **headers: str) -> Request:
     return Request(
-        word.encode(),
+        body.encode(),
         [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
     )
 
 
-def replies(worker: Worker, *batches: list[Request]) -> list[list[Answer]]:
-    """All batches are sent before the first answer is read."""
-    numbers = [worker.begin(*batch) for batch in batches]
-    found: list[list[Answer]] = []
-    while len(found) < len(numbers):
-        frame = worker.receive()
-        assert frame is not None, "the worker ended"
-        assert frame.batch == numbers[len(found)]
-        if frame.kind is Kind.PIECE:
+def replies(worker: Worker, *batches: list[Request]) -> list[list[tuple[int, bytes]]]:
+    """Send all batches, then read their answers (status, body)."""
+    answers: list[list[tuple[int, bytes]]] = []
+    for number in [worker.begin(*batch) for batch in batches]:
+        while (frame := worker.receive()) is not None and frame.kind is Kind.PIECE:
             worker.pieces += [(code, bytes(meta), bytes(body)) for code, meta, body in frame.items]
-            continue
-        assert frame.kind is Kind.REPLY
-        found.append(
-            [
-                Answer(
-                    code, {"content-type": "application/json"} if code >= 400 else {}, bytes(body)
-                )
-                for code, _, body in frame.items
-            ]
-        )
-    return found
+        assert frame is not None, "the worker ended"
+        assert (frame.kind, frame.batch) == (Kind.REPLY, number)
+        answers.append([(code, bytes(body)) for code, _, body in frame.items])
+    return answers
+
+
+def bodies(*replies: list[tuple[int, bytes]]) -> list[bytes]:
+    return [body for answers in replies for _, body in answers]
+
+
+def statuses(answers: list[tuple[int, bytes]]) -> list[int]:
+    return [status for status, _ in answers]
 
 
 def test_the_next_batch_is_prepared_while_the_model_runs_this_one(worker: Worker) -> None:
@@ -122,12 +116,9 @@ def test_the_next_batch_is_prepared_while_the_model_runs_this_one(worker: Worker
         [request("1", x_name="a", x_until_begun="b"), request("2")],
         [request("3", x_name="b", x_status="201")],
     )
-    assert [(answer.status, answer.body) for answer in first] == [
-        (200, b"a id-0 1"),
-        (200, b"a id-1 2"),
-    ]
-    assert [(answer.status, answer.body) for answer in second] == [(201, b"b id-0 3")]
-    calls = json.loads(worker.ask(b"calls")[0].body)
+    assert first == [(200, b"a id-0 1"), (200, b"a id-1 2")]
+    assert second == [(201, b"b id-0 3")]
+    calls = worker.ask_json(b"calls")
     assert sorted(calls[:4]) == [
         ["pre", "a", 2, False],
         ["pre", "b", 1, False],
@@ -137,23 +128,24 @@ def test_the_next_batch_is_prepared_while_the_model_runs_this_one(worker: Worker
 
 
 def test_many_batches_are_answered_in_their_order_and_each_with_its_own(worker: Worker) -> None:
+    sizes = [number % 4 + 1 for number in range(60)]
     batches = [
-        [request(f"{row}", x_name=f"batch-{number}") for row in range(number % 4 + 1)]
-        for number in range(60)
+        [request(f"{row}", x_name=f"batch-{number}") for row in range(size)]
+        for number, size in enumerate(sizes)
     ]
     for number, answers in enumerate(replies(worker, *batches)):
-        assert [answer.body.decode() for answer in answers] == [
-            f"batch-{number} id-{row} {row}" for row in range(number % 4 + 1)
+        assert bodies(answers) == [
+            f"batch-{number} id-{row} {row}".encode() for row in range(sizes[number])
         ]
 
 
-def test_by_itself_nothing_overlaps_on_a_cpu_nor_where_it_is_turned_off(
+def test_nothing_overlaps_on_a_cpu_by_default_nor_where_it_is_turned_off(
     start_worker: StartWorker,
 ) -> None:
     for config in ({}, {"overlapPreprocessing": "auto"}, {"overlapPreprocessing": False}):
         worker = start_worker(HANDLER, model_config=config)
         assert worker.report["prefetch"] is False
-        assert json.loads(worker.ask(b"calls")[0].body) == [
+        assert worker.ask_json(b"calls") == [
             ["pre", None, 1, True],
             ["run", None, 1, True],
         ]
@@ -169,38 +161,39 @@ def test_by_itself_nothing_overlaps_on_a_cpu_nor_where_it_is_turned_off(
         "    def handle(self, data, context): return ['ok']",
     ],
 )
-def test_a_handler_that_handles_in_its_own_way_is_served_without(
+def test_a_handler_with_a_handle_of_its_own_is_served_without_overlap(
     start_worker: StartWorker, source: str
 ) -> None:
     worker = start_worker(source, model_config=ON)
     assert worker.report["prefetch"] is False
-    assert worker.ask(b"")[0].body == b"ok"
+    assert worker.ask_bodies(b"") == [b"ok"]
 
 
-def test_what_fails_ahead_fails_in_its_turn_and_its_neighbours_are_answered(worker: Worker) -> None:
+def test_a_failure_ahead_fails_in_its_turn_and_its_neighbours_are_answered(worker: Worker) -> None:
     first, bad, poison, late, last = replies(
         worker,
         [request("1", x_name="a", x_until_begun="b")],
-        [request(word, x_name="b") for word in ("2", "bad", "3")],
-        [request(word, x_name="c") for word in ("4", "poison", "5", "6")],
-        [request(word, x_name="d") for word in ("7", "8", "9", "late poison")],
+        [request(body, x_name="b") for body in ("2", "bad", "3")],
+        [request(body, x_name="c") for body in ("4", "poison", "5", "6")],
+        [request(body, x_name="d") for body in ("7", "8", "9", "late poison")],
         [request("10", x_name="e")],
     )
-    assert [answer.body for answer in first] == [b"a id-0 1"]
-    assert [answer.status for answer in bad] == [200, 400, 200]
-    assert [bad[0].body, bad[2].body] == [b"b id-0 2", b"b id-2 3"]
-    assert [answer.status for answer in poison] == [200, 500, 200, 200]
-    assert [answer.status for answer in late] == [200, 200, 200, 500]
-    assert "ValueError: late poison" in late[3].message
-    assert [answer.body for answer in last] == [b"e id-0 10"]
+    assert bodies(first, bad[:1], bad[2:], last) == [
+        b"a id-0 1",
+        b"b id-0 2",
+        b"b id-2 3",
+        b"e id-0 10",
+    ]
+    assert statuses(bad) == [200, 400, 200]
+    assert statuses(poison) == [200, 500, 200, 200]
+    assert statuses(late) == [200, 200, 200, 500]
+    assert b"ValueError: late poison" in late[3][1]
 
 
-def test_what_does_not_fit_the_memory_is_cut_and_later_batches_too(worker: Worker) -> None:
-    for answers in replies(
-        worker, *([request("x", x_name="a") for _ in range(8)] for _ in range(3))
-    ):
-        assert [answer.status for answer in answers] == [200] * 8
-    runs = [size for step, _, size, _ in json.loads(worker.ask(b"calls")[0].body) if step == "run"]
+def test_a_batch_that_does_not_fit_the_memory_is_cut_and_later_ones_too(worker: Worker) -> None:
+    for answers in replies(worker, *[[request("x", x_name="a")] * 8] * 3):
+        assert statuses(answers) == [200] * 8
+    runs = [size for step, _, size, _ in worker.ask_json(b"calls") if step == "run"]
     assert runs == [8, *[4] * 6, 1]
 
 
@@ -210,33 +203,28 @@ def test_a_part_that_is_sent_while_preparing_waits_for_its_turn(worker: Worker) 
         [request("1", x_name="a", x_until_begun="b")],
         [request("2", x_name="b", x_piece="yes")],
     )
-    assert [answer.body for answer in first + second] == [b"a id-0 1", b"b id-0 2"]
+    assert bodies(first, second) == [b"a id-0 1", b"b id-0 2"]
     assert worker.pieces == [(0, b"ts_stream_next: true\r\n", b"part ")]
 
 
 def test_explanations_and_descriptions_are_made_in_their_turn(worker: Worker) -> None:
-    first, mixed, what = replies(
+    answers = replies(
         worker,
         [request("1", x_name="a")],
         [request("2", explain="True"), request("3", x_name="b")],
         [request("4", describe="True")],
     )
-    assert [answer.body for answer in first + mixed + what] == [
-        b"a id-0 1",
-        b"why 1",
-        b"b id-1 3",
-        b"what",
-    ]
+    assert bodies(*answers) == [b"a id-0 1", b"why 1", b"b id-1 3", b"what"]
 
 
-def test_a_broken_device_ends_the_worker_and_the_next_batch_is_left(worker: Worker) -> None:
+def test_a_broken_device_ends_the_worker(worker: Worker) -> None:
     (answers,) = replies(worker, [request("lost", x_name="a")])
-    assert answers[0].status == 507
+    assert statuses(answers) == [507]
     assert worker.receive() is None
     assert worker.ended() == 0
 
 
-def test_the_worker_ends_when_its_socket_is_closed_or_what_comes_is_no_frame(
+def test_the_worker_ends_when_its_socket_is_closed_or_has_no_frame(
     start_worker: StartWorker,
 ) -> None:
     assert start_worker(HANDLER, model_config=ON).close() == 0
@@ -246,14 +234,12 @@ def test_the_worker_ends_when_its_socket_is_closed_or_what_comes_is_no_frame(
     assert worker.ended() == 0
 
 
-def test_it_shows_life_also_while_the_model_runs(worker: Worker) -> None:
+def test_the_worker_answers_pings_while_the_model_runs(worker: Worker) -> None:
     worker.begin(request("1", x_name="a", x_until_begun="b"))
-    worker.send(Kind.PING, 0)
-    frame = worker.receive()
-    assert frame is not None
-    assert frame.kind is Kind.PONG
+    worker.ping()
     worker.begin(request("2", x_name="b"))
-    assert [worker.receive().kind for _ in range(2)] == [Kind.REPLY] * 2  # type: ignore[union-attr]  # a worker that lives
+    for _ in range(2):
+        worker.expect(Kind.REPLY)
 
 
 class Net(torch.nn.Module):
@@ -272,9 +258,11 @@ class Net(torch.nn.Module):
 
 @pytest.mark.skipif(
     not torch.cuda.is_available(),
-    reason="needs a CUDA device: streams and pinned memory cannot be had without one",
+    reason="streams and pinned memory need a CUDA device",
 )
-def test_on_a_gpu_images_get_the_same_answers_with_and_without(start_worker: StartWorker) -> None:
+def test_on_a_gpu_images_get_the_same_answers_with_and_without_overlap(
+    start_worker: StartWorker,
+) -> None:
     torch.manual_seed(0)
     weights, images = io.BytesIO(), []
     torch.save(Net().state_dict(), weights)
@@ -283,7 +271,7 @@ def test_on_a_gpu_images_get_the_same_answers_with_and_without(start_worker: Sta
         Image.effect_noise((300, 280), 20 + number).convert("RGB").save(file, "JPEG")
         images.append(file.getvalue())
     source = f"import torch\n\n\n{inspect.getsource(Net)}"
-    found = []
+    answers = []
     for config in ({}, {"overlapPreprocessing": False}):
         worker = start_worker(
             files={"net.py": source, "net.pth": weights.getvalue()},
@@ -296,23 +284,18 @@ def test_on_a_gpu_images_get_the_same_answers_with_and_without(start_worker: Sta
         batches = [
             [Request(image) for image in images[start : start + 4]] for start in range(0, 48, 4)
         ]
-        found.append(
-            [
-                [json.loads(answer.body) for answer in answers]
-                for answers in replies(worker, *batches)
-            ]
-        )
-    for with_overlap, without in zip(*found, strict=True):
-        for one, other in zip(with_overlap, without, strict=True):
-            assert one == pytest.approx(other, abs=1e-4)
+        answers.append([json.loads(body) for body in bodies(*replies(worker, *batches))])
+    for overlapped, plain in zip(*answers, strict=True):
+        assert overlapped == pytest.approx(plain, abs=1e-4)
 
 
-def test_of_what_waits_to_be_prepared_a_large_body_that_came_alone_is_not_copied() -> None:
+def test_a_large_body_that_came_alone_is_not_copied_until_it_is_prepared() -> None:
     body, shared = bytearray(b"its own memory"), memoryview(bytearray(b"read over"))
-    (_, meta, kept), (_, _, copied) = keep([(0, bytearray(b"meta"), body), (0, b"", shared[:4])])
-    assert isinstance(kept, memoryview)
-    assert kept.obj is body
+    (_, meta, view), (_, _, copied) = keep([(0, bytearray(b"meta"), body), (0, b"", shared[:4])])
+    assert isinstance(view, memoryview)
+    assert view.obj is body
     assert (meta, copied) == (b"meta", b"read")
-    row = own(kept)
-    row[:3] = b"HIS"  # the handler's own
+    row = own(view)
+    # The handler may change its row.
+    row[:3] = b"HIS"
     assert body == b"its own memory"

@@ -1,6 +1,4 @@
-"""A batch that fails: the guilty get their own error, the innocent their answers, and a broken
-handler costs little.
-"""
+"""A batch that fails: guilty requests get their errors, innocent ones their answers."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 1.00 GiB."
 
 
 class Handler:
-    """Raises where a row says so; changes the rows it gets, as handlers may."""
+    """A handler that raises where a row asks for it, and changes its rows as handlers may."""
 
     def __init__(self, fits: int = 1 << 20) -> None:
         self.calls: list[int] = []
@@ -43,70 +41,71 @@ class Handler:
             raise RuntimeError(OUT_OF_MEMORY)
         answers = []
         for idx, row in enumerate(data):
-            word = row.pop("body").decode()
+            text = row.pop("body").decode()
             row["seen"] = True
-            context.set_response_header(idx, "X-Word", word)
-            if word.startswith("guilty"):
-                raise ValueError(word)
-            if word.startswith("refused"):
-                raise PredictionException(word, 422)
-            if word.startswith("invalid"):
-                raise InvalidInput(word)
-            answers.append(f"{context.get_request_id(idx)} {word}")
+            context.set_response_header(idx, "X-Text", text)
+            if text.startswith("guilty"):
+                raise ValueError(text)
+            if text.startswith("refused"):
+                raise PredictionException(text, 422)
+            if text.startswith("invalid"):
+                raise InvalidInput(text)
+            answers.append(f"{context.get_request_id(idx)} {text}")
         data.clear()
         return answers
 
-    def model(self, **what: Any) -> ServedModel:
-        return a_served_model(self, **what)
+    def model(self, **changes: Any) -> ServedModel:
+        return a_served_model(self, **changes)
 
 
-def run(model: ServedModel, words: list[str]) -> list[tuple[int, str]]:
+def run(model: ServedModel, rows: list[str]) -> list[tuple[int, str]]:
     return [
         (status, json.loads(body)["message"] if status >= 400 else body.decode())
-        for status, _, body in answers_of(model, *map(str.encode, words))
+        for status, _, body in answers_of(model, *map(str.encode, rows))
     ]
 
 
-def expected(words: list[str]) -> list[tuple[int, str]]:
-    return [
-        (500, f"Prediction failed: ValueError: {word}")
-        if word.startswith("guilty")
-        else (422, word)
-        if word.startswith("refused")
-        else (200, f"id-{number} {word}")
-        for number, word in enumerate(words)
-    ]
+def expected(rows: list[str]) -> list[tuple[int, str]]:
+    """Return the answers that each row would get alone."""
+    answers = []
+    for number, row in enumerate(rows):
+        status = {"guilty": 500, "refused": 422, "invalid": 400}.get(row.split()[0], 200)
+        texts = {200: f"id-{number} {row}", 500: f"Prediction failed: ValueError: {row}"}
+        answers.append((status, texts.get(status, row)))
+    return answers
 
 
 @given(SIZES, st.data())
-def test_few_guilty_requests_get_their_own_errors_and_all_others_their_answers(
+def test_few_guilty_requests_get_their_errors_and_all_others_their_answers(
     size: int, data: st.DataObject
 ) -> None:
     guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=ALIKE - 1))
     kind = data.draw(st.sampled_from(["guilty", "refused"]))
-    words = [f"{kind} {idx}" if idx in guilty else f"word {idx}" for idx in range(size)]
+    rows = [f"{kind} {idx}" if idx in guilty else f"row {idx}" for idx in range(size)]
     handler = Handler()
-    assert run(handler.model(), words) == expected(words)
+    assert run(handler.model(), rows) == expected(rows)
     assert len(handler.calls) <= 1 + ALIKE + 2 * len(guilty) * size.bit_length()
 
 
-@given(SIZES, st.data())
-def test_requests_refused_with_a_status_of_the_client_fail_no_other_however_many_they_are(
-    size: int, data: st.DataObject
+@given(SIZES, st.sampled_from(["refused", "invalid"]), st.data())
+def test_any_number_of_requests_refused_with_a_status_of_the_client_fails_no_other(
+    size: int, kind: str, data: st.DataObject
 ) -> None:
     refused = data.draw(st.sets(st.integers(0, size - 1)))
-    words = [f"{'refused' if idx in refused else 'word'} {idx}" for idx in range(size)]
-    assert run(Handler().model(), words) == expected(words)
+    rows = [f"{kind if idx in refused else 'row'} {idx}" for idx in range(size)]
+    with mock.patch("tsx_runtime.worker.execution.batch.logger.error") as log_error:
+        assert run(Handler().model(), rows) == expected(rows)
+    assert log_error.called == (kind == "refused" and bool(refused))
 
 
-@given(st.lists(st.sampled_from(["word", "guilty", "refused"]), min_size=1, max_size=40))
-def test_any_guilty_get_their_own_errors_where_one_of_the_first_samples_is_innocent(
+@given(st.lists(st.sampled_from(["row", "guilty", "refused"]), min_size=1, max_size=40))
+def test_all_guilty_requests_get_their_errors_where_the_first_one_is_innocent(
     kinds: list[str],
 ) -> None:
-    words = [f"{kind} {idx}" for idx, kind in enumerate(["word", *kinds])]
+    rows = [f"{kind} {idx}" for idx, kind in enumerate(["row", *kinds])]
     handler = Handler()
-    assert run(handler.model(), words) == expected(words)
-    assert len(handler.calls) <= 2 * len(words) + ALIKE
+    assert run(handler.model(), rows) == expected(rows)
+    assert len(handler.calls) <= 2 * len(rows) + ALIKE
 
 
 @given(st.integers(ALIKE + 1, 64))
@@ -118,71 +117,71 @@ def test_a_handler_that_always_fails_is_called_four_times_and_all_are_reported(s
 
 
 @given(SIZES, st.integers(1, 64), st.data())
-def test_a_poisonous_request_is_found_in_a_batch_that_does_not_fit_the_memory_either(
+def test_a_guilty_request_is_found_in_a_batch_that_does_not_fit_the_memory_either(
     size: int, fits: int, data: st.DataObject
 ) -> None:
     guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=ALIKE - 1))
-    words = [f"guilty {idx}" if idx in guilty else f"word {idx}" for idx in range(size)]
+    rows = [f"guilty {idx}" if idx in guilty else f"row {idx}" for idx in range(size)]
     handler = Handler(fits)
-    assert run(handler.model(), words) == expected(words)
+    assert run(handler.model(), rows) == expected(rows)
 
 
 @given(SIZES, st.integers(1, 64))
 def test_a_batch_is_cut_until_it_fits_and_later_ones_before_they_fail(size: int, fits: int) -> None:
     handler = Handler(fits)
     model = handler.model()
-    words = [f"word {idx}" for idx in range(size)]
-    assert run(model, words) == expected(words)
+    rows = [f"row {idx}" for idx in range(size)]
+    assert run(model, rows) == expected(rows)
     if size > fits:
         assert model.ceiling.size is not None
         assert fits / 2 - 1 < model.ceiling.size <= fits
     handler.calls.clear()
-    assert run(model, words) == expected(words)
+    assert run(model, rows) == expected(rows)
     assert max(handler.calls) <= fits
 
 
-def test_what_runs_out_of_the_processor_s_memory_is_tried_apart() -> None:
+def test_a_batch_that_runs_out_of_the_processor_s_memory_is_cut() -> None:
     def handle(data: Any, context: Context) -> list[str]:
         if len(data) > 3:
             raise MemoryError
         return [row["body"].decode() for row in data]
 
     model = a_served_model(handle)
-    assert [status for status, _ in run(model, ["word"] * 16)] == [200] * 16
+    assert [status for status, _ in run(model, ["row"] * 16)] == [200] * 16
 
 
 def test_nothing_is_tried_again_once_its_time_is_nearly_over() -> None:
     handler = Handler()
-    words = ["word"] * 7 + ["guilty"]
+    rows = ["row"] * 7 + ["guilty"]
     assert (
-        run(handler.model(response_timeout=0.0), words)
+        run(handler.model(response_timeout=0.0), rows)
         == [(500, "Prediction failed: ValueError: guilty")] * 8
     )
     assert handler.calls == [8]
 
 
 @given(st.permutations(["plain", "plain", "plain", "guilty", "stream", "stream"]))
-def test_in_a_batch_that_fails_what_has_begun_is_not_tried_again_and_what_has_not_is(
-    words: list[str],
+def test_only_requests_that_have_not_begun_to_answer_are_tried_again(
+    rows: list[str],
 ) -> None:
     begun = []
 
     def handle(data: Any, context: Context) -> list[str]:
         for idx, row in enumerate(data):
-            word = row["body"].decode()
-            if word == "guilty":
-                raise ValueError(word)
-            if word == "stream":
+            kind = row["body"].decode()
+            if kind == "guilty":
+                raise ValueError(kind)
+            if kind == "stream":
                 begun.append(context.get_request_id(idx))
                 context.send_piece(idx, b"part")
         return ["whole"] * len(data)
 
     model = a_served_model(handle)
     failed = (500, "Prediction failed: ValueError: guilty")
-    first = words[: words.index("guilty")]
-    assert run(model, words) == [
-        failed if word == "guilty" or (word == "stream" and number < len(first)) else (200, "whole")
-        for number, word in enumerate(words)
+    first = rows[: rows.index("guilty")]
+    assert run(model, rows) == [
+        failed if row == "guilty" or (row == "stream" and number < len(first)) else (200, "whole")
+        for number, row in enumerate(rows)
     ]
     assert len(begun) == len(set(begun)) == 2
 
@@ -196,7 +195,7 @@ def test_a_broken_handler_that_streams_costs_no_more_calls_than_one_that_does_no
         raise ValueError("boom")
 
     model = a_served_model(handle)
-    assert [status for status, _ in run(model, ["word"] * 8)] == [500] * 8
+    assert [status for status, _ in run(model, ["row"] * 8)] == [500] * 8
     assert calls == [8, 1, 1, 1]
 
 
@@ -208,7 +207,7 @@ def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
         return ["one"]
 
     model = a_served_model(handle)
-    assert [status for status, _ in run(model, ["word"] * 4)] == [500] * 4
+    assert [status for status, _ in run(model, ["row"] * 4)] == [500] * 4
     assert calls == [4]
 
 
@@ -217,8 +216,8 @@ def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(
     alone: list[str], succeeded: bool
 ) -> None:
     search = Search(Ceiling(), 1.0)
-    for place in alone:
-        search.failed([0], place)
+    for line in alone:
+        search.failed([0], line)
     if succeeded:
         search.succeeded()
     search.again([1])
@@ -237,7 +236,7 @@ def test_another_try_never_goes_past_the_timeout(
 
 
 @given(SIZES, st.randoms(use_true_random=False))
-def test_whatever_fails_the_search_ends_and_leaves_nobody_out(size: int, random: Any) -> None:
+def test_the_search_always_ends_and_leaves_no_request_out(size: int, random: Any) -> None:
     search = Search(Ceiling(), 100.0)
     search.failed(range(size), "somewhere")
     settled: list[int] = list(range(size)) if size == 1 else []
@@ -278,26 +277,12 @@ def test_a_ceiling_grows_slowly_and_falls_back_when_it_grew_too_far() -> None:
         assert not ceiling.fitted(16)
     assert ceiling.fitted(16)
     assert ceiling.size == 20
-    assert not ceiling.fitted(9)  # says nothing about 20
+    assert not ceiling.fitted(9)
     ceiling.failed(20)
     assert ceiling.size == 16
     assert [ceiling.fitted(16) for _ in range(GROW_AFTER * 10)].index(True) == GROW_AFTER * 10 - 1
     for _ in range(GROW_AFTER * 100):
         if ceiling.size is not None:
             ceiling.fitted(ceiling.size)
-    assert ceiling.size is None  # 32 fits now
-
-
-@given(st.integers(1, 64), st.data())
-def test_invalid_inputs_are_refused_one_by_one_however_many_they_are(
-    size: int, data: st.DataObject
-) -> None:
-    invalid = data.draw(st.sets(st.integers(0, size - 1)))
-    words = [f"{'invalid' if idx in invalid else 'word'} {idx}" for idx in range(size)]
-    logged: list[Any] = []
-    with mock.patch("tsx_runtime.worker.execution.batch.logger.error", logged.append):
-        assert run(Handler().model(), words) == [
-            (400, word) if word.startswith("invalid") else (200, f"id-{idx} {word}")
-            for idx, word in enumerate(words)
-        ]
-    assert logged == []
+    # The 32 that failed first fit now.
+    assert ceiling.size is None

@@ -1,4 +1,4 @@
-"""The steps of handlers tell how long they take, and are otherwise what they were."""
+"""The times of the steps of handlers, which stay as they were otherwise."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Steps:
         return [len(row["body"]) for row in data]
 
     def inference(self, data):
-        return [self.factor * each for each in data]
+        return [self.factor * length for length in data]
 
     def postprocess(self, data):
-        return [str(each) for each in data]
+        return [str(length) for length in data]
 
     def handle(self, data, context):
         return self.postprocess(self.inference(self.preprocess(data)))
@@ -54,9 +54,14 @@ def spent(laps: step_times.Laps) -> set[int]:
     return {stage for stage, _ in laps}
 
 
-def test_a_step_within_a_step_counts_once() -> None:
+def watched() -> Handler:
     handler = Handler()
     step_times.watch(handler)
+    return handler
+
+
+def test_a_step_within_a_step_counts_once() -> None:
+    handler = watched()
     laps = step_times.begin()
     assert handler.preprocess(0) == 3
     assert spent(laps) == {0, 1}
@@ -64,8 +69,7 @@ def test_a_step_within_a_step_counts_once() -> None:
 
 
 def test_a_step_that_raises_is_measured_as_well() -> None:
-    handler = Handler()
-    step_times.watch(handler)
+    handler = watched()
     laps = step_times.begin()
     with pytest.raises(ValueError, match="bad"):
         handler.postprocess(1)
@@ -73,8 +77,7 @@ def test_a_step_that_raises_is_measured_as_well() -> None:
 
 
 def test_a_handler_can_be_copied_and_pickled_as_before() -> None:
-    handler = Handler()
-    step_times.watch(handler)
+    handler = watched()
     for twin in (copy.deepcopy(handler), pickle.loads(pickle.dumps(handler))):
         laps = step_times.begin()
         assert twin.preprocess(5) == 5
@@ -84,7 +87,7 @@ def test_a_handler_can_be_copied_and_pickled_as_before() -> None:
     assert handler.preprocess.__name__ == "preprocess"
 
 
-def test_what_has_no_steps_or_no_room_for_them_is_left_alone() -> None:
+def test_a_handler_without_steps_or_room_for_them_is_left_alone() -> None:
     class Slots:
         __slots__ = ()
 
@@ -105,8 +108,7 @@ def test_what_has_no_steps_or_no_room_for_them_is_left_alone() -> None:
 
 
 def test_the_handlers_own_threads_are_not_mixed_up_with_its_batches() -> None:
-    handler = Handler()
-    step_times.watch(handler)
+    handler = watched()
     laps = step_times.begin()
     thread = threading.Thread(target=handler.preprocess, args=(5,))
     thread.start()
@@ -115,11 +117,10 @@ def test_the_handlers_own_threads_are_not_mixed_up_with_its_batches() -> None:
 
 
 def test_a_batch_gets_a_list_of_its_own_unless_the_one_before_it_reported_nothing() -> None:
-    handler = Handler()
-    step_times.watch(handler)
-    untold = step_times.begin()
+    handler = watched()
+    unused = step_times.begin()
     first = step_times.begin_next()
-    assert first is untold
+    assert first is unused
     handler.preprocess(3)
     second = step_times.begin_next()
     assert spent(first) == {0}
@@ -135,19 +136,19 @@ def test_requests_that_wait_on_one_loop_have_laps_of_their_own() -> None:
     handler = Waits()
     step_times.watch(handler)
 
-    async def one(times: int) -> int:
+    async def run_steps(times: int) -> int:
         laps = step_times.begin()
         for _ in range(times):
             await handler.inference(1)
         return len(laps)
 
     async def main() -> list[int]:
-        return await asyncio.gather(one(1), one(3))
+        return await asyncio.gather(run_steps(1), run_steps(3))
 
     assert asyncio.run(main()) == [1, 3]
 
 
-def test_of_a_handler_without_steps_all_is_inference() -> None:
+def test_the_time_of_a_handler_without_steps_is_inference() -> None:
     assert step_times.totals(2.0, [])[2] == 2.0
     assert math.isnan(step_times.totals(2.0, [])[1])
     _, preprocess, inference, postprocess = step_times.totals(2.0, [(0, 0.5), (0, 0.25)])
@@ -156,9 +157,9 @@ def test_of_a_handler_without_steps_all_is_inference() -> None:
     assert math.isnan(postprocess)
 
 
-def test_a_reply_tells_the_steps_of_a_handle_of_the_users_own(start_worker: Any) -> None:
+def test_a_reply_has_the_step_times_of_a_handle_of_the_users_own(start_worker: Any) -> None:
     worker = start_worker(STEPS)
-    assert [answer.body for answer in worker.ask(b"abc", b"x")] == [b"6", b"2"]
+    assert worker.ask_bodies(b"abc", b"x") == [b"6", b"2"]
     began, seconds, preprocess, inference, postprocess = worker.times
     assert 0.02 <= preprocess <= seconds
     assert 0 <= inference + postprocess <= seconds - preprocess
@@ -192,7 +193,7 @@ def test_the_steps_are_reported_also_where_they_run_in_threads_of_their_own(
     start_worker: Any, config: dict[str, Any]
 ) -> None:
     worker = start_worker(DERIVED, model_config=config)
-    for _ in range(2):  # each batch has its own
+    for _ in range(2):
         worker.ask(b"a", b"b")
         _, seconds, *steps = worker.times
         assert steps[0] >= 0.02
@@ -217,7 +218,7 @@ class Handler:
 
 
 @pytest.mark.parametrize(("source", "mode"), [(STEPS, "continuous"), (AT_ONCE, "async")])
-def test_requests_that_join_others_tell_their_own_steps(
+def test_requests_that_join_others_have_their_own_step_times(
     start_worker: Any, source: str, mode: str
 ) -> None:
     worker = start_worker(source, mode=mode)

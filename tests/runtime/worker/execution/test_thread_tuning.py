@@ -1,6 +1,4 @@
-"""The number of torch's threads for each batch, on simulated models: torch is replaced by what
-counts how often it is told.
-"""
+"""The number of torch's threads for each batch, on simulated models and a double of torch."""
 
 from __future__ import annotations
 
@@ -13,9 +11,8 @@ import pytest
 
 from tsx_runtime.worker.execution.thread_tuning import ThreadTuning, tuning_of
 
-Cost = Callable[
-    [int, int, float], float
-]  # seconds of a batch, by threads, requests and the time of day
+# Seconds of a batch, by threads, requests and the time of day.
+Cost = Callable[[int, int, float], float]
 
 
 class Model:
@@ -29,15 +26,15 @@ class Model:
         )
         monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # as a module
         monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
-        found = tuning_of(share, tunes=tunes)
-        assert found is not None
-        self.tuning: ThreadTuning = found
+        tuning = tuning_of(share, tunes=tunes)
+        assert tuning is not None
+        self.tuning: ThreadTuning = tuning
 
     def set(self, threads: int) -> None:
         self.threads, self.calls = threads, self.calls + 1
 
     def run(self, seconds: float, sizes: tuple[int, ...] = (1,)) -> float:
-        """How many times as long it took as with the best number of threads for every batch."""
+        """Run batches and return their time relative to the best number of threads for each."""
         end, best, spent = self.now + seconds, 0.0, 0.0
         while self.now < end:
             size = self.noise.choice(sizes)
@@ -64,7 +61,7 @@ def by_size(threads: int, size: int, now: float) -> float:
 
 
 def narrow(threads: int, size: int, now: float) -> float:
-    """No faster with more than two."""
+    """Return the seconds of a model that is no faster with more than two threads."""
     return 0.01 / min(2, threads) + 0.0005 * threads
 
 
@@ -79,10 +76,10 @@ def test_after_a_few_batches_each_size_has_nearly_the_best_number(
     assert model.run(60, sizes) < 1.12
 
 
-def test_it_follows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the tenth second on others want the cores: a batch waits for the slowest of its
-    threads.
-    """
+def test_the_number_of_threads_follows_the_load_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other programs want the cores from the tenth second on, which slows the slowest thread."""
     model = Model(
         monkeypatch,
         lambda threads, size, now: (
@@ -94,7 +91,7 @@ def test_it_follows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.run(30) < 1.12
 
 
-def test_it_uses_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_uses_no_more_threads_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(monkeypatch, large)
     model.run(2)
     model.tuning.reshare(2)

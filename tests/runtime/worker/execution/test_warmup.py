@@ -61,33 +61,41 @@ class Handler:
 """
 
 
+X: dict[str, str | bytes] = {"x": "x"}
+MODES = pytest.mark.parametrize(
+    ("handler", "mode"),
+    [(NOTES, "batch"), (CONTINUOUS, "continuous"), (ASYNC, "async")],
+    ids=["batch", "continuous", "async"],
+)
+
+
 def notes(worker: Worker) -> list[Any]:
     file = Path(worker.directory) / "notes"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def warm_up(entry: Any, *more: Any) -> dict[str, Any]:
+    return {"warmup": [entry, *more]}
 
 
 def test_a_file_comes_alone_and_in_a_full_batch_before_the_worker_has_loaded(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(
-        NOTES, files={"a/x.txt": "x"}, model_config={"warmup": ["a/x.txt"]}, batch_size=3
+        NOTES, files={"a/x.txt": "x"}, model_config=warm_up("a/x.txt"), batch_size=3
     )
     assert worker.loaded
     batches = notes(worker)
     assert [len(batch) for batch in batches] == [1, 3]
-    size, body, headers = batches[0][0]
-    assert (size, body, headers) == (1, "x", {"content-type": "text/plain"})
+    assert batches[0][0] == [1, "x", {"content-type": "text/plain"}]
     worker.ask(b"y")
-    assert [metric["value"] for metric in worker.metrics] == [
-        1
-    ]  # what the warm-up reported is nobody's
+    # The metrics of the warm-up are not reported.
+    assert [metric["value"] for metric in worker.metrics] == [1]
 
 
-def test_as_many_requests_come_as_are_asked_for_with_their_type_and_headers(
-    start_worker: StartWorker,
-) -> None:
+def test_an_entry_may_set_count_type_and_headers(start_worker: StartWorker) -> None:
     entry = {"file": "x", "contentType": "a/b", "headers": {"explain": "True"}, "count": 5}
-    worker = start_worker(NOTES, files={"x": "x"}, model_config={"warmup": [entry]}, batch_size=2)
+    worker = start_worker(NOTES, files=X, model_config=warm_up(entry), batch_size=2)
     batches = notes(worker)
     assert sum(len(batch) for batch in batches) == 5
     assert batches[-1][-1][2] == {"content-type": "a/b", "explain": "True"}
@@ -96,116 +104,77 @@ def test_as_many_requests_come_as_are_asked_for_with_their_type_and_headers(
 def test_a_recording_is_sent_in_its_order(start_worker: StartWorker) -> None:
     entries = [Recorded(float(at), "1.0", "", [("X-A", str(at))], b"%d" % at) for at in (3, 1, 2)]
     recording = file_head("m") + b"".join(map(encode, entries))
-    worker = start_worker(
-        NOTES,
-        files={"r.tsxrec": recording},
-        model_config={"warmup": [{"file": "r.tsxrec"}]},
-        batch_size=2,
-    )
+    config = warm_up({"file": "r.tsxrec"})
+    worker = start_worker(NOTES, files={"r.tsxrec": recording}, model_config=config, batch_size=2)
     assert [[(row[1], row[2]) for row in batch] for batch in notes(worker)] == [
         [("1", {"x-a": "1"}), ("2", {"x-a": "2"})],
         [("3", {"x-a": "3"})],
     ]
 
 
-@pytest.mark.parametrize(
-    ("handler", "mode"),
-    [(NOTES, "batch"), (CONTINUOUS, "continuous"), (ASYNC, "async")],
-    ids=["batch", "continuous", "async"],
-)
-def test_a_request_that_fails_fails_the_load_only_where_that_is_asked_for(
+@MODES
+def test_a_request_that_fails_fails_a_strict_load_alone(
     start_worker: StartWorker, handler: str, mode: str
 ) -> None:
     files: dict[str, str | bytes] = {"bad": "bad", "good": "good"}
-    lenient = start_worker(
-        handler, files=files, model_config={"warmup": ["bad", "good"]}, mode=mode, batch_size=2
-    )
+    config = warm_up("bad", "good")
+    lenient = start_worker(handler, files=files, model_config=config, mode=mode, batch_size=2)
     assert lenient.loaded
     assert notes(lenient)
-    strict = start_worker(
-        handler,
-        files=files,
-        model_config={"warmup": ["good", {"file": "bad", "strict": True}]},
-        mode=mode,
-    )
+    config = warm_up("good", {"file": "bad", "strict": True})
+    strict = start_worker(handler, files=files, model_config=config, mode=mode)
     assert not strict.loaded
-    assert strict.report["message"].startswith(
-        "The warm-up of the model failed: a request of bad was answered with 5"
-    )
+    assert "a request of bad was answered with 5" in strict.report["message"]
     assert strict.ended() == 0
 
 
-def test_a_file_that_is_missing_fails_the_load_only_where_that_is_asked_for(
-    start_worker: StartWorker,
-) -> None:
-    assert start_worker(NOTES, model_config={"warmup": ["absent"]}).loaded
-    worker = start_worker(NOTES, model_config={"warmup": [{"file": "absent", "strict": True}]})
-    assert (
-        worker.report["message"]
-        == "The warm-up of the model failed: absent cannot be read: No such file or directory"
-    )
+def test_a_file_that_is_missing_fails_a_strict_load_alone(start_worker: StartWorker) -> None:
+    assert start_worker(NOTES, model_config=warm_up("absent")).loaded
+    worker = start_worker(NOTES, model_config=warm_up({"file": "absent", "strict": True}))
+    assert not worker.loaded
+    assert "absent cannot be read: No such file" in worker.report["message"]
 
 
+@pytest.mark.parametrize(("handler", "mode"), [(CONTINUOUS, "continuous"), (ASYNC, "async")])
 def test_continuous_and_asynchronous_handlers_get_their_requests_at_once(
-    start_worker: StartWorker,
+    start_worker: StartWorker, handler: str, mode: str
 ) -> None:
-    config = {"warmup": [{"file": "x", "count": 3}]}
-    flow = start_worker(
-        CONTINUOUS, files={"x": "x"}, model_config=config, mode="continuous", batch_size=3
-    )
-    assert notes(flow) == [[3]] * 3
-    tasks = start_worker(ASYNC, files={"x": "x"}, model_config=config, mode="async", batch_size=3)
-    assert notes(tasks) == [[3]] * 3
+    config = warm_up({"file": "x", "count": 3})
+    worker = start_worker(handler, files=X, model_config=config, mode=mode, batch_size=3)
+    assert notes(worker) == [[3]] * 3
 
 
 def test_requests_of_a_stateful_model_are_sequences_of_their_own(start_worker: StartWorker) -> None:
-    worker = start_worker(
-        NOTES,
-        files={"x": "x"},
-        model_config={"warmup": [{"file": "x", "count": 2}]},
-        stateful=True,
-        batch_size=2,
-    )
-    ids = [row[2]["ts_request_sequence_id"] for batch in notes(worker) for row in batch]
-    assert len(set(ids)) == 2
-    assert all(
-        row[2]["ts_request_sequence_end"] == "true" for batch in notes(worker) for row in batch
-    )
+    config = warm_up({"file": "x", "count": 2})
+    worker = start_worker(NOTES, files=X, model_config=config, stateful=True, batch_size=2)
+    headers = [row[2] for batch in notes(worker) for row in batch]
+    assert len({block["ts_request_sequence_id"] for block in headers}) == 2
+    assert {block["ts_request_sequence_end"] for block in headers} == {"true"}
 
 
 LOST = 'raise RuntimeError("CUDA error: device-side assert triggered")'
 
 
-@pytest.mark.parametrize(
-    ("handler", "mode"),
-    [(NOTES, "batch"), (CONTINUOUS, "continuous"), (ASYNC, "async")],
-    ids=["batch", "continuous", "async"],
-)
+@MODES
 def test_a_worker_whose_device_was_lost_does_not_serve(
     start_worker: StartWorker, handler: str, mode: str
 ) -> None:
     handler = handler.replace('raise ValueError("no such thing")', LOST)
+    files: dict[str, str | bytes] = {"bad": "bad"}
     worker = start_worker(
-        handler, files={"bad": "bad"}, model_config={"warmup": ["bad"]}, mode=mode, batch_size=2
+        handler, files=files, model_config=warm_up("bad"), mode=mode, batch_size=2
     )
-    assert worker.report["message"].startswith(
-        "The device stopped responding to this process during the warm-up of the model."
-    )
+    assert worker.report["message"].startswith("The device stopped responding")
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
-    [
-        ("['one']", "number of batch response mismatched, expect: 3, got: 1"),
-        ("'text'", "Invalid model predict output"),
-    ],
+    ("result", "reason"),
+    [("['one']", "expect: 3, got: 1"), ("'text'", "Invalid model predict output")],
 )
-def test_a_result_that_cannot_be_the_answers_of_a_batch_refuses_the_model(
-    start_worker: StartWorker, result: str, said: str
+def test_a_result_that_cannot_answer_a_batch_refuses_the_model(
+    start_worker: StartWorker, result: str, reason: str
 ) -> None:
     handler = f"def handle(data, context):\n    return None if data is None else {result}\n"
-    worker = start_worker(
-        handler, files={"a.txt": "x"}, model_config={"warmup": ["a.txt"]}, batch_size=3
-    )
+    worker = start_worker(handler, files=X, model_config=warm_up("x"), batch_size=3)
     assert not worker.loaded
-    assert said in worker.report["message"]
+    assert reason in worker.report["message"]

@@ -1,4 +1,4 @@
-"""A tiny language model, and a loop that its engine lives on."""
+"""A tiny language model, and the loop of its engine."""
 
 from __future__ import annotations
 

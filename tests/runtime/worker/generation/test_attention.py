@@ -24,12 +24,14 @@ class GroupedHeads(torch.nn.Module):  # type: ignore[misc]
     [([1], [9]), ([7], [7]), ([1, 1, 1], [4, 12, 1]), ([5, 1, 3], [5, 8, 10])],
     ids=["one", "prompt", "next", "mixed"],
 )
-def test_each_sequence_attends_to_its_own(
+def test_each_sequence_attends_to_its_own_tokens(
     monkeypatch: pytest.MonkeyPatch, queries: list[int], keys: list[int], window: int
 ) -> None:
     monkeypatch.setattr(attention, "FEW", 0)
     torch.manual_seed(0)
-    bounds_q, bounds_k = ([0, *torch.tensor(each).cumsum(0).tolist()] for each in (queries, keys))
+    bounds_q, bounds_k = (
+        [0, *torch.tensor(lengths).cumsum(0).tolist()] for lengths in (queries, keys)
+    )
     query, key, value = (
         torch.randn(1, 8, bounds_q[-1], 16),
         torch.randn(1, 4, bounds_k[-1], 16),
@@ -42,6 +44,6 @@ def test_each_sequence_attends_to_its_own(
         "cu_seq_lens_k": torch.tensor(bounds_k),
         "scaling": 0.25,
     }
-    whole, _ = sdpa_attention_forward(GroupedHeads(), query, key, value, mask, **options)
+    masked, _ = sdpa_attention_forward(GroupedHeads(), query, key, value, mask, **options)
     parts, _ = attention.attend(GroupedHeads(), query, key, value, mask, **options)
-    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(parts, masked, rtol=1e-5, atol=1e-5)

@@ -1,6 +1,4 @@
-"""What chat templates may write: as much as the model's context can hold, and nothing that grows
-without bound.
-"""
+"""Chat templates write as much as the model's context can hold, and nothing that grows further."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from tsx_runtime.worker.generation import chat_templates
 from tsx_runtime.worker.generation.generator import TextGenerator
 
 CONTEXT = 256
-LEAST = 1 << 18  # characters
-MOST = 16 << 20  # bytes of memory
+MIN_CHARACTERS = 1 << 16
+MAX_BYTES = 16 << 20
 TEXT = "{% set ns = namespace(t='x' * 10000, l=[]) %}"
 GROWING = {
     "an operator": "{{ messages[0].content[:1] * 1000000000 }}",
@@ -94,66 +92,68 @@ def tokenizer() -> Iterator[Any]:
     tokenizer.chat_template = before
 
 
-def generator(tokenizer: Any, template: str) -> TextGenerator:
+def a_generator(tokenizer: Any, template: str) -> TextGenerator:
     tokenizer.chat_template = template
     engine: Any = SimpleNamespace(context_length=CONTEXT, adapters=())
     metrics: Any = None
     return TextGenerator(tokenizer, engine, None, len(tokenizer), metrics)
 
 
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def render(tokenizer: Any, template: str, messages: Any = HELLO, **options: Any) -> str:
+    generator = a_generator(tokenizer, template)
+    return str(generator.decode(generator.encode_chat(messages, **options)))
+
+
 @pytest.mark.parametrize("template", GROWING.values(), ids=GROWING)
 def test_a_template_that_writes_too_much_is_refused_before_it_has(
     tokenizer: Any, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_templates, "LEAST", LEAST)
-    made = generator(tokenizer, template)
+    monkeypatch.setattr(chat_templates, "LEAST", MIN_CHARACTERS)
+    generator = a_generator(tokenizer, template)
     tracemalloc.start()
     try:
-        with pytest.raises(
-            InvalidInput,
-            match="chat template refuses these messages: ValueError: it writes much more",
-        ):
-            made.encode_chat([{"role": "user", "content": "hello"}])
-        assert tracemalloc.get_traced_memory()[1] < MOST
+        with pytest.raises(InvalidInput, match="ValueError: it writes much more"):
+            generator.encode_chat(HELLO)
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
     finally:
         tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("template", "text"), PLAIN.items())
-def test_what_templates_write_otherwise_is_the_same(
-    tokenizer: Any, template: str, text: str
-) -> None:
-    made = generator(tokenizer, template)
-    assert made.decode(made.encode_chat([{"role": "user", "content": "hello"}])).strip() == text
+def test_a_plain_template_writes_its_own_text(tokenizer: Any, template: str, text: str) -> None:
+    assert render(tokenizer, template).strip() == text
 
 
 def test_each_rendering_may_write_as_much_as_the_first(tokenizer: Any) -> None:
-    made = generator(tokenizer, "{{ ('x' * (messages[0].content | length)) | length }}")
+    generator = a_generator(tokenizer, "{{ ('x' * (messages[0].content | length)) | length }}")
+    long = [{"role": "user", "content": "y" * 3_000_000}]
     for _ in range(5):
-        assert (
-            made.decode(made.encode_chat([{"role": "user", "content": "y" * 3_000_000}]))
-            == "3000000"
-        )
+        assert generator.decode(generator.encode_chat(long)) == "3000000"
 
 
-def test_variables_of_a_request_reach_the_template(tokenizer: Any) -> None:
-    made = generator(
-        tokenizer,
-        "{% if enable_thinking is defined and not enable_thinking %}quiet {% endif %}{{ messages[0].content }}",
-    )
-    messages = [{"role": "user", "content": "hello"}]
-    read = [
-        made.decode(made.encode_chat(messages, variables=given))
-        for given in (None, {"other": 1}, {"enable_thinking": False})
-    ]
-    assert read == ["hello", "hello", "quiet hello"]
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        (None, "hello"),
+        ({"other": 1}, "hello"),
+        ({"enable_thinking": False}, "quiet hello"),
+    ],
+)
+def test_variables_of_a_request_reach_the_template(
+    tokenizer: Any, variables: Any, text: str
+) -> None:
+    quiet = "{% if enable_thinking is defined and not enable_thinking %}quiet {% endif %}"
+    template = quiet + "{{ messages[0].content }}"
+    assert render(tokenizer, template, variables=variables) == text
 
 
 @pytest.mark.parametrize(
     "name",
     ["chat_template", "tokenize", "tools", "return_dict", "messages", "conversations", "self"],
 )
-def test_variables_cannot_stand_for_what_the_server_sets(tokenizer: Any, name: str) -> None:
-    made = generator(tokenizer, "{{ messages[0].content }}")
+def test_variables_do_not_replace_those_of_the_server(tokenizer: Any, name: str) -> None:
     with pytest.raises(InvalidInput, match=f"cannot set {name},"):
-        made.encode_chat([{"role": "user", "content": "hello"}], variables={name: "{{ 1 }}"})
+        render(tokenizer, "{{ messages[0].content }}", variables={name: "{{ 1 }}"})

@@ -1,4 +1,4 @@
-"""What a generator makes of a request before its engine gets it."""
+"""The sampling that a generator gives its engine."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tsx_runtime.worker.generation.interface import Sampling, Tokens
 
 
 class Engine:
-    """Keeps what it is asked for."""
+    """An engine that keeps the sampling of its last request."""
 
     context_length = CONTEXT
     adapters = ()
-    asked: Sampling
+    last: Sampling
 
     def refusal(self, sampling: Sampling) -> None:
         return None
 
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
-        self.asked = sampling
-        return SimpleNamespace()  # type: ignore[return-value]  # nobody reads it
+        self.last = sampling
+        return SimpleNamespace()  # type: ignore[return-value]  # unread
 
 
-def test_a_penalty_that_nobody_asks_for_is_that_of_the_models_generation_config() -> None:
+def test_the_default_of_a_penalty_is_that_of_the_models_generation_config() -> None:
     configured = SimpleNamespace(repetition_penalty=1.1)
     assert with_defaults(Sampling(), configured, 9).repetition_penalty == 1.1
     assert with_defaults(Sampling(repetition_penalty=1.0), configured, 9).repetition_penalty == 1.0
@@ -43,7 +43,7 @@ def test_a_bias_for_a_token_that_the_model_does_not_have_is_refused(token: int) 
     generator = TextGenerator(bpe_tokenizer(), engine, None, 512, metrics)
     if token < 512:
         generator.stream([1], Sampling(logit_bias={token: 1.0}))
-        assert engine.asked.logit_bias == {token: 1.0}
+        assert engine.last.logit_bias == {token: 1.0}
         return
     with pytest.raises(InvalidInput, match="they are 0 to 511"):
         generator.stream([1], Sampling(logit_bias={token: 1.0}))

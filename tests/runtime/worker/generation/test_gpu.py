@@ -1,6 +1,4 @@
-"""On a GPU, in half precision: attention by torch's own kernel, CUDA graphs of the steps that
-continue sequences, two steps at a time.
-"""
+"""Generation on a GPU in half precision: torch's own attention kernel, and CUDA graphs of steps."""
 
 from __future__ import annotations
 
@@ -57,8 +55,8 @@ async def collect(engine: TransformersEngine, prompt: list[int], sampling: Sampl
     return [tokens async for tokens in engine.generate(prompt, sampling)]
 
 
-def ids(found: list[Any]) -> list[int]:
-    return [id for each in found for id in each.token_ids]
+def ids(answer: list[Any]) -> list[int]:
+    return [id for step in answer for id in step.token_ids]
 
 
 def test_steps_are_graphs_and_overlap(engine: TransformersEngine) -> None:
@@ -102,10 +100,11 @@ def test_logprobs_are_those_of_each_token(
             await asyncio.gather(*(collect(engine, tokens[:start], sampling) for start in STARTS))
         )
 
-    for found in run(together()):
-        told = [each for tokens_of_step in found for each in tokens_of_step.logprobs]
-        assert [each.token_id for each in told] == ids(found)
-        assert all(-3 < each.logprob <= 0 and each.top[0][0] == each.token_id for each in told)
+    for answer in run(together()):
+        logprobs = [token for step in answer for token in step.logprobs]
+        assert [token.token_id for token in logprobs] == ids(answer)
+        assert all(-3 < token.logprob <= 0 for token in logprobs)
+        assert all(token.top[0][0] == token.token_id for token in logprobs)
     assert not engine._lanes[None].sampler._logprobs
 
 
@@ -115,11 +114,11 @@ def test_a_seed_repeats_an_answer_whoever_shares_the_batch(
     drawn = Sampling(max_tokens=60, temperature=0.5, top_p=0.9, top_k=5, seed=3)
 
     async def beside_others() -> list[int]:
-        others = (
+        neighbours = (
             collect(engine, tokens[:start], Sampling(max_tokens=40, temperature=0.0))
             for start in STARTS
         )
-        return ids((await asyncio.gather(collect(engine, tokens[:20], drawn), *others))[0])
+        return ids((await asyncio.gather(collect(engine, tokens[:20], drawn), *neighbours))[0])
 
     assert run(beside_others()) == ids(run(collect(engine, tokens[:20], drawn)))
 
@@ -130,7 +129,7 @@ def test_a_seed_repeats_an_answer_whoever_shares_the_batch(
     ids=["one", "prompt", "next", "mixed"],
 )
 def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int]) -> None:
-    """With tokens and sequences of no length behind them, as graphs have."""
+    """Add tokens and sequences of no length, as graphs have them."""
     from transformers.generation.continuous_batching.utils import build_attention_mask
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -139,7 +138,9 @@ def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int])
         num_key_value_groups = 2
 
     torch.manual_seed(0)
-    bounds_q, bounds_k = ([0, *torch.tensor(each).cumsum(0).tolist()] for each in (queries, keys))
+    bounds_q, bounds_k = (
+        [0, *torch.tensor(lengths).cumsum(0).tolist()] for lengths in (queries, keys)
+    )
     (count_q, count_k), spare = (bounds_q[-1], bounds_k[-1]), 5
     shapes = ((8, count_q + spare), (4, count_k + spare), (4, count_k + spare))
     query, key, value = (
@@ -152,7 +153,7 @@ def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int])
         device="cuda",
     )
     build_attention_mask(mask, bounds_q, bounds_k, 1)
-    whole, _ = sdpa_attention_forward(
+    masked, _ = sdpa_attention_forward(
         GroupedHeads(),
         query[:, :, :count_q],
         key[:, :, :count_k],
@@ -162,8 +163,8 @@ def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int])
         is_causal=False,
     )
     padded = ([*bounds, bounds[-1], bounds[-1]] for bounds in (bounds_q, bounds_k))
-    lengths = (torch.tensor(each, dtype=torch.int32, device="cuda") for each in padded)
+    lengths = (torch.tensor(bounds, dtype=torch.int32, device="cuda") for bounds in padded)
     options: dict[str, Any] = dict(zip(("cu_seq_lens_q", "cu_seq_lens_k"), lengths, strict=True))
     options |= {"max_length_q": count_q + spare, "max_length_k": 1024}
     parts, _ = attention.attend_on_gpu(GroupedHeads(), query, key, value, None, 0.25, **options)
-    torch.testing.assert_close(parts[:, :count_q], whole, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(parts[:, :count_q], masked, rtol=2e-2, atol=2e-2)

@@ -1,6 +1,4 @@
-"""The handler of language models in a real worker process: Hugging Face's format, adapters,
-refusals, and an engine that ends.
-"""
+"""The handler of language models in a real worker process."""
 
 from __future__ import annotations
 
@@ -37,22 +35,27 @@ class Handler(HuggingFaceGeneration):
 def start(
     start_worker: StartWorker,
     llama: Path,
-    where: Path,
+    root: Path,
     adapters: dict[str, Path] | None = None,
+    source: str | None = None,
     **order: Any,
 ) -> Worker:
-    place = generation_model(where / "m", llama, adapters)
+    """Start a worker with a model, whose handler is `source` unless it is tsx's own."""
+    directory = generation_model(root / "m", llama, adapters)
     files: dict[str, str | bytes] = {
-        str(file.relative_to(place)): file.read_bytes()
-        for file in place.rglob("*")
+        str(file.relative_to(directory)): file.read_bytes()
+        for file in directory.rglob("*")
         if file.is_file()
     }
-    manifest = {MANIFEST_KEY: {"adapters": list(adapters or {})}, "model": {"modelName": "m"}}
-    return start_worker(
-        files=files,
-        mode="async",
-        **{"handler": "huggingface_generation", "manifest": manifest, **order},
-    )
+    order["manifest"] = {
+        MANIFEST_KEY: {"adapters": list(adapters or {})},
+        "model": {"modelName": "m"},
+    }
+    if source is None:
+        order["handler"] = "huggingface_generation"
+    worker = start_worker(source, files=files, mode="async", **order)
+    assert worker.loaded, worker.report
+    return worker
 
 
 @pytest.fixture(scope="module")
@@ -62,28 +65,30 @@ def worker(
     adapters: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Worker:
-    worker = start(start_shared_worker, llama, tmp_path_factory.mktemp("archive"), adapters)
-    assert worker.loaded, worker.report
-    return worker
+    return start(start_shared_worker, llama, tmp_path_factory.mktemp("archive"), adapters)
 
 
 @pytest.fixture(scope="module")
-def wanted(llama: Path) -> list[int]:
+def expected(llama: Path) -> list[int]:
+    """Generate an answer by transformers alone."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    ids = bpe_tokenizer()(PROMPT)["input_ids"]
-    found = AutoModelForCausalLM.from_pretrained(llama).generate(
-        torch.tensor([ids]), max_new_tokens=12, do_sample=False
+    prompt = bpe_tokenizer()(PROMPT)["input_ids"]
+    answer = AutoModelForCausalLM.from_pretrained(llama).generate(
+        torch.tensor([prompt]), max_new_tokens=12, do_sample=False
     )[0]
-    return list(found[len(ids) :].tolist())
+    return list(answer[len(prompt) :].tolist())
 
 
-def ask(worker: Worker, inputs: Any, stream: bool = False, **parameters: Any) -> Any:
-    answer = worker.ask(
-        json.dumps({"inputs": inputs, "parameters": parameters, "stream": stream}).encode()
-    )[0]
-    return json.loads(answer.body) if not stream else answer
+def request(inputs: Any, stream: bool = False, **parameters: Any) -> bytes:
+    return json.dumps({"inputs": inputs, "parameters": parameters, "stream": stream}).encode()
+
+
+def ask(worker: Worker, inputs: Any = PROMPT, **parameters: Any) -> Any:
+    """Return the answer to a request; its greedy one has twelve tokens."""
+    (answer,) = worker.ask_json(request(inputs, **{**GREEDY, **parameters}))
+    return answer
 
 
 def refusal(worker: Worker, body: bytes) -> str:
@@ -92,39 +97,37 @@ def refusal(worker: Worker, body: bytes) -> str:
     return answer.message
 
 
-def test_an_answer_is_what_the_model_generates(worker: Worker, wanted: list[int]) -> None:
-    text = bpe_tokenizer().decode(wanted)
-    assert ask(worker, PROMPT, **GREEDY) == [{"generated_text": text}]
-    assert ask(worker, PROMPT, return_full_text=True, **GREEDY) == [
-        {"generated_text": PROMPT + text}
-    ]
-    assert json.loads(worker.ask(PROMPT.encode())[0].body)[0]["generated_text"].startswith(
-        text
-    )  # up to the end of the context
+def metrics_of(worker: Worker) -> dict[str, Any]:
+    prefix = "tsx_generation_"
+    return {metric["name"].removeprefix(prefix): metric for metric in worker.metrics}
 
 
-def test_details_have_the_tokens_with_their_logprobs(worker: Worker, wanted: list[int]) -> None:
-    (found,) = ask(worker, PROMPT, details=True, **GREEDY)
-    details = found["details"]
-    assert details["finish_reason"] == "length"
-    assert details["generated_tokens"] == 12
-    assert [token["id"] for token in details["tokens"]] == wanted
+def test_an_answer_is_the_text_that_the_model_generates(
+    worker: Worker, expected: list[int]
+) -> None:
+    text = bpe_tokenizer().decode(expected)
+    assert ask(worker) == {"generated_text": text}
+    assert ask(worker, return_full_text=True) == {"generated_text": PROMPT + text}
+    # The answer to a plain text goes up to the end of the context.
+    assert worker.ask_json(PROMPT.encode())[0]["generated_text"].startswith(text)
+
+
+def test_details_have_the_tokens_with_their_logprobs(worker: Worker, expected: list[int]) -> None:
+    details = ask(worker, details=True)["details"]
+    assert (details["finish_reason"], details["generated_tokens"]) == ("length", 12)
+    assert [token["id"] for token in details["tokens"]] == expected
     assert all(token["logprob"] < 0 for token in details["tokens"])
 
 
-def test_a_stream_has_the_same_text_in_pieces(worker: Worker, wanted: list[int]) -> None:
+def test_a_stream_has_the_same_text_in_pieces(worker: Worker, expected: list[int]) -> None:
     worker.pieces.clear()
-    last = ask(worker, PROMPT, stream=True, **GREEDY)
+    (last,) = worker.ask_bodies(request(PROMPT, stream=True, **GREEDY))
     assert b"content-type: text/event-stream" in worker.pieces[0][1]
-    events = [json.loads(body.removeprefix(b"data:")) for _, _, body in worker.pieces] + [
-        json.loads(last.body.removeprefix(b"data:"))
-    ]
-    assert [event["token"]["id"] for event in events] == wanted
-    assert (
-        "".join(event["token"]["text"] for event in events)
-        == events[-1]["generated_text"]
-        == bpe_tokenizer().decode(wanted)
-    )
+    parts = [*(body for _, _, body in worker.pieces), last]
+    events = [json.loads(part.removeprefix(b"data:")) for part in parts]
+    assert [event["token"]["id"] for event in events] == expected
+    text = "".join(event["token"]["text"] for event in events)
+    assert text == events[-1]["generated_text"] == bpe_tokenizer().decode(expected)
     assert [event["generated_text"] for event in events[:-1]] == [None] * 11
     assert events[-1]["details"] == {
         "finish_reason": "length",
@@ -134,174 +137,111 @@ def test_a_stream_has_the_same_text_in_pieces(worker: Worker, wanted: list[int])
     }
 
 
-def test_a_stop_string_ends_the_text_before_it(worker: Worker, wanted: list[int]) -> None:
-    text = bpe_tokenizer().decode(wanted)
-    (found,) = ask(worker, PROMPT, stop=[text[3:7], "never"], details=True, **GREEDY)
-    assert found["generated_text"] == text[:3]
-    assert found["details"]["finish_reason"] == "stop_sequence"
-    assert found["details"]["generated_tokens"] < 12
+def test_a_stop_string_ends_the_text_before_it(worker: Worker, expected: list[int]) -> None:
+    text = bpe_tokenizer().decode(expected)
+    answer = ask(worker, stop=[text[3:7], "never"], details=True)
+    assert answer["generated_text"] == text[:3]
+    assert answer["details"]["finish_reason"] == "stop_sequence"
+    assert answer["details"]["generated_tokens"] < 12
 
 
 def test_a_chat_goes_through_the_template(worker: Worker) -> None:
     messages = [{"role": "user", "content": PROMPT}]
-    same = f"<|user|>{PROMPT}<|end|><|assistant|>"
-    assert ask(worker, messages, **GREEDY) == ask(worker, same, **GREEDY)
+    assert ask(worker, messages) == ask(worker, f"<|user|>{PROMPT}<|end|><|assistant|>")
 
 
 def test_an_adapter_is_chosen_by_request_and_counted_apart(worker: Worker) -> None:
-    found = [
-        ask(worker, PROMPT, adapter=name, **GREEDY)[0]["generated_text"]
-        for name in (None, "polite", "terse")
-    ]
-    assert len(set(found)) == 3
-    counted = {metric["name"]: metric for metric in worker.metrics}
-    assert counted["tsx_generation_tokens_total"]["value"] == 12
-    assert counted["tsx_generation_prompt_tokens_total"]["value"] == 11
-    assert counted["tsx_generation_tokens_total"]["dimensions"]["adapter"] == "terse"
-    assert counted["tsx_generation_time_to_first_token_seconds"]["type"] == "histogram"
-    assert 0 < counted["tsx_generation_time_per_output_token_seconds"]["value"] < 60
-    gauges = ("running_sequences", "waiting_sequences", "cache_use_ratio")
-    assert [counted[f"tsx_generation_{name}"]["value"] for name in gauges] == [0, 0, 0]
-    assert (
-        "adapter" not in counted["tsx_generation_running_sequences"]["dimensions"]
-    )  # else one that rests keeps its last values
+    texts = [ask(worker, adapter=name)["generated_text"] for name in (None, "polite", "terse")]
+    assert len(set(texts)) == 3
+    metrics = metrics_of(worker)
+    assert metrics["tokens_total"]["value"] == 12
+    assert metrics["prompt_tokens_total"]["value"] == 11
+    assert metrics["tokens_total"]["dimensions"]["adapter"] == "terse"
+    assert metrics["time_to_first_token_seconds"]["type"] == "histogram"
+    assert 0 < metrics["time_per_output_token_seconds"]["value"] < 60
+    # An adapter that rests would keep the last value of a gauge of its own.
+    for gauge in ("running_sequences", "waiting_sequences", "cache_use_ratio"):
+        assert metrics[gauge]["value"] == 0
+        assert "adapter" not in metrics[gauge]["dimensions"]
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("inputs", "parameters", "reason"),
     [
-        (
-            {"inputs": "a", "parameters": {"temperature": -1}},
-            "The field 'parameters.temperature' is -1: it must be greater than or equal to",
-        ),
-        (
-            {"inputs": "a", "parameters": {"max_new_tokens": 1.5}},
-            "'parameters.max_new_tokens' is 1.5: it must be a valid integer",
-        ),
-        (
-            {"inputs": "a", "parameters": {"top_k": True}},
-            "'parameters.top_k' is true: it must be a valid integer",
-        ),
-        (
-            {"inputs": "a", "parameters": {"do_sample": "yes"}},
-            "'parameters.do_sample' is \"yes\": it must be a valid boolean",
-        ),
-        (
-            {"inputs": "a", "parameters": {"repetition_penalty": 1.2}},
-            "The parameter repetition_penalty is not supported",
-        ),
-        ({"inputs": "a", "parameters": {"stop": [""]}}, "'parameters.stop[0]' is"),
-        (
-            {"inputs": "a", "parameters": {"adapter": "nobody"}},
-            "This model has no adapter 'nobody'. It has polite, terse.",
-        ),
-        ({"inputs": "a", "parameters": []}, "parameters"),
-        ({"inputs": "a", "stream": 1}, "'stream' is 1: it must be a valid boolean"),
-        ({"inputs": [1, 2]}, "inputs must be a text"),
-        ({}, "inputs must be a text"),
-        ({"inputs": ""}, "The prompt has 0 tokens"),
-        (
-            {"inputs": "a " * 100_000},
-            f"The prompt has 200,000 characters, which the model's context of {CONTEXT} tokens does not hold.",
-        ),
-        (
-            {"inputs": "a", "parameters": {"max_new_tokens": CONTEXT}},
-            "for both. Shorten the prompt, or ask for fewer.",
-        ),
-        (
-            {"inputs": "a " * CONTEXT},
-            f"for the model's context of {CONTEXT} holds prompt and answer. Shorten it.",
-        ),
-        (
-            {"inputs": [{"role": "oracle", "content": "a"}]},
-            "The model's chat template refuses these messages: TemplateError: there is no role oracle",
-        ),
+        ("a", {"temperature": -1}, "'parameters.temperature' is -1"),
+        ("a", {"max_new_tokens": 1.5}, "'parameters.max_new_tokens' is 1.5"),
+        ("a", {"top_k": True}, "'parameters.top_k' is true"),
+        ("a", {"do_sample": "yes"}, "'parameters.do_sample' is \"yes\""),
+        ("a", {"repetition_penalty": 1.2}, "repetition_penalty is not supported"),
+        ("a", {"stop": [""]}, "'parameters.stop[0]' is"),
+        ("a", {"adapter": "nobody"}, "no adapter 'nobody'. It has polite, terse."),
+        ("a", [1], "parameters"),
+        ([1, 2], {}, "inputs must be a text"),
+        ("", {}, "The prompt has 0 tokens"),
+        ("a " * 100_000, {}, f"200,000 characters, which the model's context of {CONTEXT} tokens"),
+        ("a", {"max_new_tokens": CONTEXT}, "Shorten the prompt, or ask for fewer."),
+        ("a " * CONTEXT, {}, f"context of {CONTEXT} holds prompt and answer. Shorten it."),
+        ([{"role": "oracle", "content": "a"}], {}, "TemplateError: there is no role oracle"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_name(worker: Worker, body: Any, says: str) -> None:
-    if body == {"inputs": "a", "parameters": []}:
-        body = {"inputs": "a", "parameters": [1]}
-    assert says in refusal(worker, json.dumps(body).encode())
+def test_a_wrong_request_is_refused_by_the_name_of_its_field(
+    worker: Worker, inputs: Any, parameters: Any, reason: str
+) -> None:
+    body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+    assert reason in refusal(worker, body)
 
 
-def test_a_body_that_is_no_json_is_refused(worker: Worker) -> None:
-    assert "The body cannot be read: Invalid JSON" in refusal(worker, b'{"inputs": ')
+def test_a_body_that_is_no_request_is_refused(worker: Worker) -> None:
+    assert "Invalid JSON" in refusal(worker, b'{"inputs": ')
     assert "neither JSON nor UTF-8" in refusal(worker, b"\xff\xfe")
+    assert "inputs must be a text" in refusal(worker, b"{}")
+    assert "'stream' is 1" in refusal(worker, b'{"inputs": "a", "stream": 1}')
+
+
+def begin_stream(worker: Worker) -> int:
+    """Begin an answer up to nearly the end of the context, and return its batch."""
+    batch = worker.begin(request(PROMPT, stream=True, max_new_tokens=240))
+    worker.expect(Kind.PIECE)
+    return batch
 
 
 def test_a_client_that_leaves_ends_its_sequence(worker: Worker) -> None:
-    batch = worker.begin(
-        json.dumps(
-            {"inputs": PROMPT, "parameters": {"max_new_tokens": 240}, "stream": True}
-        ).encode()
-    )
-    for _ in range(3):
-        frame = worker.receive()
-        assert frame is not None
-        assert frame.kind is Kind.PIECE
-    worker.send(Kind.CANCEL, batch)
+    worker.send(Kind.CANCEL, begin_stream(worker))
+    frame = worker.receive()
     while frame is not None and frame.kind is Kind.PIECE:
         frame = worker.receive()
     assert frame is not None
     assert frame.kind is Kind.REPLY
     ask(worker, "a", max_new_tokens=1)
-    counted = {metric["name"]: metric["value"] for metric in worker.metrics}
-    assert (
-        counted["tsx_generation_running_sequences"],
-        counted["tsx_generation_cache_use_ratio"],
-    ) == (0, 0)
+    metrics = metrics_of(worker)
+    assert [metrics[name]["value"] for name in ("running_sequences", "cache_use_ratio")] == [0, 0]
 
 
-def test_an_engine_that_ends_ends_its_worker(
+def test_a_model_runs_in_the_configured_precision_and_its_engines_end_ends_the_worker(
     start_worker: StartWorker, llama: Path, tmp_path: Path
 ) -> None:
-    place = generation_model(tmp_path / "m", llama)
-    files: dict[str, str | bytes] = {
-        str(file.relative_to(place)): file.read_bytes()
-        for file in place.rglob("*")
-        if file.is_file()
-    }
-    worker = start_worker(BREAKABLE, files=files, mode="async")
-    assert worker.loaded, worker.report
-    worker.begin(
-        json.dumps(
-            {"inputs": PROMPT, "parameters": {"max_new_tokens": 240}, "stream": True}
-        ).encode()
-    )
-    frame = worker.receive()
-    assert frame is not None
-    assert frame.kind is Kind.PIECE
+    config = {"precision": "bf16"}
+    worker = start(start_worker, llama, tmp_path, source=BREAKABLE, model_config=config)
+    assert worker.report["precision"] == "bf16"
+    assert ask(worker)["generated_text"]
+    begin_stream(worker)
     worker.begin(b"break")
-    seen = []
+    failures = []
     while (frame := worker.receive()) is not None:
-        seen.append(frame)
-    failed = [
-        bytes(body)
-        for each in seen
-        if each.kind is Kind.REPLY
-        for status, _, body in each.items
-        if status == 500
-    ]
-    assert any(b"the device is gone" in body for body in failed)
+        if frame.kind is Kind.REPLY:
+            failures += [bytes(body) for status, _, body in frame.items if status == 500]
+    assert any(b"the device is gone" in body for body in failures)
     assert worker.ended() is not None
 
 
-def test_the_precision_of_the_configuration_is_what_runs(
-    start_worker: StartWorker, llama: Path, tmp_path: Path
-) -> None:
-    worker = start(start_worker, llama, tmp_path, model_config={"precision": "bf16"})
-    assert (worker.loaded, worker.report["precision"]) == (True, "bf16")
-    assert ask(worker, PROMPT, **GREEDY)[0]["generated_text"]
-
-
-def test_a_directory_without_a_model_says_what_is_wrong(start_worker: StartWorker) -> None:
+def test_a_directory_without_a_model_does_not_load(start_worker: StartWorker) -> None:
     worker = start_worker(
         files={"huggingface_model/README.md": "nothing"},
         handler="huggingface_generation",
         mode="async",
     )
     assert not worker.loaded
-    assert "The archive has no huggingface_model/config.json" in worker.report["message"]
+    assert "huggingface_model/config.json" in worker.report["message"]
 
 
 @pytest.mark.parametrize(

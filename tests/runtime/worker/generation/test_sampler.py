@@ -29,30 +29,34 @@ from tsx_runtime.worker.generation.sampler import (
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 
-def draw(requests: list[tuple[Sampling, int]], logits: torch.Tensor = LOGITS) -> list[int]:
-    """The tokens of sequences at these positions, drawn in one batch."""
-    processors = Sampler([])
-    states = [
-        SimpleNamespace(
-            logit_processor_kwargs=sampling_arguments(sampling, 0),
-            position_offset=position,
-            request_id=str(index),
-        )
-        for index, (sampling, position) in enumerate(requests)
-    ]
+def a_state(sampling: Sampling, position: int, id: object = "a", **more: Any) -> Any:
+    """Return what the engine keeps of a sequence."""
+    return SimpleNamespace(
+        logit_processor_kwargs=sampling_arguments(sampling, 0),
+        position_offset=position,
+        request_id=str(id),
+        **more,
+    )
+
+
+def sample(
+    sampler: Sampler, states: list[Any], scores: torch.Tensor, last: list[int] | None = None
+) -> torch.Tensor:
+    """Return the scores of one step, in which each sequence has one token."""
     futures: Any = [
         SimpleNamespace(state=state, has_new_token=True, query_length=1) for state in states
     ]
-    rows = processors.prepare_tensor_args(
-        futures, torch.empty((0, len(requests) + 3), dtype=torch.int32)
+    rows = sampler.prepare_tensor_args(
+        futures, torch.empty((0, len(states) + 3), dtype=torch.int32)
     )
-    scores = logits.repeat(len(requests), 1)
-    return [
-        int(token)
-        for token in processors(torch.zeros(len(requests), dtype=torch.long), scores, rows).argmax(
-            -1
-        )
-    ]
+    return sampler(torch.tensor(last or [0] * len(states), dtype=torch.int32), scores, rows)
+
+
+def draw(*requests: tuple[Sampling, int]) -> list[int]:
+    """Draw the tokens of sequences at these positions in one batch."""
+    states = [a_state(*request, index) for index, request in enumerate(requests)]
+    tokens = sample(Sampler([]), states, LOGITS.repeat(len(requests), 1)).argmax(-1)
+    return [int(token) for token in tokens]
 
 
 @pytest.mark.parametrize(
@@ -73,62 +77,44 @@ def draw(requests: list[tuple[Sampling, int]], logits: torch.Tensor = LOGITS) ->
     ],
 )
 def test_draws_follow_the_distribution(sampling: Sampling, expected: torch.Tensor) -> None:
-    tokens = draw([(sampling, position) for position in range(4000)])
+    tokens = draw(*((sampling, position) for position in range(4000)))
     shares = torch.bincount(torch.tensor(tokens), minlength=6) / 4000
     assert torch.allclose(shares, expected, atol=0.03)
     assert all(shares[token] == 0 for token in range(6) if expected[token] == 0)
 
 
 def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
-    mine = Sampling(temperature=1.5, seed=12345)
-    others = [
+    sampling, another_seed = (Sampling(temperature=1.5, seed=seed) for seed in (12345, 12346))
+    neighbours = [
         (Sampling(temperature=0.0), 7),
         (Sampling(temperature=0.9, top_k=2, seed=9), 3),
         (Sampling(temperature=2.0, top_p=0.5), 1),
     ]
-    alone = [draw([(mine, position)])[0] for position in range(50)]
-    assert [draw([*others, (mine, position)])[-1] for position in range(50)] == alone
-    assert [
-        draw([(Sampling(temperature=1.5, seed=12346), position)])[0] for position in range(50)
-    ] != alone
+    alone = [draw((sampling, position))[0] for position in range(50)]
+    assert [draw(*neighbours, (sampling, position))[-1] for position in range(50)] == alone
+    assert [draw((another_seed, position))[0] for position in range(50)] != alone
 
 
 class PenalizedBatch:
-    """Sequences in one sampler, of which each step has one token of each.
-
-    It draws nothing: the scores are its result.
-    """
+    """Sequences in one sampler, which draws nothing: the scores are its result."""
 
     def __init__(self, samplings: list[Sampling], prompts: list[list[int]]) -> None:
         self.sampler = Sampler([])
         self.states = [
-            SimpleNamespace(
-                logit_processor_kwargs=sampling_arguments(sampling, 0),
-                position_offset=len(prompt),
-                request_id=str(index),
-                initial_tokens=prompt,
-                _true_initial_tokens=0,
-            )
+            a_state(sampling, len(prompt), index, initial_tokens=prompt, _true_initial_tokens=0)
             for index, (sampling, prompt) in enumerate(zip(samplings, prompts, strict=True))
         ]
 
     def step(self, last: list[int], scores: torch.Tensor, at: int = 0) -> torch.Tensor:
-        futures: Any = [
-            SimpleNamespace(state=state, has_new_token=True, query_length=1)
-            for state in self.states
-        ]
         for state in self.states:
             state.position_offset = len(state.initial_tokens) + at
-        rows = self.sampler.prepare_tensor_args(
-            futures, torch.empty((0, len(futures)), dtype=torch.int32)
-        )
-        return self.sampler(torch.tensor(last, dtype=torch.int32), scores, rows)
+        return sample(self.sampler, self.states, scores, last)
 
 
 def expected_scores(
     scores: torch.Tensor, sampling: Sampling, prompt: list[int], generated: list[int]
 ) -> torch.Tensor:
-    """By transformers' own processors, and by OpenAI's definition for what it has none for."""
+    """Apply transformers' own processors, and OpenAI's definition of the other penalties."""
     tokens = torch.tensor([prompt + generated])
     processors = LogitsProcessorList()
     if sampling.logit_bias:
@@ -175,7 +161,7 @@ def test_scores_are_those_of_transformers_processors_in_any_batch(
     )
     generated: list[list[int]] = [[] for _ in sequences]
     torch.manual_seed(data.draw(st.integers(0, 99)))
-    for step in range(5):
+    for step in range(3):
         scores = torch.randn(len(sequences), 12) * 4
         last = [
             tokens[-1] if tokens else prompt[-1]
@@ -193,7 +179,7 @@ def test_scores_are_those_of_transformers_processors_in_any_batch(
             tokens.append(data.draw(st.integers(0, 11)))
 
 
-def test_a_sequence_that_begins_anew_counts_what_it_had_generated() -> None:
+def test_a_sequence_that_restarts_counts_its_earlier_tokens() -> None:
     sampling = Sampling(temperature=0.0, frequency_penalty=1.0, repetition_penalty=2.0)
     batch = PenalizedBatch([sampling], [[1, 2]])
     scores = torch.arange(12.0)[None] - 6
@@ -226,26 +212,18 @@ def test_without_penalties_scores_stay_the_same_tensor() -> None:
     assert batch.step([1], scores) is scores
 
 
-def test_logprobs_belong_to_a_position_whatever_was_computed_twice() -> None:
+def test_logprobs_belong_to_a_position_though_a_step_was_computed_twice() -> None:
     """A sequence that loses its cache while a step of it is under way runs that step again."""
     sampler = Sampler([])
     logits = {3: LOGITS, 4: LOGITS.flip(0)}
+    sampling = Sampling(temperature=0.0, logprobs=True, top_logprobs=2)
     for position in (3, 4, 4):
-        state = SimpleNamespace(
-            logit_processor_kwargs=sampling_arguments(
-                Sampling(temperature=0.0, logprobs=True, top_logprobs=2), 0
-            ),
-            position_offset=position,
-            request_id="a",
-        )
-        futures: Any = [SimpleNamespace(state=state, has_new_token=True, query_length=1)]
-        rows = sampler.prepare_tensor_args(futures, torch.empty((0, 1), dtype=torch.int32))
-        sampler(torch.zeros(1, dtype=torch.long), logits[position][None], rows)
+        sample(sampler, [a_state(sampling, position)], logits[position][None])
     for position, token in ((3, 0), (4, 5)):
-        found = sampler.take_logprobs("a", position, token, finished=position == 4)
-        assert found is not None
-        assert [found.token_id, found.top[0][0]] == [token, token]
-        assert found.logprob == pytest.approx(float(LOGITS.log_softmax(-1)[0]))
+        logprob = sampler.take_logprobs("a", position, token, finished=position == 4)
+        assert logprob is not None
+        assert [logprob.token_id, logprob.top[0][0]] == [token, token]
+        assert logprob.logprob == pytest.approx(float(LOGITS.log_softmax(-1)[0]))
     assert not sampler._logprobs
 
 

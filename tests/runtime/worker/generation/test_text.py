@@ -28,40 +28,36 @@ def pieces(prompt: str, text: str, size: int = 1) -> list[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=80), st.text(max_size=20), st.integers(1, 4))
-def test_joined_pieces_are_the_text_whatever_it_holds(text: str, prompt: str, size: int) -> None:
+def test_joined_pieces_are_the_text(text: str, prompt: str, size: int) -> None:
     assert "".join(pieces(prompt, text, size)) == text
 
 
 def test_a_piece_holds_whole_characters_only() -> None:
-    found = pieces("", "naïve 🙂 日本語 done")
-    assert "".join(found) == "naïve 🙂 日本語 done"
-    assert not any("\ufffd" in piece for piece in found)
-    assert "🙂" in "".join(piece for piece in found if len(piece) < 3)
+    parts = pieces("", "naïve 🙂 日本語 done")
+    assert "".join(parts) == "naïve 🙂 日本語 done"
+    assert not any("\ufffd" in part for part in parts)
+    assert "🙂" in "".join(part for part in parts if len(part) < 3)
 
 
-def test_bytes_that_are_no_text_do_not_hold_up_what_follows() -> None:
+def test_bytes_that_are_no_text_do_not_hold_up_later_ones() -> None:
     tokenizer = bpe_tokenizer()
-    lone = tokenizer.convert_tokens_to_ids(
-        "Ã"
-    )  # the byte 0xC3, which begins a character of two bytes
+    # The byte 0xC3, which begins a character of two bytes.
+    lone = tokenizer.convert_tokens_to_ids("Ã")
     decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
     detokenizer = Detokenizer(decode, [])
     assert "".join(detokenizer.push([lone]) for _ in range(100)).count("\ufffd") >= 97
     assert detokenizer.push(tokenizer("a")["input_ids"]).endswith("a")
 
 
-def test_a_space_that_a_tokenizer_drops_at_the_start_of_a_text_is_kept_behind_a_prompt() -> None:
-    words = {0: "The", 1: "▁cat", 2: "▁sat"}
-    detokenizer = Detokenizer(
-        lambda ids: "".join(words[id] for id in ids).replace("▁", " ").removeprefix(" "), [0]
-    )
+def test_a_space_that_tokenizers_drop_at_the_start_is_kept_behind_a_prompt() -> None:
+    tokens = {0: "The", 1: "▁cat", 2: "▁sat"}
+
+    def decode(ids: list[int]) -> str:
+        return "".join(tokens[id] for id in ids).replace("▁", " ").removeprefix(" ")
+
+    detokenizer = Detokenizer(decode, [0])
     assert [detokenizer.push([id]) for id in (1, 2)] == [" cat", " sat"]
-    assert (
-        Detokenizer(
-            lambda ids: "".join(words[id] for id in ids).replace("▁", " ").removeprefix(" "), []
-        ).push([1])
-        == "cat"
-    )
+    assert Detokenizer(decode, []).push([1]) == "cat"
 
 
 @pytest.mark.parametrize(
@@ -78,17 +74,17 @@ def test_a_space_that_a_tokenizer_drops_at_the_start_of_a_text_is_kept_behind_a_
 def test_text_up_to_a_stop_string(
     stops: list[str], parts: list[str], sent: list[str], stop: str | None
 ) -> None:
-    found = StopStrings(stops)
+    stop_strings = StopStrings(stops)
     texts = []
     for part in parts:
-        text, ended = found.push(part)
+        text, ended = stop_strings.push(part)
         texts.append(text)
         if ended is not None:
             break
     assert (texts, ended) == (sent, stop)
 
 
-def test_what_may_have_begun_a_stop_string_is_sent_at_the_end() -> None:
+def test_the_beginning_of_a_stop_string_is_sent_at_the_end() -> None:
     stops = StopStrings(["END"])
     assert stops.push("the EN") == ("the ", None)
     assert stops.finish() == "EN"
@@ -108,9 +104,8 @@ def test_long_bodies_are_read_beside_the_loop_one_at_a_time() -> None:
     async def ask() -> list[str]:
         long = [asyncio.ensure_future(beside_streams(b" " * (LONG + 1), read)) for _ in range(3)]
         await asyncio.to_thread(began.wait, 30)
-        short = await beside_streams(
-            b" " * LONG, lambda: threading.current_thread().name
-        )  # while the first is read
+        # The short one is read while the first long one is.
+        short = await beside_streams(b" " * LONG, lambda: threading.current_thread().name)
         go_on.set()
         return [short, *await asyncio.gather(*long)]
 

@@ -9,7 +9,7 @@ from tsx_runtime.worker.openai.completions import CompletionReply
 
 
 class Bytes:
-    """A token is a byte: those of longer characters all read the same."""
+    """A generator whose tokens are bytes: those of longer characters all read the same."""
 
     context_length = 100
     adapters = ()
@@ -24,7 +24,7 @@ class Bytes:
         return None
 
 
-def test_of_tokens_that_read_the_same_the_likeliest_is_shown() -> None:
+def test_the_likeliest_of_tokens_with_the_same_text_is_shown() -> None:
     generator: Any = Bytes()
     reply = CompletionReply({"prompt": "a", "max_tokens": 1, "logprobs": 3}, generator, "m")
     reply.add(

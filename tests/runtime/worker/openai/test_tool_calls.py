@@ -18,8 +18,8 @@ def split(text: str, sizes: list[int]) -> tuple[str, list[str]]:
     for size in [*sizes, len(text)]:
         piece, text = text[:size], text[size:]
         shown += tools.add(piece)
-    rest, calls = tools.end()
-    return shown + rest, [call["function"]["name"] for call in calls]
+    tail, calls = tools.end()
+    return shown + tail, [call["function"]["name"] for call in calls]
 
 
 @given(
