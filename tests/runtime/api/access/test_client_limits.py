@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.clock import Clock
 from tests.runtime.conftest import RunningServer
 from tests.support.clients.rawhttp import Answer, RawConnection
 from tsx_runtime.api.access.client_limits import (
@@ -38,13 +39,6 @@ BODIES = {
     "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
 }
 both_lanes = pytest.mark.parametrize("lane", BODIES)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def forwarded(text: str) -> list[tuple[bytes, bytes]]:
@@ -232,8 +226,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def use(patch: pytest.MonkeyPatch, clock: Clock) -> None:
-    """In servers that are started from now on."""
+def use_clock(patch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Give the clock to the limits of servers that are started from now on."""
 
     def with_clock(settings: Settings, *, is_local: bool) -> ClientLimits | None:
         limits = client_limits(settings, is_local=is_local)
@@ -251,7 +245,7 @@ def limited(start_server: Any, clock: Clock) -> Iterator[RunningServer]:
     """Behind a proxy at 127.0.0.1, so that each test has clients of its own."""
 
     with pytest.MonkeyPatch.context() as patch:
-        use(patch, clock)
+        use_clock(patch, clock)
         values = {
             "inference_token": "secret",
             "max_requests_per_client": 30,
@@ -363,7 +357,7 @@ def test_requests_without_a_token_are_no_guesses(limited: RunningServer) -> None
 def test_who_is_no_trusted_proxy_makes_its_address_up_in_vain(
     start_server: Any, monkeypatch: pytest.MonkeyPatch, lane: str
 ) -> None:
-    use(monkeypatch, Clock())
+    use_clock(monkeypatch, Clock())
     with start_server(max_requests_per_client=3, trusted_proxies=["10.0.0.0/8"]) as server:
         answers = [
             ask(server, lane, f"203.0.113.{number}", path="/predictions/nobody")[0]

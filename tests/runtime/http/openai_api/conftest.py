@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,21 @@ def client_of(server: Any, **options: Any) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def client(served: Any) -> Iterator[openai.OpenAI]:
-    with client_of(served) as made:
-        yield made
+    with client_of(served) as client:
+        yield client
 
 
-def said(words: str) -> list[Any]:
+@pytest.fixture
+def chat(client: openai.OpenAI) -> Callable[..., Any]:
+    """A call that has `writer` answer with these words, by OpenAI's client."""
+
+    def complete(words: str = "x", **parameters: Any) -> Any:
+        usual = {"model": "writer", "messages": messages(words)}
+        return client.chat.completions.create(**usual | parameters)
+
+    return complete
+
+
+def messages(words: str) -> list[Any]:
+    """Return a chat that the model `writer` answers with these words."""
     return [{"role": "user", "content": f"say {words}"}]
