@@ -89,13 +89,13 @@ def test_the_key_of_a_server_that_died_is_free_after_its_lease(
     monkeypatch.setattr(keyed_runs, "LEASE", 0.2)
     monkeypatch.setattr(keyed_runs, "SHORTEST", 0.01)
 
-    async def test(slow: KeyedRuns, other: KeyedRuns) -> None:
+    async def test(slow: KeyedRuns, quick: KeyedRuns) -> None:
         async def model(runs: KeyedRuns, body: bytes) -> StoredAnswer:
             return runs.answer(KEYED, 200, [], body)
 
         assert await slow.claim(KEYED) is None
-        assert await other.claim(KEYED) is None
-        assert await other.run(KEYED, model(other, b"other")) is None
+        assert await quick.claim(KEYED) is None
+        assert await quick.run(KEYED, model(quick, b"other")) is None
         # The first server was slow rather than dead: its client gets what other clients got.
         answer = await slow.run(KEYED, model(slow, b"late"))
         assert answer is not None

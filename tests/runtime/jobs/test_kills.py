@@ -132,13 +132,13 @@ def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(
         "enable_grpc=false",
     )
     options = [option for setting in settings for option in ("--set", setting)]
-    words = ["serve", tmp_path / "echo.mar", *FREE_PORTS, *options]
+    command = ["serve", tmp_path / "echo.mar", *FREE_PORTS, *options]
     client = Client()
     for kill in range(KILLS):
-        with serving(words, tmp_path, {}) as server:
+        with serving(command, tmp_path, {}) as server:
             kill_in(draw.uniform(0.01, LONGEST), server, client, wait=kill % 2 == 0)
     with (
-        serving(words, tmp_path, {}) as server,
+        serving(command, tmp_path, {}) as server,
         httpx.Client(base_url=server.address("predictions"), timeout=DEADLINE) as http,
     ):
         deadline = time.monotonic() + DEADLINE

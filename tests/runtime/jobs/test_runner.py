@@ -226,12 +226,12 @@ async def test_a_client_does_not_wait_for_a_job_that_is_cancelled_or_left_to_the
 ) -> None:
     async with working(SqliteStore(path), Model(0)) as work:
         await work.add("a", "b")
-        cancelled, left = (asyncio.create_task(work.runner.wait(id, 600)) for id in "ab")
+        cancelled, stopped = (asyncio.create_task(work.runner.wait(id, 600)) for id in "ab")
         await asyncio.sleep(0)
         work.runner.cancel("a")
         await asyncio.wait_for(cancelled, 30)
         await work.runner.stop(0.01, asyncio.Event())
-        await asyncio.wait_for(left, 30)
+        await asyncio.wait_for(stopped, 30)
 
 
 async def test_of_two_clients_of_a_job_the_one_that_waits_longer_hears_of_its_end(
@@ -252,11 +252,11 @@ async def test_a_job_is_left_to_the_server_that_has_its_model(
     async with working(SqliteStore(path), Model(None), keep=0) as work:
         work.model.go.set()
         await work.add("a", "b")
-        (other,) = await work.store.claim({("m", ""): 1}, "another", 60)
+        (claimed,) = await work.store.claim({("m", ""): 1}, "another", 60)
         for _ in range(3):
             await work.runner.tend()
         assert await work.store.counts() == {("m", "running"): 1, ("m", "queued"): 1}
-        await work.store.finish(other.id, 1, "another", ANSWER, 60)
+        await work.store.finish(claimed.id, 1, "another", ANSWER, 60)
         # No server has taken the job for as long as answers are kept.
         for _ in range(2):
             await work.runner.tend()

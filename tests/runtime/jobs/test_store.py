@@ -1,4 +1,4 @@
-"""The store of jobs, in SQLite and in PostgreSQL: commits are lasting and each job has one answer."""
+"""The store of jobs, in SQLite and in PostgreSQL: commits last, and each job has one answer."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ def scraped(start_server):
     with start_server() as server:
         server.register("talker.mar", initial_workers=1)
         server.register("talker2.mar", initial_workers=0)
-        for word in ("", "", "", "metrics", "metrics", "raise"):
-            server.ask(x_do=word)
+        for action in ("", "", "", "metrics", "metrics", "raise"):
+            server.ask(x_do=action)
         server.ask(path="/predictions/nobody")
         server.ask(path="/predictions/talker/2.0")
         answer = server.metrics.get("/metrics")
@@ -373,9 +373,9 @@ def test_each_piece_leaves_a_turn_to_others():
             await asyncio.sleep(0)
 
     async def main():
-        other = asyncio.create_task(count_turns())
+        counting = asyncio.create_task(count_turns())
         assert await in_turns(iter(range(5))) == [0, 1, 2, 3, 4]
-        other.cancel()
+        counting.cancel()
 
     asyncio.run(main())
     assert len(turns) >= 4

@@ -23,10 +23,10 @@ DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 def values(name: str) -> list[int]:
     """Return four values that the limit takes, none of them its default."""
     limit = LIMITS[name]
-    others = [value for value in limit.choices if value != limit.default] or [
+    candidates = [value for value in limit.choices if value != limit.default] or [
         limit.default + more for more in (1, 2, 3, 4)
     ]
-    return (others * 4)[:4]
+    return (candidates * 4)[:4]
 
 
 def test_the_rows_are_the_fields() -> None:

@@ -363,13 +363,13 @@ def test_a_wrong_setting_of_a_model_is_named_with_the_model(
 
 
 def test_a_wrong_setting_of_a_model_on_the_command_line_is_named() -> None:
-    for cli, words in (
+    for cli, expected in (
         ({"models.m.worker": "1"}, "did you mean 'workers'?"),
         ({"models": {}}, "unknown setting 'models' in the command line"),
         ({"models.m": "1"}, "unknown setting 'models.m' in the command line"),
         ({"models.m.batch_buckets": "[0]"}, "because of 0: it takes numbers of requests"),
     ):
-        assert words in failure(cli=cli)
+        assert expected in failure(cli=cli)
 
 
 @pytest.mark.parametrize("text", ["8,16", "[8, 16]"])

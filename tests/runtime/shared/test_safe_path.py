@@ -48,9 +48,11 @@ def marks(hostile: Path) -> list[str]:
     return sorted(path.name for path in hostile.parent.glob("ran-*"))
 
 
-def run(words: list[str], directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: list[str], directory: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *arguments],
         cwd=directory,
         env=clean(environment),
         capture_output=True,
@@ -81,7 +83,7 @@ ECHO, VERSION = ["echo", "a word"], ["--version"]
 
 
 @pytest.mark.parametrize(
-    ("words", "output", "environment"),
+    ("arguments", "output", "environment"),
     [
         ([*run_module("tsx_runtime.targets.entry"), *ECHO], "a word\n", {}),
         ([*run_module("tsx_runtime.targets.entry"), *ECHO], "a word\n", HERE),
@@ -93,23 +95,23 @@ ECHO, VERSION = ["echo", "a word"], ["--version"]
     ids=["entry", "entry with a path", "health", "pip", "torchserve", "torchserve with a path"],
 )
 def test_a_program_of_tsx_runs_no_file_of_the_working_directory(
-    hostile: Path, words: list[str], output: str, environment: dict[str, str]
+    hostile: Path, arguments: list[str], output: str, environment: dict[str, str]
 ) -> None:
-    program = run(words, hostile, **environment)
+    program = run(arguments, hostile, **environment)
     assert marks(hostile) == [], program.stderr
     assert output in program.stdout, program.stderr
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [["tsx_runtime.targets.entry", *ECHO], ["tsx_runtime.targets.health"], ["tsx_cli", *VERSION]],
 )
 def test_a_program_that_is_started_by_m_runs_only_what_python_itself_imports(
-    hostile: Path, words: list[str]
+    hostile: Path, arguments: list[str]
 ) -> None:
     for name in ("contextlib", "threading", "typing"):
         (hostile / f"{name}.py").unlink()
-    program = run(["-m", *words], hostile)
+    program = run(["-m", *arguments], hostile)
     assert marks(hostile) == [], program.stderr
 
 
@@ -145,7 +147,7 @@ def test_a_spawned_process_has_a_safe_path_and_no_hidden_variable(
     command = psutil.Process(process.pid).cmdline()
     process.kill()
     process.join(120)
-    assert any(word.startswith(CLEAN) for word in command)
+    assert any(argument.startswith(CLEAN) for argument in command)
     assert "PATH" in variables
     assert "PLANTED" not in variables
 

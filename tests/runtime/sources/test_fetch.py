@@ -166,26 +166,26 @@ def test_a_file_that_the_server_may_not_read_is_refused_with_the_way_into_its_st
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for directory, words in (
+    for directory, expected in (
         (Path("store"), f"store, {store}, and register it by its name"),
         (None, "start it with --model-store .* `tsx serve OLD NEW --replace`"),
     ):
-        with pytest.raises(ModelNotFound, match=words):
+        with pytest.raises(ModelNotFound, match=expected):
             a_fetcher(directory).local_file(f"file://{tmp_path}/b.mar", Trust.CLIENT)
 
 
 def test_a_file_that_the_operator_named_at_the_start_is_used_in_place(
     fetcher: Fetcher, tmp_path: Path
 ) -> None:
-    named, link, other = tmp_path / "named.mar", tmp_path / "link.mar", tmp_path / "other.mar"
+    named, link, unnamed = tmp_path / "named.mar", tmp_path / "link.mar", tmp_path / "other.mar"
     named.write_bytes(CONTENT)
-    other.write_bytes(CONTENT)
+    unnamed.write_bytes(CONTENT)
     link.symlink_to(named)
     fetcher.served.add(link)
     for path in (named, link):
         assert fetcher.local_file(f"{path.as_uri()}#sha256={DIGEST}", Trust.CLIENT) == path
     with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
-        fetcher.local_file(other.as_uri(), Trust.CLIENT)
+        fetcher.local_file(unnamed.as_uri(), Trust.CLIENT)
 
 
 def test_a_file_that_is_used_in_place_has_the_digest_of_its_url(

@@ -128,8 +128,8 @@ def test_nodes_side_by_side_run_at_once_and_meet_by_their_names() -> None:
         """Answer both jobs once the second one is there."""
         waiting.append(job)
         if len(waiting) == 2:
-            for number, other in enumerate(waiting):
-                other.answer(200, b"", b"%d" % number, BATCH)
+            for number, meeting in enumerate(waiting):
+                meeting.answer(200, b"", b"%d" % number, BATCH)
 
     flow = Flow(DIAMOND, a=answers(b"0"), b=meet, c=meet, d=answers(b"{}"))
     flow.run()

@@ -55,15 +55,15 @@ def client(served: Any) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def chat(client: openai.OpenAI) -> Callable[..., Any]:
-    """A call that has `writer` answer with these words, by OpenAI's client."""
+    """A call that has `writer` answer with these reply, by OpenAI's client."""
 
-    def complete(words: str = "x", **parameters: Any) -> Any:
-        usual = {"model": "writer", "messages": messages(words)}
+    def complete(reply: str = "x", **parameters: Any) -> Any:
+        usual = {"model": "writer", "messages": messages(reply)}
         return client.chat.completions.create(**usual | parameters)
 
     return complete
 
 
-def messages(words: str) -> list[Any]:
-    """Return a chat that the model `writer` answers with these words."""
-    return [{"role": "user", "content": f"say {words}"}]
+def messages(reply: str) -> list[Any]:
+    """Return a chat that the model `writer` answers with these reply."""
+    return [{"role": "user", "content": f"say {reply}"}]

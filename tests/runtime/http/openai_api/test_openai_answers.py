@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import struct
@@ -79,19 +78,19 @@ def test_parts_of_text_roles_and_json(chat):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "reply",
     [
         'Hm.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
         '{"name": "weather", "parameters": {"city": "Rome"}}',
     ],
 )
-def test_tool_calls(client, chat, words):
-    answer = chat(words, tools=[WEATHER])
+def test_tool_calls(client, chat, reply):
+    answer = chat(reply, tools=[WEATHER])
     choice = answer.choices[0]
     (call,) = choice.message.tool_calls
     assert (choice.finish_reason, call.function.name) == ("tool_calls", "weather")
     assert json.loads(call.function.arguments) == {"city": "Rome"}
-    request = {"model": "writer", "messages": messages(words), "tools": [WEATHER]}
+    request = {"model": "writer", "messages": messages(reply), "tools": [WEATHER]}
     with client.chat.completions.stream(**request) as stream:
         final = stream.get_final_completion().choices[0]
     assert final.finish_reason == "tool_calls"
@@ -222,20 +221,6 @@ def test_transcriptions(client):
             transcribe(**wrong)
 
 
-def test_the_async_client(served):
-    async def main() -> list[str]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{served.addresses['inference']}/v1", api_key=TOKEN
-        ) as client:
-            create = client.chat.completions.create
-            stream = await create(model="writer", messages=messages("hi"), stream=True)
-            answer = create(model="writer", messages=messages("ho"))
-            parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
-            return ["".join(parts), text_of(await answer)]
-
-    assert asyncio.run(main()) == ["hi", "ho"]
-
-
 def test_langchain(served):
     # The import takes a second, for this test alone.
     from langchain_openai import ChatOpenAI, OpenAIEmbeddings
@@ -244,8 +229,8 @@ def test_langchain(served):
     chat = ChatOpenAI(model="writer", **address)
     assert chat.invoke("say hi").content == "hi"
     assert "".join(str(part.content) for part in chat.stream("say hi")) == "hi"
-    words = 'say {"name": "weather", "arguments": {"city": "Rome"}}'
-    (call,) = chat.bind_tools([WEATHER]).invoke(words).tool_calls
+    reply = 'say {"name": "weather", "arguments": {"city": "Rome"}}'
+    (call,) = chat.bind_tools([WEATHER]).invoke(reply).tool_calls
     assert call["args"] == {"city": "Rome"}
     vectors = OpenAIEmbeddings(model="counter", check_embedding_ctx_length=False, **address)
     assert vectors.embed_documents(["a", "bb"]) == [[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]

@@ -61,9 +61,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("parameters", "words"), WRONG, ids=[words for _, words in WRONG])
-def test_a_request_that_cannot_be_answered_is_a_400_with_the_reason(chat, parameters, words):
-    with pytest.raises(openai.BadRequestError, match=words) as caught:
+@pytest.mark.parametrize(("parameters", "expected"), WRONG, ids=[expected for _, expected in WRONG])
+def test_a_request_that_cannot_be_answered_is_a_400_with_the_reason(chat, parameters, expected):
+    with pytest.raises(openai.BadRequestError, match=expected) as caught:
         chat(**parameters)
     assert caught.value.body["type"] == "invalid_request_error"
     assert caught.value.body["message"].endswith(".")
@@ -111,23 +111,15 @@ def test_hostile_bodies_are_refused_in_openais_shape(served, chat, lane):
     assert chat("ok").choices[0].message.content == "ok"
 
 
-def test_a_missing_model_is_404_and_a_wrong_key_401(served, chat):
-    for name, words in (
+def test_a_missing_model_is_404_and_the_likely_one_is_named(chat):
+    for name, expected in (
         ("wrtier", "did you mean 'writer'.*counter, writer"),
         ("writer:9", "version"),
         ("writer/ada", "It has loud"),
     ):
-        with pytest.raises(openai.NotFoundError, match=words) as missing:
+        with pytest.raises(openai.NotFoundError, match=expected) as missing:
             chat(model=name)
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    with client_of(served, api_key="wrong") as stranger:
-        for call in (
-            lambda: stranger.models.list(),
-            lambda: stranger.completions.create(model="writer", prompt="x"),
-        ):
-            with pytest.raises(openai.AuthenticationError) as refusal:
-                call()
-            assert refusal.value.code == "invalid_api_key"
 
 
 def test_a_busy_model_is_asked_again_when_it_says(served):
@@ -138,7 +130,8 @@ def test_a_busy_model_is_asked_again_when_it_says(served):
         pytest.raises(openai.InternalServerError) as busy,
     ):
         patient.chat.completions.create(model="writer", messages=messages("full"))
-    assert (busy.value.status_code, busy.value.response.headers["retry-after"]) == (503, "1")
+    assert (busy.value.status_code, busy.value.type) == (503, "server_error")
+    assert busy.value.response.headers["retry-after"] == "1"
     assert len(requests) == 2
 
 
@@ -150,15 +143,15 @@ def test_a_model_without_text_or_without_vectors_says_so(client, chat):
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
-@pytest.mark.parametrize(("words", "cause"), [("exit!", "worker"), ("break!", "engine broke")])
-def test_a_stream_that_breaks_off_ends_with_an_error_event(served, words, cause, lane):
-    body = json.dumps({"model": "writer", "messages": messages(words), "stream": True}).encode()
+@pytest.mark.parametrize(("reply", "cause"), [("exit!", "worker"), ("break!", "engine broke")])
+def test_a_stream_that_breaks_off_ends_with_an_error_event(served, reply, cause, lane):
+    body = json.dumps({"model": "writer", "messages": messages(reply), "stream": True}).encode()
     # Reading raises where the body has no end.
     answer = served.ask(body, "/v1/chat/completions", lane=lane, authorization=f"Bearer {TOKEN}")
     assert answer.status_code == 200
     *events, last, end = answer.text.split("\n\n")
     deltas = [json.loads(event[6:])["choices"][0]["delta"] for event in events if event]
-    assert "".join(delta["content"] for delta in deltas) == words[:4]
+    assert "".join(delta["content"] for delta in deltas) == reply[:4]
     assert cause in json.loads(last.removeprefix("data: "))["error"]["message"]
     assert end == ""
 
@@ -169,7 +162,7 @@ def test_the_openai_client_raises_the_error_of_a_stream(chat):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "words"),
+    ("body", "status", "expected"),
     [
         (b'{"model": "counter", "input": ["a"]}', 200, "embedding"),
         (b'{"model": "nobody", "input": ["a"]}', 404, "Models here: counter, writer."),
@@ -179,15 +172,15 @@ def test_the_openai_client_raises_the_error_of_a_stream(chat):
         (b"model=counter", 400, "Content-Type: application/json"),
     ],
 )
-def test_both_lanes_answer_alike(served, body, status, words):
+def test_both_lanes_answer_alike(served, body, status, expected):
     kind = "x-www-form-urlencoded" if b"=" in body else "json"
     headers = {"authorization": f"Bearer {TOKEN}", "content_type": f"application/{kind}"}
-    fast, other = (
+    fast, framework = (
         served.ask(body, "/v1/embeddings", lane=lane, **headers) for lane in ("fast", "other")
     )
-    assert fast.status_code == other.status_code == status
-    assert fast.json() == other.json()
-    assert words in fast.text
+    assert fast.status_code == framework.status_code == status
+    assert fast.json() == framework.json()
+    assert expected in fast.text
     assert ("error" in fast.json()) == (status >= 400)
 
 

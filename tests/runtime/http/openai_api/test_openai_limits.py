@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from tests.kit.clock import Clock
 from tests.runtime.api.access.test_client_limits import use_clock
-from tests.runtime.http.openai_api.conftest import ASYNC, client_of, messages
+from tests.runtime.http.openai_api.conftest import ASYNC, messages
 from tests.support.certificates import make_certificate
 from tests.support.models import make_model
 from tests.support.openai_models import COUNTER, WRITER
@@ -139,71 +138,3 @@ def test_wrong_keys_are_refused_and_too_many_of_them_are_not_looked_at(
         assert int(refusal.value.response.headers["retry-after"]) >= 1
     with proxied_client(guarded, directory, "203.0.113.3") as right:
         CALLS[0](right)
-
-
-def test_a_key_that_was_renewed_is_refused_and_the_new_one_taken(
-    guarded: ServerUnderTest, directory: Path
-) -> None:
-    headers = {"authorization": f"Bearer {key_of(directory, 'API')}"}
-    with proxied_client(guarded, directory, "203.0.113.4") as before:
-        CALLS[0](before)
-        url = f"{guarded.addresses['management']}/token?type=inference"
-        httpx.get(url, headers=headers).raise_for_status()
-        for call in (CALLS[0], CALLS[3]):
-            with pytest.raises(openai.AuthenticationError):
-                call(before)
-    with proxied_client(guarded, directory, "203.0.113.4") as after:
-        CALLS[0](after)
-
-
-def test_a_client_with_too_many_connections_is_refused(start_server: Any) -> None:
-    with (
-        start_server(max_connections_per_client=2) as server,
-        client_of(server) as first,
-        client_of(server) as second,
-    ):
-        server.register("talker.mar", initial_workers=0)
-        for client in (first, second):
-            assert client.models.list().data[0].id == "talker"
-        with (
-            client_of(server) as third,
-            pytest.raises(openai.RateLimitError, match="max_connections_per_client") as refusal,
-        ):
-            third.models.list()
-        assert refusal.value.response.headers["retry-after"] == "1"
-
-
-def test_a_full_queue_says_when_to_come_again_and_a_model_without_workers_how_to_start_one(
-    start_server: Any, tmp_path: Path, until: Any
-) -> None:
-    with start_server() as server, client_of(server) as client, ThreadPoolExecutor(2) as pool:
-        server.register("talker.mar", initial_workers=1, job_queue_size=1)
-        server.register("talker2.mar", initial_workers=0)
-        version, requests = server.registry.find("talker"), []
-        go = tmp_path / "go"
-
-        def embed(model: str, **headers: str) -> Any:
-            create = client.embeddings.with_raw_response.create
-            return create(model=model, input="a", extra_headers=headers)
-
-        try:
-            # The first request is in the worker and the second one waits.
-            for pending in (0, 1):
-                headers = {"x-do": "wait", "x-file": str(go)}
-                requests.append(pool.submit(embed, "talker", **headers))
-                count = len(requests)
-                until(lambda count=count: version.stats.requests == count)
-                until(lambda pending=pending: version.pending == pending)
-            with pytest.raises(openai.InternalServerError) as full:
-                embed("talker")
-            with pytest.raises(openai.InternalServerError) as stopped:
-                embed("talker:2.0")
-        finally:
-            go.touch()
-        for refusal in (full, stopped):
-            assert (refusal.value.status_code, refusal.value.type) == (503, "server_error")
-        assert int(full.value.response.headers["retry-after"]) >= 1
-        assert "use scale workers API" in stopped.value.message
-        # Nothing will change by itself.
-        assert "retry-after" not in stopped.value.response.headers
-        assert [request.result().status_code for request in requests] == [200, 200]

@@ -61,7 +61,10 @@ FLOWS = {
 }
 MODEL = """
 def handle(data, context):
-    return None if data is None else [(row if isinstance(row, (bytes, bytearray)) else row["body"]).decode().upper() for row in data]
+    if data is None:
+        return None
+    bodies = [row if isinstance(row, (bytes, bytearray)) else row["body"] for row in data]
+    return [body.decode().upper() for body in bodies]
 """
 
 

@@ -33,12 +33,12 @@ def test_the_server_tells_what_it_is(server):
 def test_it_is_alive_and_ready(server, start_server):
     assert server.inference.get("/v2/health/live").json() == {"live": True}
     assert server.inference.get("/v2/health/ready").json() == {"ready": True}
-    with start_server(inference_token="in") as other:
+    with start_server(inference_token="in") as guarded:
         # Probes have no token.
-        assert other.inference.get("/v2/health/ready").status_code == 200
-        assert other.inference.get("/v2/models/talker").status_code == 400
-        other.call(lambda: setattr(other.registry, "stopping", True))
-        answer = other.inference.get("/v2/health/ready")
+        assert guarded.inference.get("/v2/health/ready").status_code == 200
+        assert guarded.inference.get("/v2/models/talker").status_code == 400
+        guarded.call(lambda: setattr(guarded.registry, "stopping", True))
+        answer = guarded.inference.get("/v2/health/ready")
         assert (answer.status_code, answer.json()) == (503, {"ready": False})
 
 

@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pytest
 from pydantic.alias_generators import to_camel
@@ -40,9 +40,6 @@ def test_options_describe_all_that_manages_one_model(server):
     references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
     assert references == document["components"]["schemas"].keys()
     assert server.management.options("/models/nobody").status_code == 404
-
-
-# Registering
 
 
 @pytest.mark.parametrize(
@@ -298,9 +295,6 @@ def test_a_model_that_does_not_load_is_described_with_its_traceback(empty, error
     until(lambda: describe(empty, "broken")["workerRestarts"] > 0)
 
 
-# Listing and describing
-
-
 def test_models_are_listed_by_name_and_page(empty, error_of):
     def page(**parameters):
         return empty.management.get("/models", params=parameters)
@@ -360,9 +354,6 @@ def test_the_handler_is_asked_for_its_own_description(server):
     assert "customizedMetadata" not in second
 
 
-# Changing
-
-
 def test_workers_are_scaled_up_and_down(empty):
     empty.register("talker.mar", initial_workers=0)
     answer = put_model(empty, min_worker=2, synchronous="true")
@@ -420,9 +411,6 @@ def test_the_default_version_is_not_removed_before_the_others(empty, error_of):
     assert (answer.status_code, status_of(answer)) == (200, 'Model "talker" unregistered')
 
 
-# Routes
-
-
 @pytest.mark.parametrize(
     ("verb", "path"),
     [
@@ -466,15 +454,14 @@ def test_a_handler_may_describe_itself_in_words_or_fail(empty, error_of):
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_order_does_no_harm(server):
-    parts = urlsplit(str(server.management.base_url))
-    with socket.create_connection((parts.hostname, parts.port)) as sock:
+    url = server.management.base_url
+    with socket.create_connection((url.host, url.port)) as sock:
         sock.sendall(
-            b"POST /models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{"
+            b"POST /models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 10\r\n\r\n{"
         )
     assert server.management.get("/models").status_code == 200
 
-
-# Changing limits
 
 LIMITS = {
     "batch_size": 7,
@@ -529,7 +516,7 @@ def test_limits_and_workers_change_together(empty):
 
 
 @pytest.mark.parametrize(
-    ("parameters", "words"),
+    ("parameters", "expected"),
     [
         ({"batch_size": -1}, "Parameter batch_size is '-1'"),
         ({"job_queue_size": "many"}, "Parameter job_queue_size is 'many'"),
@@ -543,12 +530,12 @@ def test_limits_and_workers_change_together(empty):
         ({"min_worker": 1000, "batch_size": 4}, "or max_workers = 1000 in [models.talker]"),
     ],
 )
-def test_a_limit_that_cannot_be_is_named_and_nothing_is_changed(empty, parameters, words, error_of):
+def test_a_limit_that_cannot_be_is_named_and_changes_nothing(empty, parameters, expected, error_of):
     empty.register("talker.mar", initial_workers=0)
     limits = described_limits(empty)
     answer = put_model(empty, **parameters)
     assert answer.status_code == 400
-    assert words in error_of(answer)[1]
+    assert expected in error_of(answer)[1]
     assert described_limits(empty) == limits
 
 

@@ -93,14 +93,14 @@ def test_requests_are_recorded_as_they_came_and_without_credentials(
             "ModelNotFoundException",
             "Model not found: other",
         )
-        for terms, words in (
+        for terms, expected in (
             ({"shar": 1}, "shar"),
             ({"max_size": "1 horse"}, "100MB"),
             ({"share": 0}, "share"),
         ):
             kind, text = error_of(server.management.put("/models/talker/record", json=terms))
             assert kind == "BadRequestException"
-            assert words in text
+            assert expected in text
 
 
 @pytest.mark.usefixtures("processes")

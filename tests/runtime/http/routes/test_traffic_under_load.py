@@ -1,4 +1,4 @@
-"""Versions, weights and labels change under load: one worker answers each request once, with 200."""
+"""Versions, weights and labels change under load: each request is answered once, with 200."""
 
 from __future__ import annotations
 

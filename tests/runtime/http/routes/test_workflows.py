@@ -49,10 +49,19 @@ def act(idx, row, context):
     if word == "wait":
         Path(headers["x-file"]).with_suffix(".begun").touch()
         wait_for(headers["x-file"])
-    own_headers = {key: value for key, value in headers.items() if key in ("x-mine", "content-type")}
-    shown = {key: json.loads(value) if isinstance(value, (bytes, bytearray)) and value[:1] == b"{" else str(value, "latin-1")
-             if isinstance(value, (bytes, bytearray)) else value for key, value in row.items()}
-    return {"node": context.model_name, "row": shown, "headers": own_headers, "id": context.get_request_id(idx), "pid": os.getpid()}
+    return {
+        "node": context.model_name,
+        "row": {key: decode(value) for key, value in row.items()},
+        "headers": {key: headers[key] for key in ("x-mine", "content-type") if key in headers},
+        "id": context.get_request_id(idx),
+        "pid": os.getpid(),
+    }
+
+
+def decode(value):
+    if not isinstance(value, (bytes, bytearray)):
+        return value
+    return json.loads(value) if value[:1] == b"{" else str(value, "latin-1")
 
 
 def wait_for(file):
@@ -299,7 +308,8 @@ BAD: dict[str, tuple[str, int, str, str]] = {
         "models: {m1: {url: m1.mar}, m9: {url: none.mar}}\ndag: {m1: [m9]}",
         500,
         "WorkflowException",
-        "Workflow nomar has failed to register. Failures: [Workflow Node nomar__m9 failed to register. "
+        "Workflow nomar has failed to register. Failures: [Workflow Node nomar__m9 failed to "
+        "register. "
         "Details: Model not found at: none.mar",
     ),
     "outside": (
@@ -337,7 +347,7 @@ def test_a_workflow_that_cannot_be_is_refused_and_nothing_of_it_stays(
     def models() -> list[str]:
         return list(flows.call(lambda: sorted(flows.registry.models)))
 
-    spec, status, kind, words = BAD[name]
+    spec, status, kind, expected = BAD[name]
     before = models()
     make_war(shelf / f"{name}.war", spec, HANDLER)
     # The first attempt does not take the name.
@@ -345,13 +355,13 @@ def test_a_workflow_that_cannot_be_is_refused_and_nothing_of_it_stays(
         response = post_workflow(flows, f"{name}.war")
         error = error_of(response)
         assert (response.status_code, error[0]) == (status, kind)
-        assert words in error[1]
+        assert expected in error[1]
     assert models() == before
     assert flows.management.get(f"/workflows/{name}").status_code == 404
 
 
 @pytest.mark.parametrize(
-    ("parameters", "status", "kind", "words"),
+    ("parameters", "status", "kind", "expected"),
     [
         ({"url": ""}, 400, "BadRequestException", "Parameter url is required."),
         ({"url": "none.war"}, 404, "WorkflowNotFoundException", "in workflow store: none.war"),
@@ -379,7 +389,7 @@ def test_a_registration_that_cannot_be_is_refused(
     parameters: dict[str, str],
     status: int,
     kind: str,
-    words: str,
+    expected: str,
     shelf: Path,
     flows: RunningServer,
     error_of: ErrorOf,
@@ -389,7 +399,7 @@ def test_a_registration_that_cannot_be_is_refused(
     response = post_workflow(flows, **parameters)
     error = error_of(response)
     assert (response.status_code, error[0]) == (status, kind)
-    assert words in error[1]
+    assert expected in error[1]
     assert not (shelf.parent / "slipped.py").exists()
 
 
