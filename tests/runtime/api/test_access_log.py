@@ -23,7 +23,7 @@ LINE = re.compile(
 
 @pytest.fixture(scope="module")
 def log(start_server, until):
-    """The log of some requests."""
+    """Send some requests and return the lines of their log."""
     settings = {"access_log": True, "log_format": "text", "inference_token": "very-secret"}
     with lines_of("ACCESS_LOG") as lines, start_server(**settings) as server:
         server.register("talker.mar", initial_workers=1)

@@ -16,7 +16,7 @@ OUTSIDE = "is a link to a file outside the model's directory"
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A file of another user that leaves a mark where it is run."""
+    """Write a file of another user that leaves a mark where it is run."""
     file = tmp_path / "x.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{ANSWERS}")
     return file

@@ -26,7 +26,7 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture
 def database(postgres: str) -> str:
-    """The URL of an empty database."""
+    """Create an empty database and return its URL."""
     name = f"jobs{next(_names)}"
     with psycopg.connect(postgres.replace("DATABASE", "postgres"), autocommit=True) as connection:
         # The name is the test's own.
@@ -36,7 +36,7 @@ def database(postgres: str) -> str:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], SqlStore]:
-    """A function that makes stores of one file or database."""
+    """Return a function that makes stores of one file or database."""
     if request.param == "sqlite":
         return lambda: SqliteStore(tmp_path / "jobs.sqlite")
     database = request.getfixturevalue("database")
@@ -45,7 +45,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
 
 @pytest.fixture
 def store(make_store: Callable[[], SqlStore]) -> Iterator[SqlStore]:
-    """A store that is closed after the test."""
+    """Provide a store that is closed after the test."""
     store = make_store()
     yield store
     asyncio.run(store.close())
@@ -53,7 +53,7 @@ def store(make_store: Callable[[], SqlStore]) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def file_store(tmp_path: Path) -> Iterator[SqlStore]:
-    """A store in `jobs.sqlite` that is closed after the test."""
+    """Provide a store in `jobs.sqlite` that is closed after the test."""
     store = SqliteStore(tmp_path / "jobs.sqlite")
     yield store
     asyncio.run(store.close())

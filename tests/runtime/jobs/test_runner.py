@@ -234,7 +234,7 @@ async def test_a_client_does_not_wait_for_a_job_that_is_cancelled_or_left_to_the
         await asyncio.wait_for(stopped, 30)
 
 
-async def test_of_two_clients_of_a_job_the_one_that_waits_longer_hears_of_its_end(
+async def test_a_client_that_waits_longer_than_another_for_a_job_hears_of_its_end(
     path: Path,
 ) -> None:
     async with working(SqliteStore(path), Model(0)) as work:

@@ -75,7 +75,7 @@ def handler_samples(*metrics):
 
 @pytest.fixture(scope="module")
 def scraped(start_server):
-    """The metrics of a server after some known requests."""
+    """Read the metrics of a server after some known requests."""
     with start_server() as server:
         server.register("talker.mar", initial_workers=1)
         server.register("talker2.mar", initial_workers=0)
@@ -381,7 +381,7 @@ def test_each_piece_leaves_a_turn_to_others():
     assert len(turns) >= 4
 
 
-def test_with_no_descriptor_left_the_metrics_are_there_and_say_so(start_server, monkeypatch):
+def test_metrics_are_served_and_say_so_when_no_descriptor_is_left(start_server, monkeypatch):
     def no_descriptor(*_):
         raise OSError(errno.EMFILE, "Too many open files")
 

@@ -48,7 +48,7 @@ def test_visible_devices_choose_and_order() -> None:
 
 @pytest.fixture
 def write_tool(tmp_path, monkeypatch):
-    """A function that puts a script on the path as nvidia-smi."""
+    """Return a function that puts a script on the path as nvidia-smi."""
 
     def write(script):
         tool = tmp_path / "nvidia-smi"

@@ -57,7 +57,7 @@ def test_the_first_source_that_names_a_limit_holds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_all_say_the_same_of_a_limit(name: str) -> None:
+def test_every_schema_has_the_same_of_a_limit(name: str) -> None:
     limit = LIMITS[name]
     for kind in (RegisterParameters, ScaleParameters):
         assert (name in kind.model_fields) == (name in CHANGEABLE)

@@ -33,7 +33,7 @@ HERE = {"PYTHONPATH": "elsewhere:"}
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A directory whose files leave a mark where they are run."""
+    """Make a directory whose files leave a mark where they are run."""
     directory = tmp_path / "hostile"
     directory.mkdir()
     for name in NAMES.split():

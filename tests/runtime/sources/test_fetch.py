@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fetcher(site: Site, store: Path) -> Fetcher:
-    """A fetcher whose clients may name the site."""
+    """Make a fetcher whose clients may name the site."""
     return a_fetcher(store, allowed_urls=[f"127.0.0.1:{site.port}"], allow_private_urls=True)
 
 
@@ -208,7 +208,7 @@ def test_a_link_in_the_store_does_not_lead_out_of_it(
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """The endpoint of a server of the S3 protocol with one bucket."""
+    """Run a server of the S3 protocol with one bucket and return its endpoint."""
     import boto3
     from moto.server import ThreadedMotoServer
 

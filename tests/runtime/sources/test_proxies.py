@@ -49,7 +49,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy that the environment names."""
+    """Run a proxy that the environment names."""
     proxy = Proxy()
     with http_server(proxy.respond) as proxy.port:
         for name in ("HTTP_PROXY", "HTTPS_PROXY"):
@@ -69,7 +69,7 @@ def pump(client: socket.socket, server: socket.socket) -> None:
 
 @pytest.fixture
 def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> Iterator[None]:
-    """A server with a certificate for HOST, where the proxy's tunnels end."""
+    """Run a server with a certificate for HOST, where the proxy's tunnels end."""
     pair = make_certificate(tmp_path, hosts=f"DNS:{HOST}")
     monkeypatch.setenv("SSL_CERT_FILE", str(pair.certificate))
 

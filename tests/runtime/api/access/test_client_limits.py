@@ -42,9 +42,6 @@ def forwarded(text: str) -> list[tuple[bytes, bytes]]:
     return [(b"x-forwarded-for", text.encode("latin-1"))]
 
 
-# Decisions
-
-
 @given(st.integers(1, 50), st.lists(st.floats(0, 2), max_size=200))
 def test_no_client_gets_more_than_its_burst_and_its_rate(rate: int, gaps: list[float]) -> None:
     clock = Clock()
@@ -214,9 +211,6 @@ def test_each_listener_is_limited_by_its_own_address(tmp_path: Any) -> None:
     assert limited == {"inference": True, "management": False, "metrics": False}
 
 
-# Over sockets
-
-
 @pytest.fixture(scope="module")
 def clock() -> Clock:
     return Clock()
@@ -238,7 +232,7 @@ def use_clock(patch: pytest.MonkeyPatch, clock: Clock) -> None:
 
 @pytest.fixture(scope="module")
 def limited(start_server: Any, clock: Clock) -> Iterator[RunningServer]:
-    """A server behind a proxy at 127.0.0.1, so that each test has clients of its own."""
+    """Run a server behind a proxy at 127.0.0.1, so that each test has its own clients."""
     with pytest.MonkeyPatch.context() as patch:
         use_clock(patch, clock)
         with start_server(

@@ -72,7 +72,6 @@ def test_no_foreign_page_has_a_workflow_or_a_description_run(server, error_of):
 def test_handlers_get_the_headers_that_the_settings_name(start_server):
     models = {"talker": {"pass_headers": ["Authorization"]}}
     for settings, names in (
-        ({}, set()),
         ({"models": models}, {"authorization"}),
         ({"pass_headers": ["cookie"]}, {"cookie"}),
     ):

@@ -188,8 +188,6 @@ def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(
             answer = server.management.post(f"/token?type={kind}", headers=headers)
             assert (answer.status_code, answer.json()["type"]) == (400, "InvalidKeyException")
         assert server.metrics.get("/metrics").status_code == 200
-        headers = {"referer": "/token"} | bearer(manage)
-        assert server.management.get("/models/token/token", headers=headers).status_code == 404
 
 
 def test_a_head_that_is_known_is_asked_again_when_its_token_has_ended(

@@ -55,7 +55,7 @@ def client(served: Any) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def chat(client: openai.OpenAI) -> Callable[..., Any]:
-    """A call that has `writer` answer with these reply, by OpenAI's client."""
+    """Return a call by which OpenAI's client has `writer` answer with a text."""
 
     def complete(reply: str = "x", **parameters: Any) -> Any:
         usual = {"model": "writer", "messages": messages(reply)}
@@ -65,5 +65,5 @@ def chat(client: openai.OpenAI) -> Callable[..., Any]:
 
 
 def messages(reply: str) -> list[Any]:
-    """Return a chat that the model `writer` answers with these reply."""
+    """Return a chat that the model `writer` answers with this text."""
     return [{"role": "user", "content": f"say {reply}"}]

@@ -172,7 +172,7 @@ def test_the_openai_client_raises_the_error_of_a_stream(chat):
         (b"model=counter", 400, "Content-Type: application/json"),
     ],
 )
-def test_both_lanes_answer_alike(served, body, status, expected):
+def test_the_lanes_answer_embeddings_alike(served, body, status, expected):
     kind = "x-www-form-urlencoded" if b"=" in body else "json"
     headers = {"authorization": f"Bearer {TOKEN}", "content_type": f"application/{kind}"}
     fast, framework = (

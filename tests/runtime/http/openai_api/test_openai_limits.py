@@ -46,7 +46,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(directory: Path, clock: Clock) -> Iterator[ServerUnderTest]:
-    """A server at an https address with keys that it made up.
+    """Run a server at an https address with generated keys.
 
     Its proxy is 127.0.0.1, so that each test has clients of its own.
     """

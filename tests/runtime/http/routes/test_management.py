@@ -7,7 +7,6 @@ import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import unquote
 
 import pytest
 from pydantic.alias_generators import to_camel
@@ -81,16 +80,6 @@ def test_the_archives_own_configuration_holds_where_nothing_is_asked(empty):
     assert [description[name] for name in names] == [4, 50, 9, "cpu"]
 
 
-def test_the_url_is_required(empty, error_of):
-    for answer in (
-        empty.management.post("/models"),
-        post_model(empty, ""),
-        empty.management.post("/models", json={}),
-    ):
-        assert answer.status_code == 400
-        assert error_of(answer) == ("BadRequestException", "Parameter url is required.")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -110,6 +99,7 @@ def test_a_parameter_that_cannot_be_used_is_named_with_its_value(empty, name, va
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
+        (b"{}", 400, "Parameter url is required."),
         (b"{", 400, "is not JSON"),
         (b"[1]", 400, "must be a JSON object"),
         (b'{"url": 1}', 400, "Parameter url is 1"),
@@ -127,24 +117,6 @@ def test_a_json_body_that_cannot_be_used_is_refused(empty, body, status, text, e
     )
     assert answer.status_code == status
     assert text in error_of(answer)[1]
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "../talker.mar",
-        "a/../../talker.mar",
-        "..%2ftalker.mar",
-        "%2E%2E%2Ftalker.mar",
-        "%252e%252e%252ftalker.mar",
-        "..%5ctalker.mar",
-    ],
-)
-def test_a_path_out_of_the_store_is_refused(empty, query, error_of):
-    answer = empty.management.post(f"/models?url={query}")
-    kind, message = error_of(answer)
-    assert (answer.status_code, kind) == (404, "ModelNotFoundException")
-    assert message == f"Relative path is not allowed in url: {unquote(query)}"
 
 
 def test_a_remote_address_is_refused(empty, error_of):
@@ -178,7 +150,7 @@ def test_a_name_that_is_no_name_is_refused(empty, name):
 
 
 def test_an_archive_decides_on_its_number_of_workers_before_the_registration(empty):
-    """TorchServe does the same; a replacement starts what its client asks for."""
+    """TorchServe does the same; a replacement starts the workers that its client asks for."""
     for version in ("1.0", "2.0"):
         empty.write_mar(
             f"decided-{version}.mar",
@@ -375,17 +347,13 @@ def test_scaling_is_not_awaited_unless_asked(empty, until):
     assert put_model(empty, model_version="7").status_code == 404
 
 
-def test_the_default_version_can_be_set(empty, error_of):
+def test_the_default_version_can_be_set(empty):
     empty.register("talker.mar", initial_workers=0)
     empty.register("talker2.mar", initial_workers=0)
     answer = empty.management.put("/models/talker/2.0/set-default")
     assert answer.status_code == 200
     assert status_of(answer) == 'Default version successfully updated for model "talker" to "2.0"'
     assert describe(empty)["modelVersion"] == "2.0"
-    assert error_of(empty.management.put("/models/talker/3.3.3/set-default")) == (
-        "ModelVersionNotFoundException",
-        "Model version 3.3.3 does not exist for model talker",
-    )
 
 
 def test_a_model_is_unregistered(empty):
@@ -425,15 +393,6 @@ def test_a_verb_that_a_route_does_not_take_is_named_so(server, verb, path, error
     assert answer.status_code == 405
     assert error_of(answer)[0] == "MethodNotAllowedException"
     assert answer.headers["allow"]
-
-
-@pytest.mark.parametrize(
-    "path", ["/nothing", "/models/talker/1.0/what", "/predictions/talker", "/ping", "/metrics"]
-)
-def test_an_unknown_route_is_not_found(server, path, error_of):
-    answer = server.management.get(path)
-    assert answer.status_code in (404, 405)
-    assert error_of(answer)[0] in ("ResourceNotFoundException", "MethodNotAllowedException")
 
 
 def test_a_slash_at_the_end_changes_nothing(server):

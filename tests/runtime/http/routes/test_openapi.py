@@ -37,7 +37,7 @@ def server(
     start_server: Callable[..., AbstractContextManager[Any]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
-    """A server with the model of the documents' examples, which never has more than two workers."""
+    """Run a server with the model of the documents' examples and at most two workers."""
     store = tmp_path_factory.mktemp("documented")
     make_model(store / "digits.mar", HANDLER)
     with pytest.MonkeyPatch.context() as patch, start_server(model_store=store) as server:

@@ -45,7 +45,7 @@ def module_server(processes: None, models: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def served(module_server: RunningServer) -> Iterator[RunningServer]:
-    """A server with versions 1.0 to 3.0, of which 1.0 answers everything."""
+    """Run a server with versions 1.0 to 3.0, of which 1.0 answers everything."""
     server = module_server
     yield server
     with contextlib.suppress(Exception):
@@ -158,7 +158,7 @@ def test_a_version_that_is_unregistered_meanwhile_goes_back(
     assert "it was unregistered" in rollout(served)["reason"]
 
 
-def test_weights_that_are_set_by_hand_end_it(served: RunningServer) -> None:
+def test_weights_that_are_set_by_hand_end_a_rollout(served: RunningServer) -> None:
     start_rollout(served, bake=60)
     served.management.put("/models/m/traffic", json={"weights": {"1.0": 1}})
     report = rollout(served)
@@ -167,7 +167,7 @@ def test_weights_that_are_set_by_hand_end_it(served: RunningServer) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_replacement_of_a_version_that_takes_part_ends_it(served: RunningServer) -> None:
+def test_a_replacement_of_a_version_that_takes_part_ends_a_rollout(served: RunningServer) -> None:
     for number in ("6.0", "7.0"):
         served.write_mar(f"m{number[0]}.mar", handler=GOOD, name="m", version=number)
     register(served, "m6.mar")
@@ -188,7 +188,7 @@ def test_a_replacement_of_a_version_that_takes_part_ends_it(served: RunningServe
     ("back", "status", "weights"),
     [("true", "went back", {}), ("false", "stopped", {"1.0": 95, "2.0": 5})],
 )
-def test_it_can_be_ended_by_hand(
+def test_a_rollout_can_be_ended_by_hand(
     served: RunningServer, back: str, status: str, weights: dict[str, float]
 ) -> None:
     start_rollout(served, steps=[5], bake=60)
@@ -254,7 +254,7 @@ def test_a_version_that_has_everything_already_cannot_take_over(served: RunningS
         assert f"Version {version} of model m already gets all" in answer.json()["message"]
 
 
-def test_it_goes_back_although_a_label_has_come_to_be_a_version(
+def test_a_rollout_goes_back_although_a_label_has_become_a_version(
     served: RunningServer, until: Until
 ) -> None:
     served.management.put("/models/m/labels/6.0", json={"version": "2.0"})
@@ -300,7 +300,7 @@ def register(server: RunningServer, *files: str) -> None:
 def interrupted_state(
     processes: None, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The state of a server that was stopped at the first step of a rollout."""
+    """Stop a server at the first step of a rollout and return its state directory."""
     state = tmp_path_factory.mktemp("interrupted") / "state"
     with running_server(make_settings(models, state_dir=state)) as server:
         register(server, "m1.mar", "m2.mar")
@@ -310,7 +310,7 @@ def interrupted_state(
 
 @pytest.fixture
 def interrupted(interrupted_state: Path, models: Path, tmp_path: Path) -> Iterator[RunningServer]:
-    """A server that follows the interrupted one and has only the old version yet."""
+    """Run a server that follows the interrupted one and has only the old version yet."""
     shutil.copytree(interrupted_state, tmp_path / "state")
     with running_server(make_settings(models, state_dir=tmp_path / "state")) as server:
         register(server, "m1.mar")
@@ -318,7 +318,7 @@ def interrupted(interrupted_state: Path, models: Path, tmp_path: Path) -> Iterat
 
 
 @pytest.mark.usefixtures("processes")
-def test_after_a_restart_it_says_what_it_waits_for(interrupted: RunningServer) -> None:
+def test_a_rollout_reports_what_it_waits_for_after_a_restart(interrupted: RunningServer) -> None:
     report = rollout(interrupted)
     assert report["status"] == "running"
     assert report["reason"] == "after a restart it waits until version 2.0 is registered"
@@ -340,7 +340,7 @@ def test_after_a_restart_it_says_what_it_waits_for(interrupted: RunningServer) -
     ("back", "status", "weights"),
     [("true", "went back", {}), ("false", "stopped", {"1.0": 70, "2.0": 30})],
 )
-def test_one_that_waits_can_be_ended(
+def test_a_waiting_rollout_can_be_ended(
     interrupted: RunningServer, back: str, status: str, weights: dict[str, float]
 ) -> None:
     report = interrupted.management.delete(f"/models/m/rollout?back={back}").json()
@@ -353,7 +353,7 @@ def test_one_that_waits_can_be_ended(
 
 
 @pytest.mark.usefixtures("processes")
-def test_weights_that_are_set_while_it_waits_end_it(interrupted: RunningServer) -> None:
+def test_weights_that_are_set_end_a_waiting_rollout(interrupted: RunningServer) -> None:
     interrupted.management.delete("/models/m/traffic").raise_for_status()
     report = rollout(interrupted)
     assert report["status"] == "stopped"
@@ -363,7 +363,7 @@ def test_weights_that_are_set_while_it_waits_end_it(interrupted: RunningServer) 
 
 
 @pytest.mark.usefixtures("processes")
-def test_traffic_of_a_configuration_that_was_changed_meanwhile_ends_it(
+def test_a_policy_of_the_configuration_that_was_changed_ends_a_rollout(
     interrupted_state: Path, models: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(interrupted_state, tmp_path / "state")
@@ -378,7 +378,7 @@ def test_traffic_of_a_configuration_that_was_changed_meanwhile_ends_it(
 
 
 @pytest.mark.usefixtures("processes")
-def test_it_goes_on_where_it_was_after_a_restart(
+def test_a_rollout_continues_at_its_step_after_a_restart(
     models: Path, tmp_path: Path, until: Until
 ) -> None:
     settings = make_settings(models, state_dir=tmp_path)

@@ -149,9 +149,9 @@ class Twins:
 
 
 def copied_or_shed(report: Any) -> int:
-    shed = report["requests"]["shed"].items()
-    refused = "refused"  # A copy that was made, then refused.
-    return int(report["requests"]["copied"]) + sum(n for reason, n in shed if reason != refused)
+    # A refused copy is among the copied ones, too.
+    shed = {**report["requests"]["shed"], "refused": 0}
+    return int(report["requests"]["copied"] + sum(shed.values()))
 
 
 @pytest.fixture
@@ -375,7 +375,7 @@ def test_a_version_that_answers_everything_is_no_shadow(twins: Twins, error_of: 
     assert twins.final_report()["requests"]["shed"] == {"same-version": 1}
 
 
-def test_who_names_a_version_is_not_copied_and_a_share_is_a_share(twins: Twins) -> None:
+def test_a_share_of_the_requests_is_copied_and_none_that_names_a_version(twins: Twins) -> None:
     twins.set_shadow(share=30)
     for _ in range(20):
         twins.server.ask(b"same", "/predictions/twin/1.0").raise_for_status()

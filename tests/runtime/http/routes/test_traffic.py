@@ -39,7 +39,7 @@ def module_server(processes: None, store: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def routed(module_server: RunningServer) -> Iterator[RunningServer]:
-    """A server with two versions of `talker`, of which 1.0 is the default, and no policy."""
+    """Run two versions of `talker`, of which 1.0 is the default, without a traffic policy."""
     yield module_server
     arrange(module_server, NOTHING)
     module_server.call(lambda: module_server.registry.set_default("talker", "1.0"))
@@ -151,7 +151,7 @@ def test_both_lanes_send_a_sticky_request_to_the_same_version(routed: RunningSer
     assert versions == {"1.0", "2.0"}
 
 
-def test_who_names_a_version_or_a_label_gets_it_whatever_the_weights(
+def test_a_request_that_names_a_version_or_label_gets_it_whatever_the_weights(
     routed: RunningServer, lane: str
 ) -> None:
     arrange(routed, {"weights": {"1.0": 1}, "labels": {"canary": "2.0", "stable": "1.0"}})
@@ -295,7 +295,7 @@ def test_a_version_that_nobody_knows_takes_no_share_unless_it_is_forced(
     assert "did you mean 'canary'?" in error_of(misspelt)[1]
 
 
-def test_what_would_change_is_shown_before_and_after(routed: RunningServer) -> None:
+def test_a_dry_run_shows_the_changes_of_the_call(routed: RunningServer) -> None:
     change = {"weights": {"2.0": 25, "1.0": 75}, "sticky": "header:X-User"}
     preview = routed.management.patch(traffic_url("traffic?dry_run=true"), json=change).json()
     assert routed.registry.traffic("talker") == NOTHING
