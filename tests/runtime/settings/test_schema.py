@@ -155,7 +155,7 @@ def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_p
         ("model", "models"),
     ],
 )
-def test_a_setting_under_the_name_of_something_else_is_told_what_it_is_called_here(
+def test_a_setting_under_the_name_of_another_program_is_pointed_to_its_name_here(
     name: str, hint: str
 ) -> None:
     message = failure(cli={name: "1"})
@@ -238,7 +238,7 @@ def test_the_variables_of_kubernetes_beside_a_service_of_that_name_are_ignored()
     assert load_settings({}, {"TSX_GRPC_INFERENCE_PORT": "7171"})[0].grpc_inference_port == 7171
 
 
-def test_a_variable_of_another_program_is_none_of_ours() -> None:
+def test_a_variable_of_another_program_is_ignored() -> None:
     load_settings({}, {"TS_CONFIG_FILE": "x", "XTSX_MODEL_STORE": "x"})
 
 
@@ -297,7 +297,7 @@ def test_a_file_that_cannot_be_read_or_is_not_toml_is_named(tmp_path: Path) -> N
         assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
 
 
-def test_the_file_is_the_named_one_or_the_variables_or_the_one_in_the_directory(
+def test_the_file_is_named_by_the_call_or_the_environment_or_lies_in_the_directory(
     tmp_path: Path,
 ) -> None:
     assert find_config(None, {}, tmp_path) is None

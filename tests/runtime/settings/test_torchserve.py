@@ -117,7 +117,7 @@ def test_keys_without_effect_are_warned_of_by_their_reason(tmp_path: Path) -> No
     assert set(java.split(", ")) <= JAVA_ONLY
 
 
-def test_an_unknown_key_is_reported_with_the_nearest_and_stops_nobody(tmp_path: Path) -> None:
+def test_an_unknown_key_is_reported_with_the_nearest_and_ignored(tmp_path: Path) -> None:
     text = "job_queue_sise=3\nmy_own=1\ndrain_timeout=4"
     settings, _, (near, unknown) = load(tmp_path, text)
     assert settings == Settings(drain_timeout=4)

@@ -85,7 +85,7 @@ def test_a_refusal_is_reported_at_once_and_a_busy_server_given_up(
     assert len(site.requests) == attempts
 
 
-def test_nobody_listens(site: Site, part: Path, free_ports) -> None:
+def test_a_refused_connection_is_reported(site: Site, part: Path, free_ports) -> None:
     (port,) = free_ports(1)
     with pytest.raises(DownloadFailed, match=r"^\[Errno \d+\] Connection refused$"):
         fetch(site, part, f"http://127.0.0.1:{port}/m.mar", allowed=f"127.0.0.1:{port}")

@@ -333,7 +333,7 @@ def expected_row(edges: dict[str, tuple[str, ...]], node: str) -> dict[str, Any]
     ("parts", "timeout", "reason"),
     [(11, 60.0, "more than 1000 bytes together"), (1, 0.05, "timeout-ms")],
 )
-def test_a_node_whose_stream_is_too_long_or_too_slow_is_reported_to_stop(
+def test_a_node_whose_stream_is_too_long_or_too_slow_is_stopped(
     parts: int, timeout: float, reason: str
 ) -> None:
     def stream(job: WaitingJob) -> None:

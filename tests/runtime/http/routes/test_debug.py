@@ -73,7 +73,7 @@ def test_a_request_is_found_under_its_id(server, lane):
 
 
 @pytest.mark.parametrize("request_id", ["no-such-id", "a%2Fb%2F..%2Fc", "%00%FF"])
-def test_a_request_that_nobody_knows_is_not_found(server, request_id):
+def test_an_unknown_request_is_not_found(server, request_id):
     answer = server.management.get(f"/debug/requests/{request_id}")
     assert answer.status_code == 404
     assert answer.json()["type"] == "RequestNotFoundException"

@@ -498,7 +498,7 @@ def test_a_limit_that_cannot_be_is_named_and_changes_nothing(empty, parameters, 
     assert described_limits(empty) == limits
 
 
-def test_a_parameter_that_is_like_none_of_ours_is_passed_over_as_torchserve_does(empty):
+def test_an_unknown_parameter_is_ignored_as_torchserve_does(empty):
     empty.register("talker.mar", initial_workers=0)
     assert put_model(empty, min_worker=0, zone="b").status_code == 202
 

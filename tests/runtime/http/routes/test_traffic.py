@@ -259,7 +259,7 @@ def test_rollback_undoes_one_change_after_the_other_and_reports_it(routed: Runni
     assert registry.traffic("talker") == NOTHING
 
 
-def test_a_version_that_nobody_knows_takes_no_share_unless_it_is_forced(
+def test_an_unknown_version_takes_no_share_unless_it_is_forced(
     routed: RunningServer, error_of: Any
 ) -> None:
     management, policy = routed.management, {"weights": {"1.0": 90, "2.0": 10}}
