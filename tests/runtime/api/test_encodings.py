@@ -1,6 +1,4 @@
-"""A compressed body is read as what it was, in slices; one that is broken, or too large, ends
-early.
-"""
+"""A compressed body is decompressed in slices; one that is broken or too large ends early."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ COMPRESS = {
 
 
 class Sender:
-    """A client's side of a body, which counts what was taken."""
+    """A client's side of a body, which counts the messages that were taken."""
 
     def __init__(self, *chunks: bytes, leaves: bool = False) -> None:
         self.messages: list[Message] = [
@@ -92,7 +90,7 @@ def test_a_body_in_any_pieces_and_members_is_what_was_compressed(
 
 
 @pytest.mark.parametrize("size", [SLICE - 1, SLICE, SLICE + 1, 3 * SLICE])
-def test_what_fills_slices_is_whole(size: int) -> None:
+def test_a_body_that_fills_slices_comes_whole(size: int) -> None:
     assert read(b"gzip", Sender(gzip.compress(bytes(size)))) == bytes(size)
 
 
@@ -138,7 +136,7 @@ def test_a_bomb_ends_at_the_limit_in_slices() -> None:
     bomb = gzip.compress(bytes(200 << 20))
     sizes: list[int] = []
 
-    async def watched() -> None:
+    async def read_watched() -> None:
         receive = decompress(Sender(bomb).receive, 31).__anext__
 
         async def taken() -> Message:
@@ -149,7 +147,7 @@ def test_a_bomb_ends_at_the_limit_in_slices() -> None:
         await read_body({"headers": []}, taken, LIMIT)
 
     with pytest.raises(PayloadTooLarge):
-        asyncio.run(watched())
+        asyncio.run(read_watched())
     assert max(sizes) <= SLICE
     assert sum(sizes) <= LIMIT + SLICE
     error, sender = refused(PayloadTooLarge, b"gzip", bomb)
@@ -160,8 +158,8 @@ def test_a_bomb_ends_at_the_limit_in_slices() -> None:
 @pytest.mark.parametrize("part", [gzip.compress(b"") * 100, b"\0\0\0\xff\xff" * 400])
 def test_compressed_bytes_without_content_end_at_the_limit_too(part: bytes) -> None:
     compressor = zlib.compressobj(wbits=31)
-    begun = compressor.compress(b"") + compressor.flush(zlib.Z_SYNC_FLUSH)
-    chunks = [begun if part.startswith(b"\0") else b"", *[part] * 100]
+    head = compressor.compress(b"") + compressor.flush(zlib.Z_SYNC_FLUSH)
+    chunks = [head if part.startswith(b"\0") else b"", *[part] * 100]
     error, sender = refused(PayloadTooLarge, b"gzip", *chunks, limit=10 * len(part))
     assert sender.taken <= 12
     assert rest_of(error, sender.receive) is not None
@@ -179,13 +177,13 @@ def test_the_event_loop_has_a_turn_for_each_slice_and_for_members_without_conten
     async def turns(data: bytes) -> int:
         count = 0
 
-        async def other() -> None:
+        async def count_turns() -> None:
             nonlocal count
             while True:
                 count += 1
                 await asyncio.sleep(0)
 
-        task = asyncio.create_task(other())
+        task = asyncio.create_task(count_turns())
         await read_body(scope_of(b"gzip"), Sender(data).receive, 64 << 20)
         task.cancel()
         return count

@@ -1,6 +1,4 @@
-"""Which model a form names: the one field that the front end reads of a form, and what it costs to
-find it.
-"""
+"""The model that a form names: the only field that the front end reads, and the cost to find it."""
 
 from __future__ import annotations
 

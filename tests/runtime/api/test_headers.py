@@ -1,6 +1,4 @@
-"""What a handler sees of a request's headers, and what a model's own become on an address that
-manages models.
-"""
+"""Headers of requests for a handler, and a model's headers on an address that manages models."""
 
 from __future__ import annotations
 
@@ -13,27 +11,33 @@ CONFINED = {
     b"cross-origin-resource-policy": b"same-origin",
     b"content-security-policy": b"sandbox; default-src 'none'",
 }
-STATE = "set-cookie clear-site-data strict-transport-security alt-svc refresh www-authenticate service-worker-allowed report-to nel"
+STATE = (
+    "set-cookie clear-site-data strict-transport-security alt-svc refresh www-authenticate "
+    "service-worker-allowed report-to nel"
+)
 
 
 def test_an_answer_changes_nothing_but_itself_where_models_are_managed() -> None:
-    own = [(b"content-type", b"text/html"), (b"x-own", b"1")]
-    others = [
+    harmless = [(b"content-type", b"text/html"), (b"x-own", b"1")]
+    dangerous = [
         (name.encode(), b"*") for name in (*STATE.split(), *(name.decode() for name in CONFINED))
     ]
-    assert answer_headers(200, [*own, *others], confined=False) == (*own, *others)
-    assert answer_headers(200, [*own, *others], confined=True) == (*own, *CONFINED.items())
+    assert answer_headers(200, [*harmless, *dangerous], confined=False) == (*harmless, *dangerous)
+    assert answer_headers(200, [*harmless, *dangerous], confined=True) == (
+        *harmless,
+        *CONFINED.items(),
+    )
 
 
 @pytest.mark.parametrize(("status", "is_sent"), [(202, True), (302, False), (307, False)])
 def test_a_model_redirects_no_browser_to_the_management_api(status: int, is_sent: bool) -> None:
-    named = dict(answer_headers(status, [(b"location", b"/models?url=evil.mar")], confined=True))
-    assert (b"location" in named) is is_sent
+    headers = dict(answer_headers(status, [(b"location", b"/models?url=evil.mar")], confined=True))
+    assert (b"location" in headers) is is_sent
 
 
 @pytest.mark.parametrize(
     "name", [b"X_Forwarded_User", b"x_forwarded-prefix", b"X-Forwarded_Access_Token", b"X_Real_IP"]
 )
-def test_a_handler_sees_no_other_spelling_of_what_a_proxy_says(name: bytes) -> None:
+def test_a_handler_sees_no_other_spelling_of_a_proxys_header(name: bytes) -> None:
     usual = [(name.replace(b"_", b"-"), b"1"), (b"X_Own", b"2")]
     assert shown_headers([*usual, (name, b"3")], ()) == usual

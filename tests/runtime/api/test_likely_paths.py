@@ -1,4 +1,4 @@
-"""What a 404 says of the path that was probably meant."""
+"""Hints of a 404 at the path that was probably meant."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, _remembered, e
 
 
 class Sender:
-    """A client's side of a body: hands out its messages, and counts what was taken."""
+    """A client's side of a body, which counts the messages that were taken."""
 
     def __init__(self, chunks: Iterable[bytes], *, leaves: bool = False) -> None:
         self.messages: list[Message] = [
@@ -53,16 +53,15 @@ def read(sender: Sender, limit: int, headers: list[tuple[bytes, bytes]] | None =
 
 @given(st.lists(st.binary(max_size=20), max_size=6), st.integers(0, 120))
 def test_a_body_is_what_was_sent_or_too_large(chunks: list[bytes], limit: int) -> None:
-    whole = b"".join(chunks)
+    body = b"".join(chunks)
     sender = Sender(chunks)
-    if len(whole) > limit:
+    if len(body) > limit:
         with pytest.raises(PayloadTooLarge):
             read(sender, limit)
     else:
-        assert read(sender, limit) == whole
-    assert sender.taken == len(
-        sender.messages
-    )  # nothing is left that could be taken for the next request
+        assert read(sender, limit) == body
+    # No message remains that could pass for the next request.
+    assert sender.taken == len(sender.messages)
 
 
 def test_too_large_names_the_setting_and_its_value() -> None:
@@ -127,12 +126,11 @@ def test_a_handlers_own_cache_control_stands() -> None:
 
 
 def test_framing_and_request_id_are_the_servers() -> None:
-    assert (
-        handler_headers(
-            b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\nX-Request-Id: mine\r\nConnection: close\r\n"
-        )
-        == NO_CACHE
+    block = (
+        b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\nX-Request-Id: mine\r\n"
+        b"Connection: close\r\n"
     )
+    assert handler_headers(block) == NO_CACHE
 
 
 @pytest.mark.parametrize(
@@ -148,7 +146,7 @@ def test_framing_and_request_id_are_the_servers() -> None:
 def test_a_header_that_http_does_not_allow_is_an_error(block: bytes) -> None:
     with pytest.raises(PredictionFailed) as caught:
         handler_headers(block)
-    assert "The handler set a header that HTTP does not allow" in caught.value.message
+    assert "a header that HTTP does not allow" in caught.value.message
 
 
 @pytest.mark.parametrize("status", [0, 100, 199, 600, 4_000_000_000])
@@ -169,18 +167,18 @@ def test_a_body_of_the_open_inference_protocol_that_names_no_type_is_json() -> N
     target = find_target("/v2/models/m/infer")
     assert target is not None
     protocol = (b"x-tsx-protocol", b"v2")
-    reported = [(b"explain", b"False"), protocol]
-    assert with_headers([], target) == [*reported, (b"content-type", b"application/json")]
-    for own in ((b"Content-Type", b"text/csv"), (b"Inference-Header-Content-Length", b"9")):
-        assert with_headers([own], target) == [own, *reported]
+    added = [(b"explain", b"False"), protocol]
+    assert with_headers([], target) == [*added, (b"content-type", b"application/json")]
+    for header in ((b"Content-Type", b"text/csv"), (b"Inference-Header-Content-Length", b"9")):
+        assert with_headers([header], target) == [header, *added]
 
 
 def test_errors_of_the_open_inference_protocol_say_the_message_where_its_clients_look() -> None:
     error = for_v2(error_body(404, "ModelNotFoundException", "Model not found: é"))
     assert list(json.loads(error)) == ["code", "type", "message", "error"]
     assert json.loads(error)["error"] == "Model not found: é"
-    for other in (b"", b"text", b"[]", b'{"message": "of a handler"}', b"\xff", b"[" * 100_000):
-        assert for_v2(other) == other
+    for body in (b"", b"text", b"[]", b'{"message": "of a handler"}', b"\xff", b"[" * 100_000):
+        assert for_v2(body) == body
 
 
 def test_a_message_that_quotes_a_large_request_is_not_kept() -> None:
@@ -191,8 +189,8 @@ def test_a_message_that_quotes_a_large_request_is_not_kept() -> None:
 
 
 @given(st.text())
-def test_a_url_path_is_always_one_header_value(rest: str) -> None:
-    assert re.fullmatch(rb"[\x20-\x7e]*", url_path(rest))
+def test_a_url_path_is_always_one_header_value(path: str) -> None:
+    assert re.fullmatch(rb"[\x20-\x7e]*", url_path(path))
 
 
 def test_an_ordinary_url_path_stays_as_it_is() -> None:

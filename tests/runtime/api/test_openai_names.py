@@ -21,11 +21,11 @@ def test_the_model_is_found_wherever_it_is() -> None:
         "model": "yes",
         "x": {"model": "no"},
     }
-    whole = json.dumps(image).encode()
-    assert model_in_json(whole) == model_in_json(Parts([whole[:9], whole[9:]], len(whole))) == "yes"
-    assert (
-        model_in_json(b'{"model": "a", "\\u006dodel": "b", %b}' % LARGE) == "b"
-    )  # the last counts, as for a parser
+    body = json.dumps(image).encode()
+    parts = Parts([body[:9], body[9:]], len(body))
+    assert model_in_json(body) == model_in_json(parts) == "yes"
+    # A parser takes the last one, too.
+    assert model_in_json(b'{"model": "a", "\\u006dodel": "b", %b}' % LARGE) == "b"
     assert model_in_json(b'{"model": null}') is None
     assert model_in_json(b"{%b}" % LARGE) is None
     for values in (b'"",' * 1_100_000, b'{"a":{}},' * 400_000):
@@ -46,7 +46,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=[str(body[:12]) for body in BODIES])
-def test_what_names_no_model_is_refused_in_words(body: bytes) -> None:
+def test_a_body_that_names_no_model_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match=r"JSON|model"):
         model_in_json(body)
 
@@ -54,23 +54,19 @@ def test_what_names_no_model_is_refused_in_words(body: bytes) -> None:
 def test_names_and_paths() -> None:
     assert split_name("m") == ("m", None, None)
     assert split_name("m:1.0/ada") == ("m", "1.0", "ada")
-    assert [
-        speaks_openai(path)
-        for path in (
-            "/v1/models",
-            "/v1/models/a/b",
-            "/v1/models/a:predict",
-            "/v2/rerank",
-            "/v1/files",
-            "/x",
-        )
-    ] == [*(True, True, False, True, True, False)]
+    for path in ("/v1/models", "/v1/models/a/b", "/v2/rerank", "/v1/files"):
+        assert speaks_openai(path)
+    for path in ("/v1/models/a:predict", "/x"):
+        assert not speaks_openai(path)
 
 
 def test_traces_have_these_paths_as_routes() -> None:
-    assert [
-        route_of(path) for path in ("/v1/chat/completions", "/rerank", "/v1/models/m:predict")
-    ] == [*("/v1/chat/completions", "/rerank", "/v1/models/{model}:predict")]
+    for path, route in (
+        ("/v1/chat/completions", "/v1/chat/completions"),
+        ("/rerank", "/rerank"),
+        ("/v1/models/m:predict", "/v1/models/{model}:predict"),
+    ):
+        assert route_of(path) == route
 
 
 def test_errors_have_both_shapes() -> None:
@@ -83,11 +79,10 @@ def test_errors_have_both_shapes() -> None:
     }
     assert error["message"] == "Model not found: é"
     assert for_openai(b"no error") == b"no error"
-    for why, told in (
+    for cause, message in (
         ("it died", "it died"),
         ('{"error": {"message": "own"}}', "own"),
         (error_body(500, "X", "long").decode(), "long"),
     ):
-        assert (
-            json.loads(error_event(why).strip().removeprefix(b"data: "))["error"]["message"] == told
-        )
+        event = json.loads(error_event(cause).strip().removeprefix(b"data: "))
+        assert event["error"]["message"] == message

@@ -1,4 +1,4 @@
-"""What a request asks beside its answer, read from its headers."""
+"""Requests for timing and traces, read from the headers of a prediction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SPAN = "00f067aa0ba902b7"
         (f"00-{TRACE}-{SPAN}-01", TRACE),
         (f"00-{TRACE}-{SPAN}-03", TRACE),
         (f"cc-{TRACE}-{SPAN}-01-what-is-new", TRACE),
-        (f"00-{TRACE}-{SPAN}-00", ""),  # nobody keeps it
+        # The trace is not sampled.
+        (f"00-{TRACE}-{SPAN}-00", ""),
         (f"00-{TRACE}-{SPAN}-01-x", ""),
         (f"ff-{TRACE}-{SPAN}-01", ""),
         (f"00-{'0' * 32}-{SPAN}-01", ""),
@@ -50,5 +51,6 @@ def test_most_requests_ask_nothing() -> None:
 def test_the_header_names_the_parts_that_are_known_in_milliseconds() -> None:
     times = batch_times(10.0, 10.5, 12.0, 3, (10.75, 1.0, 0.25, 0.5, NAN))
     assert server_timing(times, 9.0) == (
-        b"queue;dur=1000.000, batch;dur=750.000, preprocess;dur=250.000, inference;dur=500.000, total;dur=3000.000"
+        b"queue;dur=1000.000, batch;dur=750.000, preprocess;dur=250.000, "
+        b"inference;dur=500.000, total;dur=3000.000"
     )

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.support.postgres import postgres_server
+from tsx_runtime.jobs.service import postgres_store
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 
@@ -25,35 +26,34 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture
 def database(postgres: str) -> str:
-    """The URL of an empty one."""
+    """Create an empty database and return its URL."""
     name = f"jobs{next(_names)}"
     with psycopg.connect(postgres.replace("DATABASE", "postgres"), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]  # the name is the test's own
+        # The name is the test's own.
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
     return postgres.replace("DATABASE", name)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], SqlStore]:
-    """Makes stores of one file or database."""
+    """Return a function that makes stores of one file or database."""
     if request.param == "sqlite":
         return lambda: SqliteStore(tmp_path / "jobs.sqlite")
-    from tsx_runtime.jobs.postgres import PostgresStore  # here, where its driver is needed
-
     database = request.getfixturevalue("database")
-    return lambda: PostgresStore(database)
+    return lambda: postgres_store(database)
 
 
 @pytest.fixture
 def store(make_store: Callable[[], SqlStore]) -> Iterator[SqlStore]:
-    """A store that is closed after the test."""
-    made = make_store()
-    yield made
-    asyncio.run(made.close())
+    """Provide a store that is closed after the test."""
+    store = make_store()
+    yield store
+    asyncio.run(store.close())
 
 
 @pytest.fixture
 def file_store(tmp_path: Path) -> Iterator[SqlStore]:
-    """As `store`, in `jobs.sqlite`."""
-    made = SqliteStore(tmp_path / "jobs.sqlite")
-    yield made
-    asyncio.run(made.close())
+    """Provide a store in `jobs.sqlite` that is closed after the test."""
+    store = SqliteStore(tmp_path / "jobs.sqlite")
+    yield store
+    asyncio.run(store.close())

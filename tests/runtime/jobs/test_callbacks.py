@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.runtime.jobs.test_store import ANSWER, MOST, new
+from tests.kit.stored_jobs import ANSWER, MOST, a_new_job
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.jobs import callbacks, receivers
 from tsx_runtime.jobs.callbacks import CallbackSender, backoff, signature
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class WatchedStore(SqliteStore):
-    """Puts the end of each try into `ends`."""
+    """A store that puts the end of each attempt into `ends`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -33,116 +35,119 @@ class WatchedStore(SqliteStore):
         await super().end_callback(id, retry_in, error)
         self.ends.put_nowait((retry_in, error))
 
+    async def add_finished(self, url: str, id: str = "a") -> None:
+        """Add a job whose callback is due."""
+        await self.add(a_new_job(id, callback=url), MOST)
+        await self.claim({("m", ""): 1}, "me", 60)
+        await self.finish(id, 1, "me", ANSWER, 60)
 
-async def finished(store: SqliteStore, url: str, id: str = "a") -> None:
-    await store.add(new(id, callback=url), MOST)
-    await store.claim({("m", ""): 1}, "me", 60)
-    await store.finish(id, 1, "me", ANSWER, 60)
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[WatchedStore]:
+    store = WatchedStore(tmp_path / "jobs.sqlite")
+    yield store
+    await store.close()
 
 
-async def ended(path: Path, hosts: list[str], url: str, id: str = "a") -> tuple[float | None, str]:
-    store = WatchedStore(path / "jobs.sqlite")
-    await finished(store, url, id)
-    task = asyncio.create_task(
-        CallbackSender(store, AllowList(hosts), ["secret"], lambda: 0.5).run()
-    )
+@contextlib.asynccontextmanager
+async def sender(store: WatchedStore, hosts: Sequence[str] = ()) -> AsyncIterator[None]:
+    """Send the callbacks of a store meanwhile."""
+    sending = CallbackSender(store, AllowList(hosts), ["secret"], lambda: 0.5)
+    task = asyncio.create_task(sending.run())
     try:
-        return await asyncio.wait_for(store.ends.get(), 30)
+        yield
     finally:
         task.cancel()
-        await store.close()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def end_of_attempt(
+    store: WatchedStore, hosts: list[str], url: str, id: str = "a"
+) -> tuple[float | None, str]:
+    await store.add_finished(url, id)
+    async with sender(store, hosts):
+        return await asyncio.wait_for(store.ends.get(), 30)
 
 
 async def test_a_pattern_opens_no_private_address(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: WatchedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
+    url = "http://localhost:9/?token=secret"
     with caplog.at_level(logging.WARNING, "tsx.jobs"):
-        retry_in, error = await ended(tmp_path, ["http://.*"], "http://localhost:9/?token=secret")
+        retry_in, error = await end_of_attempt(store, ["http://.*"], url)
     assert retry_in == 2.0
     assert "not public" in error
     assert "secret" not in caplog.text
 
 
-async def test_a_host_that_is_allowed_no_more_gets_nothing(tmp_path: Path) -> None:
-    assert (await ended(tmp_path, ["a.example"], "http://b.example/"))[
-        1
-    ] == "job_callback_hosts does not allow it any more"
+async def test_a_host_that_is_allowed_no_more_gets_nothing(store: WatchedStore) -> None:
+    _, error = await end_of_attempt(store, ["a.example"], "http://b.example/")
+    assert error == "job_callback_hosts does not allow it any more"
 
 
-async def test_a_refused_connection_is_tried_again(tmp_path: Path) -> None:
-    assert (await ended(tmp_path, ["localhost:9"], "http://localhost:9/"))[0] == 2.0
+async def test_a_refused_connection_is_tried_again(store: WatchedStore) -> None:
+    retry_in, _ = await end_of_attempt(store, ["localhost:9"], "http://localhost:9/")
+    assert retry_in == 2.0
 
 
 async def test_a_sender_that_ends_leaves_what_it_was_sending_to_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may = threading.Event(), threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     def post(self: CallbackSender, due: DueCallback) -> int:
         begun.set()
-        may.wait(30)
+        go_on.wait(30)
         return 200
 
     monkeypatch.setattr(CallbackSender, "_post", post)
-    store = WatchedStore(tmp_path / "jobs.sqlite")
-    await finished(store, "http://a.example/")
-    sending = asyncio.create_task(CallbackSender(store, AllowList(["a.example"]), ["secret"]).run())
-    await asyncio.to_thread(begun.wait, 30)
-    sending.cancel()
-    await asyncio.gather(sending, return_exceptions=True)
+    await store.add_finished("http://a.example/")
+    async with sender(store, ["a.example"]):
+        await asyncio.to_thread(begun.wait, 30)
     await store.close()
-    may.set()
+    go_on.set()
     await asyncio.sleep(0)
     assert store.ends.empty()
     assert store._thread is None
 
 
 async def test_a_callback_that_fails_unexpectedly_is_tried_again_and_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def post(self: CallbackSender, due: DueCallback) -> int:
         raise RuntimeError("unexpected")
 
     monkeypatch.setattr(CallbackSender, "_post", post)
-    assert await ended(tmp_path, ["a.example"], "http://a.example/") == (
-        2.0,
-        "RuntimeError: unexpected",
-    )
-    monkeypatch.setattr(callbacks, "MOST_TRIES", 1)
-    assert await ended(tmp_path, ["a.example"], "http://a.example/", "b") == (
-        None,
-        "RuntimeError: unexpected",
-    )
+    for id, attempts, retry_in in (("a", callbacks.MOST_TRIES, 2.0), ("b", 1, None)):
+        monkeypatch.setattr(callbacks, "MOST_TRIES", attempts)
+        end = await end_of_attempt(store, ["a.example"], "http://a.example/", id)
+        assert end == (retry_in, "RuntimeError: unexpected")
 
 
 async def test_a_receiver_that_does_not_answer_holds_up_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may, hung = threading.Event(), []
+    go_on, hanging = threading.Event(), []
 
     def post(self: CallbackSender, due: DueCallback) -> int:
         if due.url.startswith("http://dead.example/"):
-            hung.append(due.id)
-            may.wait(30)
+            hanging.append(due.id)
+            go_on.wait(30)
         return 200
 
     monkeypatch.setattr(CallbackSender, "_post", post)
-    store = WatchedStore(tmp_path / "jobs.sqlite")
     for number in range(callbacks.AT_ONCE + 1):
-        await finished(store, "http://dead.example/", f"dead-{number}")
-    await finished(store, "http://well.example/", "well")
-    sending = asyncio.create_task(CallbackSender(store, AllowList([]), ["secret"]).run())
-    try:
-        assert await asyncio.wait_for(store.ends.get(), 25) == (None, "")  # while the others hang
-        assert len(hung) == receivers.AT_ONCE
-        may.set()
-        for _ in range(callbacks.AT_ONCE + 1):  # they come after each other
+        await store.add_finished("http://dead.example/", f"dead-{number}")
+    await store.add_finished("http://well.example/", "well")
+    async with sender(store):
+        try:
+            # The other callbacks hang.
+            assert await asyncio.wait_for(store.ends.get(), 25) == (None, "")
+            assert len(hanging) == receivers.AT_ONCE
+        finally:
+            go_on.set()
+        for _ in range(callbacks.AT_ONCE + 1):
             assert await asyncio.wait_for(store.ends.get(), 30) == (None, "")
-    finally:
-        may.set()
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
-        await store.close()
 
 
 @pytest.mark.parametrize(
@@ -154,26 +159,25 @@ async def test_a_receiver_that_does_not_answer_holds_up_no_other(
     ],
 )
 def test_a_receiver_has_one_name(tmp_path: Path, url: str, stored: str) -> None:
-    sender = CallbackSender(
-        SqliteStore(tmp_path / "jobs.sqlite"), AllowList(["https://.*"]), ["secret"]
-    )
-    assert sender.check(url) == stored
+    store = SqliteStore(tmp_path / "jobs.sqlite")
+    sending = CallbackSender(store, AllowList(["https://.*"]), ["secret"])
+    assert sending.check(url) == stored
     assert stored.startswith(receivers.receiver_of(stored))
 
 
 def test_a_callback_is_signed_with_the_new_secret_and_with_the_old_one(tmp_path: Path) -> None:
+    new, old = "n" * 16, "o" * 16
     settings = Settings(
-        job_callback_hosts=["a.example"],
-        job_callback_secret="n" * 16,
-        job_callback_old_secret="o" * 16,
+        job_callback_hosts=["a.example"], job_callback_secret=new, job_callback_old_secret=old
     )
-    jobs = Jobs(settings, SqliteStore(tmp_path / "jobs.sqlite"), None)  # type: ignore[arg-type]  # nothing runs
+    # Nothing runs, so a registry is not needed.
+    jobs = Jobs(settings, SqliteStore(tmp_path / "jobs.sqlite"), None)  # type: ignore[arg-type]
     due = DueCallback("a", "http://a.example/", 1, "id", ANSWER)
     seconds, *signatures = jobs.callbacks._headers(due)["x-tsx-signature"].split(",")
     now = int(seconds.removeprefix("t="))
-    secrets = (b"n" * 16, b"o" * 16)
     assert signatures == [
-        f"v1={signature(secret, now, 'a', ANSWER.status, ANSWER.body)}" for secret in secrets
+        f"v1={signature(secret.encode(), now, 'a', ANSWER.status, ANSWER.body)}"
+        for secret in (new, old)
     ]
 
 
@@ -189,4 +193,4 @@ def test_without_hosts_callbacks_are_refused_and_without_a_secret_the_server_doe
     with pytest.raises(BadRequest, match="job_callback_hosts is empty"):
         CallbackSender(store, AllowList([]), []).check("http://a.example/")
     with pytest.raises(SettingError, match="job_callback_secret"):
-        Jobs(Settings(job_callback_hosts=["a.example"]), store, None)  # type: ignore[arg-type]  # nothing runs
+        Jobs(Settings(job_callback_hosts=["a.example"]), store, None)  # type: ignore[arg-type]

@@ -11,23 +11,24 @@ import pytest
 from tsx_runtime.errors import KeyReused
 from tsx_runtime.jobs import keyed_runs
 from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
+from tsx_runtime.jobs.service import postgres_store
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 
 pytestmark = pytest.mark.slow
 KEYED = KeyedRequest(AnswerKey(IDEMPOTENCY, "place", "key"), "request")
 
 
-def among(database: str, work: Callable[[KeyedRuns, KeyedRuns], Awaitable[None]]) -> None:
-    from tsx_runtime.jobs.postgres import PostgresStore  # here, where its driver is needed
-
+def run_on_two_servers(
+    database: str, test: Callable[[KeyedRuns, KeyedRuns], Awaitable[None]]
+) -> None:
     async def main() -> None:
-        stores = [PostgresStore(database) for _ in range(2)]
+        stores = [postgres_store(database) for _ in range(2)]
         try:
-            one, two = (
+            first, second = (
                 KeyedRuns(store, f"owner {number}", 60, 1000, store.open)
                 for number, store in enumerate(stores)
             )
-            await asyncio.wait_for(work(one, two), 60)
+            await asyncio.wait_for(test(first, second), 60)
         finally:
             for store in stores:
                 await store.close()
@@ -36,16 +37,14 @@ def among(database: str, work: Callable[[KeyedRuns, KeyedRuns], Awaitable[None]]
 
 
 def test_one_of_two_servers_gets_a_key(database: str) -> None:
-    async def work(one: KeyedRuns, two: KeyedRuns) -> None:
-        begun = await asyncio.gather(
-            *(
-                runs._store.begin_answer(KEYED.key, "request", f"owner {number}", 60)
-                for number, runs in enumerate([one, two] * 10)
-            )
+    async def test(first: KeyedRuns, second: KeyedRuns) -> None:
+        claims = (
+            runs._store.begin_answer(KEYED.key, "request", f"owner {number}", 60)
+            for number, runs in enumerate([first, second] * 10)
         )
-        assert begun.count(None) == 1
+        assert (await asyncio.gather(*claims)).count(None) == 1
 
-    among(database, work)
+    run_on_two_servers(database, test)
 
 
 def test_a_request_waits_for_the_run_of_another_server(
@@ -53,35 +52,35 @@ def test_a_request_waits_for_the_run_of_another_server(
 ) -> None:
     monkeypatch.setattr(keyed_runs, "SHORTEST", 0.001)
 
-    async def work(runs: KeyedRuns, waits: KeyedRuns) -> None:
-        may = asyncio.Event()
+    async def test(runs: KeyedRuns, waits: KeyedRuns) -> None:
+        go_on = asyncio.Event()
 
         async def model() -> StoredAnswer:
-            await may.wait()
+            await go_on.wait()
             return runs.answer(KEYED, 200, [(b"a", b"b")], b"answer")
 
         assert await runs.claim(KEYED) is None
         running = asyncio.create_task(runs.run(KEYED, model()))
         looked, begin = asyncio.Event(), waits._store.begin_answer
 
-        async def watched(*words: Any) -> StoredAnswer | None:
-            found = await begin(*words)
+        async def watched(*arguments: Any) -> StoredAnswer | None:
+            answer = await begin(*arguments)
             looked.set()
-            return found
+            return answer
 
         monkeypatch.setattr(waits._store, "begin_answer", watched)
         waiting = asyncio.create_task(waits.claim(KEYED))
         await looked.wait()
         with pytest.raises(KeyReused):
             await runs.claim(KEYED._replace(fingerprint="another"))
-        may.set()
+        go_on.set()
         assert await running is None
-        found = await waiting
-        assert found is not None
-        assert (found.status, found.headers, found.body) == (200, b"a: b\r\n", b"answer")
+        answer = await waiting
+        assert answer is not None
+        assert (answer.status, answer.headers, answer.body) == (200, b"a: b\r\n", b"answer")
         assert waits.counts["waited"] == 1
 
-    among(database, work)
+    run_on_two_servers(database, test)
 
 
 def test_the_key_of_a_server_that_died_is_free_after_its_lease(
@@ -90,21 +89,16 @@ def test_the_key_of_a_server_that_died_is_free_after_its_lease(
     monkeypatch.setattr(keyed_runs, "LEASE", 0.2)
     monkeypatch.setattr(keyed_runs, "SHORTEST", 0.01)
 
-    async def work(dead: KeyedRuns, other: KeyedRuns) -> None:
-        assert await dead.claim(KEYED) is None  # and it never goes on
-        assert await other.claim(KEYED) is None
+    async def test(slow: KeyedRuns, quick: KeyedRuns) -> None:
+        async def model(runs: KeyedRuns, body: bytes) -> StoredAnswer:
+            return runs.answer(KEYED, 200, [], body)
 
-        async def model() -> StoredAnswer:
-            return other.answer(KEYED, 200, [], b"other")
+        assert await slow.claim(KEYED) is None
+        assert await quick.claim(KEYED) is None
+        assert await quick.run(KEYED, model(quick, b"other")) is None
+        # The first server was slow rather than dead: its client gets what other clients got.
+        answer = await slow.run(KEYED, model(slow, b"late"))
+        assert answer is not None
+        assert answer.body == b"other"
 
-        async def late() -> StoredAnswer:
-            return dead.answer(KEYED, 200, [], b"late")
-
-        assert await other.run(KEYED, model()) is None
-        found = await dead.run(
-            KEYED, late()
-        )  # it was not dead, only slow: its client gets what others got
-        assert found is not None
-        assert found.body == b"other"
-
-    among(database, work)
+    run_on_two_servers(database, test)

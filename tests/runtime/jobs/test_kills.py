@@ -1,7 +1,6 @@
-"""A server that is killed at random moments loses no job that it has accepted and no answer under a
-key, and answers none twice.
+"""A server that is killed at random moments keeps its jobs and the answers under keys.
 
-JOB_KILLS: how often it is killed, 4 times if not set.
+It answers no job twice. JOB_KILLS: how often it is killed, 4 times if not set.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import os
 import random
 import sqlite3
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -22,7 +22,8 @@ from tests.support.servers import DEADLINE, FREE_PORTS, Running, serving
 
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("JOB_KILLS", "4"))
-LONGEST = 0.6  # seconds from the first request to the kill
+# Seconds from the first request to the kill.
+LONGEST = 0.6
 HANDLER = """
 import time, uuid
 
@@ -40,117 +41,111 @@ class Client:
 
     def __init__(self) -> None:
         self.sent = 0
-        self.accepted: dict[str, str] = {}  # bodies by Location
-        self.answers: dict[str, str] = {}  # that were seen
-        self.kept: dict[int, str] = {}  # under keys
+        # Bodies by the URL of their job, answers by that URL, and answers by the number of a key.
+        self.accepted: dict[str, str] = {}
+        self.answers: dict[str, str] = {}
+        self.keyed: dict[int, str] = {}
 
-    def send(self, address: str) -> None:
-        with (
-            httpx.Client(base_url=address, timeout=DEADLINE) as http,
-            suppress(httpx.TransportError),
-        ):
-            while True:
-                self.sent += 1
-                body = f"request-{self.sent}"
-                answer = http.post(
-                    "/predictions/echo", content=body, headers={"prefer": "respond-async"}
-                )
-                assert answer.status_code == 202, answer.text
-                self.accepted[answer.headers["location"]] = body
-
-    def ask(self, address: str) -> None:
-        """Under keys, every second one for a job.
-
-        What the kill interrupts comes again at the next server.
-        """
-        with (
-            httpx.Client(base_url=address, timeout=DEADLINE) as http,
-            suppress(httpx.TransportError),
-        ):
-            while True:
-                self.ask_once(http, len(self.kept))
-
-    def ask_once(self, http: httpx.Client, number: int) -> None:
-        body = f"key-{number}"
-        headers = {"idempotency-key": body} | ({"prefer": "respond-async"} if number % 2 else {})
+    def send(self, http: httpx.Client) -> None:
+        self.sent += 1
+        body = f"request-{self.sent}"
+        headers = {"prefer": "respond-async"}
         answer = http.post("/predictions/echo", content=body, headers=headers)
-        assert answer.status_code == (202 if number % 2 else 200), answer.text
-        if number % 2:
+        assert answer.status_code == 202, answer.text
+        self.accepted[answer.headers["location"]] = body
+
+    def send_with_key(self, http: httpx.Client, number: int | None = None) -> None:
+        """Send a request under a key, every second one for a job.
+
+        A request that a kill interrupts comes again at the next server.
+        """
+        number = len(self.keyed) if number is None else number
+        body, is_job = f"key-{number}", number % 2
+        headers = {"idempotency-key": body} | ({"prefer": "respond-async"} if is_job else {})
+        answer = http.post("/predictions/echo", content=body, headers=headers)
+        assert answer.status_code == (202 if is_job else 200), answer.text
+        if is_job:
             self.accepted[answer.headers["location"]] = body
-        assert self.kept.setdefault(number, answer.text) == answer.text
+        assert self.keyed.setdefault(number, answer.text) == answer.text
 
-    def look(self, address: str) -> None:
-        """At the newest ones, and again at some of those that were answered before."""
-        with (
-            httpx.Client(base_url=address, timeout=DEADLINE) as http,
-            suppress(httpx.TransportError),
-        ):
-            while http.get("/ping").status_code:  # until the server is gone
-                for where in [*list(self.accepted)[-20:], *list(self.answers)[-5:]]:
-                    self.take(where, http.get(where))
+    def look(self, http: httpx.Client) -> None:
+        """Look at the newest jobs, and again at some that were answered before."""
+        # The call raises once the server is gone.
+        http.get("/ping")
+        for url in [*list(self.accepted)[-20:], *list(self.answers)[-5:]]:
+            self.is_answered(url, http.get(url))
 
-    def take(self, where: str, found: httpx.Response) -> bool:
-        """Whether it is answered; an answer must be the request's own, and stay."""
-        if found.status_code == 202:
+    def is_answered(self, url: str, answer: httpx.Response) -> bool:
+        """Check that an answer is the request's own and stays."""
+        if answer.status_code == 202:
             return False
-        assert found.status_code == 200, found.text
-        assert found.text.split()[0] == self.accepted[where]
-        assert self.answers.setdefault(where, found.text) == found.text
+        assert answer.status_code == 200, answer.text
+        assert answer.text.split()[0] == self.accepted[url]
+        assert self.answers.setdefault(url, answer.text) == answer.text
         return True
 
 
+def repeat(call: Callable[[httpx.Client], None], address: str) -> None:
+    """Repeat a call until the server is gone."""
+    with (
+        httpx.Client(base_url=address, timeout=DEADLINE) as http,
+        suppress(httpx.TransportError),
+    ):
+        while True:
+            call(http)
+
+
 def kill_in(seconds: float, server: Running, client: Client, *, wait: bool) -> None:
-    """Counted from the first request, or, with `wait`, from the first jobs that this server has
-    accepted of both kinds.
+    """Kill a server so long after the first request.
+
+    With `wait`, the time counts from the first jobs of both kinds that this server has accepted.
     """
-    address, before = server.address("predictions"), (len(client.accepted), len(client.kept))
+    address, before = server.address("predictions"), (len(client.accepted), len(client.keyed))
     with ThreadPoolExecutor() as threads:
-        working = [threads.submit(work, address) for work in (client.send, client.ask, client.look)]
+        calls = (client.send, client.send_with_key, client.look)
+        working = [threads.submit(repeat, call, address) for call in calls]
         deadline = time.monotonic() + DEADLINE
         while (
             wait
-            and (len(client.accepted) == before[0] or len(client.kept) == before[1])
+            and (len(client.accepted) == before[0] or len(client.keyed) == before[1])
             and time.monotonic() < deadline
         ):
             time.sleep(0.001)
         time.sleep(seconds)
         server.process.kill()
-        for each in working:
-            each.result(DEADLINE)
+        for work in working:
+            work.result(DEADLINE)
 
 
 def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(
     processes: None, tmp_path: Path
 ) -> None:
+    # A failure shows the seed.
     seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # shown where the test fails
+    print(f"seed {seed}")
     draw = random.Random(seed)
     make_model(tmp_path / "echo.mar", HANDLER)
-    own = {
-        "jobs_store": tmp_path / "jobs.sqlite",
-        "worker_preload": "false",
-        "max_queued_jobs": 100_000,
-        "enable_grpc": "false",
-    }
-    words = [
-        "serve",
-        tmp_path / "echo.mar",
-        *FREE_PORTS,
-        *(word for name, value in own.items() for word in ("--set", f"{name}={value}")),
-    ]
+    settings = (
+        f"jobs_store={tmp_path}/jobs.sqlite",
+        "worker_preload=false",
+        "max_queued_jobs=100000",
+        "enable_grpc=false",
+    )
+    options = [option for setting in settings for option in ("--set", setting)]
+    command = ["serve", tmp_path / "echo.mar", *FREE_PORTS, *options]
     client = Client()
     for kill in range(KILLS):
-        with serving(words, tmp_path, {}) as server:
+        with serving(command, tmp_path, {}) as server:
             kill_in(draw.uniform(0.01, LONGEST), server, client, wait=kill % 2 == 0)
     with (
-        serving(words, tmp_path, {}) as server,
+        serving(command, tmp_path, {}) as server,
         httpx.Client(base_url=server.address("predictions"), timeout=DEADLINE) as http,
     ):
         deadline = time.monotonic() + DEADLINE
-        for number in range(len(client.kept)):
-            client.ask_once(http, number)
-        for where in client.accepted:
-            while not client.take(where, http.get(where)):
+        for number in range(len(client.keyed)):
+            client.send_with_key(http, number)
+        for url in client.accepted:
+            while not client.is_answered(url, http.get(url)):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         assert server.stop() == 0
@@ -161,10 +156,11 @@ def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(
         ).fetchone()
         (answers,) = store.execute("SELECT count(*) FROM tsx_answers WHERE kind = 'job'").fetchone()
     print(
-        f"{KILLS} kills, {client.sent} sent, {len(client.kept)} under keys, {len(client.accepted)} accepted, {states}"
+        f"{KILLS} kills, {client.sent} sent, {len(client.keyed)} under keys, "
+        f"{len(client.accepted)} accepted, {states}"
     )
     assert jobs == bodies == sum(states.values())
     assert answers == states.get("done", 0)
-    assert len(client.accepted) <= jobs <= client.sent + len(client.kept) // 2 + 1
+    assert len(client.accepted) <= jobs <= client.sent + len(client.keyed) // 2 + 1
     assert client.accepted
-    assert client.kept
+    assert client.keyed

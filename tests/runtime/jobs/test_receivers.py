@@ -1,11 +1,10 @@
-"""Which receivers of callbacks get a call: a few at a time, and none for a while where calls keep
-failing.
-"""
+"""Receivers of callbacks: a few calls at a time, and none for a while where calls keep failing."""
 
 from __future__ import annotations
 
 import math
 
+from tests.kit.clock import Clock
 from tsx_runtime.jobs.receivers import (
     AT_ONCE,
     FAILURES,
@@ -18,14 +17,6 @@ from tsx_runtime.jobs.receivers import (
 A, B = "https://a.example/", "https://b.example:8443/"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def call(receivers: Receivers, receiver: str, *, failed: bool) -> None:
     receivers.begin(receiver)
     receivers.end(receiver, failed=failed)
@@ -36,7 +27,7 @@ def test_a_receiver_is_the_beginning_of_its_urls() -> None:
 
 
 def test_a_receiver_gets_a_few_calls_at_a_time_and_one_where_the_last_failed() -> None:
-    receivers = Receivers(Clock())
+    receivers = Receivers(Clock(0.0))
     for _ in range(AT_ONCE):
         assert receivers.closed() == {}
         receivers.begin(A)
@@ -47,16 +38,15 @@ def test_a_receiver_gets_a_few_calls_at_a_time_and_one_where_the_last_failed() -
     assert receivers.closed() == {}
 
 
-def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer_until_it_answers() -> (
-    None
-):
-    clock = Clock()
+def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer() -> None:
+    clock = Clock(0.0)
     receivers = Receivers(clock)
     for _ in range(FAILURES - 1):
         call(receivers, A, failed=True)
         assert receivers.closed() == {}
     pauses = []
-    for _ in range(1100):  # beyond what a power of two may be
+    # A float holds no power of two that large.
+    for _ in range(1100):
         call(receivers, A, failed=True)
         pauses.append(receivers.closed()[A])
         call(receivers, B, failed=False)
@@ -70,7 +60,7 @@ def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer_until
 
 
 def test_a_bounded_number_of_failing_receivers_is_remembered() -> None:
-    receivers = Receivers(Clock())
+    receivers = Receivers(Clock(0.0))
     names = [f"https://{number}.example/" for number in range(REMEMBERED + 1)]
     for name in names:
         for _ in range(FAILURES):

@@ -1,6 +1,4 @@
-"""The runner: how many jobs it takes, what it does where it is refused, and what it leaves when it
-ends.
-"""
+"""The runner: how many jobs it takes, what a refusal means, and what it leaves when it ends."""
 
 from __future__ import annotations
 
@@ -13,10 +11,11 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.runtime.jobs.test_store import ANSWER, MOST, new
+from tests.kit.stored_jobs import ANSWER, MOST, a_new_job
 from tsx_runtime.errors import QueueFull, StoreFull
 from tsx_runtime.jobs import runner as runner_module
 from tsx_runtime.jobs.runner import Runner
+from tsx_runtime.jobs.service import postgres_store
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobTarget, StoredAnswer
@@ -54,20 +53,28 @@ class Model:
 
 
 class Work:
+    """A runner with its store and model."""
+
     def __init__(self, store: SqlStore, model: Model, owner: str, keep: float) -> None:
         self.store, self.model = store, model
-        self.answered = asyncio.Semaphore(0)
-        self.runner = Runner(store, model, owner, keep, lambda job: self.answered.release())
+        self._answered = asyncio.Semaphore(0)
+        self.runner = Runner(store, model, owner, keep, lambda job: self._answered.release())
 
     async def add(self, *ids: str) -> None:
         for id in ids:
-            await self.store.add(new(id), MOST)
+            await self.store.add(a_new_job(id), MOST)
         self.runner.added(("m", ""))
 
-    async def until(self, true: Callable[[], bool]) -> None:
+    async def answers(self, count: int = 1) -> None:
+        """Wait for so many more answers."""
+        for _ in range(count):
+            await asyncio.wait_for(self._answered.acquire(), 30)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
         with anyio.fail_after(30):
-            while not true():
-                await self.store.counts()  # a turn of the store's thread
+            while not condition():
+                # A turn of the store's thread.
+                await self.store.counts()
 
 
 @asynccontextmanager
@@ -94,8 +101,7 @@ async def test_no_more_jobs_are_at_a_model_than_there_are_places(path: Path) -> 
         await work.add(*"abcde")
         await work.until(lambda: len(work.model.running) == 2)
         work.model.go.set()
-        for _ in range(5):
-            await asyncio.wait_for(work.answered.acquire(), 30)
+        await work.answers(5)
         assert work.model.most == 2
         assert await work.store.counts() == {("m", "done"): 5}
 
@@ -108,7 +114,7 @@ async def test_a_job_that_is_refused_for_now_waits(
         work.model.refusals = [QueueFull("full", retry_after=0) for _ in range(3)]
         work.model.go.set()
         await work.add("a")
-        await asyncio.wait_for(work.answered.acquire(), 30)
+        await work.answers()
         assert work.model.refusals == []
 
 
@@ -120,7 +126,7 @@ async def test_a_model_without_workers_leaves_its_jobs_queued_until_it_has_some(
         assert await work.store.counts() == {("m", "queued"): 1}
         work.model.space = 1
         work.runner.changed()
-        await asyncio.wait_for(work.answered.acquire(), 30)
+        await work.answers()
 
 
 async def test_a_model_that_was_never_here_has_a_while_to_come(
@@ -133,7 +139,7 @@ async def test_a_model_that_was_never_here_has_a_while_to_come(
         assert await work.store.counts() == {("m", "queued"): 1}
         monkeypatch.setattr(runner_module, "GRACE", -1)
         await work.runner.tend()
-        await asyncio.wait_for(work.answered.acquire(), 30)
+        await work.answers()
 
 
 async def test_jobs_that_run_at_the_end_are_withdrawn_and_run_by_the_next_server(
@@ -147,8 +153,7 @@ async def test_jobs_that_run_at_the_end_are_withdrawn_and_run_by_the_next_server
     async with working(SqliteStore(path), Model()) as following:
         following.model.go.set()
         await following.runner.tend()
-        for _ in range(3):
-            await asyncio.wait_for(following.answered.acquire(), 30)
+        await following.answers(3)
 
 
 async def test_a_stop_waits_for_running_jobs_and_starts_no_others(path: Path) -> None:
@@ -166,8 +171,8 @@ async def test_jobs_that_are_cancelled_before_they_begin_leave_their_places(path
     async with working(SqliteStore(path), Model(1)) as work:
         claim, cancelled = work.store.claim, []
 
-        async def claim_and_cancel(*words: Any) -> list[JobRecord]:
-            cancelled.extend(jobs := await claim(*words))
+        async def claim_and_cancel(*arguments: Any) -> list[JobRecord]:
+            cancelled.extend(jobs := await claim(*arguments))
             for job in jobs:
                 asyncio.get_running_loop().call_soon(work.runner.cancel, job.id)
             return jobs
@@ -201,37 +206,35 @@ async def test_no_jobs_are_started_while_answers_cannot_be_stored(
     monkeypatch.setattr(runner_module, "MOST_UNSTORED", 3)
     monkeypatch.setattr(runner_module, "PAUSE", 0.001)
     async with working(SqliteStore(path), Model(1)) as work:
-        finish, tries = work.store.finish, 0
+        finish, refusals = work.store.finish, []
 
-        async def full(*words: Any) -> bool:
-            nonlocal tries
-            tries += 1
-            raise StoreFull("full")
+        async def refuse(*_: Any) -> bool:
+            refusals.append(StoreFull("full"))
+            raise refusals[-1]
 
-        work.store.finish = full  # type: ignore[method-assign]
+        work.store.finish = refuse  # type: ignore[method-assign]
         work.model.go.set()
         await work.add(*"abcdefgh")
-        await work.until(lambda: tries > 20)
+        await work.until(lambda: len(refusals) > 20)
         assert (await work.store.counts())["m", "running"] == 3
         work.store.finish = finish  # type: ignore[method-assign]
-        for _ in range(8):
-            await asyncio.wait_for(work.answered.acquire(), 30)
+        await work.answers(8)
 
 
-async def test_a_client_waits_no_longer_for_a_job_that_is_cancelled_or_left_to_the_next_server(
+async def test_a_client_does_not_wait_for_a_job_that_is_cancelled_or_left_to_the_next_server(
     path: Path,
 ) -> None:
     async with working(SqliteStore(path), Model(0)) as work:
         await work.add("a", "b")
-        waiting = [asyncio.create_task(work.runner.wait(id, 600)) for id in "ab"]
+        cancelled, stopped = (asyncio.create_task(work.runner.wait(id, 600)) for id in "ab")
         await asyncio.sleep(0)
         work.runner.cancel("a")
-        await asyncio.wait_for(waiting[0], 30)
+        await asyncio.wait_for(cancelled, 30)
         await work.runner.stop(0.01, asyncio.Event())
-        await asyncio.wait_for(waiting[1], 30)
+        await asyncio.wait_for(stopped, 30)
 
 
-async def test_a_client_that_waits_longer_than_another_for_the_same_job_is_told_of_its_end(
+async def test_a_client_that_waits_longer_than_another_for_a_job_hears_of_its_end(
     path: Path,
 ) -> None:
     async with working(SqliteStore(path), Model(0)) as work:
@@ -249,28 +252,25 @@ async def test_a_job_is_left_to_the_server_that_has_its_model(
     async with working(SqliteStore(path), Model(None), keep=0) as work:
         work.model.go.set()
         await work.add("a", "b")
-        (other,) = await work.store.claim({("m", ""): 1}, "another", 60)
+        (claimed,) = await work.store.claim({("m", ""): 1}, "another", 60)
         for _ in range(3):
             await work.runner.tend()
         assert await work.store.counts() == {("m", "running"): 1, ("m", "queued"): 1}
-        await work.store.finish(other.id, 1, "another", ANSWER, 60)
+        await work.store.finish(claimed.id, 1, "another", ANSWER, 60)
+        # No server has taken the job for as long as answers are kept.
         for _ in range(2):
             await work.runner.tend()
-        await asyncio.wait_for(
-            work.answered.acquire(), 30
-        )  # nobody has had it for as long as answers are kept
+        await work.answers()
 
 
 @pytest.mark.slow
 async def test_a_server_takes_the_jobs_of_one_that_has_died_and_drops_what_another_has_taken(
     database: str,
 ) -> None:
-    from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
-
-    dead = PostgresStore(database)
-    await dead.add(new("a"), MOST)
+    dead = postgres_store(database)
+    await dead.add(a_new_job("a"), MOST)
     assert len(await dead.claim({("m", ""): 1}, "dead", -1)) == 1
-    async with working(PostgresStore(database), Model(), "alive") as work:
+    async with working(postgres_store(database), Model(), "alive") as work:
         await work.runner.tend()
         await work.until(lambda: work.model.running == ["a"])
         await dead.cancel("a", 60)

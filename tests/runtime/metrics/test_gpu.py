@@ -1,4 +1,4 @@
-"""What NVML tells and what nvidia-smi prints, read."""
+"""Figures of GPUs, read by NVML and from the output of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -26,14 +26,11 @@ def test_each_line_is_a_gpu() -> None:
 
 def test_usage_is_reported_in_the_words_of_torchserve() -> None:
     first, second = parse(OUTPUT)
-    assert (
-        first.usage(0)
-        == "gpuId::0 utilization.gpu [%]::37 % utilization.memory [%]::12 % memory.used [MiB]::678 MiB"
+    text = (
+        "gpuId::{} utilization.gpu [%]::{} % utilization.memory [%]::{} % memory.used [MiB]::{} MiB"
     )
-    assert (
-        second.usage(1)
-        == "gpuId::1 utilization.gpu [%]::N/A % utilization.memory [%]::N/A % memory.used [MiB]::3 MiB"
-    )
+    assert first.usage(0) == text.format(0, 37, 12, 678)
+    assert second.usage(1) == text.format(1, "N/A", "N/A", 3)
 
 
 def test_output_that_is_no_table_holds_no_gpu() -> None:
@@ -49,16 +46,22 @@ def test_visible_devices_choose_and_order() -> None:
     assert visible(gpus, "") == {}
 
 
-def write_tool(directory, script):
-    tool = directory / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\n{script}\n")
-    tool.chmod(0o755)
+@pytest.fixture
+def write_tool(tmp_path, monkeypatch):
+    """Return a function that puts a script on the path as nvidia-smi."""
+
+    def write(script):
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return write
 
 
 @pytest.mark.usefixtures("processes")
-def test_gpus_are_read_from_the_tool(tmp_path, monkeypatch):
-    write_tool(tmp_path, f"cat <<'END'\n{OUTPUT}END")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+def test_gpus_are_read_from_the_tool(write_tool, monkeypatch):
+    write_tool(f"cat <<'END'\n{OUTPUT}END")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert asyncio.run(read_gpus()) == {0: parse(OUTPUT)[1]}
 
@@ -70,14 +73,12 @@ def test_a_machine_without_the_tool_has_no_gpus(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_tool_that_hangs_is_ended(tmp_path, monkeypatch):
-    write_tool(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+def test_a_tool_that_hangs_is_ended(write_tool, tmp_path):
+    file = tmp_path / "pid"
+    write_tool(f"echo $$ > {file}; exec sleep 600")
     assert asyncio.run(read_gpus(timeout=1.0)) == {}
-    noted = tmp_path / "pid"
-    if noted.exists() and (
-        pid := noted.read_text()
-    ):  # on a busy machine the shell has not come so far
+    # The shell of a busy machine may not have written the file.
+    if file.exists() and (pid := file.read_text()):
         assert not psutil.pid_exists(int(pid))
 
 
@@ -90,14 +91,15 @@ class FakeLibrary:
     def __init__(self, init=lambda: None):
         self.nvmlInit = init
 
-    def nvmlDeviceGetCount(self):  # noqa: N802  # the library's names
+    def nvmlDeviceGetCount(self):  # noqa: N802  # a name of the library
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, number):  # noqa: N802
         return number
 
     def nvmlDeviceGetUUID(self, device):  # noqa: N802
-        return [b"GPU-1", "GPU-2"][device]  # older versions answer with bytes
+        # Older versions answer with bytes.
+        return [b"GPU-1", "GPU-2"][device]
 
     def nvmlDeviceGetUtilizationRates(self, device):  # noqa: N802
         if device:
@@ -114,7 +116,7 @@ class FakeLibrary:
         ]
 
 
-def test_the_library_is_asked_where_it_is_there(monkeypatch):
+def test_the_library_is_asked_where_it_is_installed(monkeypatch):
     monkeypatch.setattr(gpu, "_find_library", lambda: Nvml(FakeLibrary()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     gpus = asyncio.run(read_gpus())
@@ -123,28 +125,26 @@ def test_the_library_is_asked_where_it_is_there(monkeypatch):
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_a_driver_the_tool_is_asked(tmp_path, monkeypatch):
+def test_without_a_driver_the_tool_is_asked(write_tool, monkeypatch):
     library = FakeLibrary(init=lambda: (_ for _ in ()).throw(FakeLibrary.NVMLError()))
     monkeypatch.setattr(gpu, "_find_library", lambda: Nvml(library))
-    write_tool(tmp_path, f"cat <<'END'\n{OUTPUT}END")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    write_tool(f"cat <<'END'\n{OUTPUT}END")
     assert asyncio.run(read_gpus()) == dict(enumerate(parse(OUTPUT)))
 
 
 def test_a_driver_that_hangs_is_not_waited_for_and_not_asked_twice():
-    goes_on, begun = threading.Event(), []
+    go_on, calls = threading.Event(), []
 
     def hang():
-        begun.append(1)
-        goes_on.wait(30)
+        calls.append(1)
+        go_on.wait(30)
 
     async def main():
-        asked = Nvml(FakeLibrary(init=hang))
-        assert [await asked.read(0.01), await asked.read(0.01)] == [[], []]
-        goes_on.set()
-        rows = await asked.read(30)
-        assert len(rows) == 2
-        assert len(begun) == 1
+        nvml = Nvml(FakeLibrary(init=hang))
+        assert [await nvml.read(0.01), await nvml.read(0.01)] == [[], []]
+        go_on.set()
+        assert len(await nvml.read(30)) == 2
+        assert len(calls) == 1
 
     asyncio.run(main())
 

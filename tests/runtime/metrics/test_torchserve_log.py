@@ -1,13 +1,12 @@
-"""The lines that the metric logs get, which TorchServe's benchmark scripts take apart by their
-colons.
-"""
+"""The lines of the metric logs, which TorchServe's benchmark scripts split at their colons."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -25,75 +24,69 @@ pytestmark = pytest.mark.anyio
 
 VALUE = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
 SHAPE = re.compile(
-    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (\w+)\.(\w*):([-0-9.e]+)\|#([^|]*)\|#hostname:([^,]+),(?:requestID:([^:]*),)?timestamp:\d+$"
+    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (\w+)\.(\w*):([-0-9.e]+)\|#([^|]*)\|#"
+    r"hostname:([^,]+),(?:requestID:([^:]*),)?timestamp:\d+$"
 )
 
 
 def log_of(server, counts=None):
-    """A metric log of the server, made in its event loop."""
-    return server.call(
-        lambda: MetricLog(
-            server.registry, counts or ResponseCounts(), System(server.settings), server.settings
-        )
-    )
+    """Make a metric log of the server in its event loop."""
+    counts, system = counts or ResponseCounts(), System(server.settings)
+    return server.call(lambda: MetricLog(server.registry, counts, system, server.settings))
 
 
-def reported_by(start_server, **settings):
-    """Lines by metric after some requests, each as (value as the scripts find it, dimensions,
-    request ids).
+def lines_by_metric(start_server, **settings):
+    """Return the log of some requests, their ids, and the text of /metrics.
+
+    The log has for each metric (value as the scripts find it, dimensions, request ids).
     """
     with lines_of("TS_METRICS", "MODEL_METRICS") as lines, start_server(**settings) as server:
         server.register("talker.mar", initial_workers=1)
-        ids = [
-            server.inference.post("/predictions/talker", headers={"x-do": word}).headers[
-                "x-request-id"
-            ]
-            for word in ("", "metrics", "raise")
-        ]
+        answers = [server.ask(x_do=action) for action in ("", "metrics", "raise")]
+        ids = [answer.headers["x-request-id"] for answer in answers]
         server.inference.get("/nothing")
         counts = ResponseCounts()
         log = log_of(server, counts)
         counts.add(200)
         server.call(log.write)
-        exposed = server.metrics.get("/metrics").text
-    reported: dict[str, list[tuple[float, str, str | None]]] = {}
+        exposition = server.metrics.get("/metrics").text
+    metrics: dict[str, list[tuple[float, str, str | None]]] = {}
     for line in lines:
         match = SHAPE.match(line)
         assert match, line
-        value = float(line.split("|")[0].split(":")[3])  # as upstream's scripts read it
+        # TorchServe's scripts read the value so.
+        value = float(line.split("|")[0].split(":")[3])
         assert value == float(match[3])
-        reported.setdefault(match[1], []).append((value, match[4], match[6]))
-    return reported, ids, exposed
+        metrics.setdefault(match[1], []).append((value, match[4], match[6]))
+    return metrics, ids, exposition
 
 
 @pytest.fixture(scope="module")
-def reported(start_server):
-    return reported_by(start_server, metrics_mode="log")
+def log(start_server):
+    return lines_by_metric(start_server, metrics_mode="log")
 
 
-def test_batches_are_reported_one_by_one(reported):
-    lines, _, _ = reported
+def test_batches_are_reported_one_by_one(log):
+    metrics, _, _ = log
     for name in ("QueueTime", "WorkerThreadTime"):
-        assert [dimensions for _, dimensions, _ in lines[name]] == ["Level:Host"] * 3
-        assert all(value >= 0 for value, _, _ in lines[name])
-    assert lines["ts_inference_requests_total"] == [
-        (3, "model_name:talker,model_version:1.0", None)
-    ]
-    assert (
-        lines["ts_inference_latency_microseconds"][0][0]
-        > lines["ts_queue_latency_microseconds"][0][0]
-        > 0
+        assert [dimensions for _, dimensions, _ in metrics[name]] == ["Level:Host"] * 3
+        assert all(value >= 0 for value, _, _ in metrics[name])
+    requests = metrics["ts_inference_requests_total"]
+    assert requests == [(3, "model_name:talker,model_version:1.0", None)]
+    latency, wait = (
+        metrics[f"ts_{name}_latency_microseconds"][0][0] for name in ("inference", "queue")
     )
-    assert (1, "Level:Host", None) in lines["Requests2XX"]
-    ((_, dimensions, _),) = lines["WorkerLoadTime"]
+    assert latency > wait > 0
+    assert (1, "Level:Host", None) in metrics["Requests2XX"]
+    ((_, dimensions, _),) = metrics["WorkerLoadTime"]
     assert dimensions == "WorkerName:W-9000-talker_1.0,Level:Host"
 
 
-def test_what_handlers_report_names_the_requests_of_its_batch(reported):
-    lines, ids, _ = reported
-    assert [request for _, _, request in lines["PredictionTime"]] == ids
-    assert lines["Seen"] == [(2, "ModelName:talker,Level:Model", ids[1])]
-    assert lines["Took"] == [(3.5, "ModelName:talker,Level:Model", ids[1])]
+def test_metrics_of_handlers_name_the_requests_of_their_batch(log):
+    metrics, ids, _ = log
+    assert [request for _, _, request in metrics["PredictionTime"]] == ids
+    assert metrics["Seen"] == [(2, "ModelName:talker,Level:Model", ids[1])]
+    assert metrics["Took"] == [(3.5, "ModelName:talker,Level:Model", ids[1])]
 
 
 def test_a_word_of_a_handler_keeps_to_its_place_in_the_line():
@@ -101,53 +94,28 @@ def test_a_word_of_a_handler_keeps_to_its_place_in_the_line():
     assert _plain('a,b|c#d:e"\n\0\u2028') == 'a_b_c_d_e"___'
 
 
-def test_the_machine_is_reported_with_units(reported):
-    lines, _, _ = reported
-    assert {
-        "CPUUtilization",
-        "MemoryUsed",
-        "MemoryAvailable",
-        "MemoryUtilization",
-        "DiskUsage",
-        "DiskAvailable",
-        "DiskUtilization",
-    } <= set(lines)
-
-
-def test_the_metrics_address_tells_the_same_numbers(reported):
-    _, _, exposed = reported
-    assert 'Seen{Hostname="' in exposed
-    assert "PredictionTime{" in exposed
-    assert "# TYPE Size histogram" in exposed
-    assert 'Size_bucket{Hostname="' in exposed
+def test_the_machine_is_reported_with_units(log):
+    metrics, _, _ = log
+    names = (
+        "CPUUtilization MemoryUsed MemoryAvailable MemoryUtilization DiskUsage DiskAvailable "
+        "DiskUtilization"
+    )
+    assert set(names.split()) <= set(metrics)
 
 
 def test_a_configuration_says_which_metrics_there_are(start_server, tmp_path):
     file = tmp_path / "metrics.yaml"
     file.write_text(USUAL)
-    settings = {
-        "metrics_mode": "legacy",
-        "metrics_config": file,
-        "model_metrics_auto_detect": False,
-    }
-    lines, _, exposed = reported_by(start_server, **settings)
-    assert set(lines) == {"QueueTime", "Requests2XX", "Size"}
-    assert lines["Requests2XX"] == [
-        (1, "Level:Host", None)
-    ]  # the handler's own counter of that name is not declared
-    shown = {line.split()[2] for line in exposed.splitlines() if line.startswith("# TYPE")}
-    assert {"Requests2XX", "QueueTime", "Size", "tsx_workers"} <= shown
-    assert (
-        not {
-            "Seen",
-            "Took",
-            "PredictionTime",
-            "WorkerThreadTime",
-            "CPUUtilization",
-            "ts_inference_requests_total",
-        }
-        & shown
+    metrics, _, exposition = lines_by_metric(
+        start_server, metrics_mode="legacy", metrics_config=file, model_metrics_auto_detect=False
     )
+    assert set(metrics) == {"QueueTime", "Requests2XX", "Size"}
+    # The handler's own counter of that name is not declared.
+    assert metrics["Requests2XX"] == [(1, "Level:Host", None)]
+    types = {line.split()[2] for line in exposition.splitlines() if line.startswith("# TYPE")}
+    assert {"Requests2XX", "QueueTime", "Size", "tsx_workers"} <= types
+    undeclared = "Seen Took PredictionTime WorkerThreadTime CPUUtilization"
+    assert not {*undeclared.split(), "ts_inference_requests_total"} & types
 
 
 def test_without_a_log_nothing_is_kept_for_it(server):
@@ -180,26 +148,26 @@ def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
 
 
 def test_many_batches_are_written_in_turns_between_which_the_server_answers(start_server):
-    """In their order, and those of a stopping server too."""
+    """The lines keep the order of the batches; a server that stops writes the rest."""
     with lines_of("MODEL_METRICS") as lines, start_server(metrics_mode="log") as server:
         server.register("talker.mar", initial_workers=0)
         journal = server.registry.find("talker").stats.journal
         for number in range(10 * TURN):
             journal.add_batch(BATCH, [b"%d" % number])
         log = log_of(server)
-        server.call(lambda: _stop_amid(log))
+        server.call(lambda: _interrupt_writing(log))
         assert 0 < len(journal) < 10 * TURN
         server.call(log.write)
-    written = [
+    ids = [
         line.partition("requestID:")[2].partition(",")[0]
         for line in lines
         if "PredictionTime" in line
     ]
-    assert written == [str(number) for number in range(10 * TURN)]
+    assert ids == [str(number) for number in range(10 * TURN)]
 
 
-async def _stop_amid(log: MetricLog) -> None:
-    """After a few turns of the loop."""
+async def _interrupt_writing(log: MetricLog) -> None:
+    """Cancel a write after a few turns of the event loop."""
     writing = asyncio.ensure_future(log.write())
     for _ in range(4):
         await asyncio.sleep(0)
@@ -220,40 +188,32 @@ def test_a_program_tells_the_machines_numbers():
     ]
 
 
-def test_the_users_own_program_stands_in_for_the_measuring(tmp_path, start_server, until):
+@pytest.mark.usefixtures("processes")
+async def test_the_users_own_program_stands_in_for_the_measuring(tmp_path, until):
     program = tmp_path / "numbers.sh"
-    program.write_text(
-        "echo 'CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1'\necho 'Requests2XX.Count:9|#Level:Host|#hostname:b'\n"
-    )
-    system = System(Settings(system_metrics_cmd=f"sh '{program}'", metric_time_interval=1))
-    assert system.read() == []
-    with start_server() as server:
-        following = server.call(lambda: _task(system.follow()))
-        until(system.read)
-        server.call(lambda: following.cancel())
+    line = "CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1"
+    program.write_text(f"echo '{line}'\necho 'Requests2XX.Count:9|#Level:Host|#hostname:b'\n")
+    async with following(f"sh '{program}'") as system:
+        assert system.read() == []
+        await asyncio.to_thread(until, system.read)
     assert system.read()[0] == SystemMetric("CPUUtilization", "Percent", 12.5)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("command", ["/no/such/program", "false", "sh '"])
-def test_a_program_that_fails_is_reported_and_no_more(command, caplog, start_server, until):
-    system = System(Settings(system_metrics_cmd=command))
-    with start_server() as server, caplog.at_level(logging.WARNING, "tsx.metrics"):
-        following = server.call(lambda: _task(system.follow()))
-        until(lambda: "system_metrics_cmd" in caplog.text)
-        server.call(lambda: following.cancel())
+async def test_a_program_that_fails_is_reported_and_no_more(command, caplog, until):
+    async with following(command) as system:
+        await asyncio.to_thread(until, lambda: "system_metrics_cmd" in caplog.text)
     assert system.read() == []
 
 
 @pytest.mark.usefixtures("processes")
 async def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, until):
-    begun = tmp_path / "begun"
-    system = System(Settings(system_metrics_cmd=f"sh -c 'echo $$ > {begun}; exec sleep 600'"))
-    following = asyncio.ensure_future(system.follow())
-    await asyncio.to_thread(until, lambda: begun.exists() and begun.read_text().strip())
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
+    file = tmp_path / "pid"
+    async with following(f"sh -c 'echo $$ > {file}; exec sleep 600'"):
+        await asyncio.to_thread(until, lambda: file.exists() and file.read_text().strip())
     with pytest.raises(ProcessLookupError):
-        os.kill(int(begun.read_text()), 0)
+        os.kill(int(file.read_text()), 0)
 
 
 def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
@@ -274,13 +234,9 @@ def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch
     monkeypatch.setattr(System, "read", fail)
 
     async def write(server) -> None:
-        async with metric_tasks(
-            server.registry, ResponseCounts(), System(server.settings), server.settings
-        ):
-            await asyncio.to_thread(
-                until,
-                lambda: "metrics are no longer logged until the server is restarted" in caplog.text,
-            )
+        system = System(server.settings)
+        async with metric_tasks(server.registry, ResponseCounts(), system, server.settings):
+            await asyncio.to_thread(until, lambda: "metrics are no longer logged" in caplog.text)
             monkeypatch.undo()
 
     with start_server(metrics_mode="log") as server:
@@ -288,8 +244,14 @@ def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch
     assert "no such number" in caplog.text
 
 
-def _task(work):
-    return asyncio.ensure_future(work)
+@asynccontextmanager
+async def following(command: str) -> AsyncIterator[System]:
+    """Let a program of the user measure the machine."""
+    system = System(Settings(system_metrics_cmd=command))
+    task = asyncio.ensure_future(system.follow())
+    yield system
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_the_machine_can_be_left_out(start_server):

@@ -1,4 +1,4 @@
-"""What is an address, and who can reach it."""
+"""Addresses of listeners, and the machines that can reach them."""
 
 from __future__ import annotations
 
@@ -45,10 +45,8 @@ def test_an_address_has_three_forms(text: str, expected: Address) -> None:
         "unix:/a\0b",
     ],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(
-        ValueError, match="not of the form http://HOST:PORT, https://HOST:PORT or unix:/PATH"
-    ):
+def test_a_text_that_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not of the form http://HOST:PORT"):
         parse_address(text)
 
 
@@ -64,29 +62,20 @@ def test_no_text_is_half_an_address_and_each_means_what_it_says(scheme: str, tex
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "is_local"),
     [
-        "http://127.0.0.1:8080",
-        "http://127.9.8.7:1",
-        "https://localhost:8080",
-        "http://[::1]:8080",
-        "http://LOCALHOST:1",
-        "unix:/x",
+        ("http://127.0.0.1:8080", True),
+        ("http://127.9.8.7:1", True),
+        ("https://localhost:8080", True),
+        ("http://[::1]:8080", True),
+        ("http://LOCALHOST:1", True),
+        ("unix:/x", True),
+        ("http://0.0.0.0:8080", False),
+        ("http://[::]:8080", False),
+        ("https://10.0.0.1:1", False),
+        ("http://localhost.evil.org:1", False),
+        ("http://127.0.0.1.evil.org:1", False),
     ],
 )
-def test_only_this_machine_reaches_loopback_and_unix_sockets(text: str) -> None:
-    assert parse_address(text).is_local
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "http://0.0.0.0:8080",
-        "http://[::]:8080",
-        "https://10.0.0.1:1",
-        "http://localhost.evil.org:1",
-        "http://127.0.0.1.evil.org:1",
-    ],
-)
-def test_other_machines_reach_the_others(text: str) -> None:
-    assert not parse_address(text).is_local
+def test_only_this_machine_reaches_loopback_and_unix_sockets(text: str, is_local: bool) -> None:
+    assert parse_address(text).is_local is is_local

@@ -1,5 +1,6 @@
-"""A limit of a model is one row of the table: from it come its key, parameters, settings, order,
-plan, description, snapshot and docs.
+"""A limit of a model is one row of the table, from which all its uses come.
+
+They are its key, parameters, settings, order, plan, description, snapshot and documentation.
 """
 
 from __future__ import annotations
@@ -20,32 +21,34 @@ DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 def values(name: str) -> list[int]:
-    """Four that the limit takes, none of them its default."""
+    """Return four values that the limit takes, none of them its default."""
     limit = LIMITS[name]
-    others = [value for value in limit.choices if value != limit.default] or [
+    candidates = [value for value in limit.choices if value != limit.default] or [
         limit.default + more for more in (1, 2, 3, 4)
     ]
-    return (others * 4)[:4]
+    return (candidates * 4)[:4]
 
 
 def test_the_rows_are_the_fields() -> None:
-    assert [each.name for each in fields(ModelLimits)] == list(LIMITS)
+    assert [field.name for field in fields(ModelLimits)] == list(LIMITS)
     assert len({limit.key for limit in LIMITS.values()}) == len(LIMITS)
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_the_first_source_that_names_a_limit_holds(name: str) -> None:
-    limit, (by_order, by_own, by_archive, by_server) = LIMITS[name], values(name)
+    limit, (by_order, by_model, by_archive, by_server) = LIMITS[name], values(name)
     settings = Settings(**{limit.setting: by_server} if limit.setting else {})
     archive, problems = parse_model_config({limit.key: by_archive})
-    order, own = RegisterOrder(url="m", **{name: by_order}), ModelSettings(**{name: by_own})
+    order, of_model = RegisterOrder(url="m", **{name: by_order}), ModelSettings(**{name: by_model})
 
     def planned(order: RegisterOrder, config: ModelConfig, settings: Settings) -> object:
         return getattr(plan(order, config, settings, 0), name)
 
     assert problems == []
-    assert planned(with_own_settings(order, own), archive, settings) == by_order
-    assert planned(with_own_settings(RegisterOrder(url="m"), own), archive, settings) == by_own
+    assert planned(with_own_settings(order, of_model), archive, settings) == by_order
+    assert (
+        planned(with_own_settings(RegisterOrder(url="m"), of_model), archive, settings) == by_model
+    )
     assert planned(RegisterOrder(url="m"), archive, settings) == by_archive
     assert planned(RegisterOrder(url="m"), ModelConfig(), settings) == (
         by_server if limit.setting else limit.default
@@ -54,33 +57,27 @@ def test_the_first_source_that_names_a_limit_holds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_all_say_the_same_of_a_limit(name: str) -> None:
+def test_every_schema_has_the_same_of_a_limit(name: str) -> None:
     limit = LIMITS[name]
-    for model in (RegisterParameters, ScaleParameters):
-        assert (name in model.model_fields) == (name in CHANGEABLE)
+    for kind in (RegisterParameters, ScaleParameters):
+        assert (name in kind.model_fields) == (name in CHANGEABLE)
     assert (name in VersionSettings.model_fields) == (name in SAVED)
     assert DescribedModel.model_fields[name].alias == limit.key
-    for model in (
+    for kind in (
         RegisterParameters,
         ScaleParameters,
         VersionSettings,
         ModelSettings,
         DescribedModel,
     ):
-        assert (
-            name not in model.model_fields
-            or model.model_fields[name].description == limit.description
-        )
+        if name in kind.model_fields:
+            assert kind.model_fields[name].description == limit.description
     bad = limit.minimum - 1
     assert parse_model_config({limit.key: bad})[1]
     for kind in (RegisterParameters, ModelSettings):
         if name in kind.model_fields:
-            with pytest.raises(
-                ValueError,
-                match="503 or 429"
-                if limit.choices
-                else f"greater than or equal to {limit.minimum}",
-            ):
+            reason = "503 or 429" if limit.choices else f"greater than or equal to {limit.minimum}"
+            with pytest.raises(ValueError, match=reason):
                 kind.model_validate({name: bad})
             if not limit.choices:
                 with pytest.raises(ValueError, match=f"less than {limit.below}"):

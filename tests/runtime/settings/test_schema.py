@@ -1,4 +1,4 @@
-"""Every setting has one value, and it is known where that value came from."""
+"""Every setting has one value, and its origin is known."""
 
 from __future__ import annotations
 
@@ -56,15 +56,14 @@ def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default
     env = {"TSX_JOB_QUEUE_SIZE": "3"} if in_env else {}
     cli: dict[str, object] = {"job_queue_size": 4} if on_command_line else {}
     settings, origins = load_settings(cli, env, toml)
-    expected = [
+    sources = [
         (on_command_line, 4, "command line"),
         (in_env, 3, "environment variable TSX_JOB_QUEUE_SIZE"),
         (in_file, 2, str(toml)),
         (True, 100, "default"),
     ]
-    value, origin = next((value, origin) for given_there, value, origin in expected if given_there)
-    assert settings.job_queue_size == value
-    assert origins["job_queue_size"] == origin
+    value, origin = next((value, origin) for is_set, value, origin in sources if is_set)
+    assert (settings.job_queue_size, origins["job_queue_size"]) == (value, origin)
 
 
 def test_text_of_the_environment_is_read_as_the_type_of_the_setting() -> None:
@@ -96,57 +95,52 @@ def test_a_relative_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
 def test_sizes_and_times_may_be_text_wherever_they_stand(tmp_path: Path) -> None:
     toml = write(
         tmp_path,
-        'max_request_size = "10MB"\nmax_job_size = "1MiB"\ndrain_timeout = "2m"\n[models.m]\nresponseTimeout = "1h"\n',
+        'max_request_size = "10MB"\nmax_job_size = "1MiB"\ndrain_timeout = "2m"\n'
+        '[models.m]\nresponseTimeout = "1h"\n',
     )
     settings, _ = load_settings(
         {"max_response_size": "2 kB", "models.m.max_queue_bytes": "1GiB"},
         {"TSX_KEEP_ALIVE_TIMEOUT": "30s"},
         toml,
     )
-    assert (settings.max_request_size, settings.max_response_size, settings.max_job_size) == (
-        10_000_000,
-        2000,
-        1 << 20,
-    )
+    assert settings.max_request_size == 10_000_000
+    assert settings.max_response_size == 2000
+    assert settings.max_job_size == 1 << 20
     assert (settings.drain_timeout, settings.keep_alive_timeout) == (120, 30)
-    assert (settings.models["m"].response_timeout, settings.models["m"].max_queue_bytes) == (
-        3600,
-        1 << 30,
-    )
+    assert settings.models["m"].response_timeout == 3600
+    assert settings.models["m"].max_queue_bytes == 1 << 30
     assert type(settings.drain_timeout) is int
 
 
 @pytest.mark.parametrize("text", ["500ms", "1.5", "soon", "10MB", "-1"])
 def test_a_time_that_is_no_whole_number_of_seconds_is_refused(text: str) -> None:
-    reported = failure({"drain_timeout": text})
-    assert reported.endswith(
-        "it takes a whole number, at least 0, or a time such as 30s, 10m or 2h"
-    )
+    message = failure({"drain_timeout": text})
+    assert message.endswith("at least 0, or a time such as 30s, 10m or 2h")
 
 
 def test_every_whole_number_of_bytes_or_seconds_may_be_text() -> None:
     for name, field in (Settings.model_fields | ModelSettings.model_fields).items():
         unit = re.search(r"bytes|seconds|milliseconds|megabytes", field.description or "")
-        # It says that bytes are no tokens.
+        # The description of max_batch_tokens says that bytes are no tokens.
         if accepted(field).startswith("a whole number") and unit and name != "max_batch_tokens":
             assert (", or a " in accepted(field)) == (unit[0] in ("bytes", "seconds")), name
 
 
 @pytest.mark.parametrize("name", ["max_request_size", "max_response_size"])
-def test_what_no_frame_can_hold_is_no_limit(name: str) -> None:
+def test_a_limit_beyond_what_a_frame_can_hold_is_refused(name: str) -> None:
     assert getattr(load_settings({name: "4294967295"}, {})[0], name) == MAX_FIELD
-    assert failure({name: "4294967296"}) == (
-        f"{name} cannot be '4294967296' (from command line): it takes a whole number from 1 to 4294967295, or a size such as 100MB or 8GB"
-    )
+    message = failure({name: "4294967296"})
+    assert message.startswith(f"{name} cannot be '4294967296' (from command line)")
+    assert "from 1 to 4294967295" in message
 
 
 def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_path: Path) -> None:
     toml = write(tmp_path, "job_queue_sise = 2")
-    assert (
-        failure(toml=toml)
-        == f"unknown setting 'job_queue_sise' in {toml}; did you mean 'job_queue_size'?"
-    )
+    message = failure(toml=toml)
+    assert message.startswith(f"unknown setting 'job_queue_sise' in {toml}")
+    assert message.endswith("did you mean 'job_queue_size'?")
     assert "did you mean 'drain_timeout'?" in failure(cli={"drain_timout": "x"})
+    assert "`tsx config show` lists all settings" in failure(cli={"zz": "1"})
 
 
 @pytest.mark.parametrize(
@@ -161,19 +155,19 @@ def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_p
         ("model", "models"),
     ],
 )
-def test_a_setting_under_the_name_of_something_else_is_told_what_it_is_called_here(
+def test_a_setting_under_the_name_of_another_program_is_pointed_to_its_name_here(
     name: str, hint: str
 ) -> None:
-    assert (
-        failure(cli={name: "1"})
-        == f"unknown setting '{name}' in the command line; did you mean {hint}?"
-    )
+    message = failure(cli={name: "1"})
+    assert message.startswith(f"unknown setting '{name}' in the command line")
+    assert message.endswith(f"did you mean {hint}?")
 
 
 def test_all_unknown_settings_of_a_file_are_named_at_once(tmp_path: Path) -> None:
     toml = write(
         tmp_path,
-        "zz = 1\n[model.digits]\nworkers = 2\n[models.a]\nworker = 2\n[models.'b.1']\nworkers = 1\nsloo = 'p99<1s'\n",
+        "zz = 1\n[model.digits]\nworkers = 2\n[models.a]\nworker = 2\n"
+        "[models.'b.1']\nworkers = 1\nsloo = 'p99<1s'\n",
     )
     lines = failure(toml=toml).splitlines()
     assert [line.partition(";")[0] for line in lines] == [
@@ -183,13 +177,6 @@ def test_all_unknown_settings_of_a_file_are_named_at_once(tmp_path: Path) -> Non
         f"unknown setting 'sloo' in [models.b.1] of {toml}",
     ]
     assert len(failure(cli={"zz": "1", "models.m.worker": "2"}).splitlines()) == 2
-
-
-def test_an_unknown_setting_that_is_near_to_none_says_where_all_are_listed() -> None:
-    assert (
-        failure(cli={"zz": "1"})
-        == "unknown setting 'zz' in the command line; `tsx config show` lists all settings"
-    )
 
 
 @pytest.mark.parametrize(
@@ -209,7 +196,9 @@ def test_an_unknown_variable_is_a_warning_and_a_near_name_is_suggested(
     warnings: list[str] = []
     settings, _ = load_settings({}, {variable: "1"}, warn=warnings.append)
     assert settings == Settings()
-    assert warnings == [f"the environment variable {variable} is no setting and is ignored; {hint}"]
+    (warning,) = warnings
+    assert variable in warning
+    assert warning.endswith(hint)
 
 
 def test_a_setting_of_an_earlier_release_is_a_warning_wherever_it_is_set(tmp_path: Path) -> None:
@@ -219,11 +208,10 @@ def test_a_setting_of_an_earlier_release_is_a_warning_wherever_it_is_set(tmp_pat
         {"jobs_share": "0.1"}, {"TSX_BODY_MIN_RATE": "9"}, toml, warnings.append
     )
     assert settings == Settings(drain_timeout=5)
-    rest = "no longer exists, so it has no effect; remove it"
-    assert warnings == [
-        f"{toml}: the setting frontends {rest}",
-        f"environment variable TSX_BODY_MIN_RATE: the setting body_min_rate {rest}",
-        f"the command line: the setting jobs_share {rest}",
+    assert [warning.partition(" no longer exists")[0] for warning in warnings] == [
+        f"{toml}: the setting frontends",
+        "environment variable TSX_BODY_MIN_RATE: the setting body_min_rate",
+        "the command line: the setting jobs_share",
     ]
 
 
@@ -250,7 +238,7 @@ def test_the_variables_of_kubernetes_beside_a_service_of_that_name_are_ignored()
     assert load_settings({}, {"TSX_GRPC_INFERENCE_PORT": "7171"})[0].grpc_inference_port == 7171
 
 
-def test_a_variable_of_another_program_is_none_of_ours() -> None:
+def test_a_variable_of_another_program_is_ignored() -> None:
     load_settings({}, {"TS_CONFIG_FILE": "x", "XTSX_MODEL_STORE": "x"})
 
 
@@ -262,28 +250,19 @@ def test_a_variable_of_another_program_is_none_of_ours() -> None:
         ("TSX_NUMBER_OF_GPU", "", "a whole number, at least 0"),
         ("TSX_WORKER_PRELOAD", "perhaps", "true or false"),
         ("TSX_SERVER_TIMING_SHARE", "7", "a number from 0 to 1"),
-        ("TSX_OTLP_ENDPOINT", "nowhere", "a URL such as http://127.0.0.1:4318"),
+        ("TSX_OTLP_ENDPOINT", "nowhere", "a URL such as"),
         ("TSX_MODEL_STORE", "", "a path"),
-        (
-            "TSX_METRICS_ADDRESS",
-            "localhost:8082",
-            "an address: http://HOST:PORT, https://HOST:PORT or unix:/PATH",
-        ),
-        (
-            "TSX_METRICS_ADDRESS",
-            "http://localhost:99999",
-            "an address: http://HOST:PORT, https://HOST:PORT or unix:/PATH",
-        ),
+        ("TSX_METRICS_ADDRESS", "localhost:8082", "an address: http://HOST:PORT"),
+        ("TSX_METRICS_ADDRESS", "http://localhost:99999", "an address: http://HOST:PORT"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_origin_and_what_is_accepted(
     variable: str, text: str, takes: str
 ) -> None:
     name = variable.removeprefix("TSX_").lower()
-    assert (
-        failure(env={variable: text})
-        == f"{name} cannot be {text!r} (from environment variable {variable}): it takes {takes}"
-    )
+    message = failure(env={variable: text})
+    origin = f"(from environment variable {variable})"
+    assert message.startswith(f"{name} cannot be {text!r} {origin}: it takes {takes}")
 
 
 @pytest.mark.parametrize(
@@ -304,27 +283,21 @@ def test_the_file_must_use_the_right_type(tmp_path: Path, line: str) -> None:
 
 def test_a_secret_is_never_repeated_in_an_error() -> None:
     message = failure(cli={"management_token": 5})
-    assert (
-        message
-        == "management_token cannot be what was given (from command line): it takes text, at least one character"
-    )
-    assert "from environment variable TSX_INFERENCE_TOKEN" in failure(
-        env={"TSX_INFERENCE_TOKEN": ""}
-    )
+    assert message.startswith("management_token cannot be what was given (from command line)")
+    message = failure(env={"TSX_INFERENCE_TOKEN": ""})
+    assert "from environment variable TSX_INFERENCE_TOKEN" in message
 
 
 def test_a_file_that_cannot_be_read_or_is_not_toml_is_named(tmp_path: Path) -> None:
-    assert (
-        failure(toml=tmp_path / "none.toml")
-        == f"cannot read the configuration file '{tmp_path}/none.toml': No such file or directory"
-    )
-    toml = write(tmp_path, "a = = 1")
-    assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
-    toml.write_bytes(b"a = '\xff'")
-    assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
+    message = failure(toml=tmp_path / "none.toml")
+    assert f"'{tmp_path}/none.toml': No such file or directory" in message
+    toml = tmp_path / "tsx.toml"
+    for content in (b"a = = 1", b"a = '\xff'"):
+        toml.write_bytes(content)
+        assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
 
 
-def test_the_file_is_the_named_one_or_the_variables_or_the_one_in_the_directory(
+def test_the_file_is_named_by_the_call_or_the_environment_or_lies_in_the_directory(
     tmp_path: Path,
 ) -> None:
     assert find_config(None, {}, tmp_path) is None
@@ -369,56 +342,40 @@ def test_the_cache_of_a_model_is_a_table_or_json(tmp_path: Path) -> None:
     [
         (
             '[models.m.cache]\nsize = "big"',
-            "models.m.cache cannot be {{'size': 'big'}} (from {toml}): it takes a table such as "
-            '{{size = "64MiB", ttl = "60s", key = ["x-user"]}}; size = 0 for none',
+            "models.m.cache cannot be {{'size': 'big'}} (from {toml})",
         ),
-        (
-            "[models.m]\nbatchsize = 1",
-            "unknown setting 'batchsize' in [models.m] of {toml}; did you mean 'batch_size'?",
-        ),
-        (
-            "[models.m]\nbatch_size = -1",
-            "models.m.batch_size cannot be -1 (from {toml}): it takes a whole number, at least 0",
-        ),
-        (
-            '[models.m]\ndevice = "tpu"',
-            "models.m.device cannot be 'tpu' (from {toml}): it takes cpu or gpu",
-        ),
+        ("[models.m]\nbatchsize = 1", "unknown setting 'batchsize' in [models.m] of {toml}; did"),
+        ("[models.m]\nbatch_size = -1", "models.m.batch_size cannot be -1 (from {toml})"),
+        ('[models.m]\ndevice = "tpu"', "models.m.device cannot be 'tpu' (from {toml})"),
         (
             "[models.m]\nbatch_buckets = [8, 0]",
-            "models.m.batch_buckets cannot be [8, 0] (from {toml}) because of 0: it takes numbers of requests, each at least 1: "
-            "a list, or a string with commas",
+            "models.m.batch_buckets cannot be [8, 0] (from {toml}) because of 0: it takes numbers",
         ),
-        (
-            "models = 1",
-            "models in {toml} takes one table per model, as in [models.resnet]; '1' is not a table",
-        ),
-        (
-            "[models]\nm = 1",
-            "models in {toml} takes one table per model, as in [models.resnet]; 'm' is not a table",
-        ),
+        ("models = 1", "models in {toml} takes one table per model"),
+        ("[models]\nm = 1", "models in {toml} takes one table per model"),
     ],
 )
 def test_a_wrong_setting_of_a_model_is_named_with_the_model(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     toml = write(tmp_path, text)
-    assert failure(toml=toml) == reason.format(toml=toml)
+    assert failure(toml=toml).startswith(reason.format(toml=toml))
 
 
 def test_a_wrong_setting_of_a_model_on_the_command_line_is_named() -> None:
-    assert "did you mean 'workers'?" in failure(cli={"models.m.worker": "1"})
-    assert "unknown setting 'models' in the command line" in failure(cli={"models": {}})
-    assert "because of 0: it takes numbers of requests, each at least 1" in failure(
-        cli={"models.m.batch_buckets": "[0]"}
-    )
+    for cli, expected in (
+        ({"models.m.worker": "1"}, "did you mean 'workers'?"),
+        ({"models": {}}, "unknown setting 'models' in the command line"),
+        ({"models.m": "1"}, "unknown setting 'models.m' in the command line"),
+        ({"models.m.batch_buckets": "[0]"}, "because of 0: it takes numbers of requests"),
+    ):
+        assert expected in failure(cli=cli)
 
 
 @pytest.mark.parametrize("text", ["8,16", "[8, 16]"])
 def test_a_list_on_the_command_line_is_json_or_has_commas(text: str) -> None:
     settings, _ = load_settings({"models.m.batch_buckets": text}, {}, None)
     assert settings.models["m"].batch_buckets == [8, 16]
-    assert "unknown setting 'models.m' in the command line" in failure(cli={"models.m": "1"})
 
 
 def test_settings_made_in_code_refuse_unknown_names() -> None:
@@ -438,7 +395,7 @@ def test_a_suggestion_is_made_only_for_what_is_near() -> None:
     assert suggestion("zzz", ["resnet18", "bert"]) == ""
 
 
-def test_what_the_machines_memory_bears_is_no_zip_bomb(tmp_path: Path) -> None:
+def test_an_archive_that_fits_the_machines_memory_is_no_zip_bomb(tmp_path: Path) -> None:
     path = tmp_path / "constant.mar"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("handler.py", "")

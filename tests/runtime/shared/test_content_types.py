@@ -31,7 +31,7 @@ JSON, CSV, LINES = "application/json", "text/csv", "application/jsonlines"
         ("*/*;q=0, text/csv", CSV),
     ],
 )
-def test_the_best_type_is_that_of_the_greatest_weight_of_its_most_specific_range(
+def test_the_best_type_has_the_greatest_weight_of_its_most_specific_range(
     accept: str, best: str | None
 ) -> None:
     assert best_type(accept, [JSON, CSV, LINES]) == best

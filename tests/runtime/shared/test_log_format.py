@@ -1,4 +1,4 @@
-"""What others wrote is shown without steering a terminal."""
+"""Texts of others are shown without steering a terminal."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def record(name: str) -> logging.LogRecord:
         )
 
 
-def test_what_steers_a_terminal_is_named() -> None:
+def test_characters_that_steer_a_terminal_are_escaped() -> None:
     assert escaped(EVIL) == r"\x1b[2J\x9b31m\u202egnp"
     assert escaped("a\r\n\tb é 漢 \U0001f600") == "a\r\n\tb é 漢 \U0001f600"
     assert escaped("50 %\r51 %") == r"50 %\x0d51 %"
 
 
 @given(st.text())
-def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
+def test_no_character_that_a_terminal_obeys_remains(text: str) -> None:
     shown = escaped(text).replace("\r\n", "")
     assert not any(
         (ord(letter) < 32 and letter not in "\n\t") or 0x7F <= ord(letter) < 0xA0
@@ -48,12 +48,16 @@ def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
     )
 
 
-def test_neither_the_servers_log_nor_a_workers_own_steers_a_terminal() -> None:
-    for shape in (TextLogFormatter(CONSOLE), ShortFormatter(colour=False), WorkerTextFormatter()):
-        line = shape.format(record("tsx.http"))
+def test_neither_the_log_of_the_server_nor_that_of_a_worker_steers_a_terminal() -> None:
+    for formatter in (
+        TextLogFormatter(CONSOLE),
+        ShortFormatter(colour=False),
+        WorkerTextFormatter(),
+    ):
+        line = formatter.format(record("tsx.http"))
         assert line.count(r"\x1b[2J\x9b31m\u202egnp") == 2, line
         assert not set(line) & {"\x1b", "\x9b", "\u202e"}
 
 
-def test_what_a_handler_logs_steers_no_terminal() -> None:
+def test_the_log_of_a_handler_steers_no_terminal() -> None:
     assert not UNSAFE.search(WorkerTextFormatter().format(record("own")))

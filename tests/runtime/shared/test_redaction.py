@@ -1,4 +1,4 @@
-"""What is shown of a URL: neither who asks, nor with which right."""
+"""URLs are shown without their credentials."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_secrets_of_urls_are_not_shown(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("formatter", [TextLogFormatter(CONSOLE), JsonLines()])
-def test_no_line_of_the_servers_log_has_them(formatter: logging.Formatter) -> None:
+def test_no_line_of_the_servers_log_has_secrets(formatter: logging.Formatter) -> None:
     try:
         raise ValueError(PRESIGNED)
     except ValueError as error:

@@ -1,6 +1,4 @@
-"""Which addresses are public: none of this machine, its networks or the cloud's own services, in
-whatever form.
-"""
+"""Public addresses: none of this machine, its networks or the cloud's services, in any form."""
 
 from __future__ import annotations
 

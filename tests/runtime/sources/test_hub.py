@@ -1,9 +1,8 @@
-"""Models of the Hub: which a client may name, and their download from a double that speaks the
-Hub's protocol.
-"""
+"""Models of the Hub: the names that a client may give, and downloads from a double of the Hub."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
@@ -36,8 +35,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) 
         yield double
 
 
-def fetch(text: str, most: int = 1 << 30) -> Path:
-    return download(parse_hub(text), most=most, progress=lambda done, total: None)
+def fetch(model: str, most: int = 1 << 30, progress: Any = lambda done, total: None) -> Path:
+    return download(parse_hub(model), most=most, progress=progress)
 
 
 def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None:
@@ -55,8 +54,9 @@ def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None
     ):
         with pytest.raises(BadRequest, match="it must be hf:ORG/NAME or hf:ORG/NAME@REVISION"):
             parse_hub(wrong)
+    # A workflow has no model of the Hub.
     with pytest.raises(ModelNotFound):
-        parse_url("hf:org/tiny")  # of a workflow
+        parse_url("hf:org/tiny")
 
 
 @pytest.mark.parametrize(
@@ -68,55 +68,48 @@ def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None
         ("^hf:.*", True),
         ("hf:org/tiny@v2", False),
         ("hf:org/tin", False),
-        ("file://.*|http(s)?://.*", False),  # TorchServe's
+        # TorchServe's default.
+        ("file://.*|http(s)?://.*", False),
         (".*", False),
         ("org/tiny", False),
     ],
 )
 def test_a_client_may_name_only_what_an_entry_for_the_hub_allows(entry: str, allowed: bool) -> None:
     assert AllowList([entry])
-    if allowed:
+    refusal = pytest.raises(ModelNotFound, match=r"does not match any allowed.* Add hf:org/tiny,")
+    with contextlib.nullcontext() if allowed else refusal:
         check_allowed(parse_hub("hf:org/tiny@v1"), ["other.example", entry])
-        return
-    with pytest.raises(
-        ModelNotFound,
-        match=r"hf:org/tiny@v1 does not match any allowed URL\(s\)\. Add hf:org/tiny, or a pattern that begins",
-    ):
-        check_allowed(parse_hub("hf:org/tiny@v1"), ["other.example", entry])
+
+
+def test_an_entry_for_the_hub_that_is_no_pattern_is_an_error() -> None:
     with pytest.raises(SettingError):
         AllowList(["hf:["])
 
 
-def test_what_serving_needs_is_downloaded_once_and_continued_where_it_broke_off(
+def test_the_files_for_serving_are_downloaded_once_and_continued_where_they_broke_off(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)  # what is written at a time
+    # The download writes this many bytes at a time.
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
     commit = hub.repos["org/tiny"].refs["main"]
     hub.break_off["model.safetensors"] = 1_500_000
-    told: list[tuple[int, int]] = []
-    found = download(
-        parse_hub("hf:org/tiny"),
-        most=1 << 30,
-        progress=lambda done, total: told.append((done, total)),
-    )
-    assert found.name == commit
-    assert (found / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert sorted(hub.downloads()) == [
-        "config.json",
-        "model.safetensors",
-        "model.safetensors",
-        "vocab.txt",
-    ]
-    assert [
+    progress: list[tuple[int, int]] = []
+    model = fetch("hf:org/tiny", progress=lambda *sizes: progress.append(sizes))
+    assert model.name == commit
+    assert (model / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    weights = "model.safetensors"
+    assert sorted(hub.downloads()) == ["config.json", weights, weights, "vocab.txt"]
+    ranges = [
         headers["range"]
         for method, _, headers in hub.requests
         if method == "GET" and "range" in headers
-    ] == ["bytes=1500000-"]
-    assert told[-1] == (2_000_001 + len(CONFIG), 2_000_001 + len(CONFIG))
+    ]
+    assert ranges == ["bytes=1500000-"]
+    assert progress[-1] == (2_000_001 + len(CONFIG), 2_000_001 + len(CONFIG))
     del hub.requests[:]
-    assert fetch(f"hf:org/tiny@{commit}") == found
+    assert fetch(f"hf:org/tiny@{commit}") == model
     assert not hub.downloads()
 
 
@@ -138,22 +131,24 @@ def test_tokens_are_those_of_the_environment(hub: Hub, monkeypatch: pytest.Monke
     assert (fetch("hf:org/private") / "vocab.txt").is_file()
 
 
-def test_what_cannot_be_had_says_what_to_do(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_downloaded_is_an_error_that_says_what_to_do(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.repos["org/gated"] = HubRepo(gated=True)
     hub.repos["org/gated"].commit(FILES)
     hub.repos["org/old"] = HubRepo()
     hub.repos["org/old"].commit({"config.json": CONFIG, "tf_model.h5": b"t"})
-    for name, why in {
+    for name, reason in {
         "org/gated": "is gated.*Accept its terms at http.*/org/gated, and set HF_TOKEN",
         "org/none": "there is no model at http.*/org/none, or it is private",
-        "org/tiny@v9": "org/tiny has no revision v9. Name a branch, a tag or a commit of it",
+        "org/tiny@v9": "org/tiny has no revision v9. Name a branch",
         "org/old": r"has no weights that are served \(it has tf_model.h5\)",
     }.items():
-        with pytest.raises(DownloadFailed, match=why):
+        with pytest.raises(DownloadFailed, match=reason):
             fetch(f"hf:{name}")
+    size = 2_000_001 + len(CONFIG)
     with pytest.raises(
-        DownloadFailed,
-        match=f"hf:org/tiny has {2_000_001 + len(CONFIG)} bytes to fetch, and max_archive_size is 1000",
+        DownloadFailed, match=f"{size} bytes to fetch, and max_archive_size is 1000"
     ):
         fetch("hf:org/tiny", most=1000)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -164,24 +159,17 @@ def test_what_cannot_be_had_says_what_to_do(hub: Hub, monkeypatch: pytest.Monkey
 def test_offline_the_cache_serves(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    there = fetch("hf:org/tiny")
+    model = fetch("hf:org/tiny")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert fetch("hf:org/tiny") == there
-    with pytest.raises(
-        DownloadFailed,
-        match=r"hf:org/other is not in the cache .*/hf/hub, and HF_HUB_OFFLINE is set; unset it",
-    ):
+    assert fetch("hf:org/tiny") == model
+    with pytest.raises(DownloadFailed, match=r"hf:org/other is not in the cache .*HF_HUB_OFFLINE"):
         fetch("hf:org/other")
 
 
 def test_a_server_that_stops_ends_its_downloads(hub: Hub) -> None:
+    model = parse_hub("hf:org/tiny")
     with pytest.raises(DownloadFailed, match="the server stops"):
-        download(
-            parse_hub("hf:org/tiny"),
-            most=1 << 30,
-            progress=lambda done, total: None,
-            stopped=lambda: True,
-        )
+        download(model, most=1 << 30, progress=lambda done, total: None, stopped=lambda: True)
 
 
 # From a folder of the repository in the cache to the folder of the test.
@@ -210,8 +198,5 @@ def test_no_value_of_a_false_hub_leads_out_of_the_cache(
     hub.repos["org/tiny"].lies = lies
     with pytest.raises(DownloadFailed, match=re.escape(f"'{value}'")):
         fetch("hf:org/tiny")
-    assert [
-        path
-        for path in tmp_path.rglob("*")
-        if path.relative_to(tmp_path).parts[:2] not in (("hf",), ("hf", "hub"))
-    ] == []
+    folders = {path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*")}
+    assert folders <= {("hf",), ("hf", "hub")}

@@ -1,22 +1,19 @@
-"""Downloads by way of a proxy: a real one, which writes down what it is asked and leads everything
-to one server.
-"""
+"""Downloads through a real proxy, which records its requests and leads them all to one server."""
 
 from __future__ import annotations
 
 import base64
 import select
 import socket
-import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
+from tests.runtime.sources.conftest import http_server, send
 from tests.support.certificates import make_certificate
 from tsx_runtime.errors import DownloadFailed, ModelNotFound
 from tsx_runtime.sources.addresses import proxy_for
@@ -29,143 +26,107 @@ PUBLIC = "93.184.215.14"
 
 @dataclass
 class Proxy:
-    port: int
-    behind: int = 0  # the port that every tunnel leads to
-    asked: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, target, login
+    """A proxy, and the port that all its tunnels lead to."""
+
+    port: int = 0
+    target: int = 0
+    # Method, target and login.
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     refuses: bool = False
+
+    def respond(self, request: BaseHTTPRequestHandler) -> None:
+        login = request.headers["Proxy-Authorization"]
+        self.requests.append((request.command, request.path, login))
+        if request.command == "GET":
+            send(request, 200, b"forwarded", Content_Length=9)
+        elif self.refuses:
+            request.send_error(403)
+        else:
+            with closing(socket.create_connection(("127.0.0.1", self.target))) as server:
+                send(request)
+                pump(request.connection, server)
 
 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Named by the environment."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def _note(self) -> None:
-            found.asked.append((self.command, self.path, self.headers["Proxy-Authorization"]))
-
-        def do_GET(self) -> None:
-            self._note()
-            self.send_response(200)
-            self.send_header("Content-Length", "9")
-            self.end_headers()
-            self.wfile.write(b"forwarded")
-
-        def do_CONNECT(self) -> None:
-            self._note()
-            if found.refuses:
-                self.send_error(403)
-                return
-            with closing(socket.create_connection(("127.0.0.1", found.behind))) as server:
-                self.send_response(200)
-                self.end_headers()
-                pump(self.connection, server)
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    found = Proxy(server.server_address[1])
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, f"http://someone:s%40crt@127.0.0.1:{found.port}")
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    """Run a proxy that the environment names."""
+    proxy = Proxy()
+    with http_server(proxy.respond) as proxy.port:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, f"http://someone:s%40crt@127.0.0.1:{proxy.port}")
+        yield proxy
 
 
-def pump(one: socket.socket, other: socket.socket) -> None:
+def pump(client: socket.socket, server: socket.socket) -> None:
+    """Pass bytes on both ways until one end closes."""
     while True:
-        for ready in select.select([one, other], [], [])[0]:
+        for ready in select.select([client, server], [], [])[0]:
             data = ready.recv(65536)
             if not data:
                 return
-            (other if ready is one else one).sendall(data)
+            (server if ready is client else client).sendall(data)
 
 
 @pytest.fixture
 def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> Iterator[None]:
-    """A server with a certificate for HOST, where the proxy's tunnels end."""
+    """Run a server with a certificate for HOST, where the proxy's tunnels end."""
     pair = make_certificate(tmp_path, hosts=f"DNS:{HOST}")
     monkeypatch.setenv("SSL_CERT_FILE", str(pair.certificate))
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = f"tls for {self.headers['Host']}".encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def respond(request: BaseHTTPRequestHandler) -> None:
+        body = f"tls for {request.headers['Host']}".encode()
+        send(request, 200, body, Content_Length=len(body))
 
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pair.certificate, pair.key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    proxy.behind = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server(respond, pair) as proxy.target:
+        yield
 
 
-def rules(*, private: bool) -> Rules:
-    return Rules(lambda url: None, lambda url: private, 1 << 20, pause=0.0)
+def fetch(url: str, part: Path, *, private: bool = True) -> bytes:
+    """Download a URL, from private addresses where they are allowed, and return its content."""
+    download(parse_url(url), part, Rules(lambda url: None, lambda url: private, 1 << 20, pause=0.0))
+    return part.read_bytes()
 
 
-def looked_up(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def resolve_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(
         "tsx_runtime.sources.http_download.addresses_of", lambda host, port: [address]
     )
 
 
-@pytest.mark.usefixtures("processes")
+@pytest.mark.usefixtures("processes", "tls")
 def test_https_goes_by_the_proxy_to_the_address_that_was_looked_at(
-    proxy: Proxy, tls: None, part: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, part: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_up(monkeypatch, PUBLIC)
-    download(parse_url(f"https://{HOST}/m.mar"), part, rules(private=False))
-    assert part.read_bytes() == f"tls for {HOST}".encode()
+    resolve_to(monkeypatch, PUBLIC)
+    assert fetch(f"https://{HOST}/m.mar", part, private=False) == f"tls for {HOST}".encode()
     login = "Basic " + base64.b64encode(b"someone:s@crt").decode()
-    assert proxy.asked == [("CONNECT", f"{PUBLIC}:443", login)]
+    assert proxy.requests == [("CONNECT", f"{PUBLIC}:443", login)]
 
 
 def test_a_name_that_leads_to_this_machine_is_not_asked_of_the_proxy_either(
     proxy: Proxy, part: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_up(monkeypatch, "127.0.0.1")
+    resolve_to(monkeypatch, "127.0.0.1")
     for scheme in ("http", "https"):
         with pytest.raises(ModelNotFound, match="not a public one"):
-            download(parse_url(f"{scheme}://{HOST}/m.mar"), part, rules(private=False))
-    assert not proxy.asked
+            fetch(f"{scheme}://{HOST}/m.mar", part, private=False)
+    assert not proxy.requests
 
 
 def test_http_is_not_asked_of_a_proxy_that_would_look_the_name_up_again(
     proxy: Proxy, part: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_up(monkeypatch, PUBLIC)
-    with pytest.raises(
-        DownloadFailed,
-        match="use https, name the host in allowed_urls, or set allow_private_urls=true",
-    ):
-        download(parse_url(f"http://{HOST}/m.mar"), part, rules(private=False))
-    assert not proxy.asked
+    resolve_to(monkeypatch, PUBLIC)
+    with pytest.raises(DownloadFailed, match="use https, name the host in allowed_urls, or"):
+        fetch(f"http://{HOST}/m.mar", part, private=False)
+    assert not proxy.requests
 
 
-@pytest.mark.usefixtures("processes")
-def test_where_any_address_will_do_the_proxy_gets_the_name(
-    proxy: Proxy, tls: None, part: Path
-) -> None:
-    download(parse_url(f"http://{HOST}:8000/m.mar?x=1"), part, rules(private=True))
-    assert part.read_bytes() == b"forwarded"
-    download(parse_url(f"https://{HOST}/m.mar"), part, rules(private=True))
-    assert part.read_bytes() == f"tls for {HOST}".encode()
-    assert [(method, target) for method, target, _ in proxy.asked] == [
+@pytest.mark.usefixtures("processes", "tls")
+def test_the_proxy_gets_the_name_where_any_address_is_allowed(proxy: Proxy, part: Path) -> None:
+    assert fetch(f"http://{HOST}:8000/m.mar?x=1", part) == b"forwarded"
+    assert fetch(f"https://{HOST}/m.mar", part) == f"tls for {HOST}".encode()
+    assert [(method, target) for method, target, _ in proxy.requests] == [
         ("GET", f"http://{HOST}:8000/m.mar?x=1"),
         ("CONNECT", f"{HOST}:443"),
     ]
@@ -174,14 +135,14 @@ def test_where_any_address_will_do_the_proxy_gets_the_name(
 def test_a_proxy_that_refuses_is_reported_without_its_password(proxy: Proxy, part: Path) -> None:
     proxy.refuses = True
     with pytest.raises(DownloadFailed, match="403 Forbidden") as caught:
-        download(parse_url(f"https://{HOST}/m.mar"), part, rules(private=True))
+        fetch(f"https://{HOST}/m.mar", part)
     assert "crt" not in str(caught.value)
 
 
 def test_a_proxy_of_another_kind_is_reported(part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1080")
     with pytest.raises(DownloadFailed, match="socks5"):
-        download(parse_url(f"https://{HOST}/m.mar"), part, rules(private=True))
+        fetch(f"https://{HOST}/m.mar", part)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""A request through a graph of nodes that are played here: the order, retries, time-outs, and that
-nothing is left behind.
-"""
+"""A request through a graph of doubles of nodes: the order, retries, time-outs, and leftovers."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.batches import BATCH
 from tests.support.graphs import acyclic
-from tsx_archiver.workflow import WorkflowSpec, complete, parse_spec
+from tsx_archiver.workflow import complete, parse_spec
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import (
@@ -35,10 +33,12 @@ from tsx_runtime.workflows.node import RunningNode, WorkflowRequest
 from tsx_runtime.workflows.schedule import Output
 
 Act = Callable[[WaitingJob], None]
+DIAMOND = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
+REQUEST = WorkflowRequest("id", [(b"x-mine", b"1")], b"body")
 
 
-class Played:
-    """What a node asks of a model's version, and no more."""
+class FakeVersion:
+    """The part of a model's version that a node calls; its jobs are answered by a function."""
 
     max_response_size = 1000
 
@@ -68,12 +68,12 @@ def row_of(job: WaitingJob) -> dict[str, Any]:
     }
 
 
-def says(text: bytes, status: int = 200, headers: bytes = b"") -> Act:
-    return lambda job: job.answer(status, headers, text, BATCH)
+def answers(body: bytes, status: int = 200, headers: bytes = b"") -> Act:
+    return lambda job: job.answer(status, headers, body, BATCH)
 
 
-def never(job: WaitingJob) -> None:
-    """No answer comes."""
+def keep_waiting(job: WaitingJob) -> None:
+    """Give no answer."""
 
 
 def refuses(error: TsxError) -> Act:
@@ -81,231 +81,170 @@ def refuses(error: TsxError) -> Act:
 
 
 def in_turn(*acts: Act) -> Act:
-    """Each attempt gets the next of these."""
-    left = iter(acts)
-    return lambda job: next(left)(job)
+    """Handle each attempt with the next of these."""
+    remaining = iter(acts)
+    return lambda job: next(remaining)(job)
 
 
-def spec_of(edges: dict[str, list[str]]) -> WorkflowSpec:
-    return parse_spec({"models": {}, "dag": edges}, source="spec.yaml", has_handler=True)
+class Flow:
+    """A graph with a function that answers the jobs of each node."""
+
+    def __init__(
+        self, edges: dict[str, list[str]], retries: int = 0, timeout: float = 60.0, **acts: Act
+    ) -> None:
+        self.spec = parse_spec({"models": {}, "dag": edges}, source="spec.yaml", has_handler=True)
+        self.versions = {name: FakeVersion(act) for name, act in acts.items()}
+        self.nodes = {
+            name: RunningNode(name, cast("ModelVersion", version), retries, timeout)
+            for name, version in self.versions.items()
+        }
+
+    async def start(self, request: WorkflowRequest = REQUEST) -> Output:
+        return await run(self.spec, self.nodes, request)
+
+    def run(self, request: WorkflowRequest = REQUEST) -> Output:
+        return asyncio.run(self.start(request))
+
+    def failure(self, request: WorkflowRequest = REQUEST) -> TsxError:
+        with pytest.raises(TsxError) as caught:
+            self.run(request)
+        return caught.value
 
 
-def nodes_of(
-    played: dict[str, Played], retries: int = 0, timeout: float = 60.0
-) -> dict[str, RunningNode]:
-    return {
-        name: RunningNode(name, cast("ModelVersion", version), retries, timeout)
-        for name, version in played.items()
-    }
-
-
-def play(
-    edges: dict[str, list[str]],
-    acts: dict[str, Act],
-    *,
-    retries: int = 0,
-    timeout: float = 60.0,
-    request: WorkflowRequest | None = None,
-) -> tuple[Output, dict[str, Played]]:
-    """The outcome of one request; raises what it does."""
-    played = {name: Played(act) for name, act in acts.items()}
-
-    async def main() -> Output:
-        return await run(
-            spec_of(edges),
-            nodes_of(played, retries, timeout),
-            request or WorkflowRequest("id", [(b"x-mine", b"1")], b"body"),
-        )
-
-    return asyncio.run(main()), played
-
-
-def refused(edges: dict[str, list[str]], acts: dict[str, Act], **how: Any) -> TsxError:
-    with pytest.raises(TsxError) as caught:
-        play(edges, acts, **how)
-    return caught.value
-
-
-def test_a_chain_hands_on_what_each_node_gave() -> None:
-    output, played = play(
-        {"a": ["b"], "b": ["c"]}, {"a": says(b"1"), "b": says(b"2"), "c": says(b"3")}
-    )
-    assert output == Output(200, b"content-type: application/json\r\n", b"3")
-    assert [played[name].rows for name in "abc"] == [
-        [{"body": b"body"}],
-        [{"body": b"1"}],
-        [{"body": b"2"}],
-    ]
-    assert {parse_request_meta(job.meta)[0] for node in played.values() for job in node.jobs} == {
-        "id"
-    }
-    assert all(b"x-mine: 1\r\n" in job.meta for node in played.values() for job in node.jobs)
+def test_a_chain_hands_each_output_to_the_next_node() -> None:
+    flow = Flow({"a": ["b"], "b": ["c"]}, a=answers(b"1"), b=answers(b"2"), c=answers(b"3"))
+    assert flow.run() == Output(200, b"content-type: application/json\r\n", b"3")
+    rows = [version.rows for version in flow.versions.values()]
+    assert rows == [[{"body": b"body"}], [{"body": b"1"}], [{"body": b"2"}]]
+    jobs = [job for version in flow.versions.values() for job in version.jobs]
+    assert {parse_request_meta(job.meta)[0] for job in jobs} == {"id"}
+    assert all(b"x-mine: 1\r\n" in job.meta for job in jobs)
 
 
 def test_nodes_side_by_side_run_at_once_and_meet_by_their_names() -> None:
     waiting: list[WaitingJob] = []
 
-    def both(job: WaitingJob) -> None:
-        """Answers only once the other one is there as well."""
+    def meet(job: WaitingJob) -> None:
+        """Answer both jobs once the second one is there."""
         waiting.append(job)
         if len(waiting) == 2:
-            for number, one in enumerate(waiting):
-                one.answer(200, b"", b"%d" % number, BATCH)
+            for number, meeting in enumerate(waiting):
+                meeting.answer(200, b"", b"%d" % number, BATCH)
 
-    _, played = play(
-        {"a": ["b", "c"], "b": ["d"], "c": ["d"]},
-        {"a": says(b"0"), "b": both, "c": both, "d": says(b"{}")},
-    )
-    assert played["d"].rows == [{"b": b"0", "c": b"1"}]
-    assert [len(node.jobs) for node in played.values()] == [1, 1, 1, 1]
+    flow = Flow(DIAMOND, a=answers(b"0"), b=meet, c=meet, d=answers(b"{}"))
+    flow.run()
+    assert flow.versions["d"].rows == [{"b": b"0", "c": b"1"}]
+    assert [len(version.jobs) for version in flow.versions.values()] == [1, 1, 1, 1]
 
 
 def test_the_leafs_own_status_and_headers_are_the_answers() -> None:
-    output, _ = play({"a": []}, {"a": says(b"x", 201, b"Content-Type: text/csv\r\nx-own: 1\r\n")})
-    assert output == Output(201, b"Content-Type: text/csv\r\nx-own: 1\r\n", b"x")
+    headers = b"Content-Type: text/csv\r\nx-own: 1\r\n"
+    assert Flow({"a": []}, a=answers(b"x", 201, headers)).run() == Output(201, headers, b"x")
 
 
 def test_several_leaves_are_one_object_and_one_that_is_no_json_is_named() -> None:
-    output, _ = play(
-        {"a": ["b", "c"]}, {"a": says(b"0"), "b": says(b'{"x": 1}'), "c": says(b"[2]")}
-    )
+    leaves = {"a": ["b", "c"]}
+    output = Flow(leaves, a=answers(b"0"), b=answers(b'{"x": 1}'), c=answers(b"[2]")).run()
     assert json.loads(output.body) == {"b": {"x": 1}, "c": [2]}
-    error = refused({"a": ["b", "c"]}, {"a": says(b"0"), "b": says(b"{}"), "c": says(b"text")})
-    assert (error.status, error.message[:40]) == (500, "Error executing c: its output is not JSO")
+    error = Flow(leaves, a=answers(b"0"), b=answers(b"{}"), c=answers(b"text")).failure()
+    assert error.status == 500
+    assert error.message.startswith("Error executing c: its output is not JSON")
 
 
 def test_a_node_that_fails_is_asked_again_as_often_as_it_may() -> None:
-    failed = says(error_body(503, "InternalServerException", "Prediction failed"), 503)
-    output, played = play(
-        {"a": []},
-        {"a": in_turn(failed, refuses(WorkerDied("Worker died.")), says(b"ok"))},
-        retries=2,
-    )
-    assert output.body == b"ok"
-    assert len(played["a"].jobs) == 3
-    error = refused({"a": []}, {"a": failed}, retries=2)
+    failure = answers(error_body(503, "InternalServerException", "Prediction failed"), 503)
+    acts = in_turn(failure, refuses(WorkerDied("Worker died.")), answers(b"ok"))
+    flow = Flow({"a": []}, retries=2, a=acts)
+    assert flow.run().body == b"ok"
+    assert len(flow.versions["a"].jobs) == 3
+    error = Flow({"a": []}, retries=2, a=failure).failure()
     assert (error.status, error.type) == (500, "InternalServerException")
     assert error.message == "Error executing a: Prediction failed (attempts: 3)"
 
 
 def test_a_node_that_fails_ends_the_others_and_none_begins_after_it() -> None:
-    played = {
-        name: Played(act)
-        for name, act in {
-            "a": says(b"0"),
-            "b": never,
-            "c": refuses(WorkerDied("Died.")),
-            "d": never,
-        }.items()
-    }
+    died = refuses(WorkerDied("Died."))
+    flow = Flow(DIAMOND, a=answers(b"0"), b=keep_waiting, c=died, d=keep_waiting)
 
     async def main() -> None:
         with pytest.raises(NodeFailed, match="Error executing c: Died"):
-            await run(
-                spec_of({"a": ["b", "c"], "b": ["d"], "c": ["d"]}),
-                nodes_of(played),
-                WorkflowRequest("id", [], b""),
-            )
+            await flow.start()
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
-    assert played["b"].left == played["b"].jobs
-    assert played["d"].jobs == []
+    assert flow.versions["b"].left == flow.versions["b"].jobs
+    assert flow.versions["d"].jobs == []
 
 
 @pytest.mark.parametrize(
-    ("act", "kind", "status", "tries"),
+    ("act", "kind", "status", "attempts"),
     [
         (refuses(QueueFull("Full.", retry_after=7)), QueueFull, 503, 1),
         (refuses(QueueFull("Full.", retry_after=7, status=429)), QueueFull, 429, 1),
         (refuses(OutOfResources("Out of resources")), OutOfResources, 507, 3),
         (
-            says(error_body(507, "InternalServerException", "Out of resources"), 507),
+            answers(error_body(507, "InternalServerException", "Out of resources"), 507),
             OutOfResources,
             507,
             3,
         ),
-        (says(b"own words", 422), NodeFailed, 422, 1),
-        (says(b"\xff" * 5000, 555), NodeFailed, 555, 3),
-        (says(b'{"code": "x"}', 503), NodeFailed, 500, 3),
+        (answers(b"own words", 422), NodeFailed, 422, 1),
+        (answers(b"\xff" * 5000, 555), NodeFailed, 555, 3),
+        (answers(b'{"code": "x"}', 503), NodeFailed, 500, 3),
         (refuses(TsxError("odd")), NodeFailed, 500, 3),
     ],
 )
-def test_what_is_wrong_with_a_node_is_reported_by_status_and_tried_again_where_that_can_help(
-    act: Act, kind: type[TsxError], status: int, tries: int
+def test_a_failure_of_a_node_has_a_status_and_is_tried_again_where_that_can_help(
+    act: Act, kind: type[TsxError], status: int, attempts: int
 ) -> None:
-    asked: list[WaitingJob] = []
-
-    def counted(job: WaitingJob) -> None:
-        asked.append(job)
-        act(job)
-
-    error = refused({"a": []}, {"a": counted}, retries=2)
-    assert (type(error), error.status, len(asked)) == (kind, status, tries)
+    flow = Flow({"a": []}, retries=2, a=act)
+    error = flow.failure()
+    assert (type(error), error.status) == (kind, status)
+    assert len(flow.versions["a"].jobs) == attempts
     assert error.message.startswith("Error executing a: ")
     assert len(error.message) < 1200
     assert getattr(error, "retry_after", 7) == 7
 
 
 def test_an_attempt_that_takes_too_long_is_given_up_and_leaves_its_place() -> None:
-    played = {"a": Played(in_turn(never, says(b"ok")))}
-
-    async def main() -> Output:
-        return await run(
-            spec_of({"a": []}),
-            nodes_of(played, retries=1, timeout=0.01),
-            WorkflowRequest("id", [], b""),
-        )
-
-    assert asyncio.run(main()).body == b"ok"
-    assert played["a"].left == played["a"].jobs[:1]
-    assert [job.deadline for job in played["a"].jobs] == [None, None], (
-        "it may wait for its turn as long as it has"
-    )
-    error = refused({"a": []}, {"a": never}, timeout=0.01)
+    flow = Flow({"a": []}, retries=1, timeout=0.01, a=in_turn(keep_waiting, answers(b"ok")))
+    assert flow.run().body == b"ok"
+    version = flow.versions["a"]
+    assert version.left == version.jobs[:1]
+    # A job may wait for its turn as long as it has.
+    assert [job.deadline for job in version.jobs] == [None, None]
+    error = Flow({"a": []}, timeout=0.01, a=keep_waiting).failure()
     assert error.message == "Error executing a: it did not answer within 10 ms (timeout-ms)"
     assert error.status == 500
 
 
 def test_the_clients_time_bounds_every_node_and_is_not_spent_twice() -> None:
     end = time.monotonic() + 0.05
-    error = refused(
-        {"a": []}, {"a": never}, retries=5, request=WorkflowRequest("id", [], b"", deadline=end)
-    )
+    request = WorkflowRequest("id", [], b"", deadline=end)
+    error = Flow({"a": []}, retries=5, a=keep_waiting).failure(request)
     assert isinstance(error, DeadlinePassed)
     assert error.message == "Error executing a: the deadline of the request has passed"
-    _, played = play(
-        {"a": []},
-        {"a": says(b"1")},
-        request=WorkflowRequest("id", [], b"", deadline=end + 60, priority=7),
-    )
-    (job,) = played["a"].jobs
+    flow = Flow({"a": []}, a=answers(b"1"))
+    flow.run(WorkflowRequest("id", [], b"", deadline=end + 60, priority=7))
+    (job,) = flow.versions["a"].jobs
     assert (job.deadline, job.priority) == (end + 60, 7)
-    late = refused(
-        {"a": []},
-        {"a": says(b"1")},
-        request=WorkflowRequest("id", [], b"", deadline=time.monotonic() - 1),
-    )
-    assert isinstance(late, DeadlinePassed)
+    assert isinstance(Flow({"a": []}, a=answers(b"1")).failure(request), DeadlinePassed)
 
 
 def test_a_request_that_is_given_up_leaves_every_queue_it_waits_in() -> None:
-    played: dict[str, Played] = {}
-
-    async def main() -> None:
-        asked = asyncio.Event()
-        played.update(a=Played(never), b=Played(lambda job: asked.set()))
-        running = asyncio.create_task(
-            run(spec_of({"a": [], "b": []}), nodes_of(played), WorkflowRequest("id", [], b""))
-        )
-        await asked.wait()
+    async def main() -> Flow:
+        submitted = asyncio.Event()
+        flow = Flow({"a": [], "b": []}, a=keep_waiting, b=lambda job: submitted.set())
+        running = asyncio.create_task(flow.start())
+        await submitted.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert len(asyncio.all_tasks()) == 1
+        return flow
 
-    asyncio.run(main())
-    assert all(node.left == node.jobs != [] for node in played.values())
+    versions = asyncio.run(main()).versions.values()
+    assert all(version.left == version.jobs != [] for version in versions)
 
 
 class Streaming:
@@ -316,18 +255,17 @@ class Streaming:
     def release(self, job: object) -> None: ...
 
 
-def test_a_streamed_output_is_taken_whole_and_one_that_breaks_off_is_a_failure() -> None:
+def test_a_streamed_output_is_joined_and_one_that_breaks_off_is_a_failure() -> None:
     def stream(job: WaitingJob) -> None:
         job.piece(b"", b"a", Streaming())
         job.piece(b"", b"b", Streaming())
         job.answer(200, b"", b"c", BATCH)
 
-    def breaks(job: WaitingJob) -> None:
+    def break_off(job: WaitingJob) -> None:
         job.piece(b"", b"a", Streaming())
         job.refuse(WorkerDied("Worker died."))
 
-    output, _ = play({"a": []}, {"a": in_turn(breaks, stream)}, retries=1)
-    assert output.body == b"abc"
+    assert Flow({"a": []}, retries=1, a=in_turn(break_off, stream)).run().body == b"abc"
 
 
 @given(
@@ -338,19 +276,17 @@ def test_a_streamed_output_is_taken_whole_and_one_that_breaks_off_is_a_failure()
 def test_any_graph_is_answered_once_whatever_comes_first_or_fails(
     edges: dict[str, list[str]], random: Any, failing: set[str]
 ) -> None:
-    """Each node answers with what it got; what comes out of the leaves is what the graph says, or
-    the failing node is named.
+    """Let each node answer with its input, and compare the leaves with the graph.
+
+    Where a node fails, the error names it.
     """
-    whole = complete(edges)
+    graph = complete(edges)
 
     async def main() -> None:
         waiting: list[tuple[str, WaitingJob]] = []
-        played = {
-            name: Played(lambda job, name=name: waiting.append((name, job))) for name in whole
-        }  # type: ignore[misc]  # a default argument
-        running = asyncio.create_task(
-            run(spec_of(edges), nodes_of(played), WorkflowRequest("id", [], b"start"))
-        )
+        acts = {name: (lambda job, name=name: waiting.append((name, job))) for name in graph}
+        flow = Flow(edges, **acts)  # type: ignore[arg-type]  # lambdas with a default
+        running = asyncio.create_task(flow.start(WorkflowRequest("id", [], b"start")))
         while not running.done():
             if not waiting:
                 await asyncio.sleep(0)
@@ -360,65 +296,62 @@ def test_any_graph_is_answered_once_whatever_comes_first_or_fails(
                 job.refuse(WorkerDied("Died."))
             else:
                 row = {
-                    key: json.loads(value) if value != b"start" else "start"
+                    key: "start" if value == b"start" else json.loads(value)
                     for key, value in row_of(job).items()
                 }
                 job.answer(200, b"", json.dumps({name: row}).encode(), BATCH)
             await asyncio.sleep(0)
-        if failing & set(whole):
+        if failing & set(graph):
             with pytest.raises(NodeFailed, match=rf"Error executing {next(iter(failing))}: Died"):
                 await running
         else:
-            leaves = [name for name, following in whole.items() if not following]
-            expected = {leaf: {leaf: expected_row(whole, leaf)} for leaf in leaves}
-            found = json.loads((await running).body)
-            assert found == (expected if len(leaves) > 1 else expected[leaves[0]])
-            assert [len(node.jobs) for node in played.values()] == [1] * len(whole)
+            leaves = [name for name, children in graph.items() if not children]
+            outputs = {leaf: {leaf: expected_row(graph, leaf)} for leaf in leaves}
+            expected = outputs if len(leaves) > 1 else outputs[leaves[0]]
+            assert json.loads((await running).body) == expected
+            assert all(len(version.jobs) == 1 for version in flow.versions.values())
 
     asyncio.run(main())
 
 
 def expected_row(edges: dict[str, tuple[str, ...]], node: str) -> dict[str, Any]:
-    parents = [name for name, following in edges.items() if node in following]
-    given = {parent: {parent: expected_row(edges, parent)} for parent in parents}
-    return (
-        {"body": "start"}
-        if not given
-        else {"body": given[parents[0]]}
-        if len(given) == 1
-        else given
-    )
+    """Return the row of a node whose parents answer with theirs."""
+    rows = {
+        parent: {parent: expected_row(edges, parent)}
+        for parent, children in edges.items()
+        if node in children
+    }
+    match list(rows.values()):
+        case []:
+            return {"body": "start"}
+        case [row]:
+            return {"body": row}
+    return rows
 
 
 @pytest.mark.parametrize(
-    ("parts", "timeout", "why"),
+    ("parts", "timeout", "reason"),
     [(11, 60.0, "more than 1000 bytes together"), (1, 0.05, "timeout-ms")],
 )
-def test_a_node_whose_stream_is_too_long_or_too_slow_is_reported_to_stop(
-    parts: int, timeout: float, why: str
+def test_a_node_whose_stream_is_too_long_or_too_slow_is_stopped(
+    parts: int, timeout: float, reason: str
 ) -> None:
-    def act(job: WaitingJob) -> None:
+    def stream(job: WaitingJob) -> None:
         for _ in range(parts):
             job.piece(b"", b"x" * 100, Streaming())
 
-    node = Played(act)
-    with pytest.raises(NodeFailed, match=why):
-        asyncio.run(
-            run(
-                spec_of({"a": []}),
-                nodes_of({"a": node}, timeout=timeout),
-                WorkflowRequest("id", [], b""),
-            )
-        )
-    assert node.left == node.jobs
+    flow = Flow({"a": []}, timeout=timeout, a=stream)
+    error = flow.failure()
+    assert isinstance(error, NodeFailed)
+    assert reason in error.message
+    assert flow.versions["a"].left == flow.versions["a"].jobs
 
 
-def test_a_node_that_gets_no_tensors_is_not_reported_that_it_does() -> None:
-    request = WorkflowRequest(
-        "id", [(b"Inference-Header-Content-Length", b"2"), (b"x-mine", b"1")], b"{}"
-    )
-    _, played = play({"a": ["b"]}, {"a": says(b"1"), "b": says(b"2")}, request=request)
-    first, second = (node.jobs[0].meta.lower() for node in played.values())
+def test_only_the_first_node_gets_the_header_of_the_clients_tensors() -> None:
+    headers = [(b"Inference-Header-Content-Length", b"2"), (b"x-mine", b"1")]
+    flow = Flow({"a": ["b"]}, a=answers(b"1"), b=answers(b"2"))
+    flow.run(WorkflowRequest("id", headers, b"{}"))
+    first, second = (version.jobs[0].meta.lower() for version in flow.versions.values())
     assert b"inference-header-content-length: 2" in first
     assert b"inference-header" not in second
     assert b"x-mine: 1" in second

@@ -1,4 +1,4 @@
-"""Which node begins when, and what it takes: for any graph, and any order in which nodes end."""
+"""The start of each node and its input, for any graph and any order in which nodes end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_node_begins_once_after_its_parents_whatever_ends_first(
         assert set(done) - needed(edges, done, [*done, *running]) == {
             node
             for node in done
-            if edges[node] and all(after in done or after in running for after in edges[node])
+            if edges[node] and all(child in done or child in running for child in edges[node])
         }
         running.remove(ended := random.choice(running))
         done.append(ended)
@@ -56,7 +56,7 @@ BODIES = st.dictionaries(
 
 
 @given(BODIES)
-def test_what_several_parents_gave_is_what_the_handler_gets_byte_for_byte(
+def test_the_handler_gets_the_outputs_of_several_parents_byte_for_byte(
     bodies: dict[str, bytes],
 ) -> None:
     boundary = b"0123456789abcdef" * 2
@@ -69,7 +69,7 @@ def test_what_several_parents_gave_is_what_the_handler_gets_byte_for_byte(
     assert list(row) == list(bodies)
 
 
-def test_what_one_parent_gave_goes_on_as_it_is() -> None:
+def test_the_output_of_one_parent_goes_on_as_it_is() -> None:
     body = b"x" * 10
     joined = join({"a": body}, b"")
     assert joined == Input(body, None)
@@ -77,23 +77,23 @@ def test_what_one_parent_gave_goes_on_as_it_is() -> None:
 
 
 def test_large_outputs_are_joined_without_a_copy() -> None:
-    one, other = b"1" * COPIED, b"2" * COPIED
-    joined = join({"a": one, "b": other}, b"bound")
+    outputs = {"a": b"1" * COPIED, "b": b"2" * COPIED}
+    joined = join(outputs, b"bound")
     assert isinstance(joined.body, Parts)
-    assert any(piece is one for piece in joined.body.pieces)
-    assert any(piece is other for piece in joined.body.pieces)
+    for output in outputs.values():
+        assert any(piece is output for piece in joined.body.pieces)
     assert len(joined.body) == sum(map(len, joined.body.pieces))
 
 
-def test_a_node_behind_others_does_not_get_what_describes_the_clients_body() -> None:
-    given = [
+def test_a_node_behind_others_gets_no_headers_of_the_clients_body() -> None:
+    headers = [
         (b"Content-Type", b"image/png"),
         (b"content-length", b"3"),
         (b"x-mine", b"1"),
         (b"transfer-encoding", b"chunked"),
     ]
-    assert headers_for(given, None) == [(b"x-mine", b"1")]
-    assert headers_for(given, b"text/plain") == [
+    assert headers_for(headers, None) == [(b"x-mine", b"1")]
+    assert headers_for(headers, b"text/plain") == [
         (b"x-mine", b"1"),
         (b"content-type", b"text/plain"),
     ]

@@ -1,6 +1,8 @@
-"""Who may call what."""
+"""Guards: which requests may call which listener."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 
@@ -9,9 +11,38 @@ from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.settings.schema import Settings
 
+# Hosts that are not this machine, of which four look like it behind http://.
+HOSTS = (
+    b"evil.org",
+    b"localhost.evil.org:8081",
+    b"[::1",
+    b"[::1].evil.com",
+    b"127.0.0.1@evil.com",
+    b"localhost.evil.com",
+    b"localhost/.evil.com",
+    b"[::1].evil.com:80",
+    b"[::1]evil",
+    b"evil.com#@127.0.0.1",
+    b"",
+    b" ",
+    b"127.0.0.1 evil",
+    b"127.0.0.1/evil",
+    b"127.0.0.1:80:90",
+    b"127.1",
+    b"::1",
+    b"[::1%25lo]",
+)
+
 
 def settings(**values: object) -> Settings:
     return Settings.model_validate(values)
+
+
+def guard_of(role: str = "management", **values: object) -> Guard:
+    """Return the guard that these settings give a listener."""
+    guard = getattr(build_guards(settings(**values)), role)
+    assert isinstance(guard, Guard)
+    return guard
 
 
 def test_defaults_need_no_token() -> None:
@@ -40,20 +71,17 @@ def test_inference_on_loopback_without_token_looks_where_a_request_comes_from() 
     guards = build_guards(settings())
     assert guards.inference is not None
     assert guards.inference.key is None
-    assert build_guards(settings(allowed_hosts=["*"])).inference is None
     assert guards.management is not None
     assert guards.metrics is not None
+    assert build_guards(settings(allowed_hosts=["*"])).inference is None
 
 
 def test_a_unix_socket_needs_no_token_and_takes_any_host_and_the_token_where_there_is_one() -> None:
-    sockets = {
-        f"{role}_address": f"unix:/run/{role}.sock"
-        for role in ("inference", "management", "metrics")
-    }
+    roles = ("inference", "management", "metrics")
+    sockets = {f"{role}_address": f"unix:/run/{role}.sock" for role in roles}
     required_tokens(settings(**sockets))
     assert build_guards(settings(**sockets)) == (None, None, None, None)
-    guard = build_guards(settings(**sockets, management_token="secret")).management
-    assert guard is not None
+    guard = guard_of(**sockets, management_token="secret")
     guard.check([(b"host", b"tsx"), (b"authorization", b"Bearer secret")])
     with pytest.raises(InvalidToken):
         guard.check([(b"host", b"localhost")])
@@ -62,25 +90,20 @@ def test_a_unix_socket_needs_no_token_and_takes_any_host_and_the_token_where_the
 def test_https_protects_no_better_than_http_against_who_may_call() -> None:
     with pytest.raises(SettingError, match="Set management_token"):
         required_tokens(settings(management_address="https://0.0.0.0:8081"))
-    guard = build_guards(settings(management_address="https://127.0.0.1:8081")).management
-    assert guard is not None
     with pytest.raises(ForeignOrigin):
-        guard.check([(b"host", b"evil.org")])
+        guard_of(management_address="https://127.0.0.1:8081").check([(b"host", b"evil.org")])
 
 
 def test_disabled_authorization_checks_no_token() -> None:
-    guards = build_guards(
-        settings(
-            inference_token="a",
-            management_token="b",
-            disable_token_authorization=True,
-            management_address="http://0.0.0.0:1",
-        )
-    )
-    assert guards.inference is not None
-    assert guards.inference.key is None
-    assert guards.management is not None
-    assert (guards.management.key, guards.management.hosts) == (None, None)
+    values = {
+        "inference_token": "a",
+        "management_token": "b",
+        "disable_token_authorization": True,
+        "management_address": "http://0.0.0.0:1",
+    }
+    assert guard_of("inference", **values).key is None
+    management = guard_of(**values)
+    assert (management.key, management.hosts) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -112,109 +135,60 @@ def test_the_right_token_passes(authorization: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("name", "value"),
     [
-        (b"host", b"evil.org"),
-        (b"host", b"localhost.evil.org:8081"),
-        (b"host", b"[::1"),
-        *(
-            (b"host", host)
-            for host in (
-                b"[::1].evil.com",
-                b"[::1].evil.com:80",
-                b"[::1]evil",
-                b"127.0.0.1@evil.com",
-                b"evil.com#@127.0.0.1",
-            )
-        ),
-        *(
-            (b"host", host)
-            for host in (
-                b"",
-                b" ",
-                b"127.0.0.1 evil",
-                b"127.0.0.1/evil",
-                b"127.0.0.1:80:90",
-                b"127.1",
-                b"::1",
-                b"[::1%25lo]",
-            )
-        ),
-        *(
-            (b"origin", b"http://" + host)
-            for host in (
-                b"[::1].evil.com",
-                b"127.0.0.1@evil.com",
-                b"localhost.evil.com",
-                b"localhost/.evil.com",
-            )
-        ),
+        *((b"host", host) for host in HOSTS),
+        *((b"origin", b"http://" + host) for host in HOSTS[3:7]),
         (b"origin", b"localhost"),
         (b"origin", b""),
         (b"origin", b"http://evil.org"),
         (b"origin", b"null"),
     ],
 )
-def test_another_site_is_refused_on_loopback(header: tuple[bytes, bytes]) -> None:
-    guard = build_guards(settings()).management
-    assert guard is not None
+def test_another_site_is_refused_on_loopback(name: bytes, value: bytes) -> None:
     with pytest.raises(ForeignOrigin) as caught:
-        guard.check([(b"host", b"localhost:8081"), header])
-    assert header[1].decode() in caught.value.message
+        guard_of().check([(b"host", b"localhost:8081"), (name, value)])
+    assert value.decode() in caught.value.message
 
 
 @pytest.mark.parametrize(
     "host", [b"localhost:8081", b"127.0.0.1:8081", b"LOCALHOST", b"[::1]:8081", b"127.0.0.2"]
 )
 def test_this_machine_may_call_itself(host: bytes) -> None:
-    guard = build_guards(settings()).management
-    assert guard is not None
-    guard.check([(b"host", host), (b"origin", b"http://" + host)])
+    guard_of().check([(b"host", host), (b"origin", b"http://" + host)])
 
 
 def test_an_address_open_to_others_takes_any_host() -> None:
-    guard = build_guards(
-        settings(management_address="http://0.0.0.0:8081", management_token="secret")
-    ).management
-    assert guard is not None
+    guard = guard_of(management_address="http://0.0.0.0:8081", management_token="secret")
     guard.check([(b"host", b"models.example.org"), (b"authorization", b"Bearer secret")])
 
 
 def test_a_site_that_is_named_may_call_and_the_star_names_none() -> None:
-    guard = build_guards(settings(cors_allowed_origin="https://my.site")).management
-    assert guard is not None
+    guard = guard_of(cors_allowed_origin="https://my.site")
     guard.check([(b"host", b"localhost"), (b"origin", b"https://my.site")])
     for origin in (b"https://my.site.evil.org", b"http://my.site", b"https://other.site"):
         with pytest.raises(ForeignOrigin):
             guard.check([(b"origin", origin)])
-    guard = build_guards(settings(cors_allowed_origin="*")).management
-    assert guard is not None
     with pytest.raises(ForeignOrigin):
-        guard.check([(b"origin", b"https://other.site")])
+        guard_of(cors_allowed_origin="*").check([(b"origin", b"https://other.site")])
 
 
 @pytest.mark.parametrize("status", [400, 401])
 def test_the_status_of_a_wrong_token_is_a_setting(status: int) -> None:
-    guard = build_guards(settings(inference_token="secret", token_failure_status=status)).inference
-    assert guard is not None
+    guard = guard_of("inference", inference_token="secret", token_failure_status=status)
     with pytest.raises(InvalidToken) as caught:
         guard.check([])
     assert caught.value.status == status
 
 
-def test_metrics_ask_for_no_token_that_was_made_up() -> None:
-    made_up = build_guards(settings(generate_tokens=True, metrics_address="http://0.0.0.0:8082"))
-    assert made_up.metrics is None
-    assert made_up.management is not None
-    own = build_guards(
-        settings(
-            generate_tokens=True, management_token="mine", metrics_address="http://0.0.0.0:8082"
-        )
-    )
-    assert own.metrics is not None
+def test_metrics_ask_for_no_generated_token() -> None:
+    values = {"generate_tokens": True, "metrics_address": "http://0.0.0.0:8082"}
+    assert build_guards(settings(**values)).metrics is None
+    assert build_guards(settings(**values)).management is not None
+    assert build_guards(settings(**values, management_token="mine")).metrics is not None
 
 
-def test_made_up_tokens_are_enough_for_an_open_address() -> None:
+def test_generated_tokens_are_enough_for_an_open_address() -> None:
     required_tokens(settings(generate_tokens=True, management_address="http://0.0.0.0:8081"))
 
 
@@ -223,21 +197,15 @@ def test_metrics_that_are_off_need_no_token() -> None:
 
 
 def test_a_websocket_of_another_sites_page_is_refused_wherever_no_token_is_needed() -> None:
-    def guard_of(**more: object) -> Guard:
-        guard = build_guards(settings(inference_address="http://0.0.0.0:8080", **more)).inference
-        assert guard is not None
-        return guard
-
+    inference = partial(guard_of, "inference", inference_address="http://0.0.0.0:8080")
     host = (b"host", b"models.example:8080")
-    open_to_all = guard_of(disable_token_authorization=True)
+    open_to_all = inference(disable_token_authorization=True)
     open_to_all.check_socket([host])
     open_to_all.check_socket([host, (b"origin", b"http://models.example")])
     for origin in (b"https://evil.example", b"null", b""):
         with pytest.raises(ForeignOrigin):
             open_to_all.check_socket([host, (b"origin", origin)])
-    named = guard_of(disable_token_authorization=True, cors_allowed_origin="https://my.site")
-    named.check_socket([host, (b"origin", b"https://my.site")])
-    with_token = guard_of(inference_token="a")
-    with_token.check_socket(
-        [host, (b"origin", b"https://evil.example"), (b"authorization", b"Bearer a")]
-    )
+    site = inference(disable_token_authorization=True, cors_allowed_origin="https://my.site")
+    site.check_socket([host, (b"origin", b"https://my.site")])
+    page, token = (b"origin", b"https://evil.example"), (b"authorization", b"Bearer a")
+    inference(inference_token="a").check_socket([host, page, token])

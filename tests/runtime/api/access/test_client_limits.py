@@ -1,6 +1,4 @@
-"""What one client may take: the decisions with a clock of their own, and the answers over sockets,
-on both lanes.
-"""
+"""Limits of one client: decisions with a clock of their own, and answers of both lanes."""
 
 from __future__ import annotations
 
@@ -10,12 +8,12 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.clock import Clock
 from tests.runtime.conftest import RunningServer
 from tests.support.clients.rawhttp import Answer, RawConnection
 from tsx_runtime.api.access.client_limits import (
@@ -40,18 +38,8 @@ BODIES = {
 both_lanes = pytest.mark.parametrize("lane", BODIES)
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def forwarded(text: str) -> list[tuple[bytes, bytes]]:
     return [(b"x-forwarded-for", text.encode("latin-1"))]
-
-
-# Decisions
 
 
 @given(st.integers(1, 50), st.lists(st.floats(0, 2), max_size=200))
@@ -76,24 +64,25 @@ def test_a_client_that_keeps_to_its_rate_is_never_refused(rate: int, count: int)
         limits.count_request(client)
         clock.now += 1 / rate
     clock.now += 1
-    for _ in range(rate):  # a whole second's at once
+    # A client may send the requests of a whole second at once.
+    for _ in range(rate):
         limits.count_request(client)
 
 
-def test_a_refused_client_is_reported_when_to_come_again() -> None:
+def test_a_refused_client_is_told_when_to_come_again() -> None:
     clock = Clock()
     limits = ClientLimits(failures=2, clock=clock)
     client = limits.caller("10.0.0.1", ())
     for _ in range(4):
         limits.count_failure(client)
-    with pytest.raises(TooManyRequests, match="max_failed_tokens") as refused:
+    with pytest.raises(TooManyRequests, match="max_failed_tokens") as refusal:
         limits.count_failure(client)
-    assert refused.value.retry_after == 30
-    clock.now += refused.value.retry_after
+    assert refusal.value.retry_after == 30
+    clock.now += refusal.value.retry_after
     limits.count_failure(client)
 
 
-def test_what_is_off_limits_nothing() -> None:
+def test_limits_that_are_off_refuse_nothing() -> None:
     limits = ClientLimits(clock=Clock())
     client = limits.connect("10.0.0.1")
     for _ in range(10_000):
@@ -107,25 +96,25 @@ def test_the_table_of_clients_is_bounded_and_forgets_none_that_is_connected(
     events: list[tuple[int, bool]],
 ) -> None:
     limits = ClientLimits(connections=2, remembered=5, clock=Clock())
-    open_: dict[int, list[Any]] = {}
+    connected: dict[int, list[Any]] = {}
     for number, connects in events:
-        host, own = f"10.0.0.{number}", open_.setdefault(number, [])
-        if connects and len(own) < 2:
-            own.append(limits.connect(host))
+        host, connections = f"10.0.0.{number}", connected.setdefault(number, [])
+        if connects and len(connections) < 2:
+            connections.append(limits.connect(host))
         elif connects:
             with pytest.raises(TooManyRequests, match="max_connections_per_client"):
                 limits.connect(host)
-        elif own:
-            limits.disconnect(own.pop())
+        elif connections:
+            limits.disconnect(connections.pop())
         else:
             limits.caller(host, ())
-        assert len(limits) <= 5 + sum(1 for clients in open_.values() if clients)
-        for other, clients in open_.items():
-            assert all(client is limits.caller(f"10.0.0.{other}", ()) for client in clients)
+        assert len(limits) <= 5 + sum(1 for clients in connected.values() if clients)
+        for known, clients in connected.items():
+            assert all(client is limits.caller(f"10.0.0.{known}", ()) for client in clients)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "second", "is_same"),
     [
         ("10.0.0.1", "10.0.0.2", False),
         ("10.0.0.1", "::ffff:10.0.0.1", True),
@@ -134,9 +123,11 @@ def test_the_table_of_clients_is_bounded_and_forgets_none_that_is_connected(
         ("testclient", "testclient", True),
     ],
 )
-def test_a_client_is_an_ipv4_address_or_a_network_of_ipv6(one: str, other: str, same: bool) -> None:
+def test_a_client_is_an_ipv4_address_or_a_network_of_ipv6(
+    first: str, second: str, is_same: bool
+) -> None:
     limits = ClientLimits(clock=Clock())
-    assert (limits.connect(one) is limits.connect(other)) is same
+    assert (limits.connect(first) is limits.connect(second)) is is_same
 
 
 @pytest.mark.parametrize(
@@ -147,17 +138,19 @@ def test_a_client_is_an_ipv4_address_or_a_network_of_ipv6(one: str, other: str, 
         ("10.0.0.1", "203.0.113.9:4711", "203.0.113.9"),
         ("10.0.0.1", "[2001:db8::1]:4711", "2001:db8::1"),
         ("10.0.0.1", "2001:db8::1", "2001:db8::1"),
-        ("10.0.0.1", "1.1.1.1, 203.0.113.9", "203.0.113.9"),  # the first the client has made up
-        ("10.0.0.1", "1.1.1.1, 203.0.113.9, 10.0.0.2", "203.0.113.9"),  # two proxies in a row
+        # The client has made up the first address.
+        ("10.0.0.1", "1.1.1.1, 203.0.113.9", "203.0.113.9"),
+        ("10.0.0.1", "1.1.1.1, 203.0.113.9, 10.0.0.2", "203.0.113.9"),
         ("10.0.0.1", "10.0.0.3,10.0.0.2", "10.0.0.3"),
         ("10.0.0.1", "203.0.113.9, unknown", "10.0.0.1"),
         ("10.0.0.1", "," * 1000, "10.0.0.1"),
         ("10.0.0.1", "1.1.1.1," * 5000 + "10.0.0.2," * 5000, "10.0.0.1"),
-        ("203.0.113.7", "1.1.1.1", "203.0.113.7"),  # no proxy of ours
+        # This peer is no trusted proxy.
+        ("203.0.113.7", "1.1.1.1", "203.0.113.7"),
         ("203.0.113.7", "10.0.0.1", "203.0.113.7"),
     ],
 )
-def test_the_client_behind_proxies_is_the_last_hop_that_is_none(
+def test_the_client_behind_proxies_is_the_last_hop_that_is_no_proxy(
     peer: str, header: str, client: str
 ) -> None:
     limits = ClientLimits(proxies=["10.0.0.0/8"], clock=Clock())
@@ -166,40 +159,34 @@ def test_the_client_behind_proxies_is_the_last_hop_that_is_none(
 
 def test_several_headers_of_a_proxy_are_one_list() -> None:
     limits = ClientLimits(proxies=["10.0.0.1"], clock=Clock())
-    assert limits.caller(
-        "10.0.0.1", [*forwarded("1.1.1.1"), *forwarded("203.0.113.9")]
-    ) is limits.caller("203.0.113.9", ())
+    headers = [*forwarded("1.1.1.1"), *forwarded("203.0.113.9")]
+    assert limits.caller("10.0.0.1", headers) is limits.caller("203.0.113.9", ())
 
 
 def test_limits_are_on_by_themselves_where_other_machines_can_connect() -> None:
-    assert client_limits(Settings(), is_local=True) is None
-    usual = client_limits(Settings(), is_local=False)
-    assert usual is not None
-    assert usual.numbers == (CONNECTIONS, REQUESTS, FAILURES)
-    own = client_limits(Settings(max_connections_per_client=3, max_failed_tokens=0), is_local=False)
-    assert own is not None
-    assert own.numbers == (3, REQUESTS, 0)
-    local = client_limits(Settings(max_requests_per_client=7), is_local=True)
-    assert local is not None
-    assert local.numbers == (0, 7, 0)
-    assert (
-        client_limits(
-            Settings(max_connections_per_client=0, max_requests_per_client=0, max_failed_tokens=0),
-            is_local=False,
-        )
-        is None
-    )
+    def numbers(*, is_local: bool, **settings: int) -> tuple[int, int, int] | None:
+        limits = client_limits(Settings.model_validate(settings), is_local=is_local)
+        return None if limits is None else limits.numbers
+
+    assert numbers(is_local=True) is None
+    assert numbers(is_local=False) == (CONNECTIONS, REQUESTS, FAILURES)
+    some = {"max_connections_per_client": 3, "max_failed_tokens": 0}
+    assert numbers(is_local=False, **some) == (3, REQUESTS, 0)
+    assert numbers(is_local=True, max_requests_per_client=7) == (0, 7, 0)
+    names = ("max_connections_per_client", "max_requests_per_client", "max_failed_tokens")
+    assert numbers(is_local=False, **dict.fromkeys(names, 0)) is None
 
 
 def test_behind_a_load_balancer_or_a_platform_connections_and_requests_are_not_limited(
     tmp_path: Path,
 ) -> None:
-    container = settings_of({}, ModelLocation(tmp_path, None), None, [])
-    limits = client_limits(container, is_local=False)
+    def container(**variables: str) -> Settings:
+        return settings_of(variables, ModelLocation(tmp_path, None), None, [])
+
+    limits = client_limits(container(), is_local=False)
     assert limits is not None
     assert limits.numbers == (0, 0, FAILURES)
-    own = settings_of({"TSX_MAX_REQUESTS_PER_CLIENT": "7"}, ModelLocation(tmp_path, None), None, [])
-    assert own.max_requests_per_client == 7
+    assert container(TSX_MAX_REQUESTS_PER_CLIENT="7").max_requests_per_client == 7
     names = ("MAX_CONNECTIONS_PER_CLIENT", "MAX_REQUESTS_PER_CLIENT", "MAX_FAILED_TOKENS")
     assert [read_environment({}).variables[f"TSX_{name}"] for name in names] == ["0", "0", "0"]
 
@@ -224,16 +211,13 @@ def test_each_listener_is_limited_by_its_own_address(tmp_path: Any) -> None:
     assert limited == {"inference": True, "management": False, "metrics": False}
 
 
-# Over sockets
-
-
 @pytest.fixture(scope="module")
 def clock() -> Clock:
     return Clock()
 
 
-def use(patch: pytest.MonkeyPatch, clock: Clock) -> None:
-    """In servers that are started from now on."""
+def use_clock(patch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Give the clock to the limits of servers that are started from now on."""
 
     def with_clock(settings: Settings, *, is_local: bool) -> ClientLimits | None:
         limits = client_limits(settings, is_local=is_local)
@@ -248,19 +232,22 @@ def use(patch: pytest.MonkeyPatch, clock: Clock) -> None:
 
 @pytest.fixture(scope="module")
 def limited(start_server: Any, clock: Clock) -> Iterator[RunningServer]:
-    """Behind a proxy at 127.0.0.1, so that each test has clients of its own."""
-
+    """Run a server behind a proxy at 127.0.0.1, so that each test has its own clients."""
     with pytest.MonkeyPatch.context() as patch:
-        use(patch, clock)
-        values = {
-            "inference_token": "secret",
-            "max_requests_per_client": 30,
-            "max_failed_tokens": 2,
-            "trusted_proxies": ["127.0.0.1"],
-        }
-        with start_server(**values) as server:
+        use_clock(patch, clock)
+        with start_server(
+            inference_token="secret",
+            max_requests_per_client=30,
+            max_failed_tokens=2,
+            trusted_proxies=["127.0.0.1"],
+        ) as server:
             server.register("talker.mar", initial_workers=1)
             yield server
+
+
+def connect(server: RunningServer) -> RawConnection:
+    url = server.inference.base_url
+    return RawConnection((url.host, url.port))
 
 
 def ask(
@@ -271,51 +258,51 @@ def ask(
     path: str = "/predictions/talker",
     count: int = 1,
 ) -> list[Answer]:
-    """So many requests of one client, on one connection."""
-    parts = urlsplit(server.addresses["inference"])
-    sent = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Do: bytes\r\nX-Forwarded-For: {client}\r\nAuthorization: Bearer {token}\r\n"
+    """Send so many requests of one client on one connection."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Do: bytes\r\n"
+        f"X-Forwarded-For: {client}\r\nAuthorization: Bearer {token}\r\n"
+    )
     answers = []
-    with RawConnection((parts.hostname, parts.port)) as connection:
+    with connect(server) as connection:
         for _ in range(count):
-            connection.send(sent.encode() + BODIES[lane])
+            connection.send(head.encode() + BODIES[lane])
             answers.append(connection.answer())
     return answers
 
 
+def statuses(server: RunningServer, lane: str, client: str, **request: Any) -> list[int]:
+    return [answer.status for answer in ask(server, lane, client, **request)]
+
+
 @both_lanes
 def test_requests_beyond_the_limit_are_answered_429(
-    limited: RunningServer, clock: Clock, lane: str, error_of: Any
+    limited: RunningServer, clock: Clock, lane: str
 ) -> None:
     client = {"fast": "203.0.113.1", "framework": "203.0.113.2"}[lane]
     answers = ask(limited, lane, client, count=32)
     assert [answer.status for answer in answers] == [200] * 30 + [429] * 2
     assert answers[-1].header(b"retry-after") == b"1"
     assert b"max_requests_per_client" in answers[-1].body
-    assert [answer.status for answer in ask(limited, lane, "203.0.113.3")] == [200]
+    assert statuses(limited, lane, "203.0.113.3") == [200]
+    headers = {"x-forwarded-for": client, "authorization": "Bearer secret"}
     for probe in ("/ping", "/v2/health/ready"):
-        assert (
-            limited.inference.get(
-                probe, headers={"x-forwarded-for": client, "authorization": "Bearer secret"}
-            ).status_code
-            == 200
-        )
+        assert limited.inference.get(probe, headers=headers).status_code == 200
     clock.now += 0.1
-    assert [answer.status for answer in ask(limited, lane, client, count=4)] == [200] * 3 + [429]
+    assert statuses(limited, lane, client, count=4) == [200] * 3 + [429]
 
 
 def test_both_lanes_refuse_alike_and_share_the_limits(limited: RunningServer) -> None:
-    """Equal but for the date and the request's id, which `Answer` leaves out."""
+    """`Answer` leaves the date and the request's id out."""
     ask(limited, "fast", "203.0.113.10", count=29)
-    assert ask(limited, "framework", "203.0.113.10")[0].status == 200
-    refused = [ask(limited, lane, "203.0.113.10")[0] for lane in BODIES]
-    assert refused[0] == refused[1]
-    assert refused[0].status == 429
-    guessed = [ask(limited, lane, "203.0.113.11", "wrong")[0] for lane in [*BODIES, *BODIES]]
-    assert [answer.status for answer in guessed] == [400] * 4
-    assert guessed[0] == guessed[1]
-    guessed = [ask(limited, lane, "203.0.113.11", "wrong")[0] for lane in BODIES]
-    assert guessed[0] == guessed[1]
-    assert guessed[0].status == 429
+    assert statuses(limited, "framework", "203.0.113.10") == [200]
+    fast, framework = (ask(limited, lane, "203.0.113.10")[0] for lane in BODIES)
+    assert fast == framework
+    assert fast.status == 429
+    for status in (400, 400, 429):
+        fast, framework = (ask(limited, lane, "203.0.113.11", "wrong")[0] for lane in BODIES)
+        assert fast == framework
+        assert fast.status == status
 
 
 @both_lanes
@@ -327,43 +314,42 @@ def test_wrong_tokens_beyond_the_limit_are_answered_429_and_the_right_one_is_acc
     assert [answer.status for answer in answers] == [400] * 4 + [429] * 2
     assert b"max_failed_tokens" in answers[-1].body
     assert answers[-1].header(b"retry-after") == b"30"
-    assert ask(limited, lane, client)[0].status == 200
-    assert ask(limited, lane, "203.0.113.23", "wrong", path="/predictions/nobody")[0].status == 400
+    assert statuses(limited, lane, client) == [200]
+    unknown = {"token": "wrong", "path": "/predictions/nobody"}
+    assert statuses(limited, lane, "203.0.113.23", **unknown) == [400]
 
 
 def test_a_wrong_token_sent_ahead_behind_the_other_lane_is_counted_once(
     limited: RunningServer,
 ) -> None:
-    head = "Host: localhost\r\nX-Forwarded-For: 203.0.113.24\r\nAuthorization: Bearer wrong\r\nX-Number: {}\r\n"
-    sent = b"GET /ping HTTP/1.1\r\n" + head.format(0).encode() + b"\r\n"
-    for number in range(1, 6):  # heads that are not remembered
-        sent += (
-            b"POST /predictions/talker HTTP/1.1\r\n" + head.format(number).encode() + BODIES["fast"]
-        )
-    parts = urlsplit(limited.addresses["inference"])
-    with RawConnection((parts.hostname, parts.port)) as connection:
-        connection.send(sent)
-        statuses = [answer.status for _ in range(6) if (answer := connection.answer()) is not None]
-    assert statuses == [200] + [400] * 4 + [429]
+    head = (
+        b"Host: localhost\r\nX-Forwarded-For: 203.0.113.24\r\n"
+        b"Authorization: Bearer wrong\r\nX-Number: %d\r\n"
+    )
+    # The numbers differ, so that the server remembers no head.
+    requests = b"GET /ping HTTP/1.1\r\n" + head % 0 + b"\r\n"
+    for number in range(1, 6):
+        requests += b"POST /predictions/talker HTTP/1.1\r\n" + head % number + BODIES["fast"]
+    with connect(limited) as connection:
+        connection.send(requests)
+        assert [connection.answer().status for _ in range(6)] == [200] + [400] * 4 + [429]
 
 
 def test_requests_without_a_token_are_no_guesses(limited: RunningServer) -> None:
-    parts = urlsplit(limited.addresses["inference"])
-    with RawConnection((parts.hostname, parts.port)) as connection:
-        for lane in BODIES:
-            for _ in range(6):
-                connection.send(
-                    b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 203.0.113.31\r\n"
-                    + BODIES[lane]
-                )
-                assert connection.answer().status == 400
+    head = (
+        b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 203.0.113.31\r\n"
+    )
+    with connect(limited) as connection:
+        for body in [*BODIES.values()] * 6:
+            connection.send(head + body)
+            assert connection.answer().status == 400
 
 
 @both_lanes
-def test_who_is_no_trusted_proxy_makes_its_address_up_in_vain(
+def test_a_client_that_is_no_trusted_proxy_makes_its_address_up_in_vain(
     start_server: Any, monkeypatch: pytest.MonkeyPatch, lane: str
 ) -> None:
-    use(monkeypatch, Clock())
+    use_clock(monkeypatch, Clock())
     with start_server(max_requests_per_client=3, trusted_proxies=["10.0.0.0/8"]) as server:
         answers = [
             ask(server, lane, f"203.0.113.{number}", path="/predictions/nobody")[0]
@@ -375,34 +361,26 @@ def test_who_is_no_trusted_proxy_makes_its_address_up_in_vain(
 def test_connections_beyond_the_limit_are_answered_429_and_closed(
     start_server: Any, until: Any
 ) -> None:
+    def ping(connection: RawConnection) -> int:
+        connection.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = connection.answer()
+        return answer.status if answer is not None else 0
+
     with start_server(max_connections_per_client=2) as server, contextlib.ExitStack() as stack:
-        parts = urlsplit(server.addresses["inference"])
-
-        def connect() -> RawConnection:
-            return stack.enter_context(RawConnection((parts.hostname, parts.port)))
-
-        def ping(connection: RawConnection) -> int:
-            connection.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            answer = connection.answer()
-            return answer.status if answer is not None else 0
-
-        first, second = connect(), connect()
+        first, second = (stack.enter_context(connect(server)) for _ in range(2))
         assert [ping(first), ping(second)] == [200, 200]
-        third = connect()
-        refused = third.answer()
-        assert refused is not None
-        assert (refused.status, refused.header(b"connection")) == (429, b"close")
-        assert refused.header(b"retry-after") == b"1"
-        assert b"max_connections_per_client" in refused.body
+        third = stack.enter_context(connect(server))
+        refusal = third.answer()
+        assert refusal is not None
+        assert (refusal.status, refusal.header(b"connection")) == (429, b"close")
+        assert refusal.header(b"retry-after") == b"1"
+        assert b"max_connections_per_client" in refusal.body
         assert third.answer() is None
         assert ping(first) == 200
         first.sock.shutdown(socket.SHUT_RDWR)
 
         def has_room() -> bool:
-            with (
-                RawConnection((parts.hostname, parts.port)) as connection,
-                contextlib.suppress(OSError),
-            ):
+            with connect(server) as connection, contextlib.suppress(OSError):
                 return ping(connection) == 200
             return False
 

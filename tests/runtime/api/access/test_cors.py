@@ -1,4 +1,4 @@
-"""What lets pages of another origin read answers, on both lanes."""
+"""Headers that let pages of another origin read answers, on both lanes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALLOWED = {
     "cors_allowed_methods": "GET, POST, OPTIONS",
     "cors_allowed_headers": "X-Custom-Header",
 }
-TOLD = {
+HEADERS = {
     "access-control-allow-origin": "https://my.site",
     "access-control-allow-methods": "GET, POST, OPTIONS",
     "access-control-allow-headers": "X-Custom-Header",
@@ -31,7 +31,8 @@ def open_server(start_server):
         ("/predictions/talker", {}, 200),
         ("/predictions/talker", {"x-do": "raise"}, 500),
         ("/predictions/talker", {"x-do": "stream"}, 200),
-        ("/predictions/talker", {"expect": "100-continue"}, 200),  # by the other lane
+        # The ASGI lane answers this one.
+        ("/predictions/talker", {"expect": "100-continue"}, 200),
         ("/predictions/talker/2.0", {}, 404),
         ("/predictions/nobody", {}, 404),
         ("/ping", {}, 200),
@@ -43,37 +44,31 @@ def test_every_answer_says_who_may_read_it(open_server, path, headers, status):
         path, content=b"x", headers={"authorization": "Bearer in"} | headers
     )
     assert answer.status_code == status
-    assert {name: answer.headers.get_list(name) for name in TOLD} == {
-        name: [value] for name, value in TOLD.items()
+    assert {name: answer.headers.get_list(name) for name in HEADERS} == {
+        name: [value] for name, value in HEADERS.items()
     }
 
 
 def test_a_preflight_needs_no_token(open_server):
-    asked = {"origin": "https://my.site", "access-control-request-method": "POST"}
-    answer = open_server.inference.options("/predictions/talker", headers=asked)
+    headers = {"origin": "https://my.site", "access-control-request-method": "POST"}
+    answer = open_server.inference.options("/predictions/talker", headers=headers)
     assert (answer.status_code, answer.content) == (200, b"")
-    assert TOLD.items() <= dict(answer.headers).items()
-    assert (
-        open_server.inference.options("/predictions/talker").status_code == 400
-    )  # that is a question for the API's description
+    assert HEADERS.items() <= dict(answer.headers).items()
+    # Without these headers, OPTIONS asks for the API's description.
+    assert open_server.inference.options("/predictions/talker").status_code == 400
 
 
-def test_without_the_settings_nothing_is_said(server):
+def test_without_the_settings_no_header_is_sent(server):
     answer = server.inference.post("/predictions/talker")
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_what_a_handler_says_itself_goes_before():
+def test_a_header_of_the_handler_goes_before():
     cors = ((b"access-control-allow-origin", b"*"), (b"access-control-allow-methods", b"GET"))
     assert missing(((b"access-control-allow-origin", b"https://other"),), cors) == cors[1:]
 
 
 def test_the_site_that_is_named_may_manage(open_server):
-    assert (
-        open_server.management.get("/models", headers={"origin": "https://my.site"}).status_code
-        == 200
-    )
-    assert (
-        open_server.management.get("/models", headers={"origin": "https://other.site"}).status_code
-        == 403
-    )
+    for origin, status in (("https://my.site", 200), ("https://other.site", 403)):
+        answer = open_server.management.get("/models", headers={"origin": origin})
+        assert answer.status_code == status

@@ -1,13 +1,21 @@
-"""Where predictions may come from, and what of a request's headers a handler sees: the settings
-that open it.
-"""
+"""Settings that open predictions to other hosts and pages, and headers to handlers."""
 
 from __future__ import annotations
 
-from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
+from contextlib import contextmanager
 
-PATH = "/predictions/talker"
-MINE = {"authorization": "Bearer mine", "cookie": "session=1", "proxy-authorization": "Basic eDp5"}
+from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
+from tsx_runtime.settings.schema import Settings
+
+SECRET = {"authorization", "cookie", "proxy-authorization"}
+MINE = {"authorization": "Bearer mine", "cookie": "session=1", "proxy_authorization": "Basic eDp5"}
+
+
+@contextmanager
+def serve_talker(start_server, **settings):
+    with start_server(**settings) as server:
+        server.register("talker.mar", initial_workers=1)
+        yield server
 
 
 def statuses(server, *heads):
@@ -17,45 +25,35 @@ def statuses(server, *heads):
     ]
 
 
-def test_allowed_hosts_name_what_a_server_on_loopback_is_called_by(start_server):
+def test_allowed_hosts_name_the_hosts_of_a_server_on_loopback(start_server):
     heads = (
         {"host": "models.example"},
         {"host": "evil.example"},
         {"host": "Models.Example:80", "origin": "https://models.example"},
     )
-    with start_server(allowed_hosts=["models.example"]) as server:
-        server.register("talker.mar", initial_workers=1)
+    with serve_talker(start_server, allowed_hosts=["models.example"]) as server:
         assert statuses(server, *heads) == [[200, 403, 200]] * 2
-        assert (
-            server.management.get("/models", headers=heads[0]).status_code == 403
-        )  # predictions' alone
+        # The hosts are those of predictions alone.
+        assert server.management.get("/models", headers=heads[0]).status_code == 403
 
 
 def test_a_star_opens_predictions_to_any_host_and_page(start_server):
-    with start_server(allowed_hosts=["*"]) as server:
-        server.register("talker.mar", initial_workers=1)
-        assert (
-            statuses(
-                server, {"host": "evil.example", "origin": "null"}, {"sec_fetch_site": "cross-site"}
-            )
-            == [[200, 200]] * 2
-        )
+    heads = {"host": "evil.example", "origin": "null"}, {"sec_fetch_site": "cross-site"}
+    with serve_talker(start_server, allowed_hosts=["*"]) as server:
+        assert statuses(server, *heads) == [[200, 200]] * 2
 
 
 def test_the_site_of_cors_may_ask_and_no_other(start_server):
-    mine = {"origin": "https://my.site", "sec_fetch_site": "cross-site"}
-    with start_server(cors_allowed_origin="https://my.site") as server:
-        server.register("talker.mar", initial_workers=1)
-        assert statuses(server, mine, mine | {"origin": "https://other.site"}) == [[200, 403]] * 2
-    with start_server(cors_allowed_origin="*") as server:
-        server.register("talker.mar", initial_workers=1)
-        assert statuses(server, mine, {"host": "evil.example"}) == [[200, 403]] * 2
+    site = {"origin": "https://my.site", "sec_fetch_site": "cross-site"}
+    with serve_talker(start_server, cors_allowed_origin="https://my.site") as server:
+        assert statuses(server, site, site | {"origin": "https://other.site"}) == [[200, 403]] * 2
+    with serve_talker(start_server, cors_allowed_origin="*") as server:
+        assert statuses(server, site, {"host": "evil.example"}) == [[200, 403]] * 2
 
 
 def test_a_page_that_has_a_token_may_be_of_any_site(start_server):
     head = {"sec_fetch_site": "cross-site", "authorization": "Bearer in"}
-    with start_server(inference_token="in") as server:
-        server.register("talker.mar", initial_workers=1)
+    with serve_talker(start_server, inference_token="in") as server:
         assert statuses(server, head) == [[200]] * 2
 
 
@@ -67,29 +65,24 @@ def test_no_foreign_page_has_a_workflow_or_a_description_run(server, error_of):
     ):
         answer = client.get(path, headers=foreign)
         assert (answer.status_code, error_of(answer)[0]) == (403, "ForeignOriginException")
-    assert server.management.get("/ui/", headers=foreign).status_code == 200  # by a link
+    # A link may lead to the page.
+    assert server.management.get("/ui/", headers=foreign).status_code == 200
 
 
 def test_handlers_get_the_headers_that_the_settings_name(start_server):
-    own = {"talker": {"pass_headers": ["Authorization"]}}
-    for settings, seen in (
-        ({}, set()),
-        ({"models": own}, {"authorization"}),
+    models = {"talker": {"pass_headers": ["Authorization"]}}
+    for settings, names in (
+        ({"models": models}, {"authorization"}),
         ({"pass_headers": ["cookie"]}, {"cookie"}),
     ):
-        with start_server(**settings) as server:
-            server.register("talker.mar", initial_workers=1)
+        with serve_talker(start_server, **settings) as server:
             for lane in ("fast", "framework"):
-                answer = server.inference.post(
-                    PATH, content=b"x" if lane == "fast" else iter([b"x"]), headers=MINE
-                ).json()
-                assert seen == MINE.keys() & {name.lower() for name in answer["headers"]}
+                headers = server.ask(lane=lane, **MINE).json()["headers"]
+                assert names == SECRET & {name.lower() for name in headers}
 
 
-def test_what_models_have_is_added_to_what_all_have(start_server):
-    with start_server(
-        pass_headers=["cookie"], models={"m": {"pass_headers": ["Authorization"]}}
-    ) as server:
-        hidden = HiddenHeaders(server.settings)
-        assert hidden.of("m") == {b"proxy-authorization"}
-        assert hidden.of("other") == {b"proxy-authorization", b"authorization"}
+def test_the_headers_of_a_model_are_added_to_those_of_all_models():
+    models = {"m": {"pass_headers": ["Authorization"]}}
+    hidden = HiddenHeaders(Settings(pass_headers=["cookie"], models=models))
+    assert hidden.of("m") == {b"proxy-authorization"}
+    assert hidden.of("other") == {b"proxy-authorization", b"authorization"}

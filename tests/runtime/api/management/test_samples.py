@@ -1,4 +1,4 @@
-"""What a model is tried with: its archive's samples, then its warm-up, then something generated."""
+"""Samples of a model: those of its archive, then its warm-up requests, then a generated one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def version(directory: Path, *warmup: str, kind: str | None = None) -> Any:
     )
 
 
-def test_samples_come_before_warm_up_requests_and_these_before_what_is_generated(
+def test_samples_come_before_warm_up_requests_and_these_before_a_generated_one(
     tmp_path: Path,
 ) -> None:
     assert sample_of(version(tmp_path)) is None
@@ -62,16 +62,16 @@ def test_samples_come_before_warm_up_requests_and_these_before_what_is_generated
     )
 
 
-@pytest.mark.parametrize("place", ["samples/key", "../key"])
-def test_nothing_outside_the_archive_is_a_sample(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("path", ["samples/key", "../key"])
+def test_nothing_outside_the_archive_is_a_sample(tmp_path: Path, path: str) -> None:
     (tmp_path / "key").write_text("secret")
     archive = tmp_path / "archive"
     (archive / "samples").mkdir(parents=True)
     (archive / "samples" / "key").symlink_to(tmp_path / "key")
-    assert sample_of(version(archive, place)) is None
+    assert sample_of(version(archive, path)) is None
 
 
-def test_what_an_archive_calls_a_sample_is_a_header_of_the_answer_only_if_it_can_be_one(
+def test_the_content_type_of_a_recorded_sample_is_used_only_if_it_can_be_a_header(
     tmp_path: Path,
 ) -> None:
     for kind in ("text/html\r\nset-cookie: a=b", "text/\u0105", ""):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,21 @@ def client_of(server: Any, **options: Any) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def client(served: Any) -> Iterator[openai.OpenAI]:
-    with client_of(served) as made:
-        yield made
+    with client_of(served) as client:
+        yield client
 
 
-def said(words: str) -> list[Any]:
-    return [{"role": "user", "content": f"say {words}"}]
+@pytest.fixture
+def chat(client: openai.OpenAI) -> Callable[..., Any]:
+    """Return a call by which OpenAI's client has `writer` answer with a text."""
+
+    def complete(reply: str = "x", **parameters: Any) -> Any:
+        usual = {"model": "writer", "messages": messages(reply)}
+        return client.chat.completions.create(**usual | parameters)
+
+    return complete
+
+
+def messages(reply: str) -> list[Any]:
+    """Return a chat that the model `writer` answers with this text."""
+    return [{"role": "user", "content": f"say {reply}"}]

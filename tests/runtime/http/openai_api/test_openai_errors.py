@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.runtime.http.openai_api.conftest import TOKEN, WEATHER, client_of, said
+from tests.runtime.http.openai_api.conftest import TOKEN, WEATHER, client_of, messages
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
@@ -26,7 +26,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         },
         "image_url",
     ),
-    ({"messages": said("x" * 3000)}, "Shorten the prompt"),
+    ({"messages": messages("x" * 3000)}, "Shorten the prompt"),
     ({"max_tokens": 1990}, "11 tokens, and 1990 may follow, but the model's context has 2000"),
     ({"n": 17}, "'n' is 17"),
     ({"n": 0}, "'n' is 0"),
@@ -61,21 +61,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "words"), WRONG, ids=[words for _, words in WRONG])
-def test_what_cannot_be_done_is_a_400_that_names_it(client, wrong, words):
-    with pytest.raises(openai.BadRequestError, match=words) as caught:
-        client.chat.completions.create(**{"model": "writer", "messages": said("x")} | wrong)
-    assert isinstance(caught.value.body, dict)
-    assert (caught.value.body["type"], caught.value.body["message"][-1]) == (
-        "invalid_request_error",
-        ".",
-    )
-    assert (
-        client.chat.completions.create(model="writer", messages=said("ok"))
-        .choices[0]
-        .message.content
-        == "ok"
-    )
+@pytest.mark.parametrize(("parameters", "expected"), WRONG, ids=[expected for _, expected in WRONG])
+def test_a_request_that_cannot_be_answered_is_a_400_with_the_reason(chat, parameters, expected):
+    with pytest.raises(openai.BadRequestError, match=expected) as caught:
+        chat(**parameters)
+    assert caught.value.body["type"] == "invalid_request_error"
+    assert caught.value.body["message"].endswith(".")
 
 
 HOSTILE = [
@@ -107,146 +98,99 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
-def test_hostile_bodies_are_refused_in_openais_shape(served, client, lane):
+def test_hostile_bodies_are_refused_in_openais_shape(served, chat, lane):
+    headers = {"authorization": f"Bearer {TOKEN}", "content_type": "application/json"}
     for body in HOSTILE:
-        named = (
-            body
-            if b'"model"' in body or b"{" not in body
-            else body.replace(b"{", b'{"model": "writer", ', 1)
-        )
-        answer = served.ask(
-            named,
-            "/v1/chat/completions",
-            lane=lane,
-            authorization=f"Bearer {TOKEN}",
-            content_type="application/json",
-        )
+        if b'"model"' not in body:
+            body = body.replace(b"{", b'{"model": "writer", ', 1)
+        answer = served.ask(body, "/v1/chat/completions", lane=lane, **headers)
         error = answer.json()["error"]
-        assert 400 <= answer.status_code < 500, (named, answer.text)
-        assert (set(error), error["type"]) == (
-            {"message", "type", "param", "code"},
-            "invalid_request_error",
-        )
-    assert (
-        client.chat.completions.create(model="writer", messages=said("ok"))
-        .choices[0]
-        .message.content
-        == "ok"
-    )
+        assert 400 <= answer.status_code < 500, (body, answer.text)
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+    assert chat("ok").choices[0].message.content == "ok"
 
 
-def test_a_missing_model_is_404_and_a_wrong_key_401(served, client):
-    for name, words in (
+def test_a_missing_model_is_404_and_the_likely_one_is_named(chat):
+    for name, expected in (
         ("wrtier", "did you mean 'writer'.*counter, writer"),
         ("writer:9", "version"),
         ("writer/ada", "It has loud"),
     ):
-        with pytest.raises(openai.NotFoundError, match=words) as missing:
-            client.chat.completions.create(model=name, messages=said("x"))
+        with pytest.raises(openai.NotFoundError, match=expected) as missing:
+            chat(model=name)
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    with client_of(served, api_key="wrong") as stranger:
-        for call in (
-            lambda: stranger.models.list(),
-            lambda: stranger.completions.create(model="writer", prompt="x"),
-        ):
-            with pytest.raises(openai.AuthenticationError) as refused:
-                call()
-            assert refused.value.code == "invalid_api_key"
 
 
-def test_a_busy_model_is_asked_again_when_it_says(served, client):
-    with pytest.raises(openai.InternalServerError) as busy:
-        client.chat.completions.create(model="writer", messages=said("full"))
-    assert (busy.value.status_code, busy.value.response.headers["retry-after"]) == (503, "1")
-    asked: list[Any] = []
-    http = httpx.Client(event_hooks={"request": [asked.append]})
+def test_a_busy_model_is_asked_again_when_it_says(served):
+    requests: list[httpx.Request] = []
+    http = httpx.Client(event_hooks={"request": [requests.append]})
     with (
         client_of(served, max_retries=1, http_client=http) as patient,
-        pytest.raises(openai.InternalServerError),
+        pytest.raises(openai.InternalServerError) as busy,
     ):
-        patient.chat.completions.create(model="writer", messages=said("full"))
-    assert len(asked) == 2
+        patient.chat.completions.create(model="writer", messages=messages("full"))
+    assert (busy.value.status_code, busy.value.type) == (503, "server_error")
+    assert busy.value.response.headers["retry-after"] == "1"
+    assert len(requests) == 2
 
 
-def test_a_model_without_text_or_without_vectors_says_so(client):
+def test_a_model_without_text_or_without_vectors_says_so(client, chat):
     with pytest.raises(openai.BadRequestError, match="embeddings"):
-        client.chat.completions.create(model="counter", messages=said("x"))
+        chat(model="counter")
     with pytest.raises(openai.NotFoundError, match="chat/completions"):
         client.embeddings.create(model="writer", input="x")
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
-@pytest.mark.parametrize(("words", "told"), [("exit!", "worker"), ("break!", "engine broke")])
-def test_a_stream_that_breaks_off_ends_with_an_error_event(served, client, words, told, lane):
-    body: Any = json.dumps({"model": "writer", "messages": said(words), "stream": True}).encode()
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    address = f"{served.addresses['inference']}/v1/chat/completions"
-    content = body if lane == "fast" else iter([body])  # chunked bodies go the other way
-    with httpx.stream("POST", address, content=content, headers=headers, timeout=60) as answer:
-        text = answer.read().decode()  # raises where the body has no end
+@pytest.mark.parametrize(("reply", "cause"), [("exit!", "worker"), ("break!", "engine broke")])
+def test_a_stream_that_breaks_off_ends_with_an_error_event(served, reply, cause, lane):
+    body = json.dumps({"model": "writer", "messages": messages(reply), "stream": True}).encode()
+    # Reading raises where the body has no end.
+    answer = served.ask(body, "/v1/chat/completions", lane=lane, authorization=f"Bearer {TOKEN}")
     assert answer.status_code == 200
-    *events, last, end = text.split("\n\n")
-    assert (
-        "".join(
-            json.loads(event[6:])["choices"][0]["delta"]["content"] for event in events if event
-        )
-        == words[:4]
-    )
-    assert told in json.loads(last.removeprefix("data: "))["error"]["message"]
+    *events, last, end = answer.text.split("\n\n")
+    deltas = [json.loads(event[6:])["choices"][0]["delta"] for event in events if event]
+    assert "".join(delta["content"] for delta in deltas) == reply[:4]
+    assert cause in json.loads(last.removeprefix("data: "))["error"]["message"]
     assert end == ""
 
 
-def test_the_openai_client_raises_the_error_of_a_stream(client):
+def test_the_openai_client_raises_the_error_of_a_stream(chat):
     with pytest.raises(openai.APIError, match="engine broke"):
-        list(client.chat.completions.create(model="writer", messages=said("break!"), stream=True))
+        list(chat("break!", stream=True))
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type", "status", "words"),
+    ("body", "status", "expected"),
     [
-        (b'{"model": "counter", "input": ["a"]}', "application/json", 200, "embedding"),
-        (
-            b'{"model": "nobody", "input": ["a"]}',
-            "application/json",
-            404,
-            "Models here: counter, writer.",
-        ),
-        (b'{"input": ["a"]}', "application/json", 400, "Models here: counter, writer."),
-        (b'{"model": "counter"}', "application/json", 400, "input"),
-        (b"no", "application/json", 400, "JSON"),
-        (
-            b'{"model": "counter"}',
-            "application/x-www-form-urlencoded",
-            400,
-            "Content-Type: application/json",
-        ),
+        (b'{"model": "counter", "input": ["a"]}', 200, "embedding"),
+        (b'{"model": "nobody", "input": ["a"]}', 404, "Models here: counter, writer."),
+        (b'{"input": ["a"]}', 400, "Models here: counter, writer."),
+        (b'{"model": "counter"}', 400, "input"),
+        (b"no", 400, "JSON"),
+        (b"model=counter", 400, "Content-Type: application/json"),
     ],
 )
-def test_both_lanes_answer_alike(served, body, content_type, status, words):
-    headers = {"authorization": f"Bearer {TOKEN}", "content-type": content_type}
-    answers = [
+def test_the_lanes_answer_embeddings_alike(served, body, status, expected):
+    kind = "x-www-form-urlencoded" if b"=" in body else "json"
+    headers = {"authorization": f"Bearer {TOKEN}", "content_type": f"application/{kind}"}
+    fast, framework = (
         served.ask(body, "/v1/embeddings", lane=lane, **headers) for lane in ("fast", "other")
-    ]
-    assert [answer.status_code for answer in answers] == [status] * 2
-    assert answers[0].json() == answers[1].json()
-    assert words in answers[0].text
-    assert ("error" in answers[0].json()) == (status >= 400)
+    )
+    assert fast.status_code == framework.status_code == status
+    assert fast.json() == framework.json()
+    assert expected in fast.text
+    assert ("error" in fast.json()) == (status >= 400)
 
 
 def test_other_methods_and_addresses_say_where_to_go(served):
     headers = {"authorization": f"Bearer {TOKEN}"}
     answer = served.inference.get("/v1/embeddings", headers=headers)
-    assert (answer.status_code, answer.headers["allow"], answer.json()["error"]["type"]) == (
-        405,
-        "POST",
-        "invalid_request_error",
-    )
-    elsewhere = served.management.post("/v1/embeddings", json={}, headers=headers)
-    assert (elsewhere.status_code, "inference address" in elsewhere.json()["error"]["message"]) == (
-        404,
-        True,
-    )
-    assert (
-        served.inference.post("/v1/audio/transcriptions", json={}, headers=headers).status_code
-        == 400
-    )
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    answer = served.management.post("/v1/embeddings", json={}, headers=headers)
+    assert answer.status_code == 404
+    assert "inference address" in answer.json()["error"]["message"]
+    answer = served.inference.post("/v1/audio/transcriptions", json={}, headers=headers)
+    assert answer.status_code == 400

@@ -6,6 +6,9 @@ import os
 import re
 import signal
 
+import pytest
+
+from tests.kit.management import describe, post_model
 from tsx_runtime.core.workers.worker import WorkerState
 
 SLOW = """
@@ -34,6 +37,12 @@ def ready_of(client):
     return answer.json()
 
 
+def start_without_waiting(server, handler, **content):
+    """Register a model `m` with one worker, which need not load."""
+    server.write_mar("m.mar", handler=handler, **content)
+    assert post_model(server, "m.mar", initial_workers=1, synchronous="false").status_code == 202
+
+
 def test_a_server_is_alive_and_ready_at_all_its_addresses_without_a_token(start_server):
     with start_server(inference_token="in", management_token="man") as server:
         for client in (server.inference, server.management, server.metrics):
@@ -46,68 +55,50 @@ def test_a_server_is_alive_and_ready_at_all_its_addresses_without_a_token(start_
 
 def test_it_is_ready_when_every_default_version_has_a_ready_worker(empty, tmp_path, until):
     go = tmp_path / "go"
-    empty.write_mar("slow.mar", handler=SLOW.format(go=str(go)))
-    empty.register("talker.mar", initial_workers=0)  # serves nothing, as was asked for
+    # No worker was asked for, so none is missing.
+    empty.register("talker.mar", initial_workers=0)
     assert ready_of(empty.inference)["status"] == "Ready"
-    answer = empty.management.post(
-        "/models", params={"url": "slow.mar", "initial_workers": 1, "synchronous": "false"}
-    )
-    assert answer.status_code == 202
+    start_without_waiting(empty, SLOW.format(go=str(go)))
     reason = {
-        "modelName": "slow",
+        "modelName": "m",
         "modelVersion": "1.0",
         "reason": "no worker is ready; workers: 1 LOADING",
     }
     assert ready_of(empty.inference) == {"status": "Not ready", "notReady": [reason]}
-    assert (
-        empty.inference.get("/livez").status_code == empty.inference.get("/ping").status_code == 200
-    )
-    described = empty.management.get("/models/slow", params={"customized": "true"})
-    assert (described.status_code, described.headers["retry-after"].isdigit()) == (503, True)
-    described = empty.management.get("/models/talker", params={"customized": "true"})
-    assert (described.status_code, "retry-after" in described.headers) == (503, False)
+    for path in ("/livez", "/ping"):
+        assert empty.inference.get(path).status_code == 200
+    for model, retries in (("m", True), ("talker", False)):
+        answer = empty.management.get(f"/models/{model}?customized=true")
+        assert (answer.status_code, "retry-after" in answer.headers) == (503, retries)
     go.touch()
     until(lambda: ready_of(empty.inference)["status"] == "Ready")
-
-
-def test_it_is_not_ready_while_its_only_worker_is_started_again(empty, tmp_path, until):
-    go = tmp_path / "go"
-    go.touch()
-    empty.write_mar("slow.mar", handler=SLOW.format(go=str(go)))
-    empty.register("slow.mar", initial_workers=1)
     go.unlink()
-    (worker,) = empty.registry.find("slow").workers
+    (worker,) = empty.registry.find("m").workers
     os.kill(worker.pid, signal.SIGKILL)
     until(lambda: ready_of(empty.inference)["status"] == "Not ready")
-    assert empty.inference.get("/ping").status_code == 200  # only after it was given up
+    # A model is unhealthy once its worker is given up.
+    assert empty.inference.get("/ping").status_code == 200
     go.touch()
     until(lambda: ready_of(empty.inference)["status"] == "Ready")
 
 
-def test_a_model_whose_workers_are_given_up_is_neither_ready_nor_healthy(empty, until):
-    empty.write_mar("ends.mar", handler=ENDS)
-    empty.management.post(
-        "/models", params={"url": "ends.mar", "initial_workers": 1, "synchronous": "false"}
-    )
-    until(lambda: empty.registry.find("ends").workers[0].state is WorkerState.FAILED)
-    reason = ready_of(empty.inference)["notReady"][0]["reason"]
-    assert re.fullmatch(
-        r"no worker is ready; workers: 1 FAILED; the next attempt is in \d+ s", reason
-    )
-    assert empty.inference.get("/ping").status_code == 500
-    assert empty.inference.get("/livez").status_code == 200
-
-
-def test_a_server_with_a_dead_model_is_restarted_where_that_is_wanted(start_server, until):
-    with start_server(restart_when_dead=True) as server:
-        assert server.inference.get("/livez").status_code == 200
-        server.write_mar("ends.mar", handler=ENDS)
-        server.management.post(
-            "/models", params={"url": "ends.mar", "initial_workers": 1, "synchronous": "false"}
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_model_whose_workers_are_given_up_is_neither_ready_nor_healthy(
+    start_server, until, restart
+):
+    with start_server(restart_when_dead=restart) as server:
+        assert server.management.get("/livez").json() == {"status": "Alive"}
+        start_without_waiting(server, ENDS)
+        until(lambda: server.registry.find("m").workers[0].state is WorkerState.FAILED)
+        reason = ready_of(server.inference)["notReady"][0]["reason"]
+        assert re.fullmatch(
+            r"no worker is ready; workers: 1 FAILED; the next attempt is in \d+ s", reason
         )
-        until(lambda: server.registry.find("ends").workers[0].state is WorkerState.FAILED)
-        answer = server.management.get("/livez")
-        assert (answer.status_code, answer.json()) == (503, {"status": "Dead"})
+        assert server.inference.get("/ping").status_code == 500
+        alive = server.management.get("/livez")
+        assert (alive.status_code, alive.json()["status"]) == (
+            (503, "Dead") if restart else (200, "Alive")
+        )
 
 
 def test_an_unloaded_model_is_ready_and_says_how_long_its_first_request_waited(empty):
@@ -116,29 +107,17 @@ def test_an_unloaded_model_is_ready_and_says_how_long_its_first_request_waited(e
         handler="def handle(data, context):\n    return data and ['x'] * len(data)\n",
         config="scaleToZero: 5m\ncache: {size: 1MiB, ttl: 10m}\n",
     )
-    empty.management.post(
-        "/models", params={"url": "rests.mar", "initial_workers": 0, "max_workers": 2}
-    ).raise_for_status()
+    post_model(empty, "rests.mar", initial_workers=0, max_workers=2).raise_for_status()
     assert ready_of(empty.inference)["status"] == "Ready"
-    described = empty.management.get("/models/rests").json()[0]
-    assert (
-        described["asleep"],
-        described["scaleToZero"],
-        described["maxWorkers"],
-        described["workers"],
-    ) == (True, 300.0, 2, [])
-    answer = empty.inference.post("/predictions/rests", content=b"x")
-    assert answer.status_code == 200
-    assert float(answer.headers["x-tsx-cold-start"]) > 0
-    assert (
-        "x-tsx-cold-start" not in empty.inference.post("/predictions/rests", content=b"y").headers
-    )
-    hit = empty.inference.post("/predictions/rests", content=b"x").headers
-    assert (hit["x-cache"], "x-tsx-cold-start" in hit) == (
-        "hit",
-        False,
-    )  # another client did not wait
-    described = empty.management.get("/models/rests").json()[0]
-    assert described["lastScaling"] == "from 0 to 1 workers (request): the model was not loaded"
-    metrics = empty.metrics.get("/metrics").text
-    assert "tsx_worker_scalings_total{" in metrics
+    model = describe(empty, "rests")
+    assert (model["asleep"], model["scaleToZero"]) == (True, 300.0)
+    assert (model["maxWorkers"], model["workers"]) == (2, [])
+    first, second, repeated = (empty.ask(body, "/predictions/rests") for body in (b"x", b"y", b"x"))
+    assert float(first.headers["x-tsx-cold-start"]) > 0
+    assert "x-tsx-cold-start" not in second.headers
+    # The client of the cached answer did not wait.
+    assert repeated.headers["x-cache"] == "hit"
+    assert "x-tsx-cold-start" not in repeated.headers
+    scaling = describe(empty, "rests")["lastScaling"]
+    assert scaling == "from 0 to 1 workers (request): the model was not loaded"
+    assert "tsx_worker_scalings_total{" in empty.metrics.get("/metrics").text

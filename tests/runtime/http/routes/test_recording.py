@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +13,38 @@ from tsx_runtime.recordings import Recorded, read
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def store(tmp_path: Path) -> Path:
     make_model(tmp_path / "talker.mar", TALKER)
     return tmp_path
 
 
-def put(server: RunningServer, **terms: Any) -> Any:
+def put_record(server: RunningServer, **terms: Any) -> Any:
     answer = server.management.put("/models/talker/record", json=terms)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def recorded(server: RunningServer, place: Path) -> list[Recorded]:
-    reported = server.management.get(
-        "/models/talker/record"
-    ).json()  # once all before it is on the disk
-    return list(read(Path(reported["directory"]))) if reported["files"] else []
+def recording(server: RunningServer) -> Any:
+    return server.management.get("/models/talker/record").json()
+
+
+def recorded(server: RunningServer) -> list[Recorded]:
+    # The report comes once all requests before it are on the disk.
+    report = recording(server)
+    return list(read(Path(report["directory"]))) if report["files"] else []
 
 
 @pytest.mark.usefixtures("processes")
-def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(
-    place: Path, error_of: Any
+def test_requests_are_recorded_as_they_came_and_without_credentials(
+    store: Path, error_of: Any
 ) -> None:
-    settings = make_settings(place, state_dir=place / "state")
+    settings = make_settings(store, state_dir=store / "state")
     with running_server(settings) as server:
         server.register("talker.mar", initial_workers=1)
-        assert server.management.get("/models/talker/record").json()["recording"] is False
-        reported = put(server, share="100%", max_size="1MB", max_age="1d")
-        assert reported["directory"] == str(place / "state" / "recordings" / "talker")
+        assert recording(server)["recording"] is False
+        report = put_record(server, share="100%", max_size="1MB", max_age="1d")
+        directory = store / "state" / "recordings" / "talker"
+        assert report["directory"] == str(directory)
         for lane in ("fast", "other"):
             server.ask(
                 b"body " + lane.encode(),
@@ -50,10 +53,11 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(
                 authorization="Bearer s3cret",
                 x_own="1",
             )
-        server.ask(b"none", "/predictions/talker/1.0")  # who names a version is not recorded
+        # A request that names a version is not recorded.
+        server.ask(b"none", "/predictions/talker/1.0")
         assert server.ask(b"", x_do="raise").status_code == 500
         assert server.ask(b"s", x_do="stream").text == "abc"
-        entries = recorded(server, place)
+        entries = recorded(server)
         assert [(entry.body, entry.status, entry.answer) for entry in entries] == [
             (b"body fast", 200, None),
             (b"body other", 200, None),
@@ -65,54 +69,52 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(
             names = {name.lower() for name, _ in entry.headers}
             assert "x-own" in names
             assert not names & {"authorization", "host", "content-length", "transfer-encoding"}
-        for file in (place / "state" / "recordings" / "talker").iterdir():
+        for file in directory.iterdir():
             assert b"s3cret" not in file.read_bytes()
-        put(server, answers=True)  # what was recorded stays
+        # New terms keep the recorded requests.
+        put_record(server, answers=True)
         assert server.ask(b"t", x_do="stream").text == "abc"
         assert server.ask(b"t", x_do="headers").headers["x-own"] == "1"
-        streamed, plain = recorded(server, place)[4:]
-        assert (streamed.answer, plain.answer) == (b"abc", b"a,b")
+        stream, plain = recorded(server)[4:]
+        assert (stream.answer, plain.answer) == (b"abc", b"a,b")
         assert ("X-Own", "1") in plain.answer_headers
-        assert server.management.get("/models/talker/record").json()["recorded"] == 2
+        assert recording(server)["recorded"] == 2
     with running_server(settings) as server:
         server.register("talker.mar", initial_workers=1)
-        assert server.management.get("/models/talker/record").json()["terms"]["answers"] is True
+        assert recording(server)["terms"]["answers"] is True
         server.ask(b"after")
-        assert recorded(server, place)[-1].body == b"after"
-        stopped = server.management.delete("/models/talker/record").json()
-        assert (stopped["recording"], stopped["files"]) == (False, 3)
+        assert recorded(server)[-1].body == b"after"
+        report = server.management.delete("/models/talker/record").json()
+        assert (report["recording"], report["files"]) == (False, 3)
         assert "x-tsx-model-version" not in server.ask(b"unrecorded").headers
-        assert len(recorded(server, place)) == 7
+        assert len(recorded(server)) == 7
         assert server.management.delete("/models/talker/record?remove=true").json()["files"] == 0
         assert error_of(server.management.get("/models/other/record")) == (
             "ModelNotFoundException",
             "Model not found: other",
         )
-        for wrong, words in (
+        for terms, expected in (
             ({"shar": 1}, "shar"),
             ({"max_size": "1 horse"}, "100MB"),
             ({"share": 0}, "share"),
         ):
-            kind, text = error_of(
-                server.management.put("/models/talker/record", content=json.dumps(wrong))
-            )
+            kind, text = error_of(server.management.put("/models/talker/record", json=terms))
             assert kind == "BadRequestException"
-            assert words in text
+            assert expected in text
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_share_of_the_requests_is_recorded_and_only_named_headers(place: Path) -> None:
-    with running_server(make_settings(place, record_headers=["X-Own"])) as server:
+def test_a_share_of_the_requests_is_recorded_and_only_named_headers(store: Path) -> None:
+    with running_server(make_settings(store, record_headers=["X-Own"])) as server:
         server.register("talker.mar", initial_workers=1)
-        put(server, share=30)
-        for _ in range(200):
+        put_record(server, share=30)
+        for _ in range(100):
             server.ask(b"x", x_own="1", x_other="2")
-        entries = recorded(server, place)
-        assert 60 - 39 < len(entries) < 60 + 39  # six deviations
-        assert {name.lower() for entry in entries for name, _ in entry.headers} - {
-            "explain",
-            "url_path",
-        } == {"x-own"}
+        entries = recorded(server)
+        # Six deviations.
+        assert 30 - 28 < len(entries) < 30 + 28
+        names = {name.lower() for entry in entries for name, _ in entry.headers}
+        assert names - {"explain", "url_path"} == {"x-own"}
         server.call(lambda: server.registry.unregister("talker"))
         server.register("talker.mar", initial_workers=1)
-        assert server.management.get("/models/talker/record").json()["recording"] is False
+        assert recording(server)["recording"] is False

@@ -1,0 +1,16 @@
+"""Jobs for stores of jobs, and what they are answered with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tsx_runtime.jobs.store import NewJob, StoredAnswer, StoredRequest
+
+REQUEST = StoredRequest("r-1", "POST", "/predictions/m", b"a=%20", b"x-own: \xe4\r\n", b"\x00body")
+ANSWER = StoredAnswer(200, b"content-type: text/plain\r\n", b"an answer")
+# A bound of the queue that no test reaches.
+MOST = 1000
+
+
+def a_new_job(id: str, model: str = "m", **fields: Any) -> NewJob:
+    return NewJob(id, model, request=REQUEST, **{"version": ""} | fields)
