@@ -156,7 +156,7 @@ def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, c
     """No turn of the event loop makes the lines of many answers, and a stop loses none."""
     texts = []
     monkeypatch.setattr(access_log, "shown", lambda line: texts.append(line) or line)
-    count = 3 * TOGETHER + 7
+    count = 3 * MAX_BATCH_LINES + 7
 
     async def add() -> None:
         for number in range(count):
@@ -168,7 +168,7 @@ def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, c
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
         asyncio.run(add())
         log.flush()
-    assert max(len(text.splitlines()) for text in caplog.messages) <= TOGETHER
+    assert max(len(text.splitlines()) for text in caplog.messages) <= MAX_BATCH_LINES
     numbers = re.findall(r"GET /(\d+) ", "\n".join(caplog.messages))
     assert [int(number) for number in numbers] == list(range(count))
 

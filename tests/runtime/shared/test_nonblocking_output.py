@@ -58,7 +58,7 @@ def test_output_that_fits_arrives_whole(parts):
         for part in parts:
             assert out.write(part) == len(part)
         assert read_all(reader) == b"".join(parts)
-        assert out.lost == 0
+        assert out.lost_bytes == 0
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a socket", "a pipe that cannot be opened again"])
@@ -66,16 +66,16 @@ def test_output_that_nobody_reads_is_dropped_and_reported_to_the_next_reader(kin
     if kind == "a pipe that cannot be opened again":
         monkeypatch.setattr(os, "open", refuse)
     with pipe(kind) as (reader, writer):
-        out = LossyOutput(writer, patience=0.01)
+        out = LossyOutput(writer, max_stall_s=0.01)
         line = b"x" * 999 + b"\n"
         for _ in range(2000):
             assert out.write(line) == len(line)
-        lost = out.lost
+        lost = out.lost_bytes
         assert lost > 0
         assert len(read_all(reader)) + lost == 2000 * len(line)
         out.write(b"again\n")
         assert read_all(reader) == notice(lost) + b"again\n"
-        assert out.lost == 0
+        assert out.lost_bytes == 0
 
 
 LINES = st.integers(1, 4000).map(lambda size: b"x" * (size - 1) + b"\n")
@@ -86,8 +86,8 @@ def test_a_line_that_a_pipe_takes_whole_is_written_whole_or_dropped(writes):
     """Write lines, and after some of them read all output."""
     with pipe() as (reader, writer):
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8192)
-        out, output = LossyOutput(writer, patience=0), b""
-        out.notice = lambda lost: b"[%d]\n" % lost
+        out, output = LossyOutput(writer, max_stall_s=0), b""
+        out.report_loss = lambda lost: b"[%d]\n" % lost
         for line, reads in [*writes, (b"the end\n", True), (b"\n", True), (b"\n", True)]:
             out.write(line)
             output += read_all(reader) if reads else b""
@@ -97,13 +97,13 @@ def test_a_line_that_a_pipe_takes_whole_is_written_whole_or_dropped(writes):
     # The lines keep their order.
     sent = iter([line for line, _ in writes] + [b"the end\n", b"\n", b"\n"])
     assert all(line in sent for line in taken)
-    lost = sum(int(line[1:-2]) for line in notices) + out.lost
+    lost = sum(int(line[1:-2]) for line in notices) + out.lost_bytes
     assert sum(map(len, taken)) + lost == sum(len(line) for line, _ in writes) + 10
 
 
 def test_a_long_write_that_was_cut_is_ended_before_the_report():
     with pipe() as (reader, writer):
-        out = LossyOutput(writer, patience=0)
+        out = LossyOutput(writer, max_stall_s=0)
         out.write(b"x" * (1 << 20) + b"\n")
         cut = read_all(reader)
         out.write(b"next\n")
@@ -150,7 +150,7 @@ print("an error", file=sys.stderr)
 
 
 def test_a_log_that_is_not_written_fills_no_memory_and_keeps_its_tracebacks(monkeypatch):
-    monkeypatch.setattr(nonblocking_output, "LOG_SIZE", 100)
+    monkeypatch.setattr(nonblocking_output, "MAX_QUEUED_CHARS", 100)
     handler, written = nonblocking_output._QueueHandler(queue.Queue()), RecordList()
     listener = nonblocking_output._Listener(handler, [written])
     argument = {"first": 1}
