@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import psutil
 
-from tests.kit.jobs import a_waiting_job
+from tests.kit.jobs import TIMEOUT, a_waiting_job, answer_of
 from tests.support.models import make_model
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
@@ -19,12 +20,8 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.settings.schema import Settings
 
-TIMEOUT = 90.0  # of a machine that has other things to do
-
 HANDLER = """
 import json, os, sys, time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 def handle(data, context):
@@ -67,7 +64,7 @@ def submit(version: ModelVersion, word: str, timeout: float | None = None) -> Wa
 
 
 async def ask(version: ModelVersion, word: str) -> str:
-    return (await asyncio.wait_for(submit(version, word).done, TIMEOUT)).body.decode()
+    return (await answer_of(submit(version, word))).body.decode()
 
 
 async def until(condition) -> None:
@@ -103,6 +100,15 @@ def order(**values) -> RegisterOrder:
     return RegisterOrder(url="talker", **{"initial_workers": 1, **values})
 
 
-async def a_talker(registry: Registry, directory: Path, **values) -> ModelVersion:
-    """Have a talker with one worker registered, or as `values` of its order say."""
-    return await registry.register_path(talker(directory / "m"), order(**values))
+async def a_talker(
+    registry: Registry,
+    directory: Path,
+    handler: str = HANDLER,
+    *,
+    config: str = "",
+    wait: bool = True,
+    **values: Any,
+) -> ModelVersion:
+    """Register a talker with one worker, or with the `values` of an order."""
+    path = talker(directory / "m", handler, config=config)
+    return await registry.register_path(path, order(**values), wait=wait)

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of
 from tests.support.clients.talker import (
     HANDLER,
-    TIMEOUT,
     a_registry,
     a_talker,
     ask,
@@ -60,7 +60,7 @@ async def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_
         assert version.stats.scalings["queue"] == 2
         go.touch()
         for job in jobs:
-            await asyncio.wait_for(job.done, TIMEOUT)
+            await answer_of(job)
         for _ in range(3):
             await registry.elastic.look()
             pass_time(registry, CALM + 1)
@@ -73,9 +73,7 @@ async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
     handler = "import time\n\ndef handle(data, context):\n    time.sleep(0.02 * len(data or []))\n    return data and [b'ok'] * len(data)\n"
 
     async with a_registry(cpus=8) as registry:
-        version = await registry.register_path(
-            talker(tmp_path / "m", handler), order(max_workers=3, slo="p99<200ms")
-        )
+        version = await a_talker(registry, tmp_path, handler, max_workers=3, slo="p99<200ms")
         end = time.monotonic() + TIMEOUT
         jobs = []
         while len(version.workers) < 2:
@@ -97,9 +95,7 @@ async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_t
     flag.touch()
     handler = f"import time\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists():\n    time.sleep(0.01)\n{HANDLER}"
 
-    version = await registry.register_path(
-        talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order()
-    )
+    version = await a_talker(registry, tmp_path, handler, config="scaleToZero: 10m\n")
     await ask(version, "a")
     pass_time(registry, 590)
     await registry.elastic.look()
@@ -115,12 +111,12 @@ async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_t
     os.kill(version.workers[0].pid, signal.SIGKILL)
     await until(lambda: version.workers[0].restarts == 1)
     flag.touch()
-    answers = [await asyncio.wait_for(job.done, TIMEOUT) for job in jobs]
+    answers = [await answer_of(job) for job in jobs]
     assert [answer.body for answer in answers] == [b"b", b"c"]
     assert all(
         float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0 for answer in answers
     )
-    later = await asyncio.wait_for(submit(version, "d").done, TIMEOUT)
+    later = await answer_of(submit(version, "d"))
     assert b"cold-start" not in later.headers
     assert version.stats.scalings == {"unused": 1, "request": 1}
     await version.scale(0, 0)

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.clients.talker import TIMEOUT, a_registry, ask, order, submit, talker, until
+from tests.kit.jobs import TIMEOUT, answer_of
+from tests.support.clients.talker import a_registry, a_talker, ask, order, submit, talker, until
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.workers.worker import Worker, WorkerState
@@ -259,7 +260,7 @@ async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_re
             await registry.register_path(talker(tmp_path / "g", name="g"), order(model_name="g"))
         go.touch()
         for job in (*busy, waits):
-            await asyncio.wait_for(job.done, TIMEOUT)
+            await answer_of(job)
         assert len(loaded()) <= 2
 
 
@@ -317,7 +318,5 @@ async def test_a_process_that_takes_over_from_another_does_not_double_what_its_m
 
 
 async def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(registry, tmp_path):
-    version = await registry.register_path(
-        talker(tmp_path / "m", config="useJobTicket: true\n"), order()
-    )
+    version = await a_talker(registry, tmp_path, config="useJobTicket: true\n")
     assert not version.is_idle

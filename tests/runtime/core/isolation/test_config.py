@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.jobs import answer_of
 from tests.support.clients.talker import a_registry, ask, gone, order, until
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
@@ -322,7 +323,7 @@ async def test_workers_stream_from_an_environment_of_their_own(tmp_path):
         version = await registry.register_path(path, order(initial_workers=2))
         job = WaitingJob(wire.request_meta("id", b"", []), b"", time.monotonic())
         version.submit(job)
-        answer = await asyncio.wait_for(job.done, 90)
+        answer = await answer_of(job)
         streamed = (await answer.whole(1 << 20)).decode()
         assert streamed.startswith(f"one {tmp_path / 'cache'}")
         assert len({worker.pid for worker in version.workers}) == 2
@@ -490,7 +491,7 @@ def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
                 time.monotonic(),
             )
             version.submit(job)
-            return (await asyncio.wait_for(job.done, 90)).body
+            return (await answer_of(job)).body
 
     isolated, free = asyncio.run(served(isolation="on")), asyncio.run(served())
     assert isolated == free

@@ -4,7 +4,6 @@ reason.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import zipfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kit.jobs import a_waiting_job
+from tests.kit.jobs import a_waiting_job, answer_of
 from tests.support.clients.talker import order
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.worker.exceptions import BadRows
@@ -67,7 +66,7 @@ async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_sav
     jobs = [a_waiting_job(body) for body in bodies]
     for job in jobs:
         version.submit(job)
-    answers = [await asyncio.wait_for(job.done, 30) for job in jobs]
+    answers = [await answer_of(job) for job in jobs]
     assert [answer.status for answer in answers] == [200, 200, 400, 200]
     found = [
         torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist()

@@ -10,8 +10,8 @@ import threading
 import psutil
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of, refusal_of
 from tests.support.clients.talker import (
-    TIMEOUT,
     a_registry,
     a_talker,
     ask,
@@ -179,7 +179,7 @@ async def test_a_worker_that_is_taken_away_ends_also_where_who_asked_for_it_leav
     with pytest.raises(asyncio.CancelledError):
         await scaling
     go.touch()
-    assert (await asyncio.wait_for(job.done, TIMEOUT)).status == 200
+    assert (await answer_of(job)).status == 200
     await until(lambda: gone(pid))
 
 
@@ -192,8 +192,7 @@ async def test_closing_ends_a_model_that_is_being_unregistered(registry, tmp_pat
     await asyncio.sleep(0)
     await registry.close()
     await asyncio.wait_for(unregistering, TIMEOUT)
-    with pytest.raises(WorkerDied):
-        await job.done
+    await refusal_of(job, WorkerDied)
     assert not psutil.pid_exists(pid)
 
 
@@ -209,11 +208,9 @@ async def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_a
         late = submit(version, "late")
         await until(lambda: all(worker.channel.batches for worker in version.workers))
         await registry.close(drain=0.05)
-        with pytest.raises(Unavailable, match="stopping"):
-            await late.done
+        await refusal_of(late, Unavailable, "stopping")
         for job in hanging:
-            with pytest.raises(WorkerDied):
-                await asyncio.wait_for(job.done, TIMEOUT)
+            await refusal_of(job, WorkerDied)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of
 from tests.support.clients.talker import (
-    TIMEOUT,
     a_registry,
     ask,
     gone,
@@ -49,7 +49,7 @@ async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_w
     assert await ask(old, "x") == "new"  # whoever found it before
     assert not under_way.done.done()
     (tmp_path / "go").touch()
-    assert (await asyncio.wait_for(under_way.done, TIMEOUT)).status == 200
+    assert (await answer_of(under_way)).status == 200
     await until(lambda: all(map(gone, pids)) and not registry._background)
     assert await ask(old, "x") == "new"
     with pytest.raises(Conflict):
@@ -243,7 +243,7 @@ async def add(version: ModelVersion, id: str, word: str) -> int | str:
     )
     version.submit(job)
     try:
-        answer = await asyncio.wait_for(job.done, TIMEOUT)
+        answer = await answer_of(job)
     except TsxError as error:
         return error.message
     assert answer.status == 200

@@ -85,12 +85,6 @@ def test_caps_hold_and_only_one_request_alone_may_exceed_the_cap_on_bytes(queued
 
 
 @given(queues, workers, limits)
-def test_who_is_gone_or_too_late_is_skipped_at_once_and_nobody_else(queued, some, caps):
-    """Also where all workers are busy, or there are none."""
-    assert ids(assign(waiting(queued), some, NOW, caps).skipped) == ids(filter(is_over, queued))
-
-
-@given(queues, workers, limits)
 def test_it_is_asked_again_by_the_earliest_deadline_that_is_left(queued, some, caps):
     queue = waiting(queued)
     result = assign(queue, some, NOW, caps)
@@ -224,13 +218,6 @@ def test_without_priorities_and_deadlines_the_queue_is_plain(queued, size):
     assert (queue.size, queue.ordered, queue.earliest) == (0, False, NEVER)
 
 
-def test_the_queue_is_plain_again_once_it_was_empty():
-    queue = RequestQueue([FakeJob(deadline=NOW + 1, priority=3), FakeJob()])
-    assert queue.ordered
-    queue.take(BatchLimits(8))
-    assert (queue.ordered, queue.earliest) == (False, NEVER)
-
-
 @given(queues, workers, limits, st.booleans())
 def test_nothing_is_sent_early_while_a_request_has_a_deadline_or_a_priority(
     queued, some, caps, early
@@ -356,32 +343,3 @@ def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_a
         assert all(job.deadline is None or job.deadline > now for job in queue.jobs)
         assert not (caps.wait is None and queue.jobs and not all(worker.batches for worker in pool))
     assert ids(ended) == ids(job for _, job in arrivals)
-
-
-def test_idle_worker_takes_what_is_there():
-    first, second = FakeJob(), FakeJob()
-    worker = FakeWorker()
-    assert assign(RequestQueue([first, second]), [worker], NOW, BatchLimits(8)).batches == [
-        (worker, [first, second])
-    ]
-
-
-def test_two_idle_workers_share_in_order_of_arrival():
-    jobs = [FakeJob() for _ in range(5)]
-    one, two = FakeWorker(), FakeWorker()
-    result = assign(RequestQueue(jobs), [one, two], NOW, BatchLimits(4))
-    assert result.batches == [(one, jobs[:4]), (two, jobs[4:])]
-
-
-def test_priority_goes_before_deadline_and_deadline_before_arrival():
-    first, hurried, soon, important = (
-        FakeJob(),
-        FakeJob(deadline=NOW + 5),
-        FakeJob(deadline=NOW + 1),
-        FakeJob(priority=1),
-    )
-    last = FakeJob(priority=-1, deadline=NOW + 0.1)
-    worker = FakeWorker()
-    assert assign(
-        RequestQueue([last, first, hurried, soon, important]), [worker], NOW, BatchLimits(8)
-    ).batches == [(worker, [important, soon, hurried, first, last])]

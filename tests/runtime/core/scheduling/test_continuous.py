@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.jobs import NOW, FakeJob
-from tests.runtime.core.scheduling.test_batching import FakeWorker, ids, is_over, queues, waiting
-from tests.runtime.core.scheduling.test_dispatcher import (
-    TIMEOUT,
-    Peer,
+from tests.kit.jobs import NOW, TIMEOUT, FakeJob, a_waiting_job, answer_of, refusal_of
+from tests.kit.peers import (
     add_worker,
     answer,
+    bodies,
     counts,
+    kill,
+    serve,
     soon,
     submit,
+    wait_idle,
 )
-from tests.runtime.core.scheduling.test_dispatcher import job as new_job
+from tests.runtime.core.scheduling.test_batching import FakeWorker, ids, is_over, queues, waiting
 from tests.support.clients.talker import until
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher, blame, join
 from tsx_runtime.core.scheduling.dispatcher import Bounds
-from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
 from tsx_runtime.core.scheduling.queue import BatchLimits, Suspects, urgency
 from tsx_runtime.errors import AnswerLate, DeadlinePassed, WorkerDied
 
@@ -112,26 +112,11 @@ def test_the_guilty_are_found_and_the_others_tried_again(left: int, blamed: int,
         assert all(len(group.jobs) <= (left + 1) // 2 or left == 1 for group in groups)
 
 
-ERROR = WorkerDied("Worker died.")
+DIED = WorkerDied("Worker died.")
 
 
-async def serving() -> tuple[JoiningDispatcher, OpenChannel, Peer]:
-    dispatcher = JoiningDispatcher('Model "m" [Version 1.0]', BatchLimits(8), Bounds())
-    dispatcher.accept(True)
-    return dispatcher, *await one_more(dispatcher)
-
-
-async def one_more(dispatcher: JoiningDispatcher) -> tuple[OpenChannel, Peer]:
-    channel, peer = await add_worker(dispatcher)
-    assert isinstance(channel, OpenChannel)
-    return channel, peer
-
-
-async def die(channel: OpenChannel, peer: Peer):
-    """What it had under way, for its supervisor."""
-    peer.close()
-    await asyncio.wait_for(channel.closed, TIMEOUT)
-    return channel.sent.popleft()
+async def serving():
+    return await serve(JoiningDispatcher('Model "m" [Version 1.0]', BatchLimits(8), Bounds()))
 
 
 async def test_what_a_stuck_worker_held_is_refused_where_no_worker_will_serve():
@@ -139,11 +124,10 @@ async def test_what_a_stuck_worker_held_is_refused_where_no_worker_will_serve():
     jobs = submit(dispatcher, b"a", b"b")
     await peer.read()
     dispatcher.accept(False)
-    dispatcher.requeue(await die(channel, peer), channel.streaming, ERROR)
+    dispatcher.requeue(await kill(channel, peer), channel.streaming, DIED)
     for job in jobs:
-        with pytest.raises(WorkerDied):
-            await answer(job)
-    await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
+        await refusal_of(job, WorkerDied)
+    await wait_idle(dispatcher)
     assert not channel.batches
 
 
@@ -151,17 +135,17 @@ async def test_a_request_that_was_taken_back_from_a_stuck_worker_is_to_blame_for
     dispatcher, channel, peer = await serving()
     a, b = submit(dispatcher, b"a", b"b")
     await peer.read()
-    dispatcher.retry_lost(await die(channel, peer), set(), ERROR)
-    channel, peer = await one_more(dispatcher)
-    assert bytes((await peer.read()).items[0][2]) == b"a"  # in quarantine
-    dispatcher.requeue(await die(channel, peer), set(), ERROR)
-    channel, peer = await one_more(dispatcher)
+    dispatcher.retry_lost(await kill(channel, peer), set(), DIED)
+    channel, peer = await add_worker(dispatcher)
+    assert bodies(await peer.read()) == [b"a"]
+    dispatcher.requeue(await kill(channel, peer), set(), DIED)
+    channel, peer = await add_worker(dispatcher)
     await peer.reply(await peer.read())
     assert await answer(b) == b"b"
     [c] = submit(dispatcher, b"c")
-    assert {bytes((await peer.read()).items[0][2]) for _ in range(2)} == {b"a", b"c"}
-    dispatcher.retry_lost(await die(channel, peer), set(), ERROR)
-    channel, peer = await one_more(dispatcher)
+    assert sorted([bodies(await peer.read()) for _ in range(2)]) == [[b"a"], [b"c"]]
+    dispatcher.retry_lost(await kill(channel, peer), set(), DIED)
+    channel, peer = await add_worker(dispatcher)
     for _ in range(2):
         await peer.reply(await peer.read())
     assert [await answer(a), await answer(c)] == [b"a", b"c"]
@@ -181,8 +165,7 @@ async def test_a_response_timeout_that_is_lowered_holds_for_what_is_under_way():
             pass
         await peer.reply(frame)
         await asyncio.wait([other.done], timeout=TIMEOUT)
-    with pytest.raises(WorkerDied, match="responseTimeout"):
-        await answer(late)
+    await refusal_of(late, WorkerDied, "responseTimeout")
 
 
 async def test_while_a_slow_client_holds_a_worker_nobodys_time_runs():
@@ -190,8 +173,8 @@ async def test_while_a_slow_client_holds_a_worker_nobodys_time_runs():
     slow, _ = submit(dispatcher, b"slow", b"other")
     first = await peer.read()
     for size in (1, 5 << 20):
-        await peer.write(*wire.encode(wire.Kind.PIECE, first.batch, [(0, b"", b"x" * size)]))
-    parts = (await asyncio.wait_for(slow.done, TIMEOUT)).parts()
+        await peer.stream(first, b"x" * size)
+    parts = (await answer_of(slow)).parts()
     assert await anext(parts) == b"x"
     await until(lambda: channel.held)
     for flight in channel.flights.values():
@@ -206,36 +189,32 @@ async def test_a_late_request_is_cancelled_and_holds_its_place_until_the_worker_
     dies,
 ):
     dispatcher, channel, peer = await serving()
-    late, other = new_job(b"late", soon()), new_job(b"other")
-    for each in (late, other):
-        dispatcher.submit(each)
+    late, other = submit(dispatcher, a_waiting_job(b"late", soon()), b"other")
     frames = [await peer.read(), await peer.read()]
-    with pytest.raises(DeadlinePassed, match="did not answer"):
-        await answer(late)
+    await refusal_of(late, DeadlinePassed, "did not answer")
     cancelled = await peer.read()
-    place = next(place for place, frame in enumerate(frames) if frame.items[0][2] == b"late")
+    place = [bodies(frame) for frame in frames].index([b"late"])
     assert (cancelled.kind, cancelled.batch) == (wire.Kind.CANCEL, frames[place].batch)
     assert channel.batches == 2
     if dies:
-        dispatcher.retry_lost(await die(channel, peer), channel.streaming, ERROR)
-        channel, peer = await one_more(dispatcher)
+        dispatcher.retry_lost(await kill(channel, peer), channel.streaming, DIED)
+        channel, peer = await add_worker(dispatcher)
         await peer.reply(await peer.read())
     else:
         await peer.reply(frames[place])
         await until(lambda: channel.batches == 1)
         await peer.reply(frames[1 - place])
     assert await answer(other) == b"other"
-    await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
+    await wait_idle(dispatcher)
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
     assert (channel.batches, dispatcher._due, dispatcher._deaths) == (0, {}, {})
 
 
 async def test_a_request_that_had_begun_at_a_lost_worker_is_refused_at_its_deadline_as_begun():
     dispatcher, channel, peer = await serving()
-    dispatcher.submit(late := new_job(b"late", soon()))
+    [late] = submit(dispatcher, a_waiting_job(b"late", soon()))
     await peer.read()
-    dispatcher.requeue(await die(channel, peer), set(), ERROR)
-    with pytest.raises(AnswerLate):
-        await answer(late)
+    dispatcher.requeue(await kill(channel, peer), set(), DIED)
+    await refusal_of(late, AnswerLate)
     assert not dispatcher._begun
-    await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
+    await wait_idle(dispatcher)

@@ -8,7 +8,8 @@ import asyncio
 
 import pytest
 
-from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until
+from tests.kit.jobs import TIMEOUT, answer_of, refusal_of
+from tests.support.clients.talker import a_talker, ask, submit, until
 from tsx_runtime.errors import WorkerDied
 
 pytestmark = pytest.mark.anyio
@@ -45,8 +46,8 @@ def held(version) -> list[int]:
 
 
 async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(registry, tmp_path):
-    version = await registry.register_path(
-        talker(tmp_path / "m", HANDLER, config=CONFIG), order(initial_workers=2, batch_size=2)
+    version = await a_talker(
+        registry, tmp_path, HANDLER, config=CONFIG, initial_workers=2, batch_size=2
     )
     gate = tmp_path / "gate"
     jobs = [submit(version, f"until {gate}") for _ in range(4)]
@@ -63,9 +64,8 @@ async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(regis
 async def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(
     registry, tmp_path, workers
 ):
-    version = await registry.register_path(
-        talker(tmp_path / "m", HANDLER, config=CONFIG),
-        order(initial_workers=workers, batch_size=4),
+    version = await a_talker(
+        registry, tmp_path, HANDLER, config=CONFIG, initial_workers=workers, batch_size=4
     )
     gate = tmp_path / "gate"
     running = [submit(version, f"until {gate}") for _ in range(4 * workers)]
@@ -74,11 +74,10 @@ async def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_wit
     await until(lambda: sum(held(version)) < workers + 1)  # the worker is dead
     gate.touch()
     for job in running:
-        assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == f"until {gate}"
+        assert (await answer_of(job)).body.decode() == f"until {gate}"
     for job, word in zip(prepared, ("a", "b", "exit", "d"), strict=True):
         if word == "exit":
-            with pytest.raises(WorkerDied):
-                await asyncio.wait_for(job.done, TIMEOUT)
+            await refusal_of(job, WorkerDied)
         else:
-            assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == word
+            assert (await answer_of(job)).body.decode() == word
     assert await ask(version, "still here") == "still here"

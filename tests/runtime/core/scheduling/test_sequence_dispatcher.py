@@ -8,18 +8,16 @@ import asyncio
 
 import pytest
 
+from tests.kit.jobs import TIMEOUT, refusal_of
 from tests.kit.jobs import a_waiting_job as job
-from tests.runtime.core.scheduling.test_dispatcher import (
-    TIMEOUT,
-    Peer,
-    add_worker,
+from tests.kit.peers import (
     answer,
     counts,
+    serve,
     soon,
     submit,
 )
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
@@ -29,12 +27,12 @@ from tsx_runtime.errors import DeadlinePassed
 pytestmark = pytest.mark.anyio
 
 
-async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
-    dispatcher = SequenceDispatcher(
-        'Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4)
+async def serving():
+    return await serve(
+        SequenceDispatcher(
+            'Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4)
+        )
     )
-    dispatcher.accept(True)
-    return dispatcher, *await add_worker(dispatcher)
 
 
 async def test_a_request_whose_sequence_got_its_name_here_is_forgotten_once_it_is_answered():
@@ -70,8 +68,7 @@ async def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_reque
     dispatcher.submit(late)
     frame = await peer.read()
     dispatcher.submit(following)
-    with pytest.raises(DeadlinePassed, match="did not answer"):
-        await answer(late)
+    await refusal_of(late, DeadlinePassed, "did not answer")
     assert (await peer.read()).kind is wire.Kind.CANCEL
     dispatcher._flush()
     assert (channel.batches, dispatcher.pending) == (1, 1)

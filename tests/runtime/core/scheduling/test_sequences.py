@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.kit.jobs import FakeJob
+from tests.kit.jobs import FakeJob, refusal_of
+from tests.kit.peers import submit
 from tests.runtime.core.scheduling.test_batching import FakeWorker
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -229,23 +230,12 @@ def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answ
     assert sequences.active == 0
 
 
-def test_the_first_request_of_an_id_starts_a_sequence_also_where_it_does_not_say_so():
-    assert Sequences(TERMS).admit(FakeJob(), mark(), 0.0) is None
-
-
 def test_a_new_sequence_goes_to_the_idle_worker_with_the_fewest():
     sequences, first = started()
     second = FakeWorker()
     job = FakeJob()
     sequences.admit(job, mark("b", start=True), 1.0)
     assert sequences.assign([first, second], 1.0, LIMITS) == [(second, [job])]
-
-
-def test_a_sequence_waits_for_its_own_worker_while_another_idles():
-    sequences, worker = started()
-    worker.batches = 1
-    sequences.admit(FakeJob(), mark(), 1.0)
-    assert sequences.assign([worker, FakeWorker()], 1.0, LIMITS) == []
 
 
 def test_a_worker_that_leaves_serves_its_sequences_and_gets_no_new_one():
@@ -400,16 +390,14 @@ async def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_n
     dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS)
     dispatcher.accept(True)
     jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
-    for job in jobs:
-        dispatcher.submit(job)
+    submit(dispatcher, *jobs)
     dispatcher.leave(jobs[0])
-    with pytest.raises(
+    await refusal_of(
+        jobs[1],
         Unavailable,
-        match=r"Its sequence did not start: the client of its first request disconnected, or its deadline passed\.",
-    ):
-        await jobs[1].done
-    with pytest.raises(ClientLeft):
-        await jobs[0].done
+        r"Its sequence did not start: the client of its first request disconnected, or its deadline passed\.",
+    )
+    await refusal_of(jobs[0], ClientLeft)
     await dispatcher.wait_idle()
     assert len(dispatcher.sequences) == 0
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, submit
+from tests.kit.jobs import TIMEOUT
+from tests.kit.peers import Peer, add_worker, answer, submit
 from tests.runtime.core.slo.sharing import SharedDevice, fleet
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime.core.scheduling.dispatcher import Bounds

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.jobs import answer_of
 from tsx_runtime import wire
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -46,7 +47,7 @@ async def ask(directory: Path, settings: Settings) -> str:
     async with open_model(directory, settings) as version:
         job = WaitingJob(wire.request_meta("id", b"", []), b"", time.monotonic())
         version.submit(job)
-        answer = await asyncio.wait_for(job.done, 30)
+        answer = await answer_of(job)
         return (await answer.whole(1 << 20)).decode()
 
 

@@ -13,9 +13,9 @@ import sys
 import psutil
 import pytest
 
+from tests.kit.jobs import refusal_of
 from tests.support import forked
 from tests.support.clients.talker import (
-    TIMEOUT,
     a_registry,
     ask,
     gone,
@@ -104,10 +104,7 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
     lost = submit(version, "")
     await until(lambda: worker.channel.batches)
     os.kill(first["pids"][1], signal.SIGKILL)
-    with pytest.raises(
-        OutOfResources
-    ):  # and not what the collective of rank 0 said when its peer was gone
-        await asyncio.wait_for(lost.done, TIMEOUT)
+    await refusal_of(lost, OutOfResources)
     await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
     second = await reported(version)
     assert not set(second["pids"]) & set(first["pids"])

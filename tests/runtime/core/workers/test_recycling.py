@@ -9,9 +9,9 @@ import signal
 import psutil
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of
 from tests.support.clients.talker import (
     HANDLER,
-    TIMEOUT,
     a_registry,
     a_talker,
     ask,
@@ -88,7 +88,7 @@ async def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new
         assert psutil.pid_exists(old)
         assert not held.done.done()
         go.touch()
-        assert (await asyncio.wait_for(held.done, TIMEOUT)).body.decode() == f"until {go}"
+        assert (await answer_of(held)).body.decode() == f"until {go}"
 
 
 async def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_taken_away_while_another_loads(
@@ -106,7 +106,7 @@ async def test_what_an_old_process_still_holds_is_answered_also_where_its_worker
         scaling = asyncio.create_task(registry.scale("talker", None, 0))
         await asyncio.sleep(0)
         go.touch()
-        assert (await asyncio.wait_for(held.done, TIMEOUT)).status == 200
+        assert (await answer_of(held)).status == 200
         await asyncio.wait_for(scaling, TIMEOUT)
 
 
@@ -124,9 +124,7 @@ async def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_mod
         more = (
             small.workers[0].memory() // (1 << 20) + 100
         )  # than a worker has by itself; up to a tenth of it earlier, by chance
-        version = await registry.register_path(
-            talker(tmp_path / "m", LEAK), order(max_worker_memory=more)
-        )
+        version = await a_talker(registry, tmp_path, LEAK, max_worker_memory=more)
         first = await ask(version, "leak")
         await until(lambda: version.stats.recycled)
         assert await ask(version, "x") != first
@@ -137,7 +135,7 @@ async def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, mo
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.TRY_AGAIN", 0)
 
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        version = await registry.register_path(talker(tmp_path / "m", WITH_STATE), order())
+        version = await a_talker(registry, tmp_path, WITH_STATE)
         first = await ask(version, "x")
         (tmp_path / "m" / "switch").touch()
         await until(lambda: version.last_error)
@@ -152,9 +150,7 @@ async def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, mo
 @pytest.mark.parametrize("drain", [True, False])
 async def test_a_server_that_stops_while_a_worker_is_replaced_leaves_no_process(tmp_path, drain):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        version = await registry.register_path(
-            talker(tmp_path / "m", HANGING + WITH_STATE), order()
-        )
+        version = await a_talker(registry, tmp_path, HANGING + WITH_STATE)
         (tmp_path / "m" / "hang").touch()
         await until((tmp_path / "m" / "began").exists)
         assert await ask(version, "x") == str(version.workers[0].pid)

@@ -15,8 +15,8 @@ from multiprocessing import forkserver
 import psutil
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of, refusal_of
 from tests.support.clients.talker import (
-    TIMEOUT,
     a_registry,
     a_talker,
     ask,
@@ -82,9 +82,8 @@ async def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch
 @pytest.mark.usefixtures("processes")
 async def test_a_request_that_stops_its_worker_is_not_tried_without_end(tmp_path):
     async with a_registry(**FAST) as registry:
-        version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
-        with pytest.raises(WorkerDied, match="SIGSTOP"):
-            await asyncio.wait_for(submit(version, "stop myself").done, TIMEOUT)
+        version = await a_talker(registry, tmp_path, STUCK)
+        await refusal_of(submit(version, "stop myself"), WorkerDied, "SIGSTOP")
         assert version.stats.stuck == {"stopped": 2}
         assert await ask(version, "next") == "next"
 
@@ -92,7 +91,7 @@ async def test_a_request_that_stops_its_worker_is_not_tried_without_end(tmp_path
 @pytest.mark.usefixtures("processes")
 async def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
     async with a_registry(**FAST, heartbeat_timeout=1) as registry:
-        version = await registry.register_path(talker(tmp_path / "m", NEVER), order())
+        version = await a_talker(registry, tmp_path, NEVER)
         await until(lambda: version.workers[0].restarts)
         assert version.stats.stuck["silent"] >= 1
 
@@ -111,7 +110,7 @@ def handle(data, context):
 @pytest.mark.usefixtures("processes")
 async def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
     async with a_registry(**FAST) as registry:
-        version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
+        version = await a_talker(registry, tmp_path, STUCK)
         assert await ask(version, "hold 2") == "hold 2"
         channel = version.workers[0].channel
         await until(lambda: channel.pings)
@@ -131,7 +130,7 @@ async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_co
     os.kill(first, signal.SIGKILL)
     await registry.scale("talker", None, 2)  # the new one is from a new fork server
     go.touch()
-    assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == f"until {go}"
+    assert (await answer_of(job)).body.decode() == f"until {go}"
     assert worker in {each.pid for each in version.workers}
     assert forkserver._forkserver._forkserver_pid != first
     assert not version.stats.restarts
@@ -188,10 +187,9 @@ def handle(data, context):
 
 
 async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(registry, tmp_path):
-    version = await registry.register_path(talker(tmp_path / "m", LEFT_BEHIND), order())
+    version = await a_talker(registry, tmp_path, LEFT_BEHIND)
     try:
-        with pytest.raises(WorkerDied, match="exit code 3"):
-            await asyncio.wait_for(submit(version, "fork").done, TIMEOUT)
+        await refusal_of(submit(version, "fork"), WorkerDied, "exit code 3")
         assert await ask(version, "next") == "OK"
     finally:
         os.kill(int((tmp_path / "m" / "child").read_text()), signal.SIGKILL)
@@ -203,8 +201,7 @@ async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
     try:
         counts = []
         for number in range(30):
-            with pytest.raises(WorkerDied):
-                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+            await refusal_of(submit(version, "exit"), WorkerDied)
             assert await ask(version, "good") == "good"
             assert version.stats.restarts == number + 1
             counts.append(psutil.Process().num_fds())

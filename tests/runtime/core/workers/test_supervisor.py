@@ -14,9 +14,9 @@ from multiprocessing import forkserver
 import psutil
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of, refusal_of
 from tests.support import forked, line_coverage
 from tests.support.clients.talker import (
-    TIMEOUT,
     a_registry,
     a_talker,
     ask,
@@ -145,9 +145,8 @@ async def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_o
         if how == "kill":
             await until(lambda: version.workers[0].channel.batches)
             os.kill(version.workers[0].pid, signal.SIGKILL)
-        with pytest.raises(error, match=text):
-            await asyncio.wait_for(job.done, TIMEOUT)
-        assert (await asyncio.wait_for(waiting.done, TIMEOUT)).body == b"next"
+        await refusal_of(job, error, text)
+        assert (await answer_of(waiting)).body == b"next"
         assert version.workers[0].restarts == version.stats.restarts == 1
 
 
@@ -174,12 +173,11 @@ async def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(
         submit(version, f"until {gate}", timeout=0.5),
         submit(version, f"until {gate}"),
     )
-    with pytest.raises(DeadlinePassed, match="did not answer the request before its deadline"):
-        await asyncio.wait_for(late.done, TIMEOUT)
+    await refusal_of(late, DeadlinePassed, "did not answer the request before its deadline")
     os.kill(version.workers[0].pid, signal.SIGKILL)
     await until(lambda: version.workers[0].restarts)
     gate.touch()
-    assert (await asyncio.wait_for(other.done, TIMEOUT)).body.decode() == f"until {gate}"
+    assert (await answer_of(other)).body.decode() == f"until {gate}"
     stats = version.stats
     assert (stats.requests, stats.answers, stats.batch_sizes, stats.refusals) == (
         2,
@@ -198,33 +196,29 @@ async def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_comi
 
     async with open_model(talker(tmp_path / "m"), Settings()) as version:
         for _ in range(3):
-            with pytest.raises(WorkerDied):
-                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+            await refusal_of(submit(version, "exit"), WorkerDied)
             assert await ask(version, "good") == "good"
-        with pytest.raises(WorkerDied):
-            await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+        await refusal_of(submit(version, "exit"), WorkerDied)
         with pytest.raises(WorkerDied):  # a worker that has answered nothing backs off
-            await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+            await answer_of(submit(version, "exit"))
         await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
 
 
 async def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(registry, tmp_path):
     version = await a_talker(registry, tmp_path, response_timeout=1)
     job = submit(version, "hang")
-    with pytest.raises(WorkerDied, match=r"did not answer within 1 s \(responseTimeout\)"):
-        await asyncio.wait_for(job.done, TIMEOUT)
+    await refusal_of(job, WorkerDied, r"did not answer within 1 s \(responseTimeout\)")
     assert await ask(version, "again") == "again"
 
 
 async def test_a_load_error_that_stays_the_same_is_given_up_visibly(registry, tmp_path):
-    version = await registry.register_path(talker(tmp_path / "m", "1 / 0\n"), order(), wait=False)
+    version = await a_talker(registry, tmp_path, "1 / 0\n", wait=False)
     waiting = submit(version, "x")
     await until(lambda: version.workers[0].state is WorkerState.FAILED)
     assert "ZeroDivisionError" in version.last_error
     assert version.workers[0].restarts == 2
     for job in (waiting, submit(version, "y")):
-        with pytest.raises(NoWorker, match=r"were given up.*has the last error"):
-            await asyncio.wait_for(job.done, TIMEOUT)
+        await refusal_of(job, NoWorker, r"were given up.*has the last error")
 
 
 async def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeypatch):
@@ -233,10 +227,11 @@ async def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, m
     handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
     async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
+        version = await a_talker(registry, tmp_path, handler, wait=False)
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
-        with pytest.raises(NoWorker, match=r"`tsx models scale talker 1 --version 1.0`"):
-            await asyncio.wait_for(submit(version, "x").done, TIMEOUT)
+        await refusal_of(
+            submit(version, "x"), NoWorker, r"`tsx models scale talker 1 --version 1.0`"
+        )
         with pytest.raises(LoadFailed, match="No such file"):
             await version.scale(1, 1)
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
@@ -254,7 +249,7 @@ async def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cau
     handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
     async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
+        version = await a_talker(registry, tmp_path, handler, wait=False)
         [worker] = version.workers
         await until(lambda: worker.restarts >= 2)
         assert worker.given_up
@@ -270,7 +265,7 @@ async def test_whoever_asks_for_workers_does_not_wait_for_one_that_backs_off(tmp
     handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
     async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
+        version = await a_talker(registry, tmp_path, handler, wait=False)
         await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
         with pytest.raises(LoadFailed, match="No such file"):
             await version.scale(1, 1)
@@ -306,9 +301,7 @@ async def test_how_workers_died_that_were_given_up_is_reported(tmp_path, monkeyp
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
     async with a_registry() as registry:
-        version = await registry.register_path(
-            talker(tmp_path / "m", crashing), order(), wait=False
-        )
+        version = await a_talker(registry, tmp_path, crashing, wait=False)
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
         assert "exit code 9" in version.last_error
 
@@ -326,9 +319,8 @@ async def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_
         submit(version, "exit")
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
         submit(version, "waits")
-        with pytest.raises(QueueFull) as caught:
-            await asyncio.wait_for(submit(version, "too many").done, TIMEOUT)
-        assert 200 - TIMEOUT < caught.value.retry_after <= 201 + usual
+        caught = await refusal_of(submit(version, "too many"), QueueFull)
+        assert 200 - TIMEOUT < caught.retry_after <= 201 + usual
         assert version.retry_after() <= 201 + usual
         for state, since, left in (
             (WorkerState.LOADING, 0.0, usual),
@@ -345,7 +337,7 @@ async def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_
 
 async def test_a_worker_that_dies_while_it_loads_is_reported_with_how_it_ended(registry, tmp_path):
     with pytest.raises(LoadFailed, match="ended while it loaded the model: exit code 7"):
-        await registry.register_path(talker(tmp_path / "m", "import os\nos._exit(7)\n"), order())
+        await a_talker(registry, tmp_path, "import os\nos._exit(7)\n")
 
 
 LINGERING = """
@@ -367,9 +359,9 @@ async def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replac
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.1)
 
     async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "m", LINGERING), order())
+        version = await a_talker(registry, tmp_path, LINGERING)
         pid = version.workers[0].pid
-        assert (await asyncio.wait_for(submit(version, "break").done, TIMEOUT)).status == 507
+        assert (await answer_of(submit(version, "break"))).status == 507
         await until(lambda: version.workers[0].restarts)
         assert await ask(version, "next") == "OK"
         assert not psutil.pid_exists(pid)
@@ -400,15 +392,12 @@ async def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_de
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 600)
 
     async with a_registry() as registry:
-        version = await registry.register_path(
-            talker(tmp_path / "m", UNHEARD, config="batchSize: 2\n"), order()
-        )
+        version = await a_talker(registry, tmp_path, UNHEARD, config="batchSize: 2\n")
         jobs = [submit(version, "hang up"), submit(version, "good")]
-        assert (await asyncio.wait_for(jobs[1].done, TIMEOUT)).body == b"good"
-        with pytest.raises(
-            WorkerDied, match="it closed its connection to the server, but did not exit"
-        ):
-            await asyncio.wait_for(jobs[0].done, TIMEOUT)
+        assert (await answer_of(jobs[1])).body == b"good"
+        await refusal_of(
+            jobs[0], WorkerDied, "it closed its connection to the server, but did not exit"
+        )
 
 
 async def test_loading_has_a_timeout_of_its_own(registry, tmp_path):

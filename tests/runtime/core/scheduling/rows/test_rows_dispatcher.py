@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any
+from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.kit.jobs import a_waiting_job
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker
+from tests.kit.jobs import a_waiting_job, refusal_of
+from tests.kit.peers import Peer, add_worker, counts, submit, wait_idle
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -28,6 +28,8 @@ from tsx_runtime.errors import (
     WorkerDied,
 )
 from tsx_runtime.worker.codecs.json_text import to_json
+
+pytestmark = pytest.mark.anyio
 
 
 def body(key: str, values: list[int]) -> bytes:
@@ -48,33 +50,30 @@ def values(item: wire.Item) -> list[int]:
     return list(json.loads(bytes(item[2]))["inputs"][0]["data"])
 
 
-async def reply(peer: Peer, frame: wire.Frame, *instead: tuple[int, bytes, bytes]) -> None:
+async def reply(peer: Peer, frame: wire.Frame, *errors: wire.Item) -> None:
+    """Double the values of a batch's items, but answer the last ones with these errors."""
     items = [
         (200, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)]))
         for item in frame.items
     ]
-    items[len(items) - len(instead) :] = instead
-    await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, items))
+    await peer.answer(frame, *items[: len(items) - len(errors)], *errors)
 
 
-def run(test: Any, workers: int = 1, most: int = 10_000) -> None:
-    """Parts have two rows, and a batch two parts."""
-
-    async def main() -> None:
-        dispatcher = RowsDispatcher('Model "m" [Version 1.0]', BatchLimits(2), Bounds(10), 2, most)
-        dispatcher.accept(True)
-        peers = [(await add_worker(dispatcher))[1] for _ in range(workers)]
-        await asyncio.wait_for(test(dispatcher, *peers), TIMEOUT)
-        assert dispatcher.in_flight == 0
-        assert not dispatcher._requests
-        assert not dispatcher._due
-        assert not dispatcher._begun
-
-    asyncio.run(main())
+@asynccontextmanager
+async def serving(workers: int = 1, most: int = 10_000):
+    """Serve in parts of two rows and batches of two parts, and check that nothing is left."""
+    dispatcher = RowsDispatcher('Model "m" [Version 1.0]', BatchLimits(2), Bounds(10), 2, most)
+    dispatcher.accept(True)
+    yield dispatcher, *[(await add_worker(dispatcher))[1] for _ in range(workers)]
+    await wait_idle(dispatcher)
+    assert dispatcher.in_flight == 0
+    assert not dispatcher._requests
+    assert not dispatcher._due
+    assert not dispatcher._begun
 
 
-def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_metrics():
-    async def test(dispatcher, one, other):
+async def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_metrics():
+    async with serving(workers=2) as (dispatcher, one, other):
         sent = job(7)
         dispatcher.submit(sent)
         assert dispatcher.stats.requests == 1
@@ -100,24 +99,19 @@ def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_
         )
         assert [seen.status for seen in stats.recent.newest()] == [200]
 
-    run(test, workers=2)
 
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_request_of_few_rows_is_not_touched(rows):
-    async def test(dispatcher, peer):
-        sent = job(rows)
+async def test_a_request_of_few_rows_is_not_touched():
+    async with serving() as (dispatcher, peer):
+        sent = job(2)
         dispatcher.submit(sent)
         frame = await peer.read()
         assert frame.items[0][1:] == (sent.meta, sent.body)
         await reply(peer, frame)
         await sent.done
 
-    run(test)
 
-
-def test_the_first_error_answers_and_parts_that_wait_do_not_run():
-    async def test(dispatcher, peer):
+async def test_the_first_error_answers_and_parts_that_wait_do_not_run():
+    async with serving() as (dispatcher, peer):
         sent, next_one = job(12), job(1)
         dispatcher.submit(sent)
         frame = await peer.read()
@@ -132,13 +126,11 @@ def test_the_first_error_answers_and_parts_that_wait_do_not_run():
         assert [values(item) for item in frame.items] == [[0]]
         await reply(peer, frame)
         await next_one.done
-        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (
+        assert counts(dispatcher) == (
             2,
             {507: 1, 200: 1},
             {},
         )
-
-    run(test)
 
 
 def refused(sent: WaitingJob, error: type[TsxError], match: str) -> None:
@@ -146,8 +138,8 @@ def refused(sent: WaitingJob, error: type[TsxError], match: str) -> None:
         sent.done.result()
 
 
-def test_all_parts_are_accepted_or_none():
-    async def test(dispatcher, peer):
+async def test_all_parts_are_accepted_or_none():
+    async with serving() as (dispatcher, peer):
         first, second, urgent, huge = job(6), job(16), job(16, priority=1), job(50)
         dispatcher.submit(first)
         frame = await peer.read()
@@ -156,8 +148,7 @@ def test_all_parts_are_accepted_or_none():
             huge, PayloadTooLarge, "50 rows, in 25 parts of 2 .splitRows., and the queue holds 10"
         )
         waits = [job(1) for _ in range(5)]
-        for each in waits:
-            dispatcher.submit(each)
+        submit(dispatcher, *waits)
         dispatcher.submit(second)
         refused(second, QueueFull, "8 parts .* try again in 1 s")
         assert dispatcher.stats.requests == 6
@@ -176,11 +167,9 @@ def test_all_parts_are_accepted_or_none():
         assert dispatcher.stats.refusals["QueueFull"] == 5
         assert dispatcher.stats.refusals["PayloadTooLarge"] == 1
 
-    run(test)
 
-
-def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
-    async def test(dispatcher, peer):
+async def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
+    async with serving() as (dispatcher, peer):
         sent = job(12)
         dispatcher.submit(sent)
         frame = await peer.read()
@@ -191,23 +180,20 @@ def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
         assert dispatcher.pending == 0
         await reply(peer, frame)
         await dispatcher.wait_idle()
-        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (
+        assert counts(dispatcher) == (
             1,
             {},
             {"ClientLeft": 1},
         )
 
-    run(test)
-
 
 @pytest.mark.parametrize(("rows", "error"), [(4, AnswerLate), (12, DeadlinePassed)])
-def test_the_deadline_is_that_of_all_parts(rows, error):
-    async def test(dispatcher, peer):
+async def test_the_deadline_is_that_of_all_parts(rows, error):
+    async with serving() as (dispatcher, peer):
         sent = job(rows, seconds=0.05)
         dispatcher.submit(sent)
         frame = await peer.read()
-        with pytest.raises(error):
-            await sent.done
+        await refusal_of(sent, error)
         while frame.kind is not wire.Kind.BATCH:
             frame = await peer.read()
         await reply(peer, frame)
@@ -218,11 +204,9 @@ def test_the_deadline_is_that_of_all_parts(rows, error):
             sum(dispatcher.stats.refusals.values()),
         ) == (1, {}, 1)
 
-    run(test)
 
-
-def test_without_a_worker_it_is_refused_once():
-    async def test(dispatcher, peer):
+async def test_without_a_worker_it_is_refused_once():
+    async with serving() as (dispatcher, peer):
         dispatcher.accept(False)
         sent = job()
         dispatcher.submit(sent)
@@ -237,11 +221,9 @@ def test_without_a_worker_it_is_refused_once():
         await dispatcher.wait_idle()
         assert (dispatcher.stats.requests, dispatcher.stats.refusals) == (1, {"NoWorker": 2})
 
-    run(test)
 
-
-def test_parts_that_died_with_their_worker_are_tried_again():
-    async def test(dispatcher, one, other):
+async def test_parts_that_died_with_their_worker_are_tried_again():
+    async with serving(workers=2) as (dispatcher, one, other):
         sent = job(4)
         dispatcher.submit(sent)
         await one.read()
@@ -254,14 +236,12 @@ def test_parts_that_died_with_their_worker_are_tried_again():
         assert (await sent.done).body == body("outputs", [0, 2, 4, 6])
         assert dispatcher.stats.answers == {200: 1}
 
-    run(test, workers=2)
-
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_next_time_or_none_runs(
+async def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_next_time_or_none_runs(
     workers,
 ):
-    async def test(dispatcher, one, *others):
+    async with serving(workers) as (dispatcher, one, *others):
         sent = job(4)
         dispatcher.submit(sent)
         await one.read()
@@ -278,11 +258,9 @@ def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_next_time
         sent.done.exception()
         await dispatcher.wait_idle()
 
-    run(test, workers)
 
-
-def test_an_answer_with_another_status_of_success_is_joined_as_well():
-    async def test(dispatcher, peer):
+async def test_an_answer_with_another_status_of_success_is_joined_as_well():
+    async with serving() as (dispatcher, peer):
         sent = job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
@@ -295,35 +273,24 @@ def test_an_answer_with_another_status_of_success_is_joined_as_well():
         assert (answer.status, answer.body) == (201, body("outputs", [0, 2, 4, 6]))
         assert dispatcher.stats.answers == {201: 1}
 
-    run(test)
 
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [(body("outputs", [1]), "shape .1, 1. for 2 rows"), (b"text", "cannot be joined")],
-)
-def test_answers_that_cannot_be_joined_are_an_error_that_says_why(answer, why):
-    async def test(dispatcher, peer):
+async def test_answers_that_cannot_be_joined_are_an_error_that_says_why():
+    async with serving() as (dispatcher, peer):
         sent = job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
-        await reply(peer, frame, (200, b"", answer))
-        with pytest.raises(PredictionFailed, match=f"{why}.*Remove splitRows"):
-            await sent.done
-        assert (dispatcher.stats.answers, dispatcher.stats.refusals) == (
-            {},
-            {"PredictionFailed": 1},
-        )
-
-    run(test)
+        await reply(peer, frame, (200, b"", b"text"))
+        await refusal_of(sent, PredictionFailed, "cannot be joined.*Remove splitRows")
+        assert counts(dispatcher) == (1, {}, {"PredictionFailed": 1})
 
 
 @pytest.mark.parametrize(
     ("over", "error"),
     [(0, None), (1, "has 194 bytes or more, but max_response_size is 193. Raise it")],
 )
-def test_the_joined_answer_is_bounded_as_one_is(over, error):
-    async def test(dispatcher, peer):
+async def test_the_joined_answer_is_bounded_as_one_is(over, error):
+    size = len(body("outputs", [0, 2, 4, 6]))
+    async with serving(most=size - over) as (dispatcher, peer):
         sent = job(4)
         dispatcher.submit(sent)
         await reply(peer, await peer.read())
@@ -333,44 +300,32 @@ def test_the_joined_answer_is_bounded_as_one_is(over, error):
         else:
             refused(sent, PredictionFailed, error)
             await dispatcher.wait_idle()
-            assert (dispatcher.stats.answers, dispatcher.stats.refusals) == (
-                {},
-                {"PredictionFailed": 1},
-            )
-
-    size = len(body("outputs", [0, 2, 4, 6]))
-    run(test, most=size - over)
+            assert counts(dispatcher) == (1, {}, {"PredictionFailed": 1})
 
 
-def test_answers_of_parts_are_not_kept_until_the_last_one_where_they_are_too_large_already(
+async def test_answers_of_parts_are_not_kept_until_the_last_one_where_they_are_too_large_already(
     monkeypatch,
 ):
     monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.LONGEST", 0)
 
-    async def test(dispatcher, peer):
+    async with serving(most=100) as (dispatcher, peer):
         sent = job(6)
         dispatcher.submit(sent)
         frame = await peer.read()
         await reply(peer, frame, (200, b"", b"x" * 101), (200, b"", b""))
-        with pytest.raises(PredictionFailed, match="max_response_size is 100"):
-            await sent.done
+        await refusal_of(sent, PredictionFailed, "max_response_size is 100")
         assert (await peer.read()).kind is wire.Kind.BATCH  # the last part had left already
         await reply(peer, frame._replace(batch=frame.batch + 1, items=frame.items[:1]))
         await dispatcher.wait_idle()
 
-    run(test, most=100)
 
-
-def test_a_handler_that_streams_is_told_that_parts_cannot_be_joined():
-    async def test(dispatcher, peer):
+async def test_a_handler_that_streams_is_told_that_parts_cannot_be_joined():
+    async with serving() as (dispatcher, peer):
         sent = job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
-        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"a piece")]))
-        with pytest.raises(PredictionFailed, match="Remove splitRows"):
-            await sent.done
+        await peer.stream(frame, b"a piece")
+        await refusal_of(sent, PredictionFailed, "Remove splitRows")
         await reply(peer, frame)
         await dispatcher.wait_idle()
         assert (dispatcher.stats.requests, dispatcher.stats.answers) == (1, {})
-
-    run(test)
