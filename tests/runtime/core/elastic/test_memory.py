@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from tests.kit.jobs import TIMEOUT, answer_of
 from tests.support.clients.talker import a_registry, a_talker, ask, order, submit, talker, until
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
-from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
 
@@ -39,26 +37,6 @@ def test_no_more_than_the_least_recently_used_are_unloaded(models, excess):
     assert not freed or sum(freed[:-1]) < excess
     kept = [used for number, (used, _) in enumerate(models) if number not in chosen]
     assert all(models[number][0] <= used for number in chosen for used in kept)
-
-
-@given(st.lists(st.integers(0, 199), max_size=400))
-def test_of_200_models_the_20_that_fit_are_those_used_last(requests):
-    loaded: dict[int, float] = {}
-    expected: OrderedDict[int, None] = OrderedDict()
-    for now, model in enumerate(requests):
-        if model not in loaded:
-            for gone in (
-                least_recently_used(
-                    [(used, 10, number) for number, used in loaded.items()],
-                    10 * (len(loaded) + 1) - 200,
-                )
-                or []
-            ):
-                del loaded[gone]
-        loaded[model] = now
-        expected[model] = None
-        expected.move_to_end(model)
-    assert set(loaded) == set(list(expected)[-20:])
 
 
 class Rester:
@@ -262,34 +240,6 @@ async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_re
         for job in (*busy, waits):
             await answer_of(job)
         assert len(loaded()) <= 2
-
-
-@pytest.mark.usefixtures("processes")
-async def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
-    tmp_path, monkeypatch
-):
-    """Processes are real, and their sizes are made up."""
-    monkeypatch.setattr(
-        "tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10 * MEGA * len(list(workers))
-    )
-
-    async with a_registry(model_memory=200 * MEGA) as registry:
-        names = [f"m{number}" for number in range(200)]
-        for name in names:
-            config = RegisterOrder(url=name, model_name=name, initial_workers=0)
-            await registry.register_path(
-                talker(tmp_path / name, name=name, config="scaleToZero: 1h\n"), config
-            )
-        models = [registry.find(name) for name in names]
-        assert all(model.asleep and model.ready for model in models)
-        asked = models[::8]
-        assert await asyncio.gather(*(ask(model, model.name) for model in asked)) == [
-            model.name for model in asked
-        ]
-        await until(lambda: sum(bool(model.workers) for model in models) == 20)
-        assert await ask(models[199], "last") == "last"
-        assert registry.memory.free() == 0
-        assert sum(bool(model.workers) for model in models) == 20
 
 
 async def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(

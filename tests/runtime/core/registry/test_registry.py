@@ -108,20 +108,19 @@ async def test_unregistering_does_not_wait_for_requests_to_stop_coming(registry,
     await registry.register_path(tmp_path / "m", order())
 
 
-async def test_unregistering_goes_on_where_its_client_leaves(tmp_path, monkeypatch):
+async def test_unregistering_goes_on_where_its_client_leaves(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.5)
 
-    async with a_registry() as registry:
-        version = await a_talker(registry, tmp_path)
-        pid = version.workers[0].pid
-        os.kill(pid, signal.SIGSTOP)  # so that it takes its time to end
-        unregistering = asyncio.create_task(registry.unregister("talker"))
-        await until(lambda: not version.workers)
-        unregistering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await unregistering
-        await until(lambda: gone(pid) and not registry._background)
-        await registry.register_path(tmp_path / "m", order())
+    version = await a_talker(registry, tmp_path)
+    pid = version.workers[0].pid
+    os.kill(pid, signal.SIGSTOP)  # so that it takes its time to end
+    unregistering = asyncio.create_task(registry.unregister("talker"))
+    await until(lambda: not version.workers)
+    unregistering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await unregistering
+    await until(lambda: gone(pid) and not registry._background)
+    await registry.register_path(tmp_path / "m", order())
 
 
 async def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(registry, tmp_path):
@@ -196,21 +195,22 @@ async def test_closing_ends_a_model_that_is_being_unregistered(registry, tmp_pat
     assert not psutil.pid_exists(pid)
 
 
-async def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(tmp_path):
+async def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(
+    registry, tmp_path
+):
     async with a_registry() as registry:
         version = await a_talker(registry, tmp_path)
         quick = submit(version, "slow")
         await registry.close(drain=TIMEOUT)
         assert (await quick.done).body == b"slow"
-    async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "n"), order(initial_workers=2))
-        hanging = [submit(version, "hang") for _ in range(2)]
-        late = submit(version, "late")
-        await until(lambda: all(worker.channel.batches for worker in version.workers))
-        await registry.close(drain=0.05)
-        await refusal_of(late, Unavailable, "stopping")
-        for job in hanging:
-            await refusal_of(job, WorkerDied)
+    version = await registry.register_path(talker(tmp_path / "n"), order(initial_workers=2))
+    hanging = [submit(version, "hang") for _ in range(2)]
+    late = submit(version, "late")
+    await until(lambda: all(worker.channel.batches for worker in version.workers))
+    await registry.close(drain=0.05)
+    await refusal_of(late, Unavailable, "stopping")
+    for job in hanging:
+        await refusal_of(job, WorkerDied)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kit.jobs import TIMEOUT, answer_of
+from tests.kit.jobs import TIMEOUT, a_waiting_job, answer_of
 from tests.support.clients.talker import (
+    HANDLER,
     a_registry,
     ask,
     gone,
@@ -16,11 +19,11 @@ from tests.support.clients.talker import (
     talker,
     until,
 )
-from tests.support.models import STATEFUL, make_model
+from tests.support.models import STATEFUL
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, LoadFailed, ModelVersionNotFound, TsxError
 from tsx_runtime.settings.schema import ModelSettings
 from tsx_runtime.settings.traffic_policy import parse_traffic
@@ -28,12 +31,30 @@ from tsx_runtime.settings.traffic_policy import parse_traffic
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: {idle}\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\n"
-WHO = "def handle(data, context):\n    return [{who!r}] * len(data or [])\n"
 WAITS = "import time\nfrom pathlib import Path\nPath('began').touch()\nwhile not Path('go').exists():\n    time.sleep(0.005)\n"
+
+
+def answers(text: str) -> str:
+    """Return a handler that gives the same answer to each request."""
+    return f"def handle(data, context):\n    return [{text!r}] * len(data or [])\n"
 
 
 def replaces(**values) -> RegisterOrder:
     return RegisterOrder(url="talker", replaces=True, **values)
+
+
+async def replace(
+    registry: Registry,
+    directory: Path,
+    handler: str = HANDLER,
+    *,
+    config: str = "",
+    version: str = "1.0",
+    **values: Any,
+) -> ModelVersion:
+    """Register a model in place of the one that is there, with the `values` of an order."""
+    path = talker(directory, handler, config=config, version=version)
+    return await registry.register_path(path, replaces(**values))
 
 
 async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_what_it_has(
@@ -42,7 +63,7 @@ async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_w
     old = await registry.register_path(talker(tmp_path / "1"), order(initial_workers=2))
     pids = [worker.pid for worker in old.workers]
     under_way = submit(old, f"until {tmp_path / 'go'}")
-    new = await registry.register_path(talker(tmp_path / "2", WHO.format(who="new")), replaces())
+    new = await replace(registry, tmp_path / "2", answers("new"))
     assert registry.find("talker") is registry.find("talker", "1.0") is new
     assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
     assert await ask(new, "x") == "new"
@@ -69,7 +90,7 @@ async def test_one_that_does_not_load_leaves_everything_as_it_was(registry, tmp_
     await registry.register_path(broken, replaces(), wait=False)
     await until(lambda: not registry._background)
     assert await ask(registry.find("talker"), "x") == "x"
-    await registry.register_path(talker(tmp_path / "3", WHO.format(who="new")), replaces())
+    await replace(registry, tmp_path / "3", answers("new"))
     assert await ask(registry.find("talker"), "x") == "new"
 
 
@@ -79,30 +100,18 @@ async def test_a_version_is_warm_before_it_takes_over(registry, tmp_path):
     fails = "def handle(data, context):\n    if data:\n        raise ValueError('too cold')\n"
 
     old = await registry.register_path(talker(tmp_path / "1"), order())
-    cold = make_model(
+    cold = talker(
         tmp_path / "2",
         fails,
-        name="talker",
         config="warmup: [{file: handler.py, strict: true}]",
     )
-    with pytest.raises(
-        LoadFailed,
-        match=r"warm-up of the model failed: a request of handler\.py was answered with 500",
-    ):
+    with pytest.raises(LoadFailed, match=r"warm-up .* handler\.py was answered with 500"):
         await registry.register_path(cold, replaces())
     assert registry.find("talker") is old
     config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
-    new = await registry.register_path(
-        make_model(tmp_path / "3", handler, name="talker", config=config), replaces()
-    )
+    new = await replace(registry, tmp_path / "3", handler, config=config)
     assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
     assert notes.read_text().split() == ["0", "4", "4"]  # the first is the call that loads it
-
-
-async def test_where_there_is_nothing_to_replace_it_is_registered(registry, tmp_path):
-    version = await registry.register_path(talker(tmp_path / "1"), replaces(initial_workers=1))
-    assert version.replaced is None
-    assert await ask(registry.find("talker"), "x") == "x"
 
 
 async def test_another_number_takes_the_place_of_the_default_version_with_all_that_named_it(
@@ -117,7 +126,7 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
     }
     registry.set_traffic("talker", parse_traffic({}))
     registry.set_traffic("talker", parse_traffic(said))
-    new = await registry.register_path(talker(tmp_path / "3", version="3.0"), replaces())
+    new = await replace(registry, tmp_path / "3", version="3.0")
     assert registry.find("talker") is registry.find("talker", "stable") is new
     assert [*registry.models["talker"].versions] == ["3.0", "2.0"]
     assert registry.shares("talker") == {"3.0": 0.9, "2.0": 0.1}
@@ -126,9 +135,7 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
         registry.find("talker", "1.0")
     registry.rollback("talker")
     assert registry.shares("talker") == {"3.0": 1.0}
-    same = await registry.register_path(
-        talker(tmp_path / "4", WHO.format(who="new"), version="2.0"), replaces()
-    )
+    same = await replace(registry, tmp_path / "4", answers("new"), version="2.0")
     assert registry.find("talker", "2.0") is same
     assert registry.find("talker") is new
     await until(lambda: not registry._background)
@@ -139,10 +146,9 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
     await registry.register_path(talker(tmp_path / "1"), order(job_queue_size=7, batch_size=3))
     registry.change("talker", None, {"batch_size": 5, "client_timeout": 900})
     await registry.scale("talker", None, 2)
-    waits = make_model(
+    waits = talker(
         tmp_path / "2",
-        WAITS + WHO.format(who="new"),
-        name="talker",
+        WAITS + answers("new"),
         config="batchSize: 9\nminWorkers: 1\n",
     )
     replacing = asyncio.create_task(registry.register_path(waits, replaces(batch_size=4)))
@@ -154,9 +160,7 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
     plan = new.plan
     assert (plan.batch_size, plan.job_queue_size, plan.client_timeout) == (4, 7, 800)
     await until(lambda: len(new.workers) == 1)
-    third = await registry.register_path(
-        make_model(tmp_path / "3", WHO.format(who="3"), name="talker"), replaces()
-    )
+    third = await replace(registry, tmp_path / "3", answers("3"))
     assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (
         4,
         7,
@@ -168,7 +172,7 @@ async def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version
     registry, tmp_path
 ):
     await registry.register_path(talker(tmp_path / "1"), order())
-    waits = make_model(tmp_path / "2", WAITS + WHO.format(who="new"), name="talker")
+    waits = talker(tmp_path / "2", WAITS + answers("new"))
     replacing = asyncio.create_task(registry.register_path(waits, replaces(slo="p99<60s")))
     await until((waits / "began").exists)
     registry.change(
@@ -182,31 +186,19 @@ async def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version
 
 async def test_an_archive_says_its_own_where_nobody_else_did(tmp_path):
     async with a_registry(models={"talker": ModelSettings(response_timeout=77)}) as registry:
-        one = await registry.register_path(
-            make_model(
-                tmp_path / "1",
-                WHO.format(who="1"),
-                name="talker",
-                config="minWorkers: 1\nbatchSize: 2\n",
-            ),
-            replaces(),
+        one = await replace(
+            registry, tmp_path / "1", answers("1"), config="minWorkers: 1\nbatchSize: 2\n"
         )
         assert (one.min_workers, one.batch_size, one.plan.response_timeout) == (1, 2, 77)
-        two = await registry.register_path(
-            make_model(
-                tmp_path / "2",
-                WHO.format(who="2"),
-                name="talker",
-                config="minWorkers: 2\nbatchSize: 4\n",
-            ),
-            replaces(),
+        two = await replace(
+            registry, tmp_path / "2", answers("2"), config="minWorkers: 2\nbatchSize: 4\n"
         )
         assert (two.min_workers, two.batch_size, two.plan.response_timeout) == (2, 4, 77)
 
 
 async def test_a_second_replacement_meanwhile_is_refused(registry, tmp_path):
     old = await registry.register_path(talker(tmp_path / "1"), order())
-    waits = talker(tmp_path / "2", WAITS + WHO.format(who="new"))
+    waits = talker(tmp_path / "2", WAITS + answers("new"))
     replacing = asyncio.create_task(registry.register_path(waits, replaces()))
     await until((waits / "began").exists)
     with pytest.raises(Conflict, match="is already being replaced"):
@@ -229,18 +221,15 @@ async def test_a_second_replacement_meanwhile_is_refused(registry, tmp_path):
 async def test_counts_go_on_where_the_old_version_left_them(registry, tmp_path):
     old = await registry.register_path(talker(tmp_path / "1"), order())
     await ask(old, "x")
-    new = await registry.register_path(talker(tmp_path / "2"), replaces())
+    new = await replace(registry, tmp_path / "2")
     await ask(new, "x")
     assert new.stats.requests == 2
 
 
 async def add(version: ModelVersion, id: str, word: str) -> int | str:
-    """The total of the sequence, or why there is none."""
-    job = WaitingJob(
-        wire.request_meta("r", b"", [(b"ts_request_sequence_id", id.encode())]),
-        word.encode(),
-        asyncio.get_running_loop().time(),
-    )
+    """Return the total of a sequence, or the error that its request is refused with."""
+    meta = wire.request_meta("r", b"", [(b"ts_request_sequence_id", id.encode())])
+    job = a_waiting_job(word.encode(), meta=meta)
     version.submit(job)
     try:
         answer = await answer_of(job)
@@ -254,12 +243,10 @@ SUMS = STATEFUL.replace("totals.get(id, 0)", "totals.get(id, {start})")
 assert SUMS != STATEFUL
 
 
-def sums(place, start: int, idle: int = 60_000):
-    return make_model(
-        place,
-        SUMS.replace("{start}", str(start)),
-        name="talker",
-        config=SEQUENCES.format(idle=idle),
+def sums(directory: Path, start: int, idle_ms: int = 60_000) -> Path:
+    """Write a model whose totals begin with a number that tells its version."""
+    return talker(
+        directory, SUMS.replace("{start}", str(start)), config=SEQUENCES.format(idle=idle_ms)
     )
 
 
@@ -291,19 +278,17 @@ async def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versi
         assert not one.workers
 
 
-async def test_sequences_that_take_too_long_are_ended_and_reported_so(tmp_path):
-    async with a_registry(unregister_model_timeout=1) as registry:
-        one = await registry.register_path(sums(tmp_path / "1", 0), order())
+@pytest.mark.parametrize(
+    ("settings", "idle_ms", "reason"),
+    [({"unregister_model_timeout": 1}, 60_000, "is over"), ({}, 200, "has expired")],
+)
+async def test_sequences_of_a_replaced_version_end_by_its_timeout_or_their_own(
+    tmp_path, settings, idle_ms, reason
+):
+    async with a_registry(**settings) as registry:
+        one = await registry.register_path(sums(tmp_path / "1", 0, idle_ms), order())
         assert await add(one, "a", "1") == 1
         two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
         await until(lambda: not one.workers)
-        assert "Sequence a is over" in str(await add(two, "a", "1"))
+        assert reason in str(await add(two, "a", "1"))
         assert await add(two, "a", "1") == 1001
-
-
-async def test_sequences_that_expire_meanwhile_are_reported_so(registry, tmp_path):
-    one = await registry.register_path(sums(tmp_path / "1", 0, idle=200), order())
-    assert await add(one, "a", "1") == 1
-    two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
-    await until(lambda: not one.workers)
-    assert "has expired" in str(await add(two, "a", "1"))

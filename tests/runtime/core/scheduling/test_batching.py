@@ -208,11 +208,10 @@ def test_what_is_put_back_gets_its_old_place(early, late, size):
     )
 
 
-@given(st.lists(plain, max_size=30), st.integers(1, 8))
-def test_without_priorities_and_deadlines_the_queue_is_plain(queued, size):
+@given(st.lists(urgent, max_size=30), st.integers(1, 8))
+def test_the_queue_is_ordered_only_while_a_request_has_a_priority_or_a_deadline(queued, size):
     queue = RequestQueue(queued)
-    assert not queue.ordered
-    assert queue.earliest == NEVER
+    assert queue.ordered == any(job.deadline is not None or job.priority for job in queued)
     while queue.jobs:
         queue.take(BatchLimits(size))
     assert (queue.size, queue.ordered, queue.earliest) == (0, False, NEVER)

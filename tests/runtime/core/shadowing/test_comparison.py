@@ -14,15 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.shadowing.comparison import (
-    Closeness,
     compare,
-    differing,
-    same_exactly,
     tolerance_of,
     without,
 )
 from tsx_runtime.core.shadowing.response_body import NO_JSON, read_answer
-from tsx_runtime.core.shadowing.top_k import agree, first_difference, ranking_of
+from tsx_runtime.core.shadowing.top_k import agree, ranking_of
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
 
@@ -65,14 +62,6 @@ def reported(how: Compare, first: Any, second: Any, plugin: Comparison | None = 
 @given(ways, bodies)
 def test_an_answer_agrees_with_itself(how: Compare, body: bytes) -> None:
     assert reported(how, body, bytes(bytearray(body))) is None
-
-
-@given(json_values)
-def test_a_value_differs_nowhere_from_its_copy(value: Any) -> None:
-    copy = json.loads(json.dumps(value))
-    assert differing(value, copy, same_exactly) is None
-    assert differing(value, copy, Closeness(0, 0)) is None
-    assert first_difference(value, copy, 1) is None
 
 
 @given(ways, bodies, bodies)
@@ -170,10 +159,6 @@ def test_identical_models_agree_and_the_largest_difference_is_known() -> None:
     )
 
 
-def test_of_a_list_the_first_difference_is_reported() -> None:
-    assert reported(Compare(), [0.1, 0.2, 0.3], [0.1, 0.9, 0.8]) == "1: 0.2 (client), 0.9 (shadow)"
-
-
 def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
     assert tolerance_of(Compare()) == tolerance_of(Compare(), "fp32", None) == (1e-4, 1e-6)
     assert (
@@ -212,10 +197,10 @@ def test_exactly_means_each_byte() -> None:
 
 
 def test_statuses_come_first() -> None:
-    for how in (Compare(kind="exact"), Compare(kind="top-k"), Compare(kind="numeric")):
-        assert (
-            reported(how, answer(b"x"), answer(b"x", 404)) == "status: 200 (client), 404 (shadow)"
-        )
+    for kind in ("exact", "top-k", "numeric"):
+        how = Compare(kind=kind)
+        why = "status: 200 (client), 404 (shadow)"
+        assert reported(how, answer(b"x"), answer(b"x", 404)) == why
         assert reported(how, answer(b"one error", 500), answer(b"another", 500)) is None
         assert reported(how, answer(b"no", 404), answer(b"not", 404)) is not None
 
@@ -224,9 +209,8 @@ def test_fields_that_are_ignored_do_not_count() -> None:
     first = {"id": "1", "outputs": [{"took": 5, "y": 1}, {"took": 6, "y": 2}]}
     second = {"id": "2", "outputs": [{"took": 7, "y": 1}, {"took": 8, "y": 2}]}
     both = ["id", "outputs.*.took"]
-    assert reported(Compare(kind="exact", ignore=both), first, second) is None
-    assert reported(Compare(kind="numeric", ignore=both), first, second) is None
-    assert reported(Compare(kind="top-k", ignore=both), first, second) is None
+    for kind in ("exact", "numeric", "top-k"):
+        assert reported(Compare(kind=kind, ignore=both), first, second) is None
     assert (
         reported(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second)
         == "outputs.1.took: 6 (client), 8 (shadow)"
@@ -261,36 +245,24 @@ def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_
     assert str(reported(Compare(kind="exact"), first, near)).startswith("outputs.0.data.0: ")
 
 
-def chat(number: int, text: str, *, stream: bool) -> ComparedAnswer:
-    """As `/v1/chat/completions` has it: each answer has an identifier of its own, and its time."""
-    head = {"id": f"chatcmpl-{number}", "created": number}
-    call = {
-        "role": "assistant",
-        "tool_calls": [{"id": f"call_{number}", "function": {"name": text}}],
+def events(*values: Any) -> ComparedAnswer:
+    lines = [f"data: {json.dumps(value, ensure_ascii=False)}\n\n" for value in values]
+    return answer("".join(lines).encode(), content_type="text/event-stream; charset=utf-8")
+
+
+def chat(number: int, text: str) -> dict[str, Any]:
+    """Answer as `/v1/chat/completions` does, with an identifier and a time."""
+    function = {"id": f"call_{number}", "function": {"name": text}}
+    return {
+        "id": f"chatcmpl-{number}",
+        "created": number,
+        "object": "chat.completion",
+        "choices": [{"message": {"role": "assistant", "tool_calls": [function]}}],
     }
-    if not stream:
-        return answer(head | {"object": "chat.completion", "choices": [{"message": call}]})
-    event = json.dumps(head | {"object": "chat.completion.chunk", "choices": [{"delta": call}]})
-    return answer(
-        f"data: {event}\n\ndata: {event}\n\ndata: [DONE]\n\n".encode(),
-        content_type="text/event-stream; charset=utf-8",
-    )
 
 
-@pytest.mark.parametrize(
-    "how", [Compare(kind="exact"), Compare(kind="numeric"), Compare(kind="top-k")]
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_chats_are_compared_by_what_they_say_and_not_by_their_identifiers(
-    how: Compare, stream: bool
-) -> None:
-    assert reported(how, chat(1, "yes", stream=stream), chat(2, "yes", stream=stream)) is None
-    assert "name" in str(reported(how, chat(1, "yes", stream=stream), chat(2, "no", stream=stream)))
-
-
-def events(*given: Any) -> ComparedAnswer:
-    lines = [f"data: {json.dumps(each, ensure_ascii=False)}\n\n" for each in given]
-    return answer("".join(lines).encode(), content_type="text/event-stream")
+def chat_events(number: int, text: str) -> ComparedAnswer:
+    return events(*[chat(number, text) | {"object": "chat.completion.chunk"}] * 2)
 
 
 def response(number: int, text: str) -> dict[str, Any]:
@@ -303,46 +275,27 @@ def response(number: int, text: str) -> dict[str, Any]:
 
 
 def response_events(number: int, text: str) -> ComparedAnswer:
-    """As `/v1/responses` streams them: only some have the response, and only with its identifier
-    and time.
-    """
-    item = {"id": f"msg_{number}", "text": text}
-    return events(
-        {
-            "type": "response.created",
-            "sequence_number": 0,
-            "response": response(number, "") | {"output": []},
-        },
-        {
-            "type": "response.output_item.added",
-            "sequence_number": 1,
-            "output_index": 0,
-            "item": item | {"text": ""},
-        },
-        {
-            "type": "response.output_text.delta",
-            "sequence_number": 2,
-            "item_id": f"msg_{number}",
-            "delta": text,
-        },
-        {"type": "response.completed", "sequence_number": 3, "response": response(number, text)},
-    )
+    """Stream as `/v1/responses` does: some events hold the response, others its identifiers."""
+    id = f"msg_{number}"
+    parts = [
+        {"type": "response.created", "response": response(number, "") | {"output": []}},
+        {"type": "response.output_item.added", "item": {"id": id, "text": ""}},
+        {"type": "response.output_text.delta", "item_id": id, "delta": text},
+        {"type": "response.completed", "response": response(number, text)},
+    ]
+    return events(*(part | {"sequence_number": index} for index, part in enumerate(parts)))
 
 
 def ranking(number: int, text: str) -> dict[str, Any]:
-    """As `/v1/rerank` has it."""
+    """Answer as `/v1/rerank` does."""
     results = [{"index": 0, "relevance_score": 0.5, "document": {"text": text}}]
-    return {
-        "id": str(number),
-        "object": "list",
-        "results": results,
-        "meta": {"api_version": {"version": "2"}},
-    }
+    meta = {"api_version": {"version": "2"}}
+    return {"id": str(number), "object": "list", "results": results, "meta": meta}
 
 
 @pytest.mark.parametrize("kind", ["exact", "numeric", "top-k"])
-@pytest.mark.parametrize("shape", [response, response_events, ranking])
-def test_responses_and_rankings_are_compared_without_their_identifiers(
+@pytest.mark.parametrize("shape", [chat, chat_events, response, response_events, ranking])
+def test_answers_of_openais_api_are_compared_without_identifiers_and_times(
     kind: Any, shape: Any
 ) -> None:
     assert reported(Compare(kind=kind), shape(1, "yes"), shape(2, "yes")) is None
@@ -425,21 +378,12 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
 @pytest.mark.parametrize(
     ("k", "first", "second", "why"),
     [
-        (1, {"cat": 0.9, "dog": 0.1}, {"cat": 0.6, "dog": 0.4}, None),
         (
             1,
             {"cat": 0.9, "dog": 0.1},
             {"cat": 0.4, "dog": 0.6},
             "top labels: cat (client), dog (shadow)",
         ),
-        (2, {"cat": 0.9, "dog": 0.1, "cow": 0}, {"dog": 0.6, "cat": 0.4, "cow": 0}, None),
-        (
-            3,
-            {"cat": 0.9, "dog": 0, "cow": 0, "elk": 0},
-            {"cat": 0.9, "elk": 0, "cow": 0, "dog": 0},
-            None,
-        ),
-        (1, [0.1, 0.9], [0.2, 0.8], None),
         (1, [[0.1, 0.9], [1, 0]], [[0.2, 0.8], [0, 1]], "1: 0 (client), 1 (shadow)"),
         (2, ["a", "b", "c"], ["b", "a", "d"], None),
         (1, ["a", "b"], ["b", "a"], "top labels: a (client), b (shadow)"),
@@ -477,14 +421,12 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
         ),
         (1, [], [], None),
         (1, b"cat", b"dog", "body: 3 bytes (client), 3 bytes (shadow); they differ from byte 0 on"),
-        (2, {"cat": math.nan, "dog": 1}, {"dog": 1, "cat": 0}, None),
         (
             1,
             {"class": 2, "score": 0.9},
             {"class": 3, "score": 0.9},
             "top labels: 2 (client), 3 (shadow)",
         ),
-        (1, {"label": 2, "score": 0.9}, {"label": 2, "score": 0.8}, None),
     ],
 )
 def test_the_best_labels_are_found_wherever_they_are(

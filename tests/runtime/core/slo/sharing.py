@@ -16,12 +16,6 @@ from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import LatencyCurve
 
 QUANTILE = 0.99
-TURNS = (
-    "deadline",
-    "first come",
-    # rules by which one batch runs at a time; "at once": all run, each as much slower as there are;
-    # "shares": each has its part
-)
 
 
 class SharingModel:
@@ -97,7 +91,7 @@ class SharedDevice:
         model.offered += self.now > self.end / 4
         outlook = (
             (lambda now: self._outlook(model, now))
-            if self.rule in TURNS
+            if self.rule == "deadline"
             else (lambda now: (now, 0.0))
         )
         held = HeldBatches(model.began, [len(model.batch)] if model.batch else [])
@@ -111,8 +105,6 @@ class SharedDevice:
         waiting = [each.claim(each.waiting[0]) for each in others if each.waiting]
         idle = [each.next_batch(now) for each in others if not each.waiting]
         between = sum(each.control.aim.ahead for each in others if each.batch or each.waiting)
-        if self.rule != "deadline":
-            return start + sum(claim.ahead for claim in waiting), between
         if not waiting and not any(each.batch for each in others):
             return now, between
         return start + expected_wait(
@@ -121,7 +113,7 @@ class SharedDevice:
 
     def _start(self) -> None:
         while ready := [model for model in self.models if model.waiting and not model.batch]:
-            if self.rule in TURNS and any(model.batch for model in self.models):
+            if self.rule == "deadline" and any(model.batch for model in self.models):
                 return
             claims = [model.claim(model.waiting[0]) for model in ready]
             keys = (

@@ -83,17 +83,6 @@ def test_an_error_names_the_newest_requests_that_met_it() -> None:
     assert found.request_ids[-2:] == (f"id-{KEPT_IDS + 4}", "x" * LONGEST_ID)
 
 
-def test_messages_without_a_traceback_are_keptapart() -> None:
-    kept = ErrorLog(Clock())
-    kept.add_error("worker 9000 ended")
-    kept.add_error("worker 9001 ended")
-    kept.add_error("worker 9001 ended")
-    assert [(error.message, error.times) for error in kept.errors] == [
-        ("worker 9001 ended", 2),
-        ("worker 9000 ended", 1),
-    ]
-
-
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * KEPT_ERRORS))
 def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(
     reported: list[tuple[str, str]],

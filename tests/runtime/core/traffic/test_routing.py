@@ -49,10 +49,6 @@ def sticking(by: str) -> Table:
     return table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky=by))
 
 
-def hundredths(of: Table) -> list[str]:
-    return [draw(of, point / 100) for point in range(100)]
-
-
 @given(weights, versions, versions, points, keys)
 def test_nothing_goes_to_a_version_that_is_not_ready(
     shares: dict[str, float], registered: set[str], up: set[str], point: float, key: bytes
@@ -172,14 +168,6 @@ def test_two_models_share_their_keys_out_independently() -> None:
         for number in range(2000)
     )
     assert 850 < alike < 1150
-
-
-@pytest.mark.parametrize("shares", [{}, {"1.0": 0, "2.0": 0}, {"9.9": 50}])
-def test_without_a_weight_that_counts_the_default_version_answers(shares: dict[str, float]) -> None:
-    made = table(Traffic(weights=shares), default="3.0")
-    assert set(hundredths(made)) == {"3.0"}
-    assert pick_sticky(made, b"somebody") == "3.0"
-    assert made.shares() == {"3.0": 1.0}
 
 
 def test_a_label_and_its_version_share_one_weight() -> None:

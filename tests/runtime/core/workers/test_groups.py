@@ -17,6 +17,7 @@ from tests.kit.jobs import refusal_of
 from tests.support import forked
 from tests.support.clients.talker import (
     a_registry,
+    a_talker,
     ask,
     gone,
     order,
@@ -162,8 +163,7 @@ async def test_a_rank_that_cannot_load_is_named_with_its_reason(registry, tmp_pa
 @pytest.mark.usefixtures("processes")
 async def test_models_with_latency_targets_see_all_gpus_of_a_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    directory = talker(tmp_path / "m", config="parallelType: custom\nparallelLevel: 2\n")
-
     async with a_registry() as registry:
-        version = await registry.register_path(directory, order())
+        config = "parallelType: custom\nparallelLevel: 2\n"
+        version = await a_talker(registry, tmp_path, config=config)
         assert [worker.channel.devices for worker in version.workers] == [(0, 1)]

@@ -140,14 +140,15 @@ async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_co
 
 
 @pytest.mark.usefixtures("processes")
-async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypatch):
+async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(
+    registry, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tsx_runtime.core.workers.forked.LOOK", 0.1)
 
-    async with a_registry() as registry:
-        version = await a_talker(registry, tmp_path)
-        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
-        await asyncio.wait_for(registry.scale("talker", None, 2), TIMEOUT)
-        assert [each.state for each in version.workers] == [WorkerState.READY] * 2
+    version = await a_talker(registry, tmp_path)
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
+    await asyncio.wait_for(registry.scale("talker", None, 2), TIMEOUT)
+    assert [each.state for each in version.workers] == [WorkerState.READY] * 2
 
 
 @pytest.mark.usefixtures("processes")
@@ -200,12 +201,12 @@ async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
     gc.disable()  # or it would hide what is left to it
     try:
         counts = []
-        for number in range(30):
+        for number in range(20):
             await refusal_of(submit(version, "exit"), WorkerDied)
             assert await ask(version, "good") == "good"
             assert version.stats.restarts == number + 1
             counts.append(psutil.Process().num_fds())
-        # A leak grows with each of the 30 restarts; a few descriptors may come and go beside them.
+        # A leak grows with each of the 20 restarts; a few descriptors may come and go beside them.
         assert counts[-1] - counts[0] < 10, counts
         assert len(registry._starter._alive) <= 2
     finally:
@@ -222,7 +223,7 @@ async def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
                 order(),
                 wait=False,
             )
-            for number in range(4)
+            for number in range(2)
         ]
         asked = 0
         while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
