@@ -8,11 +8,14 @@ import asyncio
 import json
 import logging
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.clients.talker import a_registry
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.persistence import StateStore, state_directory
@@ -21,6 +24,7 @@ from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
+pytestmark = pytest.mark.anyio
 SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 
@@ -75,10 +79,7 @@ def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(
         kept(state)
         assert state.load("digits") == {"traffic": {"sticky": "header:a"}}
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
-        assert (
-            "changes made while this server runs, such as traffic, are lost when it stops"
-            in caplog.text
-        )
+        assert "are lost when it stops" in caplog.text
         assert "Set state_dir" in caplog.text
 
 
@@ -140,7 +141,7 @@ def test_a_model_store_that_others_can_write_keeps_no_state(
     found = state_directory(own, {"XDG_STATE_HOME": str(tmp_path)})
     assert found is not None
     assert found.is_relative_to(tmp_path / "tsx")
-    assert "changes made while this server runs are not saved in the model store: " in caplog.text
+    assert "are not saved in the model store" in caplog.text
 
 
 def settings(**values: Any) -> Settings:
@@ -177,63 +178,35 @@ def test_a_model_store_that_cannot_be_written_is_left_alone(tmp_path: Path) -> N
     )
 
 
-class Served:
-    """Registries one after the other over one directory, each with versions 1.0 and 2.0 of
-    `digits`, which have no workers.
-    """
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.store = tmp_path
+@asynccontextmanager
+async def digits(store: Path, **models: Any) -> AsyncIterator[Registry]:
+    """Run a registry that has versions 1.0 and 2.0 of a model, which have no workers."""
+    if not (store / "digits-1.0.mar").exists():
         for number in ("1.0", "2.0"):
-            make_model(tmp_path / f"digits-{number}.mar", SILENT, name="digits", version=number)
-
-    def run(self, act: Any, **models: Any) -> None:
-        own = settings(
-            model_store=self.store,
-            cache_dir=self.store / "cache",
-            worker_preload=False,
-            models=models,
-        )
-
-        async def serve() -> None:
-            registry = Registry(own)
-            try:
-                for number in ("1.0", "2.0"):
-                    await registry.register(
-                        RegisterOrder(url=f"digits-{number}.mar", initial_workers=0)
-                    )
-                registry.traffic_manager.start_with("digits", "1.0", explicit=False)
-                act(registry)
-            finally:
-                await registry.close()
-
-        asyncio.run(serve())
+            make_model(store / f"digits-{number}.mar", SILENT, name="digits", version=number)
+    async with a_registry(
+        model_store=store, cache_dir=store / "cache", worker_preload=False, models=models
+    ) as registry:
+        for number in ("1.0", "2.0"):
+            await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
+        registry.traffic_manager.start_with("digits", "1.0", explicit=False)
+        yield registry
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Served:
-    return Served(tmp_path)
-
-
-def test_traffic_labels_default_and_the_way_back_survive_a_restart(served: Served) -> None:
-    first, second = (
-        Traffic(weights={"1.0": 1}, labels={"stable": "1.0"}),
-        Traffic(weights={"1.0": 1, "2.0": 1}, sticky="header:a"),
-    )
-
-    def change(registry: Registry) -> None:
+async def test_traffic_labels_default_and_the_way_back_survive_a_restart(tmp_path: Path) -> None:
+    first = Traffic(weights={"1.0": 1}, labels={"stable": "1.0"})
+    second = Traffic(weights={"1.0": 1, "2.0": 1}, sticky="header:a")
+    async with digits(tmp_path) as registry:
         registry.set_traffic("digits", first)
         registry.set_default("digits", "2.0")
         registry.set_traffic("digits", second)
-
-    def look(registry: Registry) -> None:
+    async with digits(tmp_path) as registry:
         assert registry.traffic("digits") == second
         assert registry.find("digits").version == "2.0"
         registry.rollback("digits")
         assert registry.traffic("digits") == first
         assert registry.find("digits", "stable").version == "1.0"
-
-    def look_again(registry: Registry) -> None:
+    async with digits(tmp_path) as registry:
         registry.rollback("digits")
         assert (registry.traffic("digits"), registry.find("digits").version) == (first, "1.0")
         registry.rollback("digits")
@@ -241,63 +214,46 @@ def test_traffic_labels_default_and_the_way_back_survive_a_restart(served: Serve
         with pytest.raises(Conflict, match="There is no change to undo"):
             registry.rollback("digits")
 
-    served.run(change)
-    served.run(look)
-    served.run(look_again)
 
-
-def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(served: Served) -> None:
-    def look(registry: Registry) -> None:
+async def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(tmp_path: Path) -> None:
+    async with digits(tmp_path) as registry:
         with pytest.raises(Conflict, match="There is no change to undo"):
             registry.rollback("digits")
-
-    served.run(look)
-    assert not (served.store / ".tsx").exists()
+    assert not (tmp_path / ".tsx").exists()
 
 
-def test_the_configuration_goes_before_what_was_kept_once_it_was_changed(
-    served: Served, caplog: pytest.LogCaptureFixture
+async def test_a_changed_configuration_goes_before_the_saved_traffic(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    async def traffic(first: int) -> Traffic:
+        weights = {"1.0": first, "2.0": 100 - first}
+        async with digits(tmp_path, digits={"traffic": {"weights": weights}}) as registry:
+            return registry.traffic("digits")
+
+    def weighted(first: int) -> Traffic:
+        return parse_traffic({"weights": {"1.0": first, "2.0": 100 - first}})
+
+    saved = Traffic(weights={"2.0": 1})
+    assert await traffic(90) == weighted(90)
     own = {"traffic": {"weights": {"1.0": 90, "2.0": 10}}}
-    by_hand = Traffic(weights={"2.0": 1})
-    seen: list[Traffic] = []
-
-    def look(registry: Registry) -> None:
-        seen.append(registry.traffic("digits"))
-
-    served.run(look, digits=own)
-    served.run(lambda registry: registry.set_traffic("digits", by_hand), digits=own)
-    served.run(look, digits=own)
-    assert seen == [parse_traffic(own["traffic"]), by_hand]
+    async with digits(tmp_path, digits=own) as registry:
+        registry.set_traffic("digits", saved)
+    assert await traffic(90) == saved
     assert caplog.text == ""
-    other = {"traffic": {"weights": {"1.0": 50, "2.0": 50}}}
-    served.run(look, digits=other)
-    assert seen[-1] == parse_traffic(other["traffic"])
+    assert await traffic(50) == weighted(50)
     assert "is ignored, because the configuration has changed since then" in caplog.text
-    served.run(look, digits=own)  # what was passed over does not come back
-    assert seen[-1] == parse_traffic(own["traffic"])
+    # The traffic that was passed over does not come back.
+    assert await traffic(90) == weighted(90)
 
 
-def test_what_was_kept_goes_with_the_model(served: Served) -> None:
-    served.run(lambda registry: registry.set_traffic("digits", Traffic(weights={"2.0": 1})))
-
-    async def remove() -> None:
-        registry = Registry(
-            settings(
-                model_store=served.store, cache_dir=served.store / "cache", worker_preload=False
-            )
-        )
-        for number in ("1.0", "2.0"):
-            await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
-        assert registry.traffic("digits") != NOTHING
+async def test_the_state_of_a_model_goes_with_its_last_version(tmp_path: Path) -> None:
+    async with digits(tmp_path) as registry:
+        registry.set_traffic("digits", Traffic(weights={"2.0": 1}))
+    async with digits(tmp_path) as registry:
         await registry.unregister("digits", "2.0")
         assert registry.traffic("digits") != NOTHING
         await registry.unregister("digits")
-        await registry.close()
-
-    asyncio.run(remove())
-    assert list((served.store / ".tsx" / "models").iterdir()) == []
-    served.run(lambda registry: None)
+    assert list((tmp_path / ".tsx" / "models").iterdir()) == []
 
 
 def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_ended(
@@ -313,9 +269,7 @@ def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_
     second.save("faces", traffic={})
     asyncio.run(second.written())
     assert StateStore(None).load("digits") == {}
-    assert [
-        record.getMessage().count("another running server uses") for record in caplog.records
-    ] == [1]
+    assert len(caplog.records) == caplog.text.count("another running server uses") == 1
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {
         "traffic": {"weights": {"1.0": 1}}
     }

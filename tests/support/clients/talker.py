@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import psutil
+import pytest
 
 from tests.kit.jobs import TIMEOUT, a_waiting_job, answer_of
 from tests.support.models import make_model
@@ -73,6 +74,13 @@ async def until(condition) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.005)
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a call as its server does when the client leaves, and wait for its end."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def gone(pid: int) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import stat
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tsx_runtime.core.recording.recorder import (
 from tsx_runtime.core.recording.segments import PARTS, Segments
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
+pytestmark = pytest.mark.anyio
 SECRETS = """Authorization Proxy-Authorization Cookie Set-Cookie X-Api-Key apikey X-Auth-Token X-Amz-Security-Token X-Amz-Date
 X-Csrf-Token X-Session-Id X-Forwarded-For Forwarded X-Real-IP CF-Connecting-IP X-Goog-Iap-Jwt-Assertion X-Password x-signature"""
 
@@ -166,27 +168,24 @@ def note(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
     )
 
 
-def with_recorder(directory: Path, test, **terms: object) -> None:  # type: ignore[no-untyped-def]
-    async def main() -> None:
-        recorder = Recorder(
-            "m", RecordingConfig.model_validate(terms), directory, HeaderFilter(None)
-        )
-        try:
-            await test(recorder)
-        finally:
-            await recorder.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def recording(directory: Path, **values: object) -> AsyncIterator[Recorder]:
+    config = RecordingConfig.model_validate(values)
+    recorder = Recorder("m", config, directory / "m", HeaderFilter(None))
+    try:
+        yield recorder
+    finally:
+        await recorder.close()
 
 
-def test_what_was_noted_is_written_when_it_ends_and_nothing_afterwards(tmp_path: Path) -> None:
-    async def test(recorder: Recorder) -> None:
+async def test_what_was_noted_is_written_when_it_ends_and_nothing_afterwards(
+    tmp_path: Path,
+) -> None:
+    async with recording(tmp_path) as recorder:
         for at in (3.0, 1.0, 2.0):
             note(recorder, b"%d" % at, at)
         await recorder.close()
         note(recorder)
-
-    with_recorder(tmp_path / "m", test)
     entries = list(read(tmp_path))
     assert [entry.body for entry in entries] == [b"1", b"2", b"3"]
     assert entries[0] == Recorded(
@@ -194,14 +193,14 @@ def test_what_was_noted_is_written_when_it_ends_and_nothing_afterwards(tmp_path:
     )
 
 
-def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(
+async def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
     write = Segments.write
     monkeypatch.setattr(Segments, "write", lambda *what: go.wait(30) and write(*what))
 
-    async def test(recorder: Recorder) -> None:
+    async with recording(tmp_path, max_size="1GB") as recorder:
         body = b"x" * (MOST_WAITING // 4)
         for _ in range(6):
             note(recorder, body)
@@ -211,10 +210,8 @@ def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(
         note(recorder, body)
         await until(lambda: recorder.recorded == 4)
 
-    with_recorder(tmp_path / "m", test, max_size="1GB")
 
-
-def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_came_whole_can_be_read(
+async def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_came_whole_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import resource
@@ -222,7 +219,7 @@ def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_c
     monkeypatch.setattr("tsx_runtime.core.recording.recorder.REST", 0.0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    async def test(recorder: Recorder) -> None:
+    async with recording(tmp_path) as recorder:
         note(recorder, b"a")
         await until(lambda: recorder.recorded == 1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
@@ -236,13 +233,11 @@ def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_c
         note(recorder, b"c")
         await until(lambda: recorder.recorded == 2)
         assert recorder.problem is None
-
-    with_recorder(tmp_path / "m", test)
     assert [entry.body for entry in read(tmp_path)] == [b"a", b"c"]
     assert caplog.text.count("cannot be recorded") == 1
 
 
-def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_is_logged_once(
+async def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def encoded(entry: Recorded) -> bytes:
@@ -252,23 +247,19 @@ def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_is_logg
 
     monkeypatch.setattr("tsx_runtime.core.recording.recorder.encode", encoded)
 
-    async def test(recorder: Recorder) -> None:
+    async with recording(tmp_path) as recorder:
         for body in (b"odd", b"odd", b"even"):
             note(recorder, body)
         await until(lambda: recorder.recorded == 1)
         assert recorder.dropped == {"disk": 2}
-
-    with_recorder(tmp_path / "m", test)
     assert [entry.body for entry in read(tmp_path)] == [b"even"]
     assert caplog.text.count("Traceback") == 1
 
 
-def test_one_request_that_would_push_out_all_others_is_not_recorded(tmp_path: Path) -> None:
-    async def test(recorder: Recorder) -> None:
+async def test_one_request_that_would_push_out_all_others_is_not_recorded(tmp_path: Path) -> None:
+    async with recording(tmp_path, max_size=64 << 10) as recorder:
         note(recorder, b"x" * (64 << 10))
         await until(lambda: recorder.dropped == {"size": 1})
-
-    with_recorder(tmp_path / "m", test, max_size=64 << 10)
     assert not (tmp_path / "m").exists()
 
 

@@ -75,11 +75,6 @@ def test_more_requests_are_answered_in_time_than_by_other_rules_and_the_accepted
         {rule: float(np.mean(each, axis=0)[column]) for rule, each in found.items()}
         for column in (0, 1)
     )
-    print(
-        load,
-        *(f"{rule}: late {late[rule]:.4f}, in time {in_time[rule]:.3f}" for rule in found),
-        sep="  ",
-    )
     assert late["deadline"] < 0.02
     assert in_time["deadline"] > max(in_time["shares"], in_time["at once"])
 
