@@ -1,6 +1,4 @@
-"""What was changed while a server ran is on the disk, whole, and is read by the next one; where it
-cannot be, somebody is told once.
-"""
+"""Changes made while a server runs, which the next server reads from the disk."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ pytestmark = pytest.mark.anyio
 SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 
-def kept(state: StateStore) -> None:
+def close(state: StateStore) -> None:
     asyncio.run(state.written())
     state.close()
 
@@ -40,7 +38,7 @@ def test_what_is_saved_is_there_for_the_next_one(tmp_path: Path) -> None:
     state.save("faces", traffic={})
     state.save("gone", traffic={})
     state.forget("gone")
-    kept(state)
+    close(state)
     assert sorted(file.name for file in (tmp_path / "models").iterdir()) == [
         "digits.json",
         "faces.json",
@@ -54,7 +52,7 @@ def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
     state = StateStore(tmp_path)
     for number in range(200):
         state.save("digits", number=number)
-    kept(state)
+    close(state)
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"number": 199}
 
 
@@ -76,7 +74,7 @@ def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(
         caplog.clear()
         state.save("digits", traffic={})
         state.save("digits", traffic={"sticky": "header:a"})
-        kept(state)
+        close(state)
         assert state.load("digits") == {"traffic": {"sticky": "header:a"}}
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
         assert "are lost when it stops" in caplog.text
@@ -90,13 +88,13 @@ def test_what_another_user_could_have_written_is_neither_read_nor_written(
 ) -> None:
     state = StateStore(tmp_path)
     state.save("digits", traffic={})
-    kept(state)
+    close(state)
     (tmp_path / name).mkdir(exist_ok=True)
     (tmp_path / name).chmod(0o777)
     again = StateStore(tmp_path)
     assert again.load("digits") == {}
     again.save("digits", number=1)
-    kept(again)
+    close(again)
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"traffic": {}}
     assert f"{tmp_path / name} can be written by other users" in caplog.text
     assert "Set state_dir" in caplog.text
@@ -108,11 +106,11 @@ def test_what_is_kept_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> 
     try:
         state = StateStore(tmp_path / "a" / "state")
         state.save("digits", traffic={})
-        kept(state)
+        close(state)
     finally:
         os.umask(before)
-    found = [path for path in (tmp_path / "a").rglob("*") if path.name != "lock"]
-    assert {path.name: path.stat().st_mode & 0o777 for path in found} == {
+    paths = [path for path in (tmp_path / "a").rglob("*") if path.name != "lock"]
+    assert {path.name: path.stat().st_mode & 0o777 for path in paths} == {
         "state": 0o700,
         "models": 0o700,
         "digits.json": 0o600,
@@ -125,7 +123,7 @@ def test_a_link_in_the_place_of_a_models_state_is_replaced_and_not_followed(tmp_
     (tmp_path / "models" / "digits.json").symlink_to(tmp_path / "victim")
     state = StateStore(tmp_path)
     state.save("digits", number=1)
-    kept(state)
+    close(state)
     assert (tmp_path / "victim").read_text() == "{}"
     assert not (tmp_path / "models" / "digits.json").is_symlink()
 
@@ -135,12 +133,12 @@ def test_a_model_store_that_others_can_write_keeps_no_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "store").mkdir()
-    own = settings(model_store=tmp_path / "store")
-    assert state_directory(own, {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "store" / ".tsx"
+    config = settings(model_store=tmp_path / "store")
+    assert state_directory(config, {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "store" / ".tsx"
     (tmp_path / "store").chmod(0o777)
-    found = state_directory(own, {"XDG_STATE_HOME": str(tmp_path)})
-    assert found is not None
-    assert found.is_relative_to(tmp_path / "tsx")
+    directory = state_directory(config, {"XDG_STATE_HOME": str(tmp_path)})
+    assert directory is not None
+    assert directory.is_relative_to(tmp_path / "tsx")
     assert "are not saved in the model store" in caplog.text
 
 
@@ -235,8 +233,8 @@ async def test_a_changed_configuration_goes_before_the_saved_traffic(
 
     saved = Traffic(weights={"2.0": 1})
     assert await traffic(90) == weighted(90)
-    own = {"traffic": {"weights": {"1.0": 90, "2.0": 10}}}
-    async with digits(tmp_path, digits=own) as registry:
+    config = {"traffic": {"weights": {"1.0": 90, "2.0": 10}}}
+    async with digits(tmp_path, digits=config) as registry:
         registry.set_traffic("digits", saved)
     assert await traffic(90) == saved
     assert caplog.text == ""
@@ -264,7 +262,8 @@ def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_
     asyncio.run(first.written())
     second = StateStore(tmp_path, replaces=True)
     assert second.load("digits") == {"traffic": {"weights": {"1.0": 1}}}
-    assert caplog.records == []  # the first one ends soon
+    # The first server ends soon, so nothing is reported.
+    assert caplog.records == []
     second.save("digits", traffic={"weights": {"2.0": 1}})
     second.save("faces", traffic={})
     asyncio.run(second.written())
@@ -273,9 +272,9 @@ def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {
         "traffic": {"weights": {"1.0": 1}}
     }
-    kept(first)
+    close(first)
     second.save("faces", digest="a")
-    kept(second)
+    close(second)
     third = StateStore(tmp_path)
     assert third.load("digits") == {"traffic": {"weights": {"2.0": 1}}}
     assert third.load("faces") == {"traffic": {}, "digest": "a"}

@@ -53,19 +53,19 @@ def act(word, context):
 """
 
 
-def talker(directory: Path, handler: str = HANDLER, **what: str) -> Path:
-    return make_model(directory, handler, **{"name": "talker", **what})
+def talker(directory: Path, handler: str = HANDLER, **values: str) -> Path:
+    return make_model(directory, handler, **{"name": "talker", **values})
 
 
-def submit(version: ModelVersion, word: str, timeout: float | None = None) -> WaitingJob:
+def submit(version: ModelVersion, body: str, timeout: float | None = None) -> WaitingJob:
     due = None if timeout is None else time.monotonic() + timeout
-    job = a_waiting_job(word.encode(), due)
+    job = a_waiting_job(body.encode(), due)
     version.submit(job)
     return job
 
 
-async def ask(version: ModelVersion, word: str) -> str:
-    return (await answer_of(submit(version, word))).body.decode()
+async def ask(version: ModelVersion, body: str) -> str:
+    return (await answer_of(submit(version, body))).body.decode()
 
 
 async def until(condition) -> None:
@@ -97,11 +97,11 @@ def gone(pid: int) -> bool:
 async def a_registry(heartbeat: float = 2, **settings) -> AsyncIterator[Registry]:
     """A registry in this process; `heartbeat`: seconds between two checks of a worker."""
     with patch("tsx_runtime.core.models.model.HEARTBEAT_INTERVAL_S", heartbeat):
-        made = Registry(Settings(**settings))
+        registry = Registry(Settings(**settings))
         try:
-            yield made
+            yield registry
         finally:
-            await made.close()
+            await registry.close()
 
 
 def order(**values) -> RegisterOrder:

@@ -1,4 +1,4 @@
-"""Calls that may hang: so many at a time, and nobody waits for one that nobody waits for."""
+"""Calls in daemon threads: a bounded number of calls, which may hang."""
 
 from __future__ import annotations
 

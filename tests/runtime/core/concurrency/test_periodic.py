@@ -1,4 +1,4 @@
-"""Work beside the requests ends with its server, and not in silence."""
+"""Work that runs beside the requests of a server."""
 
 from __future__ import annotations
 

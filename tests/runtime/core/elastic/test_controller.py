@@ -1,4 +1,4 @@
-"""Real workers that come with the load and go when idle, down to none."""
+"""Real workers that start under load and stop when they are idle."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_
         fixed = await registry.register_path(
             talker(tmp_path / "n", name="fixed"), order(model_name="fixed")
         )
-        jobs = [submit(each, f"until {go}") for each in (version, fixed) for _ in range(6)]
+        jobs = [submit(version, f"until {go}") for version in (version, fixed) for _ in range(6)]
         await look_until(registry, lambda: len(version.workers) == 3 and version.ready)
         await until(lambda: all(worker.state is WorkerState.READY for worker in version.workers))
         assert len(fixed.workers) == 1
@@ -79,7 +79,8 @@ async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
         while len(version.workers) < 2:
             assert time.monotonic() < end
             jobs += [submit(version, "x") for _ in range(4)]
-            await asyncio.sleep(0.02)  # 200 a second, and one worker answers 50
+            # 200 requests a second come, of which one worker answers 50.
+            await asyncio.sleep(0.02)
             await registry.elastic.look()
         assert "requests/s arrive, of which these answer" in version.last_scaling
         assert "(slo)" in version.last_scaling
@@ -105,7 +106,7 @@ async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_t
     assert version.asleep
     assert version.ready
     flag.unlink()
-    jobs = [submit(version, word) for word in ("b", "c")]
+    jobs = [submit(version, body) for body in ("b", "c")]
     await until(lambda: version.workers and version.workers[0].pid)
     assert version.retry_after() >= 1
     os.kill(version.workers[0].pid, signal.SIGKILL)
@@ -120,7 +121,7 @@ async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_t
     assert b"cold-start" not in later.headers
     assert version.stats.scalings == {"unused": 1, "request": 1}
     await version.scale(0, 0)
-    assert not version.asleep  # no workers at all, as was asked for
+    assert not version.asleep
 
 
 async def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(

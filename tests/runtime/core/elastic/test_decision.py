@@ -1,4 +1,4 @@
-"""How many workers a model should have: properties of the decision, and simulated loads."""
+"""Decisions on the number of workers, as properties and under simulated loads."""
 
 from __future__ import annotations
 
@@ -54,15 +54,18 @@ def look(
     ("change", "decision"),
     [
         ({}, (2, "queue")),
-        ({"workers": 2, "working": 2, "waiting": 60}, (4, "queue")),  # at most as many again
-        ({"workers": 4, "working": 4, "waiting": 45}, (7, "queue")),  # as many as do it in a second
+        # The number of workers at most doubles.
+        ({"workers": 2, "working": 2, "waiting": 60}, (4, "queue")),
+        # Seven workers empty the queue in a second.
+        ({"workers": 4, "working": 4, "waiting": 45}, (7, "queue")),
         ({"workers": 4, "working": 4, "waiting": 45, "maximum": 5}, (5, "queue")),
         ({"workers": 8, "working": 8, "waiting": 90}, (8, "")),
         ({"working": 0, "waiting": 0}, (1, "")),
-        ({"waiting": 40, "places": 64}, (1, "")),  # the next batch takes them all
+        # The next batch takes the whole queue.
+        ({"waiting": 40, "places": 64}, (1, "")),
         ({"starting": 1, "workers": 2}, (2, "")),
         ({"failing": 1, "workers": 2}, (2, "")),
-        ({"load_seconds": 30.0}, (1, "")),  # not yet
+        ({"load_seconds": 30.0}, (1, "")),
         ({"worker_memory": 100, "free_memory": 99}, (1, "memory")),
         (
             {"cores": 2.0, "cores_of_worker": 0.9, "workers": 2, "working": 2, "waiting": 60},
@@ -137,9 +140,9 @@ def test_a_decision_stays_in_the_range_at_most_doubles_and_has_a_reason(
 def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(
     load, rate, load_seconds, seed
 ):
-    """`load`: of how many workers.
+    """Simulate a load of so many workers whose requests come evenly.
 
-    Requests come evenly; at a look, a worker is at work with a probability.
+    Each look finds a worker busy with a probability.
     """
     dice, history, waiting, workers, changes = random.Random(seed), History(), 0.0, 1, []
     for number in range(2400):
@@ -165,9 +168,9 @@ def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(
     assert workers >= min(8, load)
 
 
-def bound_of(first: float, each: float, seconds: float) -> LatencyBound:
+def bound_of(first: float, step: float, seconds: float) -> LatencyBound:
     curve = LatencyCurve(
-        0.99, [(size, first + each * (size - 1)) for size in (1, 2, 4, 8, 16, 32, 64, 128)]
+        0.99, [(size, first + step * (size - 1)) for size in (1, 2, 4, 8, 16, 32, 64, 128)]
     )
     return LatencyBound(LatencyTarget("p99<50ms", 0.99, seconds), seconds, curve)
 
@@ -190,18 +193,18 @@ def test_a_latency_target_needs_no_fewer_workers_for_more_requests_and_no_more_t
 def test_so_many_workers_keep_the_target_and_refuse_hardly_a_request(seed):
     dice = random.Random(seed)
     first = dice.choice([0.005, 0.01, 0.02])
-    each, bound = first * dice.uniform(0.02, 0.5), first * dice.uniform(5, 12)
-    case = Case("linear", first, each, 1024, bound, 1, 1.0, seed)
-    wanted = bound_of(first, each, 0.95 * bound)
+    step, bound = first * dice.uniform(0.02, 0.5), first * dice.uniform(5, 12)
+    case = Case("linear", first, step, 1024, bound, 1, 1.0, seed)
+    wanted = bound_of(first, step, 0.95 * bound)
     rate = dice.uniform(0.5, 4) * wanted.capacity(1e9, 1)[0]
     workers = wanted.workers(rate, SATURATED, 99)
     arrivals = poisson(lambda now: rate, 6000 / rate, rate, seed)
     done = with_target(case._replace(workers=workers), arrivals, 0.99, arrivals[-1] / 4)
     assert done.attainment >= 0.98
-    assert done.kept >= 0.97 * done.offered
+    assert done.in_time >= 0.97 * done.offered
     if workers > 1:
         less = with_target(case._replace(workers=workers - 1), arrivals, 0.99, arrivals[-1] / 4)
-        assert less.kept < done.kept
+        assert less.in_time < done.in_time
 
 
 BOUND = bound_of(0.01, 0.001, 0.05)
@@ -210,10 +213,11 @@ BOUND = bound_of(0.01, 0.001, 0.05)
 @pytest.mark.parametrize(
     ("change", "looks", "decision"),
     [
-        ({}, 2, (1, "")),  # not yet
+        ({}, 2, (1, "")),
         ({}, 3, (2, "slo")),
-        ({"workers": 2, "arrived": 2500}, 3, (4, "slo")),  # at most as many again
-        ({"workers": 4, "arrived": 2500}, 4, (6, "slo")),  # as many as it takes
+        # The number of workers at most doubles.
+        ({"workers": 2, "arrived": 2500}, 3, (4, "slo")),
+        ({"workers": 4, "arrived": 2500}, 4, (6, "slo")),
         ({"workers": 2, "maximum": 3, "arrived": 2500}, 3, (3, "slo")),
         (
             {"workers": 2, "arrived": 2500, "worker_memory": 100, "free_memory": 99},
@@ -221,32 +225,35 @@ BOUND = bound_of(0.01, 0.001, 0.05)
             (2, "memory"),
         ),
         ({"workers": 5}, 9, (5, "")),
+        # A request that waits will be in time, or it would have been refused.
         (
             {"arrived": 10, "waiting": 999},
             9,
             (1, ""),
-        ),  # what waits is answered in time, or it would have been refused
+        ),
         ({"arrived": 10, "refused": 1}, 1, (2, "slo")),
-        ({"arrived": 200, "refused": 1}, 2, (1, "")),  # the target allows as many to be late
+        # The target allows so many to be late.
+        ({"arrived": 200, "refused": 1}, 2, (1, "")),
         ({"arrived": 10, "refused": 9, "starting": 1}, 3, (1, "")),
         ({"arrived": 10, "workers": 4, "working": 4}, 120, (4, "")),
+        # All workers are busy, but with small batches.
         (
             {"arrived": 10, "workers": 4, "working": 4},
             121,
             (1, "quiet"),
-        ),  # all are busy, with small batches
+        ),
         ({"arrived": 900, "workers": 4, "working": 0}, 122, (4, "")),
     ],
 )
 def test_with_a_latency_target_the_rate_of_arrivals_decides(change, looks, decision):
-    """`arrived`: 1500 in half a second need 5 workers."""
+    """1500 requests that arrive in half a second need 5 workers."""
     seen = replace(MODEL, **{"bound": BOUND, "arrived": 1500, "working": 0, "waiting": 0, **change})
     assert look(seen, looks)[0] == decision
 
 
 @dataclass
 class Day:
-    """What came of a simulated load."""
+    """The outcome of a simulated load."""
 
     worker_seconds: float = 0.0
     waits: list[float] = field(default_factory=list)
@@ -264,9 +271,10 @@ def simulate(
     maximum: int,
     load: float = 0.02,
 ) -> Day:
-    """First come, first served; all that is decided is how many workers there are."""
+    """Serve requests in their order, by as many workers as `decide` says."""
     day, history, queue, coming = Day(), History(), deque(), deque(arrivals)
-    free = [0.0] * minimum  # when each worker is next without work
+    # The times at which the workers are next without work.
+    free = [0.0] * minimum
     now = 0.0
     while now < end:
         now += LOOK
@@ -277,7 +285,7 @@ def simulate(
             day.waits.append(begun - queue.popleft())
             heapq.heapreplace(free, begun + service)
         day.worker_seconds += LOOK * len(free)
-        working = sum(each > now for each in free)
+        working = sum(end > now for end in free)
         seen = ModelLoad(
             now,
             minimum,
@@ -300,7 +308,7 @@ def simulate(
 
 
 def poisson(rate, end: float, most: float, seed: int) -> list[float]:
-    """`rate(now)` a second, at most `most`."""
+    """Draw arrivals at `rate(now)` a second, which is at most `most`."""
     dice, now, arrivals = random.Random(seed), 0.0, []
     while (now := now + dice.expovariate(most)) < end:
         if dice.random() * most < rate(now):
@@ -310,14 +318,13 @@ def poisson(rate, end: float, most: float, seed: int) -> list[float]:
 
 def test_over_a_day_few_requests_wait_and_workers_run_only_while_they_are_needed():
     end, service = 2400.0, 0.1
-    arrivals = poisson(
-        lambda now: 14 - 13 * math.cos(2 * math.pi * now / end), end, 27.0, seed=1
-    )  # 0.1 to 2.7 workers
-    one, most, elastic = (
+    # The load is that of 0.1 to 2.7 workers.
+    arrivals = poisson(lambda now: 14 - 13 * math.cos(2 * math.pi * now / end), end, 27.0, seed=1)
+    single, most, elastic = (
         simulate(arrivals, service, end, *bounds) for bounds in ((1, 1), (4, 4), (1, 4))
     )
     assert most.misses(1.0) == 0
-    assert one.misses(1.0) > len(arrivals) / 2
+    assert single.misses(1.0) > len(arrivals) / 2
     assert elastic.misses(1.0) < len(arrivals) / 200
     assert elastic.worker_seconds < 0.75 * most.worker_seconds
     assert elastic.changes < 12

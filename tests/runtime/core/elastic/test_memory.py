@@ -1,6 +1,4 @@
-"""The budget of memory for all models: which are unloaded, and real workers that come and go under
-it.
-"""
+"""The memory budget of all models: models that are unloaded, and real workers under a budget."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ def test_no_more_than_the_least_recently_used_are_unloaded(models, excess):
     freed = [models[number][1] for number in chosen]
     assert sum(freed) >= excess
     assert not freed or sum(freed[:-1]) < excess
-    kept = [used for number, (used, _) in enumerate(models) if number not in chosen]
-    assert all(models[number][0] <= used for number in chosen for used in kept)
+    remaining = [used for number, (used, _) in enumerate(models) if number not in chosen]
+    assert all(models[number][0] <= used for number in chosen for used in remaining)
 
 
 class Rester:
@@ -87,7 +85,7 @@ def test_of_200_models_that_load_at_once_all_load_and_20_stay(size, monkeypatch)
 
 
 class GpuModel(Rester):
-    """Its workers are on one GPU, and hold some memory there."""
+    """A model whose workers hold memory on one GPU."""
 
     def __init__(self, gpu: int, size: int, used: int = 0) -> None:
         super().__init__()
@@ -108,7 +106,7 @@ class GpuModel(Rester):
 def gpu_budget(
     models: list[GpuModel], bound: int, *, host: int | None = None, known: bool = True
 ) -> MemoryBudget:
-    """The driver names processes by the places of their models in the list."""
+    """Make a budget whose driver names processes by the positions of their models in the list."""
 
     async def read() -> dict[int, dict[int, int]]:
         return {
@@ -166,13 +164,13 @@ async def test_one_that_has_loaded_does_not_wait_for_one_that_waits_for_its_gpu(
     await load_gpu(budget, models, 0)
     memory["now"] = 75
     models[0].workers[0].state = WorkerState.LOADING
-    found = await asyncio.wait_for(
+    results = await asyncio.wait_for(
         asyncio.gather(
             load_gpu(budget, models, 1), load_gpu(budget, models, 2), return_exceptions=True
         ),
         TIMEOUT,
     )
-    assert [type(each) for each in found] == [LoadOutOfMemory, type(None)]
+    assert [type(result) for result in results] == [LoadOutOfMemory, type(None)]
 
 
 async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(monkeypatch):
@@ -199,9 +197,7 @@ async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(m
 async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
     tmp_path, monkeypatch
 ):
-    """The sizes are made up: what the system tells of processes that share memory depends on how
-    many there are.
-    """
+    """The sizes are made up, since processes that share memory report sizes that vary."""
     monkeypatch.setattr(
         "tsx_runtime.core.elastic.memory.memory_of", lambda workers: 100 * MEGA * len(list(workers))
     )
@@ -247,10 +243,10 @@ async def test_a_process_that_takes_over_from_another_does_not_double_what_its_m
 ):
     monkeypatch.setattr(
         "tsx_runtime.core.elastic.memory.memory_of",
-        lambda workers: sum(10 + 10 * bool(each.successor) for each in workers),
+        lambda workers: sum(10 + 10 * bool(worker.successor) for worker in workers),
     )
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)
-    model, other = Rester(), Rester()
+    model, second = Rester(), Rester()
 
     async def load(budget, version, successor=None):
         (worker,) = version.workers = version.workers or [Worker("1", (), 0.0)]
@@ -259,11 +255,11 @@ async def test_a_process_that_takes_over_from_another_does_not_double_what_its_m
             pass
         worker.state, worker.successor = WorkerState.READY, None
 
-    budget = MemoryBudget(25, lambda: [], lambda: [model, other])
+    budget = MemoryBudget(25, lambda: [], lambda: [model, second])
     await load(budget, model)
     await load(budget, model, successor="a process that has loaded beside it")
     model.workers = []
-    await load(budget, other)
+    await load(budget, second)
     await load(budget, model)
 
 

@@ -1,6 +1,4 @@
-"""What a requirements file of an archive may hold, before pip sees it: contract section 10, row
-13.
-"""
+"""The content of an archive's requirements file, checked before pip reads it."""
 
 from __future__ import annotations
 
@@ -86,10 +84,11 @@ def test_no_path_leads_out_of_the_archive(tmp_path, line):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
+        # Each line once took from seconds to years, in which the server answered nobody.
         (
             "a" + " " * 30_000 + "!",
             "not a requirement",
-        ),  # each took from seconds to years, in which the front end answered nobody
+        ),
         ("a" + " " * 30_000 + "#" + " " * 30_000 + "b", None),
         ("a" + " \\\n" * 15_000 + "!", "not a requirement"),
         ("a;" + " --hash=a:0" * 2_500 + "!", "not a requirement"),
@@ -105,7 +104,8 @@ def test_no_line_takes_long_to_be_read(tmp_path, line, text):
     else:
         with pytest.raises(BadRequirements, match=text):
             read(tmp_path, line)
-    assert time.thread_time() - began < 1  # tenfold of what it takes
+    # A tenth of a second is enough.
+    assert time.thread_time() - began < 1
 
 
 def test_a_requirement_may_have_a_hundred_hashes(tmp_path):
@@ -129,14 +129,14 @@ def test_what_is_taken_from_the_archive_decides_with_the_text_what_is_installed(
     package = tmp_path / "package"
     package.mkdir()
     (package / "setup.py").write_text("")
-    found = read(tmp_path, "-r more.txt\n./package\n")
-    assert [name for name, _ in found.inputs] == [
+    requirements = read(tmp_path, "-r more.txt\n./package\n")
+    assert [name for name, _ in requirements.inputs] == [
         "more.txt",
         "package/setup.py",
         "requirements.txt",
     ]
     (package / "setup.py").write_text("changed = True")
-    assert read(tmp_path, "-r more.txt\n./package\n").inputs != found.inputs
+    assert read(tmp_path, "-r more.txt\n./package\n").inputs != requirements.inputs
 
 
 def test_wheels_of_the_archive_are_found_wherever_they_lie(tmp_path):
@@ -144,10 +144,10 @@ def test_wheels_of_the_archive_are_found_wherever_they_lie(tmp_path):
         make_wheel(tmp_path, "one", "1.0"),
         make_wheel(tmp_path / "wheels", "two", "1.0"),
     )
-    found = read(tmp_path, "one\ntwo\n")
-    assert found.wheel_places == (first.parent, second.parent)
+    requirements = read(tmp_path, "one\ntwo\n")
+    assert requirements.wheel_places == (first.parent, second.parent)
     assert {"one-1.0-py3-none-any.whl", "wheels/two-1.0-py3-none-any.whl"} < dict(
-        found.inputs
+        requirements.inputs
     ).keys()
 
 

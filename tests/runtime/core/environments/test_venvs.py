@@ -1,6 +1,4 @@
-"""Packages of a model's own, with real pip, real wheels and real workers; no package index is
-asked.
-"""
+"""Environments of models, with real pip, real wheels and real workers, but no package index."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def handle(data, context):
     }
     return [json.dumps(told) for _ in data]
 """
-# A package whose build says where it is, and does not end.
+# The build of this package notes its process, and does not end.
 HANGING = """
 import os, time
 def build_wheel(*_, **__):
@@ -88,17 +86,18 @@ def built(cache: Path) -> list[Path]:
 async def test_models_that_ask_alike_share_one_environment_and_get_their_own_packages_first(
     tmp_path, caplog
 ):
-    """Two at once, one of them with an interpreter of its own; what the server has already is not
-    installed again.
+    """Two models load at once, and one has its own interpreter.
+
+    Packages that the server has are not installed again.
     """
     caplog.set_level("INFO", "tsx.environments")
     cache = tmp_path / "cache"
-    one = model(tmp_path / "one", "iniconfig==99.0\npsutil\n")
+    first_dir = model(tmp_path / "one", "iniconfig==99.0\npsutil\n")
     two = model(tmp_path / "two", "iniconfig==99.0\npsutil\n", config="useVenv: true\n")
 
     async with registry_of(cache) as registry:
         versions = await asyncio.gather(
-            registry.register_path(one, order()), registry.register_path(two, order())
+            registry.register_path(first_dir, order()), registry.register_path(two, order())
         )
         first, second = [json.loads(await ask(version, "")) for version in versions]
         [entry] = built(cache)
@@ -123,9 +122,9 @@ async def test_a_failed_installation_is_reported_in_pips_words_and_leaves_nothin
     async with registry_of(cache) as registry:
         with pytest.raises(InvalidModel) as failure:
             await registry.register_path(directory, order())
-        first, *rest = failure.value.message.splitlines()
+        first, *lines = failure.value.message.splitlines()
         assert first == "Custom pip package installation failed for model m"
-        assert "ERROR: No matching distribution found for no-such-package==1.0" in rest
+        assert "ERROR: No matching distribution found for no-such-package==1.0" in lines
         assert (failure.value.status, failure.value.type) == (400, "ModelException")
         assert not registry.models
         assert built(cache) == list((cache / "environments" / "partial").iterdir()) == []
@@ -146,7 +145,8 @@ async def test_an_installation_that_takes_too_long_is_ended_with_all_that_it_sta
     async with registry_of(tmp_path / "cache", install_timeout=2) as registry:
         with pytest.raises(InvalidModel, match="stopped after install_timeout"):
             await registry.register_path(hanging(tmp_path / "m", note), order())
-        if note.exists() and (pid := note.read_text()):  # on a slow machine pip has not come so far
+        # The build may not have begun on a slow machine.
+        if note.exists() and (pid := note.read_text()):
             await until(lambda: gone(int(pid)))
 
 
@@ -157,9 +157,9 @@ async def test_others_are_served_while_a_model_is_installed_and_a_stop_ends_it(t
         installing = asyncio.create_task(
             registry.register_path(hanging(tmp_path / "m", note), order())
         )
-        other = await registry.register_path(talker(tmp_path / "other"), order())
+        second = await registry.register_path(talker(tmp_path / "other"), order())
         await until(lambda: note.exists() and note.read_text())
-        assert await ask(other, "hello") == "hello"
+        assert await ask(second, "hello") == "hello"
     with pytest.raises(InvalidModel):
         await installing
     await until(lambda: gone(int(note.read_text())))

@@ -1,6 +1,4 @@
-"""Isolated workers: archives that attack their server, real ones, and an honest one that does not
-notice.
-"""
+"""Isolated workers: archives that attack their server, and honest archives."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-# Runs what it is sent, and answers with what came of it.
+# The handler evaluates the body of a request, and answers with the result or the error.
 HANDLER = """
 import ctypes, os, resource, signal, socket, subprocess, sys, tempfile, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -67,8 +65,7 @@ def handle(data, context):
     return [attempt((row.get("data") or row["body"]).decode()) for row in data]
 """
 
-# What the handler does with names that the fixture fills in. All of these work in a worker that is
-# not isolated.
+# Attacks that succeed in a worker that is not isolated. The fixture `names` fills in the names.
 ATTACKS = {
     "reads a file beside the store": "open('{secret}').read()",
     "reads another model's archive": "open('{store}/other.mar', 'rb').read(2)",
@@ -109,7 +106,7 @@ ATTACKS = {
     "finds a secret in its environment": "os.environ['TSX_TEST_PRIVATE']",
     "finds the server's home": "os.listdir('{home}')",
 }
-# What may not work in any worker, for want of root, or would do harm in one that is not isolated.
+# Attacks that may fail in any worker, for want of root, or would do harm without isolation.
 ONLY_ISOLATED = {
     "mounts": "c('mount', b'none', b'.', b'tmpfs', 0, None)",
     "makes namespaces": "call({unshare}, 0x10000000)",
@@ -134,14 +131,14 @@ REFUSED = re.compile("PermissionError|KeyError: 'TSX_TEST_PRIVATE'")
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory) -> Iterator[dict[str, object]]:
-    """What attackers aim at: files, sockets, and processes of the same user."""
-    place = tmp_path_factory.mktemp("attacked")
-    store = place / "store"
+    """Make the targets of the attacks: files, sockets, and processes of the same user."""
+    directory = tmp_path_factory.mktemp("attacked")
+    store = directory / "store"
     store.mkdir()
     make_model(store / "other.mar", HANDLER)
-    (place / "secret").write_text("the key")
+    (directory / "secret").write_text("the key")
     for name in ("victim", "victim.remove"):
-        (place / name).write_text("whole")
+        (directory / name).write_text("whole")
     neighbour = subprocess.Popen(["sleep", "600"])
     abstract = f"\0tsx-test-{os.getpid()}"
     with (
@@ -150,18 +147,18 @@ def names(tmp_path_factory) -> Iterator[dict[str, object]]:
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
         socket.socket(socket.AF_UNIX) as hidden,
     ):
-        unix.bind(str(place / "unix"))
-        datagrams.bind(str(place / "unix.dgram"))
+        unix.bind(str(directory / "unix"))
+        datagrams.bind(str(directory / "unix.dgram"))
         hidden.bind(abstract)
         unix.listen()
         hidden.listen()
         yield {
             "store": store,
-            "secret": place / "secret",
-            "victim": place / "victim",
-            "tmp": place,
+            "secret": directory / "secret",
+            "victim": directory / "victim",
+            "tmp": directory,
             "home": Path.home(),
-            "unix": place / "unix",
+            "unix": directory / "unix",
             "abstract": "\\0" + abstract[1:],
             "port": tcp.getsockname()[1],
             "front": os.getpid(),
@@ -205,13 +202,12 @@ def test_an_isolated_archive_is_refused_when_it(attack, isolated, names):
 
 @pytest.fixture(scope="module")
 def free(names, isolated, tmp_path_factory) -> dict[str, str]:
-    """After the others: these attacks succeed."""
+    """Run the attacks without isolation, where they succeed."""
     questions = {name: code.format(**names) for name, code in ATTACKS.items()}
     return answers_of(tmp_path_factory.mktemp("free"), questions)
 
 
-# A forked worker has the environment in which this process started its first server, maybe for
-# another test.
+# A forked worker has the environment in which this process started its first server.
 @pytest.mark.parametrize(
     "attack", [name for name in ATTACKS if name != "finds a secret in its environment"]
 )
@@ -219,7 +215,7 @@ def test_without_isolation_the_same_attack_succeeds_when_it(attack, free):
     assert "Error" not in free[attack], free[attack]
 
 
-# With Landlock as it was at first, a filter of system calls does what it lacked.
+# The first version of Landlock needs a filter of system calls beside it.
 OLD_KERNEL = """
 import json, os, sys
 sys.path.append(sys.argv[1])
@@ -271,9 +267,8 @@ def test_an_isolated_worker_has_no_privileges_and_no_descriptors_but_its_socket(
     assert re.search(r"CapEff:\s0+\n", status)
     assert re.search(r"CapBnd:\s0+\n", status) or os.getuid()
     opened = json.loads(isolated_talk["descriptors"].replace("'", '"'))
-    assert (
-        len([name for name in opened if name.startswith("socket:")]) <= 3
-    )  # its own, and where it prints if that is one
+    # Its own sockets, and those that it prints to.
+    assert len([name for name in opened if name.startswith("socket:")]) <= 3
     assert not [name for name in opened if str(Path.cwd()) in name]
 
 
@@ -367,7 +362,7 @@ async def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
         )
         scratch = Path(await ask(version, HONEST["home"]))
         child = int(await ask(version, "subprocess.Popen(['sleep', '600']).pid"))
-        # a path longer than any call takes
+        # The path is longer than any system call takes.
         deep = "[os.mkdir('d') or os.chdir('d') for _ in range(3000)]"
         await ask(
             version, f"os.chdir(os.environ['HOME']) or open('big', 'w').write('x') and {deep}"
@@ -388,10 +383,10 @@ async def test_a_description_says_what_holds(tmp_path):
         )
         assert describe_version(version, {}, {}).isolation == version.isolation.describe()
         assert version.isolation.describe()["network"] is False
-        other = await registry.register_path(
+        plain = await registry.register_path(
             make_model(tmp_path / "n.mar", HANDLER), order(initial_workers=0)
         )
-        assert describe_version(other, {}, {}).isolation is None
+        assert describe_version(plain, {}, {}).isolation is None
 
 
 def test_a_model_sets_again_what_is_set_for_all():
@@ -411,9 +406,9 @@ def test_a_model_sets_again_what_is_set_for_all():
     ("part", "words"),
     [("landlock.abi", "Landlock"), ("seccomp.library", "apt-get install libseccomp2")],
 )
-def test_a_server_that_cannot_isolate_does_not_start(part, words, monkeypatch):
+def test_a_server_that_cannot_isolate_does_not_start(part, command, monkeypatch):
     monkeypatch.setattr(f"tsx_runtime.sandbox.{part}", lambda: None)
-    with pytest.raises(SettingError, match=words):
+    with pytest.raises(SettingError, match=command):
         config.check_isolation(Settings(models={"m": ModelSettings(isolation="on")}))
     config.check_isolation(Settings(models={"m": ModelSettings(isolation="off")}))
 
@@ -501,7 +496,7 @@ def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
 @pytest.mark.usefixtures("processes")
 def test_what_an_isolated_worker_prints_is_in_the_log(tmp_path):
     make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)
-    words = [
+    command = [
         "serve",
         tmp_path / "loud.mar",
         *FREE_PORTS,
@@ -510,6 +505,6 @@ def test_what_an_isolated_worker_prints_is_in_the_log(tmp_path):
         "--set",
         f"log_location={tmp_path / 'logs'}",
     ]
-    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
+    with serving(command, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
         assert server.stop() == 0
     assert "as loud as ever" in (tmp_path / "logs" / "model_log.log").read_text()

@@ -1,6 +1,4 @@
-"""What a model's code finds of the server's secrets and cloud credentials, however its process was
-started.
-"""
+"""Secrets of the server and cloud credentials that the code of a model must not find."""
 
 from __future__ import annotations
 
@@ -66,12 +64,12 @@ def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_ca
     with serving(
         ["serve", "spy.mar", "trusted.mar", *FREE_PORTS], tmp_path, environment
     ) as running:
-        found = {name: ask(running.address("predictions"), name) for name in ("spy", "trusted")}
+        answers = {name: ask(running.address("predictions"), name) for name in ("spy", "trusted")}
         assert SECRET not in running.log
         assert "pass_env names them: AWS_ACCESS_KEY_ID, " in running.log
-    assert SECRET not in found["spy"]
-    assert json.loads(found["spy"])["os"]["HARMLESS"] == "seen"
-    trusted = json.loads(found["trusted"])["os"]
+    assert SECRET not in answers["spy"]
+    assert json.loads(answers["spy"])["os"]["HARMLESS"] == "seen"
+    trusted = json.loads(answers["trusted"])["os"]
     assert {name for name, value in trusted.items() if SECRET in value} == {"HF_TOKEN"}
 
 
@@ -87,9 +85,7 @@ def ask(address: str, model: str) -> str:
 
 @pytest.mark.usefixtures("processes")
 def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for an environment of its own and for torchrun, whose processes have the program's
-    variables.
-    """
+    """Workers with their own environment and ranks of torchrun inherit from this program."""
     plant(monkeypatch)
     program, front = start_program(Launch(), None, hidden_variables(Settings(), os.environ))
     with front:
@@ -143,8 +139,8 @@ def test_patterns_let_models_have_credentials_and_never_the_servers_own() -> Non
     assert hidden("HOME", "PATH", blacklist_env_vars="HOM.|ATH") == ["HOME"]
     assert hidden("HF_TOKEN", pass_env=["*"], blacklist_env_vars="HF_.*") == ["HF_TOKEN"]
     assert hidden("AWS_SESSION_TOKEN", "HF_TOKEN", pass_env=["AWS_*"]) == ["HF_TOKEN"]
-    own = "TSX_INFERENCE_TOKEN"
-    assert hidden(own, pass_env=[own]) == []
+    token = "TSX_INFERENCE_TOKEN"
+    assert hidden(token, pass_env=[token]) == []
 
 
 def test_what_one_model_may_see_no_other_does() -> None:

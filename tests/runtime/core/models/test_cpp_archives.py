@@ -1,6 +1,4 @@
-"""Archives of TorchServe's C++ backend: TorchScript is served, anything else is refused with the
-reason.
-"""
+"""Archives of TorchServe's C++ backend, of which TorchScript is served."""
 
 from __future__ import annotations
 
@@ -26,22 +24,22 @@ class Double(torch.nn.Module):
         return 2 * x
 
 
-def archive(place: Path, handler: str = "TorchScriptHandler", *, script: bool = True) -> Path:
+def archive(path: Path, handler: str = "TorchScriptHandler", *, script: bool = True) -> Path:
     buffer = io.BytesIO()
     if script:
         torch.jit.save(torch.jit.script(Double()), buffer)
     else:
         torch.save({"weight": torch.zeros(2)}, buffer)
     model = {
-        "modelName": place.stem,
+        "modelName": path.stem,
         "modelVersion": "1.0",
         "handler": handler,
         "serializedFile": "model.pt",
     }
-    with zipfile.ZipFile(place, "w") as mar:
+    with zipfile.ZipFile(path, "w") as mar:
         mar.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "LSP", "model": model}))
         mar.writestr("model.pt", buffer.getvalue())
-    return place
+    return path
 
 
 def saved(tensor: torch.Tensor) -> bytes:
@@ -68,11 +66,11 @@ async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_sav
         version.submit(job)
     answers = [await answer_of(job) for job in jobs]
     assert [answer.status for answer in answers] == [200, 200, 400, 200]
-    found = [
+    tensors = [
         torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist()
         for index in (0, 1, 3)
     ]
-    assert found == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
+    assert tensors == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
     assert b"torch.save writes it" in await answers[2].whole(1 << 20)
 
 
@@ -93,8 +91,8 @@ def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
         ({"script": False}, "model.pt holds eager"),
     ],
 )
-async def test_what_only_cpp_can_run_is_refused_with_the_reason(registry, tmp_path, what, text):
-    path = archive(tmp_path / "other.mar", **what)
+async def test_what_only_cpp_can_run_is_refused_with_the_reason(registry, tmp_path, options, text):
+    path = archive(tmp_path / "other.mar", **options)
 
     with pytest.raises(BadRequest, match=text):
         await registry.register_path(path, order())

@@ -1,6 +1,4 @@
-"""What holds for a model when registration, model-config.yaml and settings say different things;
-and on which device.
-"""
+"""The plan of a version, where its registration, archive and settings disagree."""
 
 from __future__ import annotations
 
@@ -55,8 +53,8 @@ def test_when_workers_are_replaced_is_weighed_for_each_limit_alone():
     assert planned(
         yaml={"maxWorkerRequests": 0, "maxWorkerAge": 31}, settings=settings
     ).recycling == (0, 20, 31)
-    own = ModelSettings(max_worker_age=6, max_worker_memory=7)
-    order = ordered(own, max_worker_age=5)
+    model_settings = ModelSettings(max_worker_age=6, max_worker_memory=7)
+    order = ordered(model_settings, max_worker_age=5)
     limits = (order.max_worker_requests, order.max_worker_memory, order.max_worker_age)
     assert limits == (None, 7, 5)
 
@@ -79,7 +77,8 @@ def test_a_slip_in_the_number_of_workers_is_refused_and_the_error_says_how_to_al
 @pytest.mark.parametrize(
     ("order", "yaml", "gpus", "workers"),
     [
-        ({}, {}, 0, (0, 0)),  # registered by a call that asks for none: the caller scales it
+        # A call that asks for no workers scales the model later.
+        ({}, {}, 0, (0, 0)),
         ({"loaded_at_startup": True}, {}, 0, (1, 1)),
         ({"loaded_at_startup": True}, {}, 4, (4, 4)),
         ({"loaded_at_startup": True}, {"deviceType": "cpu"}, 4, (1, 1)),
@@ -107,9 +106,9 @@ def test_a_small_model_of_hugging_faces_tasks_has_a_worker_for_each_core():
 
 
 def test_a_server_says_for_a_model_how_many_workers_it_may_have_and_when_it_is_unloaded():
-    own = ModelSettings(workers=1, max_workers=4, scale_to_zero="10m")
+    model_settings = ModelSettings(workers=1, max_workers=4, scale_to_zero="10m")
     config, _ = parse_model_config({"scaleToZero": 30})
-    chosen = plan(ordered(own), config, Settings(), 0)
+    chosen = plan(ordered(model_settings), config, Settings(), 0)
     assert (chosen.min_workers, chosen.max_workers, chosen.scale_to_zero) == (1, 4, 600.0)
     never = plan(ordered(ModelSettings(scale_to_zero=0)), config, Settings(), 0)
     assert never.scale_to_zero == 0
@@ -213,11 +212,11 @@ def test_what_a_config_properties_says_of_a_version_stands_below_the_archive_and
         "responseTimeout",
         "startupTimeout",
     ]
-    own = VersionSettings(**dict(zip(names, range(2, 8), strict=True)))
+    version_settings = VersionSettings(**dict(zip(names, range(2, 8), strict=True)))
     settings = {"default_workers_per_model": 9}
 
     def limits(order=None, yaml=None):
-        version = planned(order, yaml, settings, own=own)
+        version = planned(order, yaml, settings, own=version_settings)
         return [getattr(version, name) for name in names]
 
     assert limits() == [2, 3, 4, 5, 6, 7]

@@ -1,4 +1,4 @@
-"""Which cores a worker keeps to: decisions about machines that are not here."""
+"""The cores that workers are pinned to, on machines that are made up."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ def cores(arguments: str, workers: int) -> list[tuple[int, ...]]:
         ("--latency-mode", 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
         ("--throughput-mode", 3, [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)]),
         ("--ninstances 4", 2, [(0, 1), (2, 3)]),
+        # Workers that find no free cores share them.
         (
             "--ncores_per_instance 4",
             3,
             [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)],
-        ),  # more workers than room: they share
+        ),
         ("--ncores_per_instance 99", 1, [(0, 1, 2, 3, 4, 5, 6, 7)]),
         ("--disable-numactl --disable-taskset", 1, [()]),
     ],
@@ -96,9 +97,9 @@ def test_workers_that_fit_share_no_core_and_each_has_as_many_as_were_asked_for(
     pinning = Pinning(cores_per_instance=size, logical=logical, skip_cross_node=skip)
     places = [choose_cores(pinning, SERVER, worker, workers) for worker in range(workers)]
     room = 1 + max(index for index in range(workers) if places[index] not in places[:index])
-    taken = [core for place in places[:room] for core in place]
+    taken = [core for share in places[:room] for core in share]
     assert len(taken) == len(set(taken))
-    assert len({len(place) for place in places}) == 1
+    assert len({len(share) for share in places}) == 1
     assert all(places)
 
 

@@ -1,6 +1,4 @@
-"""GPUs, threads and processes of a worker: decisions about machines with GPUs, which are not
-here.
-"""
+"""GPUs, threads and processes of workers, on machines that are made up."""
 
 from __future__ import annotations
 
@@ -45,12 +43,12 @@ def parallel(yaml: dict[str, object], gpus: int = 0) -> Parallel:
 
 def spread(among: list[int], need: int, workers: int) -> list[tuple[int, ...]]:
     used: dict[int, int] = {}
-    given = []
+    devices = []
     for _ in range(workers):
-        given.append(least_used(among, used, need))
-        for number in given[-1]:
+        devices.append(least_used(among, used, need))
+        for number in devices[-1]:
             used[number] = used.get(number, 0) + 1
-    return given
+    return devices
 
 
 def test_workers_go_round_the_gpus():
@@ -133,8 +131,8 @@ def test_amds_devices_are_counted_by_their_driver(tmp_path):
     ],
 )
 def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
-    found = parallel(yaml, gpus)
-    assert (found.ranks, found.gpus, found.broadcast, found.is_group) == expected
+    shape = parallel(yaml, gpus)
+    assert (shape.ranks, shape.gpus, shape.broadcast, shape.is_group) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,23 +168,22 @@ def test_a_group_that_cannot_be_is_refused(yaml, gpus, text):
 
 
 def test_torchruns_keys_are_its_arguments():
-    one = parallel({"torchrun": {"nproc-per-node": 2}}).arguments("m_9000")
-    assert one == (
+    expected = parallel({"torchrun": {"nproc-per-node": 2}}).arguments("m_9000")
+    assert expected == (
         "--nnodes=1",
         "--nproc-per-node=2",
         "--node-rank=0",
         "--max-restarts=0",
         "--rdzv-id=m_9000",
     )
-    told = {
+    single = {
         "nproc-per-node": 2,
         "rdzv-backend": "c10d",
         "rdzv-endpoint": "0.0.0.0:29500",
         "rdzv-conf": "a=b",
     }
-    assert (
-        parallel({"torchrun": told}).arguments("m_9000") == one
-    )  # on one machine nobody else is to meet them
+    # Ranks of one machine meet nobody else.
+    assert parallel({"torchrun": single}).arguments("m_9000") == expected
     keys = {
         "nnodes": 2,
         "node-rank": 1,
@@ -299,16 +296,17 @@ def test_the_workers_at_work_share_what_configured_ones_leave() -> None:
     def after(seconds: float, *at_work: Worker) -> list[int]:
         nonlocal now
         now += seconds
-        for each in at_work:
-            each.answered += 1
+        for worker in at_work:
+            worker.answered += 1
         sharing.share()
-        return [each.threads for each in workers]
+        return [worker.threads for worker in workers]
 
     assert after(1) == [8, 8, 8, 3]
     assert after(1, first) == [8, 8, 8, 3]
     assert after(1, first, second) == [4, 4, 8, 3]
     assert after(1, first, second, fixed) == [2, 2, 8, 3]
-    second.batches = 1  # one long request
+    # The second worker is busy with one long request.
+    second.batches = 1
     assert after(IDLE + 2, first) == [4, 4, 8, 3]
     second.batches = 0
     assert after(IDLE + 2, first) == [8, 4, 8, 3]
@@ -318,7 +316,7 @@ def test_the_workers_at_work_share_what_configured_ones_leave() -> None:
 
 def test_each_has_at_least_one_core() -> None:
     workers = [Worker(), Worker(), Worker(), Worker(threads=4, shares=False)]
-    for each in workers:
-        each.batches = 1
+    for worker in workers:
+        worker.batches = 1
     CoreSharing(2, lambda: workers).share()
-    assert [each.threads for each in workers] == [1, 1, 1, 4]
+    assert [worker.threads for worker in workers] == [1, 1, 1, 4]

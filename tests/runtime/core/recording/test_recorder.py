@@ -1,4 +1,4 @@
-"""What of a request is written, and how much of it is kept."""
+"""The parts of requests that are recorded, and the recordings that are kept."""
 
 from __future__ import annotations
 
@@ -43,23 +43,27 @@ def test_headers_that_tell_who_asked_or_belong_to_the_connection_are_not_kept() 
         "Expect",
         ":workflow-node",
     ]
-    kept = [
+    harmless = [
         "Content-Type",
         "X-Request-Kind",
         "ts_request_sequence_id",
         "Accept-Language",
         "x-tsx-priority",
     ]
-    assert HeaderFilter(None).headers(block(*names, *kept)) == [(name, "v") for name in kept]
-    only = HeaderFilter(
-        ["accept-language", "Authorization"]
-    )  # which is none of those that can be asked for
-    assert only.headers(block(*names, *kept)) == [("Content-Type", "v"), ("Accept-Language", "v")]
+    assert HeaderFilter(None).headers(block(*names, *harmless)) == [
+        (name, "v") for name in harmless
+    ]
+    # Headers that hold secrets cannot be asked for.
+    only = HeaderFilter(["accept-language", "Authorization"])
+    assert only.headers(block(*names, *harmless)) == [
+        ("Content-Type", "v"),
+        ("Accept-Language", "v"),
+    ]
 
 
 def test_secrets_of_a_url_in_a_header_are_not_recorded() -> None:
-    found = HeaderFilter(None).headers("x-tsx-callback-url: https://a.example/?token=s3cret\r\n")
-    assert found == [("x-tsx-callback-url", "https://a.example/?token=***")]
+    headers = HeaderFilter(None).headers("x-tsx-callback-url: https://a.example/?token=s3cret\r\n")
+    assert headers == [("x-tsx-callback-url", "https://a.example/?token=***")]
 
 
 def test_parameters_that_tell_who_asked_are_not_kept() -> None:
@@ -79,9 +83,9 @@ def test_parameters_that_tell_who_asked_are_not_kept() -> None:
     ],
 )
 def test_terms_are_numbers_or_texts_for_people(
-    given: dict[str, object], share: float, size: int, age: float
+    values: dict[str, object], share: float, size: int, age: float
 ) -> None:
-    terms = RecordingConfig.model_validate(given)
+    terms = RecordingConfig.model_validate(values)
     assert (terms.share, terms.max_size, terms.max_age) == (share, size, age)
     assert RecordingConfig.model_validate(terms.model_dump()) == terms
 
@@ -128,9 +132,9 @@ def test_files_never_hold_more_than_they_may_and_lose_the_oldest_first(
             segments = Segments(directory, "m", most, 10**9)
         assert segments.kept().size <= most
     segments.close()
-    kept = [found.at for found in read(directory)] if written else []
-    assert kept == written[len(written) - len(kept) :]
-    assert kept or not written
+    times = [entry.at for entry in read(directory)] if written else []
+    assert times == written[len(written) - len(times) :]
+    assert times or not written
 
 
 def test_files_are_the_users_own_and_go_when_they_are_old(tmp_path: Path) -> None:
@@ -141,9 +145,8 @@ def test_files_are_the_users_own_and_go_when_they_are_old(tmp_path: Path) -> Non
     (file,) = (tmp_path / "m").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == 0o700
-    segments.write(
-        encode(entry(now + 11, 10)), now + 11
-    )  # an eighth of the age later: another file
+    # A new file begins after an eighth of the age.
+    segments.write(encode(entry(now + 11, 10)), now + 11)
     assert segments.kept().files == 2
     assert segments.kept().oldest == now
     segments.sweep(file.stat().st_mtime + 200)
@@ -198,7 +201,7 @@ async def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(
 ) -> None:
     go = threading.Event()
     write = Segments.write
-    monkeypatch.setattr(Segments, "write", lambda *what: go.wait(30) and write(*what))
+    monkeypatch.setattr(Segments, "write", lambda *arguments: go.wait(30) and write(*arguments))
 
     async with recording(tmp_path, max_size="1GB") as recorder:
         body = b"x" * (MOST_WAITING // 4)

@@ -41,7 +41,8 @@ async def test_unregistering_does_not_wait_for_requests_to_stop_coming(registry,
     accepted = [submit(version, f"until {go}") for _ in range(3)]
     unregistering = asyncio.create_task(registry.unregister("talker"))
     await asyncio.sleep(0)
-    with pytest.raises(ModelNotFound):  # what comes now would keep it busy for ever
+    # Requests that come now would keep the model busy for ever.
+    with pytest.raises(ModelNotFound):
         registry.find("talker")
     with pytest.raises(Conflict):
         await registry.register_path(tmp_path / "m", order())
@@ -56,7 +57,8 @@ async def test_unregistering_goes_on_where_its_client_leaves(registry, tmp_path,
 
     version = await a_talker(registry, tmp_path)
     pid = version.workers[0].pid
-    os.kill(pid, signal.SIGSTOP)  # so that it takes its time to end
+    # A stopped process takes its time to end.
+    os.kill(pid, signal.SIGSTOP)
     unregistering = asyncio.create_task(registry.unregister("talker"))
     await until(lambda: not version.workers)
     await cancel(unregistering)
@@ -83,14 +85,14 @@ async def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_w
     file = tmp_path / "m.mar"
     began, goes_on, came = threading.Event(), threading.Event(), threading.Event()
 
-    def fetch(*what, **how):
+    def fetch(*arguments, **options):
         began.set()
         assert goes_on.wait(TIMEOUT)
         file.touch()
         came.set()
         return file
 
-    monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *what: None)
+    monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *arguments: None)
     monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
     registering = asyncio.create_task(
         registry.register(RegisterOrder(url="https://models.example/m.mar"))
@@ -158,13 +160,13 @@ async def test_names_that_could_leave_their_place_are_refused(registry, tmp_path
 async def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that_installs_them(
     registry, tmp_path, file
 ):
-    place = make_model(
+    directory = make_model(
         tmp_path / "own", "import not_there", **({"requirementsFile": file} if file else {})
     )
-    (place / "r.txt").write_text("not-there")
+    (directory / "r.txt").write_text("not-there")
 
     with pytest.raises(LoadFailed) as caught:
-        await registry.register_path(place, order())
+        await registry.register_path(directory, order())
     assert ("--set install_py_dep_per_model=true" in caught.value.message) is bool(file)
 
 
@@ -180,14 +182,14 @@ async def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["archive", "models", "model_versions"])
-async def test_the_own_max_workers_of_a_model_allow_more(tmp_path, place):
-    config = {"config": "maxWorkers: 70\n"} if place == "archive" else {}
+async def test_the_own_max_workers_of_a_model_allow_more(tmp_path, source):
+    config = {"config": "maxWorkers: 70\n"} if source == "archive" else {}
     settings = {
         "models": {"models": {"talker": {"max_workers": 70}}},
         "model_versions": {"model_versions": {"talker": {"1.0": {"maxWorkers": 70}}}},
     }
 
-    async with a_registry(cpus=2, **settings.get(place, {})) as registry:
+    async with a_registry(cpus=2, **settings.get(source, {})) as registry:
         version = await registry.register_path(
             talker(tmp_path / "m", **config), order(initial_workers=0)
         )

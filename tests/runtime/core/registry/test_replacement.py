@@ -1,4 +1,4 @@
-"""One version takes the place of another, with real workers."""
+"""Versions that take the place of others, with real workers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_w
     assert registry.find("talker") is registry.find("talker", "1.0") is new
     assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
     assert await ask(new, "x") == "new"
-    assert await ask(old, "x") == "new"  # whoever found it before
+    assert await ask(old, "x") == "new"
     assert not under_way.done.done()
     (tmp_path / "go").touch()
     assert (await answer_of(under_way)).status == 200
@@ -112,7 +112,8 @@ async def test_a_version_is_warm_before_it_takes_over(registry, tmp_path):
     config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
     new = await replace(registry, tmp_path / "3", handler, config=config)
     assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
-    assert notes.read_text().split() == ["0", "4", "4"]  # the first is the call that loads it
+    # The first call is the one that loads the model.
+    assert notes.read_text().split() == ["0", "4", "4"]
 
 
 async def test_another_number_takes_the_place_of_the_default_version_with_all_that_named_it(
@@ -120,13 +121,13 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
 ):
     await registry.register_path(talker(tmp_path / "1"), order())
     await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
-    said = {
+    traffic = {
         "weights": {"1.0": 90, "2.0": 10},
         "labels": {"stable": "1.0"},
         "rules": [{"header": "X", "equals": "1", "to": "1.0"}],
     }
     registry.set_traffic("talker", parse_traffic({}))
-    registry.set_traffic("talker", parse_traffic(said))
+    registry.set_traffic("talker", parse_traffic(traffic))
     new = await replace(registry, tmp_path / "3", version="3.0")
     assert registry.find("talker") is registry.find("talker", "stable") is new
     assert [*registry.models["talker"].versions] == ["3.0", "2.0"]
@@ -136,11 +137,11 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
         registry.find("talker", "1.0")
     registry.rollback("talker")
     assert registry.shares("talker") == {"3.0": 1.0}
-    same = await replace(registry, tmp_path / "4", answers("new"), version="2.0")
-    assert registry.find("talker", "2.0") is same
+    replacement = await replace(registry, tmp_path / "4", answers("new"), version="2.0")
+    assert registry.find("talker", "2.0") is replacement
     assert registry.find("talker") is new
     await until(lambda: not registry._background)
-    await registry.register_path(tmp_path / "1", order())  # its number is free again
+    await registry.register_path(tmp_path / "1", order())
 
 
 async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
@@ -154,7 +155,8 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
     )
     replacing = asyncio.create_task(registry.register_path(waits, replaces(batch_size=4)))
     await until((waits / "began").exists)
-    registry.change("talker", None, {"client_timeout": 800})  # while the new one loads
+    # The new version is still loading.
+    registry.change("talker", None, {"client_timeout": 800})
     await registry.scale("talker", None, 1)
     (waits / "go").touch()
     new = await asyncio.wait_for(replacing, TIMEOUT)
@@ -176,9 +178,8 @@ async def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version
     waits = talker(tmp_path / "2", WAITS + answers("new"))
     replacing = asyncio.create_task(registry.register_path(waits, replaces(slo="p99<60s")))
     await until((waits / "began").exists)
-    registry.change(
-        "talker", None, {"batch_size": 5, "client_timeout": 800}
-    )  # while the new one loads
+    # The new version is still loading.
+    registry.change("talker", None, {"batch_size": 5, "client_timeout": 800})
     (waits / "go").touch()
     new = await asyncio.wait_for(replacing, TIMEOUT)
     assert (new.plan.slo, new.plan.client_timeout) == ("p99<60s", 800)
@@ -187,10 +188,10 @@ async def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version
 
 async def test_an_archive_says_its_own_where_nobody_else_did(tmp_path):
     async with a_registry(models={"talker": ModelSettings(response_timeout=77)}) as registry:
-        one = await replace(
+        first = await replace(
             registry, tmp_path / "1", answers("1"), config="minWorkers: 1\nbatchSize: 2\n"
         )
-        assert (one.min_workers, one.batch_size, one.plan.response_timeout) == (1, 2, 77)
+        assert (first.min_workers, first.batch_size, first.plan.response_timeout) == (1, 2, 77)
         two = await replace(
             registry, tmp_path / "2", answers("2"), config="minWorkers: 2\nbatchSize: 4\n"
         )
@@ -225,10 +226,10 @@ async def test_counts_go_on_where_the_old_version_left_them(registry, tmp_path):
     assert new.stats.requests == 2
 
 
-async def add(version: ModelVersion, id: str, word: str) -> int | str:
+async def add(version: ModelVersion, id: str, text: str) -> int | str:
     """Return the total of a sequence, or the error that its request is refused with."""
     meta = wire.request_meta("r", b"", [(b"ts_request_sequence_id", id.encode())])
-    job = a_waiting_job(word.encode(), meta=meta)
+    job = a_waiting_job(text.encode(), meta=meta)
     version.submit(job)
     try:
         answer = await answer_of(job)
@@ -252,16 +253,16 @@ def sums(directory: Path, start: int, idle_ms: int = 60_000) -> Path:
 async def test_sequences_stay_with_the_version_that_has_their_state_until_they_end(
     registry, tmp_path
 ):
-    one = await registry.register_path(sums(tmp_path / "1", 0), order())
-    assert await add(one, "a", "1") == 1
+    first = await registry.register_path(sums(tmp_path / "1", 0), order())
+    assert await add(first, "a", "1") == 1
     two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
     assert await add(two, "a", "1") == 2
     assert await add(two, "b", "1") == 1001
     three = await registry.register_path(sums(tmp_path / "3", 2000), replaces())
     assert [await add(three, id, "1") for id in "abc"] == [3, 1002, 2001]
-    assert await add(one, "a", "1") == 4  # whoever found the first before
+    assert await add(first, "a", "1") == 4
     assert await add(three, "a", "close") == 4
-    await until(lambda: not one.workers)
+    await until(lambda: not first.workers)
     assert await add(three, "a", "1") == 2001
     assert await add(three, "b", "close") == 1002
     await until(lambda: not registry._background)
@@ -270,11 +271,11 @@ async def test_sequences_stay_with_the_version_that_has_their_state_until_they_e
 
 async def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versions(tmp_path):
     async with a_registry(unregister_model_timeout=10_000) as registry:
-        one = await registry.register_path(sums(tmp_path / "1", 0), order())
-        assert await add(one, "a", "1") == 1
+        first = await registry.register_path(sums(tmp_path / "1", 0), order())
+        assert await add(first, "a", "1") == 1
         await registry.register_path(sums(tmp_path / "2", 1000), replaces())
         await asyncio.wait_for(registry.close(), TIMEOUT)
-        assert not one.workers
+        assert not first.workers
 
 
 @pytest.mark.parametrize(
@@ -285,9 +286,9 @@ async def test_sequences_of_a_replaced_version_end_by_its_timeout_or_their_own(
     tmp_path, settings, idle_ms, reason
 ):
     async with a_registry(**settings) as registry:
-        one = await registry.register_path(sums(tmp_path / "1", 0, idle_ms), order())
-        assert await add(one, "a", "1") == 1
+        first = await registry.register_path(sums(tmp_path / "1", 0, idle_ms), order())
+        assert await add(first, "a", "1") == 1
         two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
-        await until(lambda: not one.workers)
+        await until(lambda: not first.workers)
         assert reason in str(await add(two, "a", "1"))
         assert await add(two, "a", "1") == 1001

@@ -1,4 +1,4 @@
-"""What a rollout does next."""
+"""Decisions on the next step of a rollout."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PLAN = RolloutPlan(version="2", bake=60, max_error_rate=0.005, max_p99_ratio=1.2
 
 def counted(seconds: list[float], errors: int = 0) -> Counts:
     latencies = [0] * (len(FINE) + 1)
-    for each in seconds:
-        latencies[bisect_left(FINE, each)] += 1
+    for duration in seconds:
+        latencies[bisect_left(FINE, duration)] += 1
     return Counts(len(seconds), errors, tuple(latencies))
 
 
@@ -124,7 +124,8 @@ def test_counts_in_other_buckets_are_added_without_them() -> None:
 
 
 def test_a_bound_exceeded_by_chance_is_looked_at_for_longer() -> None:
-    new, old = Counts(150, 1), Counts(10_000, 5)  # 0.67 % of 150
+    # The error rate is 0.67 %.
+    new, old = Counts(150, 1), Counts(10_000, 5)
     assert decide(PLAN, seen(new, old)).action is Action.WAIT
     assert decide(PLAN, seen(new, old, seconds=600)).action is Action.BACK
 
@@ -205,9 +206,9 @@ def test_counters_that_began_again_lose_nothing_that_was_counted_since(
         {"patience": float("inf")},
     ],
 )
-def test_a_plan_that_means_nothing_is_refused(given: dict[str, object]) -> None:
+def test_a_plan_that_means_nothing_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        RolloutPlan(version="2", **given)
+        RolloutPlan(version="2", **values)
 
 
 def test_steps_end_with_all_requests() -> None:
@@ -215,5 +216,5 @@ def test_steps_end_with_all_requests() -> None:
 
 
 @pytest.mark.parametrize(("asleep", "why"), [(True, ""), (False, "it has no workers")])
-def test_a_version_that_its_next_request_loads_has_not_failed(asleep: bool, why: str) -> None:
-    assert _failure(cast(ModelVersion, SimpleNamespace(workers=[], asleep=asleep))) == why
+def test_a_version_that_its_next_request_loads_has_not_failed(asleep: bool, failure: str) -> None:
+    assert _failure(cast(ModelVersion, SimpleNamespace(workers=[], asleep=asleep))) == failure

@@ -1,4 +1,4 @@
-"""`assign` and the queue as properties: jobs are plain data, the clock is a number."""
+"""Batches and the queue as properties: jobs are plain data, and the clock is a number."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ limits = st.builds(
 
 
 def waiting(jobs) -> RequestQueue:
-    """As the dispatcher fills it; who is gone has left since."""
+    """Fill a queue as the dispatcher does, before some clients leave."""
     queue = RequestQueue(jobs)
     for job in jobs:
         if job.gone:
@@ -71,9 +71,8 @@ def test_every_job_is_in_exactly_one_place_afterwards_and_served_in_order(queued
     result = assign(queue, idle, NOW, caps)
     sent = [job for _, batch in result.batches for job in batch]
     assert ids([*sent, *result.skipped, *queue.jobs]) == ids(queued)
-    assert [*sent, *queue.jobs] == sorted(
-        (job for job in queued if not is_over(job)), key=urgency
-    )  # stable: ties as they came
+    # The order is stable.
+    assert [*sent, *queue.jobs] == sorted((job for job in queued if not is_over(job)), key=urgency)
     assert queue.size == sum(len(job.body) for job in queue.jobs)
 
 
@@ -120,12 +119,12 @@ def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_id
     queue = waiting(queued)
     batches = assign(queue, some, NOW, caps).batches
     early = [
-        (place, worker, batch) for place, (worker, batch) in enumerate(batches) if worker.batches
+        (index, worker, batch) for index, (worker, batch) in enumerate(batches) if worker.batches
     ]
-    for place, worker, batch in early:
+    for index, worker, batch in early:
         assert (worker.batches, worker.prefetch, worker.suspected) == (1, True, False)
-        rest = [*(job for _, later in batches[place + 1 :] for job in later), *queue.jobs]
-        following = len(rest[0].body) if rest else 1
+        behind = [*(job for _, later in batches[index + 1 :] for job in later), *queue.jobs]
+        following = len(behind[0].body) if behind else 1
         assert (
             len(batch) == caps.max_items
             or sum(len(job.body) for job in batch) + following > caps.max_bytes
@@ -139,8 +138,8 @@ def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_id
 
 @given(queues, limits)
 def test_nothing_is_sent_early_behind_requests_with_which_a_worker_died(queued, caps):
-    for others in range(3):
-        some = [FakeWorker(batches=1, prefetch=True, suspected=True) for _ in range(others + 1)]
+    for count in range(3):
+        some = [FakeWorker(batches=1, prefetch=True, suspected=True) for _ in range(count + 1)]
         assert not assign(waiting(queued), some, NOW, caps).batches
 
 
@@ -244,14 +243,14 @@ def test_suspects_go_first_to_idle_workers_and_among_themselves(groups, queued, 
     for job in (job for group in groups for job in group if job.gone):
         queue.leave(job)
     result = assign(queue, idle, NOW, BatchLimits(4))
-    left = [job for group in queue.suspects for job in group.jobs]
+    suspects = [job for group in queue.suspects for job in group.jobs]
     sent = [job for _, group in result.retries for job in group.jobs] + [
         job for _, batch in result.batches for job in batch
     ]
-    assert ids([*sent, *result.skipped, *queue.jobs, *left]) == ids(
+    assert ids([*sent, *result.skipped, *queue.jobs, *suspects]) == ids(
         [*queued, *(job for group in groups for job in group)]
     )
-    assert not any(is_over(job) for job in [*sent, *left])
+    assert not any(is_over(job) for job in [*sent, *suspects])
     assert all(worker.batches == 0 for worker, _ in result.retries)
     assert all(
         any(set(map(id, group.jobs)) <= set(map(id, origin)) for origin in groups)
@@ -281,7 +280,7 @@ def test_one_request_that_kills_workers_ends_three_at_most_and_is_found(count, d
 
 @dataclass
 class Worker:
-    """One that takes a while for a batch, on the test's clock."""
+    """A worker that takes some time for a batch, on the test's clock."""
 
     prefetch: bool
     free_at: deque[float] = field(default_factory=deque)
@@ -306,9 +305,7 @@ class Worker:
 def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_and_in_time(
     arrivals, kinds, seconds, caps
 ):
-    """A whole run on a fake clock: the next event is an arrival, a reply, or what `assign` asked to
-    be woken for.
-    """
+    """Each event is an arrival, a reply, or the time that `assign` asked to be woken at."""
     queue, pool = RequestQueue(), [Worker(prefetch) for prefetch in kinds]
     now, wake, ended, todo = NOW, NEVER, [], []
     for gap, job in arrivals:

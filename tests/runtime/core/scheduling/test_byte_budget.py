@@ -1,4 +1,4 @@
-"""The budget of bytes under way: what fits, who is refused, who is cut off."""
+"""The budget of bytes in flight: requests that fit, are refused, or are cut off."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ def test_clients_with_the_most_to_read_are_cut_off_until_the_rest_fits() -> None
     readers = [Slow() for _ in range(4)]
     for reader, size in zip(readers, (100, 300, 50, 200), strict=True):
         budget.set_unread(reader, size)
-    assert budget.overdrawn  # 650 of 1000: more than a half
+    # 650 of 1000 bytes are more than a half.
+    assert budget.overdrawn
     budget.shed()
     assert [reader.is_cut_off for reader in readers] == [False, True, False, False]
     budget.take(500)
-    budget.set_unread(readers[0], 250)  # 1000 in all: it fits
+    # These are 1000 bytes in all, which fit.
+    budget.set_unread(readers[0], 250)
     assert not budget.overdrawn
     budget.set_unread(readers[0], 251)
     budget.shed()

@@ -1,7 +1,4 @@
-"""`join` as properties: requests that come to a worker which works on others.
-
-Its dispatcher against a peer on a real socket.
-"""
+"""Requests that join a worker's running requests: decisions as properties, and the dispatcher."""
 
 from __future__ import annotations
 
@@ -47,8 +44,8 @@ def test_every_job_is_in_exactly_one_place_afterwards_and_served_in_order(queued
     sent = [job for _, jobs in result.batches for job in jobs]
     assert ids([*sent, *result.skipped, *queue.jobs]) == ids(queued)
     assert ids(result.skipped) == ids(filter(is_over, queued))
-    left = sorted((job for job in queued if not is_over(job)), key=urgency)
-    assert ids(sent) == ids(left[: len(sent)])
+    alive = sorted((job for job in queued if not is_over(job)), key=urgency)
+    assert ids(sent) == ids(alive[: len(sent)])
 
 
 @given(queues, workers, limits)
@@ -69,13 +66,13 @@ def test_requests_spread_over_the_workers_with_the_fewest_under_way():
 
 
 def test_nobody_joins_suspects_while_they_are_in_quarantine():
-    suspects, other = [FakeJob(), FakeJob()], FakeJob()
-    queue = waiting([other])
+    suspects, third = [FakeJob(), FakeJob()], FakeJob()
+    queue = waiting([third])
     queue.suspect([Suspects(suspects, 1)])
     free, busy = FakeWorker(1), FakeWorker(2)
     result = join(queue, [free, busy], NOW, BatchLimits(4))
     assert result.retries == [(free, Suspects(suspects, 1))]
-    assert result.batches == [(busy, [other])]
+    assert result.batches == [(busy, [third])]
     assert not join(
         waiting([FakeJob()]), [FakeWorker(1, suspected=True)], NOW, BatchLimits(4)
     ).batches
@@ -95,21 +92,21 @@ def test_while_suspects_wait_for_room_the_least_busy_worker_makes_some():
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 3))
-def test_the_guilty_are_found_and_the_others_tried_again(left: int, blamed: int, begun: int):
-    """Whoever is not in a group, or innocent, is refused."""
-    jobs = [FakeJob() for _ in range(left)]
-    groups = blame(jobs, jobs[:blamed], left + begun)
+def test_the_guilty_are_found_and_the_others_tried_again(lost: int, blamed: int, begun: int):
+    """Requests that are in no group are refused."""
+    jobs = [FakeJob() for _ in range(lost)]
+    groups = blame(jobs, jobs[:blamed], lost + begun)
     again = [job for group in groups for job in group.jobs]
     assert len(ids(again)) == len(set(ids(again)))
     assert all(group.deaths > 0 for group in groups)
-    if blamed and left:
-        assert ids(again) == ids(jobs[:blamed] if min(blamed, left) > 1 else [])
+    if blamed and lost:
+        assert ids(again) == ids(jobs[:blamed] if min(blamed, lost) > 1 else [])
         assert all(len(group.jobs) == 1 for group in groups)
-    elif left == 1 and not begun:
+    elif lost == 1 and not begun:
         assert not groups
     else:
         assert ids(again) == ids(jobs)
-        assert all(len(group.jobs) <= (left + 1) // 2 or left == 1 for group in groups)
+        assert all(len(group.jobs) <= (lost + 1) // 2 or lost == 1 for group in groups)
 
 
 DIED = WorkerDied("Worker died.")
@@ -158,13 +155,13 @@ async def test_a_response_timeout_that_is_lowered_holds_for_what_is_under_way():
     dispatcher.response_timeout = 0.2
     dispatcher.change(dispatcher.limits, dispatcher.bounds)
     end = time.monotonic() + TIMEOUT
-    while not late.done.done():  # the worker lives
+    while not late.done.done():
         assert time.monotonic() < end
-        [other] = submit(dispatcher, b"other")
+        [quick] = submit(dispatcher, b"other")
         while (frame := await peer.read()).kind is not wire.Kind.BATCH:
             pass
         await peer.reply(frame)
-        await asyncio.wait([other.done], timeout=TIMEOUT)
+        await asyncio.wait([quick.done], timeout=TIMEOUT)
     await refusal_of(late, WorkerDied, "responseTimeout")
 
 
@@ -189,22 +186,22 @@ async def test_a_late_request_is_cancelled_and_holds_its_place_until_the_worker_
     dies,
 ):
     dispatcher, channel, peer = await serving()
-    late, other = submit(dispatcher, a_waiting_job(b"late", soon()), b"other")
+    late, patient = submit(dispatcher, a_waiting_job(b"late", soon()), b"other")
     frames = [await peer.read(), await peer.read()]
     await refusal_of(late, DeadlinePassed, "did not answer")
     cancelled = await peer.read()
-    place = [bodies(frame) for frame in frames].index([b"late"])
-    assert (cancelled.kind, cancelled.batch) == (wire.Kind.CANCEL, frames[place].batch)
+    index = [bodies(frame) for frame in frames].index([b"late"])
+    assert (cancelled.kind, cancelled.batch) == (wire.Kind.CANCEL, frames[index].batch)
     assert channel.batches == 2
     if dies:
         dispatcher.retry_lost(await kill(channel, peer), channel.streaming, DIED)
         channel, peer = await add_worker(dispatcher)
         await peer.reply(await peer.read())
     else:
-        await peer.reply(frames[place])
+        await peer.reply(frames[index])
         await until(lambda: channel.batches == 1)
-        await peer.reply(frames[1 - place])
-    assert await answer(other) == b"other"
+        await peer.reply(frames[1 - index])
+    assert await answer(patient) == b"other"
     await wait_idle(dispatcher)
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
     assert (channel.batches, dispatcher._due, dispatcher._deaths) == (0, {}, {})

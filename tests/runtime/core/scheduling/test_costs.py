@@ -1,4 +1,4 @@
-"""Batches by cost and preferred sizes, as properties of `choose` and of the queue."""
+"""Batches by cost and preferred sizes, as properties of the queue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
 from tsx_runtime.wire import BATCH_COST, MetricDelta, request_meta
 
 NOW = 100.0
-MOST = 1000  # of a batch
+# The highest cost that a client is believed.
+MOST = 1000
 jobs_of_cost = st.builds(
-    lambda size, said, priority: FakeJob(meta_of(said), b"x" * size, priority=priority),
+    lambda size, claimed, priority: FakeJob(meta_of(claimed), b"x" * size, priority=priority),
     st.integers(0, 30),
     st.none() | st.integers(0, 50),
     st.sampled_from([0, 0, 0, 1]),
@@ -54,19 +55,19 @@ def test_each_batch_has_the_first_keeps_the_bounds_and_nothing_is_lost(
     jobs: list[FakeJob], limits: BatchLimits
 ) -> None:
     queue = waiting(*jobs)
-    left = list(queue.jobs)
+    remaining = list(queue.jobs)
     while queue.jobs:
         batch = queue.take(limits)
-        assert batch[0] is left[0], (
+        assert batch[0] is remaining[0], (
             "so a request waits for no more batches than requests stood before it"
         )
         assert len(batch) <= limits.max_items
         assert len(batch) == 1 or sum(map(queue.cost, batch)) <= limits.max_cost
         assert len(batch) == 1 or sum(len(job.body) for job in batch) <= limits.max_bytes
         taken = {id(job) for job in batch}
-        left = [job for job in left if id(job) not in taken]
-        assert list(queue.jobs) == left, "the others keep their order"
-        assert queue.size == sum(len(job.body) for job in left)
+        remaining = [job for job in remaining if id(job) not in taken]
+        assert list(queue.jobs) == remaining, "the others keep their order"
+        assert queue.size == sum(len(job.body) for job in remaining)
 
 
 @given(st.lists(jobs_of_cost, min_size=1, max_size=40), bounds)
@@ -126,8 +127,10 @@ def test_the_cost_of_a_byte_is_what_workers_have_measured() -> None:
 @pytest.mark.parametrize(
     ("most", "said", "cost"), [(MOST, 10**15 - 1, MOST), (MOST, 0, 1), (0, 10**15 - 1, 2)]
 )
-def test_a_client_is_believed_up_to_what_fills_a_batch(most: int, said: int, cost: float) -> None:
-    assert CostQueue(1.0, most).cost(FakeJob(meta_of(said), b"xy")) == cost
+def test_a_client_is_believed_up_to_what_fills_a_batch(
+    most: int, claimed: int, cost: float
+) -> None:
+    assert CostQueue(1.0, most).cost(FakeJob(meta_of(claimed), b"xy")) == cost
 
 
 def test_tokens_are_not_guessed_from_bytes() -> None:
@@ -148,12 +151,12 @@ def test_tokens_are_not_guessed_from_bytes() -> None:
 
 @given(st.integers(1, 20), st.integers(0, 20), st.lists(st.integers(1, 16), max_size=6))
 def test_a_preferred_size_leaves_nobody_waiting_for_more_than_the_next_batch(
-    count: int, left: int, buckets: list[int]
+    count: int, remaining: int, buckets: list[int]
 ) -> None:
-    size = preferred(count, left, buckets)
+    size = preferred(count, remaining, buckets)
     assert 0 < size <= count
     assert size == count or size in buckets
-    if not left and size < count:
+    if not remaining and size < count:
         assert preferred(count - size, 0, buckets) == count - size
 
 

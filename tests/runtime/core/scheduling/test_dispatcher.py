@@ -1,6 +1,4 @@
-"""The dispatcher and its channels against a peer that speaks the wire format from the other end of
-a real socket.
-"""
+"""The dispatcher and its channels, against workers' ends that the test moves."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ import time
 
 import pytest
 
-from tests.kit.jobs import TIMEOUT, answer_of, refusal_of
-from tests.kit.jobs import a_waiting_job as job
+from tests.kit.jobs import TIMEOUT, a_waiting_job, answer_of, refusal_of
 from tests.kit.peers import (
     add_worker,
     answer,
@@ -73,7 +70,7 @@ async def test_what_arrives_together_leaves_together_and_answers_go_to_their_own
     frame = await peer.read()
     assert bodies(frame) == [b"a", b"b", b"c"]
     await peer.reply(frame)
-    assert [await answer(each) for each in jobs] == [b"a", b"b", b"c"]
+    assert [await answer(job) for job in jobs] == [b"a", b"b", b"c"]
     assert (await jobs[0].done).headers == b"x-n: 1\r\n"
     assert dispatcher.stats.batch_sizes == {3: 1}
     assert dispatcher.stats.answers == {200: 3}
@@ -85,15 +82,16 @@ async def test_bodies_larger_than_the_read_buffer_come_back_whole(size):
     bodies = [bytes([number]) * size for number in range(3)]
     jobs = submit(dispatcher, *bodies)
     frame = await peer.read()
-    await asyncio.gather(peer.reply(frame), *(answer(each) for each in jobs))
-    assert [await answer(each) for each in jobs] == bodies
+    await asyncio.gather(peer.reply(frame), *(answer(job) for job in jobs))
+    assert [await answer(job) for job in jobs] == bodies
 
 
 async def test_a_full_queue_refuses_at_once():
     dispatcher, _, peer = await started(1, items=2)
     first = submit(dispatcher, b"1")
     await peer.read()
-    early = submit(dispatcher, b"2")  # the only worker may hold one more full batch
+    # The only worker may hold one more full batch.
+    early = submit(dispatcher, b"2")
     await peer.read()
     submit(dispatcher, b"3", b"4")
     [refused] = submit(dispatcher, b"5")
@@ -107,7 +105,7 @@ async def test_a_burst_is_not_refused_while_workers_idle():
     jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
     for _ in range(2):
         await peer.reply(await peer.read())
-    assert [await answer(each) for each in jobs] == [bytes([number]) for number in range(8)]
+    assert [await answer(job) for job in jobs] == [bytes([number]) for number in range(8)]
 
 
 async def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_waits():
@@ -118,10 +116,10 @@ async def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_
     channel, peer = await add_worker(dispatcher)
     await peer.reply(await peer.read())
     assert await answer(waiting) == b"b"
-    [left] = submit(dispatcher, b"c")
+    [last] = submit(dispatcher, b"c")
     dispatcher.remove(channel)
     dispatcher.accept(False)
-    await refusal_of(left, NoWorker)
+    await refusal_of(last, NoWorker)
 
 
 async def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
@@ -139,9 +137,9 @@ async def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
     assert bodies(frame) == [b"3", b"4"]
     await new_peer.reply(frame)
     await new_peer.reply(await new_peer.read())
-    assert [await answer(each) for each in jobs[2:]] == [b"3", b"4", b"5"]
-    for each in jobs[:2]:
-        await refusal_of(each, WorkerDied)
+    assert [await answer(job) for job in jobs[2:]] == [b"3", b"4", b"5"]
+    for job in jobs[:2]:
+        await refusal_of(job, WorkerDied)
     await wait_idle(dispatcher)
 
 
@@ -164,9 +162,9 @@ async def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one
     dispatcher.accept(True)
     jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
     sizes = []
-    while not all(each.done.done() for each in jobs):
+    while not all(job.done.done() for job in jobs):
         channel, peer = await add_worker(dispatcher)
-        while not channel.closed.done() and not all(each.done.done() for each in jobs):
+        while not channel.closed.done() and not all(job.done.done() for job in jobs):
             frame = await peer.read()
             sizes.append(len(frame.items))
             if any(body == b"\x05" for _, _, body in frame.items):
@@ -175,13 +173,13 @@ async def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one
                 await peer.reply(frame)
                 await answer_of(jobs[frame.items[0][2][0]])
     assert sizes == [8, 4, 4, 1, 1, 1, 1]
-    assert [each.done.exception() is None for each in jobs] == [number != 5 for number in range(8)]
+    assert [job.done.exception() is None for job in jobs] == [number != 5 for number in range(8)]
     await wait_idle(dispatcher)
 
 
 async def test_a_request_whose_answer_has_begun_is_not_tried_again():
     dispatcher, channel, peer = await started(2)
-    streaming, other = submit(dispatcher, b"1", b"2")
+    streaming, second = submit(dispatcher, b"1", b"2")
     frame = await peer.read()
     await peer.stream(frame, b"one ")
     parts = (await answer_of(streaming)).parts()
@@ -193,28 +191,32 @@ async def test_a_request_whose_answer_has_begun_is_not_tried_again():
     frame = await new_peer.read()
     assert bodies(frame) == [b"2"]
     await new_peer.reply(frame)
-    assert await answer(other) == b"2"
+    assert await answer(second) == b"2"
 
 
 async def test_a_request_whose_client_is_gone_or_whose_deadline_has_passed_is_not_run():
     dispatcher, _, peer = await started()
-    gone, late, fine = job(b"gone"), job(b"late", deadline=time.monotonic() - 1), job(b"fine")
+    gone, late, fine = (
+        a_waiting_job(b"gone"),
+        a_waiting_job(b"late", deadline=time.monotonic() - 1),
+        a_waiting_job(b"fine"),
+    )
     submit(dispatcher, gone, late, fine)
     dispatcher.leave(gone)
     frame = await peer.read()
     assert bodies(frame) == [b"fine"]
-    for each in (gone, late):
-        await refusal_of(each, Unavailable)
+    for job in (gone, late):
+        await refusal_of(job, Unavailable)
     await peer.reply(frame)
     assert await answer(fine) == b"fine"
 
 
 async def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
     dispatcher, _, peer = await started()
-    [each] = submit(dispatcher, b"x")
+    [job] = submit(dispatcher, b"x")
     frame = await peer.read()
     await peer.stream(frame, b"one ", b"a: b\r\n")
-    first = await answer_of(each)
+    first = await answer_of(job)
     assert first.streamed
     assert first.headers == b"a: b\r\n"
     await peer.stream(frame, b"two ")
@@ -224,11 +226,11 @@ async def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
 
 async def test_parts_that_nobody_waits_for_any_more_are_not_kept():
     dispatcher, _, peer = await started()
-    [each] = submit(dispatcher, b"x")
+    [job] = submit(dispatcher, b"x")
     frame = await peer.read()
     await peer.stream(frame, b"one ")
-    first = await answer_of(each)
-    each.gone = True
+    first = await answer_of(job)
+    job.gone = True
     await peer.stream(frame, b"two ")
     await peer.answer(frame, (200, b"", b"three"))
     assert [part async for part in first.parts()] == [b"one ", b"three"]
@@ -237,11 +239,11 @@ async def test_parts_that_nobody_waits_for_any_more_are_not_kept():
 
 async def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_not_with_its_text():
     dispatcher, _, peer = await started()
-    [each] = submit(dispatcher, b"x")
+    [job] = submit(dispatcher, b"x")
     frame = await peer.read()
     await peer.stream(frame, b"one ")
     await peer.answer(frame, (503, b"", b"Prediction failed"))
-    parts = (await answer_of(each)).parts()
+    parts = (await answer_of(job)).parts()
     assert await anext(parts) == b"one "
     with pytest.raises(PredictionFailed, match="Prediction failed"):
         await anext(parts)
@@ -267,9 +269,9 @@ async def test_metric_deltas_are_added_up():
         "dimensions": {"ModelName": "m"},
     }
     for _ in range(2):
-        [each] = submit(dispatcher, b"x")
+        [job] = submit(dispatcher, b"x")
         await peer.reply(await peer.read(), NOTHING + json.dumps([delta]).encode())
-        await answer(each)
+        await answer(job)
     [(key, metric)] = dispatcher.stats.handler_metrics.items()
     assert key == ("Tokens", "counter", "count", (("ModelName", "m"),))
     assert (metric.sum, metric.count, metric.last) == (4.0, 2, 2.0)
@@ -325,7 +327,7 @@ async def test_a_worker_reports_that_it_has_loaded_or_why_not():
 
 async def test_a_deadline_is_acted_on_while_every_worker_is_busy():
     dispatcher, _, _ = await busy()
-    late, patient = job(deadline=time.monotonic() + 0.03), job()
+    late, patient = a_waiting_job(deadline=time.monotonic() + 0.03), a_waiting_job()
     submit(dispatcher, late, patient)
     refused = await refusal_of(late, DeadlinePassed, "before its deadline")
     assert refused.retry_after == 1
@@ -355,7 +357,7 @@ async def test_who_is_refused_while_workers_load_is_notified_when_one_will_serve
 
 async def test_a_dispatcher_that_is_closed_leaves_no_timer_behind():
     dispatcher, _, peer = await busy()
-    dispatcher.submit(job(b"late", time.monotonic() + 600))
+    dispatcher.submit(a_waiting_job(b"late", time.monotonic() + 600))
     await asyncio.sleep(0)
     timers = [
         handle
@@ -375,11 +377,11 @@ async def test_the_more_urgent_is_served_first():
     frames = [await peer.read()]
     submit(
         dispatcher,
-        job(b"3"),
-        job(b"2", now + 90),
-        job(b"1", now + 60),
-        job(b"0", priority=1),
-        job(b"4", now + 30, -1),
+        a_waiting_job(b"3"),
+        a_waiting_job(b"2", now + 90),
+        a_waiting_job(b"1", now + 60),
+        a_waiting_job(b"0", priority=1),
+        a_waiting_job(b"4", now + 30, -1),
     )
     order = []
     for _ in range(5):
@@ -392,7 +394,10 @@ async def test_the_more_urgent_is_served_first():
 async def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
     dispatcher, _, _ = await busy()
     dispatcher.service_rate.add(2, 10.0, 10.0)
-    hurried, far = job(deadline=time.monotonic() + 0.04), job(deadline=time.monotonic() + 60)
+    hurried, far = (
+        a_waiting_job(deadline=time.monotonic() + 0.04),
+        a_waiting_job(deadline=time.monotonic() + 60),
+    )
     arrived, deadline = hurried.arrived, hurried.deadline
     submit(dispatcher, hurried, far)
     await refusal_of(hurried, DeadlinePassed)
@@ -402,10 +407,10 @@ async def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
 
 async def test_who_leaves_gives_up_its_place_at_once():
     dispatcher, _, _ = await busy(1, items=2)
-    one, two = submit(dispatcher, b"1", b"2")
-    dispatcher.leave(one)
+    first, two = submit(dispatcher, b"1", b"2")
+    dispatcher.leave(first)
     [three] = submit(dispatcher, b"3")
-    await refusal_of(one, ClientLeft)
+    await refusal_of(first, ClientLeft)
     assert list(dispatcher.queue.jobs) == [two, three]
     assert dispatcher.stats.refusals == {"ClientLeft": 1}
 
@@ -416,10 +421,10 @@ async def test_a_batch_all_of_whose_clients_have_left_is_not_run_nor_are_suspect
     await peer.read()
     dispatcher.retry_lost(await kill(channel, peer), channel.streaming, DIED)
     waiting = submit(dispatcher, b"5")
-    for each in (*suspects[2:], *waiting):  # the second half, and all that had not begun
-        dispatcher.leave(each)
-    for each in (*suspects[2:], *waiting):
-        await refusal_of(each, ClientLeft)
+    for job in (*suspects[2:], *waiting):
+        dispatcher.leave(job)
+    for job in (*suspects[2:], *waiting):
+        await refusal_of(job, ClientLeft)
     second, new_peer = await add_worker(dispatcher)
     frame = await new_peer.read()
     assert bodies(frame) == [b"1", b"2"]
@@ -445,7 +450,7 @@ async def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_oth
     retired,
 ):
     dispatcher, channel, peer = await started()
-    late, patient = job(b"late", soon()), job(b"patient")
+    late, patient = a_waiting_job(b"late", soon()), a_waiting_job(b"patient")
     submit(dispatcher, late, patient)
     frame = await peer.read()
     if retired:
@@ -454,7 +459,7 @@ async def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_oth
     assert refused.retry_after == 1
     assert not patient.done.done()
     assert counts(dispatcher) == (2, {}, {"AnswerLate": 1})
-    assert dispatcher.in_flight == 2  # the worker is not done with it
+    assert dispatcher.in_flight == 2
     await peer.reply(frame)
     assert await answer(patient) == b"patient"
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
@@ -464,7 +469,7 @@ async def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_oth
 
 async def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
     dispatcher, _, peer = await started()
-    late, leaving = job(b"late", soon()), job(b"leaving")
+    late, leaving = a_waiting_job(b"late", soon()), a_waiting_job(b"leaving")
     submit(dispatcher, late, leaving)
     frame = await peer.read()
     await refusal_of(late, DeadlinePassed)
@@ -476,7 +481,7 @@ async def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
         b"leaving",
         (2, {200: 1}, {"AnswerLate": 1}),
     )
-    dispatcher.submit(alone := job(b"alone", soon()))
+    dispatcher.submit(alone := a_waiting_job(b"alone", soon()))
     frame = await peer.read()
     await refusal_of(alone, DeadlinePassed)
     assert (await peer.read()).kind is wire.Kind.CANCEL
@@ -484,13 +489,14 @@ async def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
     await peer.reply(frame)
     await wait_idle(dispatcher)
     assert counts(dispatcher) == (3, {200: 1}, {"AnswerLate": 2})
-    assert dispatcher.stats.busy_seconds > before  # the worker was, and the pace is learned from it
+    # The time of the worker counts all the same.
+    assert dispatcher.stats.busy_seconds > before
     assert dispatcher.service_rate.answer_time > 0
 
 
 async def test_an_answer_that_has_begun_to_stream_is_not_broken_off_at_the_deadline():
     dispatcher, _, peer = await started()
-    begun, late = job(b"begun", now := soon()), job(b"late", now)
+    begun, late = a_waiting_job(b"begun", now := soon()), a_waiting_job(b"late", now)
     submit(dispatcher, begun, late)
     frame = await peer.read()
     await peer.stream(frame, b"one ")
@@ -513,7 +519,11 @@ async def test_an_answer_that_has_begun_to_stream_is_not_broken_off_at_the_deadl
 @pytest.mark.parametrize("end", ["retry_lost", "requeue"])
 async def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(dies, end):
     dispatcher, channel, peer = await started()
-    late, first, second = job(b"late", soon()), job(b"first"), job(b"second")
+    late, first, second = (
+        a_waiting_job(b"late", soon()),
+        a_waiting_job(b"first"),
+        a_waiting_job(b"second"),
+    )
     submit(dispatcher, late, first, second)
     await peer.read()
     if dies != "after the deadline":
@@ -567,7 +577,8 @@ async def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_
 
 async def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_to_do():
     dispatcher, _, _ = await busy(2, items=6, overload_status=429)
-    dispatcher.service_rate.add(2, 1.0, 1.0)  # 2 requests a second of one worker: 6 take 3 seconds
+    # One worker answers 2 requests a second, so 6 take 3 seconds.
+    dispatcher.service_rate.add(2, 1.0, 1.0)
     [*_, refused] = submit(dispatcher, *[b"x"] * 7)
     caught = await refusal_of(
         refused, QueueFull, r"6 requests wait \(jobQueueSize\); try again in 3 s"
@@ -602,12 +613,12 @@ async def test_the_pace_is_measured_from_reply_to_reply():
 
 async def test_in_a_full_queue_the_least_urgent_gives_way_to_a_greater_priority():
     dispatcher, _, _ = await busy(1, items=3)
-    low, plain, later = job(priority=-1), job(), job()
+    low, plain, later = a_waiting_job(priority=-1), a_waiting_job(), a_waiting_job()
     submit(dispatcher, low, plain, later)
     [refused] = submit(dispatcher, b"x")
     await refusal_of(low, QueueFull)
     assert not refused.done.done()
-    important = job(priority=5)
+    important = a_waiting_job(priority=5)
     dispatcher.submit(important)
     await refusal_of(refused, QueueFull)
     assert list(dispatcher.queue.jobs) == [important, plain, later]
@@ -625,7 +636,8 @@ async def test_who_left_while_its_batch_was_with_a_worker_that_died_is_not_run()
     dispatcher.leave(begun)
     dispatcher.leave(early)
     await asyncio.sleep(0)
-    submit(dispatcher, b"3")  # a flush that looks for who has left, and finds nobody in the queue
+    # This flush looks for clients that have left, and finds none in the queue.
+    submit(dispatcher, b"3")
     await asyncio.sleep(0)
     dispatcher.retry_lost(await kill(channel, peer), channel.streaming, DIED)
     _, new_peer = await add_worker(dispatcher)

@@ -1,6 +1,4 @@
-"""Workers that prepare the next batch while the model runs: they hold two, and what was only
-prepared is not lost with them.
-"""
+"""Workers that prepare the next batch while the model runs, and so hold two batches."""
 
 from __future__ import annotations
 
@@ -70,14 +68,14 @@ async def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_wit
     gate = tmp_path / "gate"
     running = [submit(version, f"until {gate}") for _ in range(4 * workers)]
     await until(lambda: held(version) == [1] * workers)
-    prepared = [submit(version, word) for word in ("a", "b", "exit", "d")]
-    await until(lambda: sum(held(version)) < workers + 1)  # the worker is dead
+    prepared = [submit(version, body) for body in ("a", "b", "exit", "d")]
+    await until(lambda: sum(held(version)) < workers + 1)
     gate.touch()
     for job in running:
         assert (await answer_of(job)).body.decode() == f"until {gate}"
-    for job, word in zip(prepared, ("a", "b", "exit", "d"), strict=True):
-        if word == "exit":
+    for job, body in zip(prepared, ("a", "b", "exit", "d"), strict=True):
+        if body == "exit":
             await refusal_of(job, WorkerDied)
         else:
-            assert (await answer_of(job)).body.decode() == word
+            assert (await answer_of(job)).body.decode() == body
     assert await ask(version, "still here") == "still here"

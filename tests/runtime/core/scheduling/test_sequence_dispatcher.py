@@ -1,6 +1,4 @@
-"""The dispatcher of stateful models against a peer on a real socket; `test_sequences.py` has its
-decisions.
-"""
+"""The dispatcher of stateful models, whose decisions `test_sequences.py` has."""
 
 from __future__ import annotations
 
@@ -8,8 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.kit.jobs import TIMEOUT, refusal_of
-from tests.kit.jobs import a_waiting_job as job
+from tests.kit.jobs import TIMEOUT, a_waiting_job, refusal_of
 from tests.kit.peers import (
     answer,
     counts,
@@ -39,14 +36,14 @@ async def test_a_request_whose_sequence_got_its_name_here_is_forgotten_once_it_i
     dispatcher, _, peer = await serving()
     jobs = submit(dispatcher, b"a", b"b")
     await peer.reply(await peer.read())
-    assert [await answer(each) for each in jobs] == [b"a", b"b"]
+    assert [await answer(job) for job in jobs] == [b"a", b"b"]
     assert b"ts_request_sequence_id: ts-seq-" in (await jobs[0].done).headers
     assert not dispatcher._given
 
 
 async def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away():
     dispatcher, channel, peer = await serving()
-    first = job(b"a")
+    first = a_waiting_job(b"a")
     first.meta += wire.header_block(
         [(b"ts_request_sequence_id", b"a"), (b"ts_request_sequence_start", b"true")]
     )
@@ -62,9 +59,9 @@ async def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away()
 
 async def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_request():
     dispatcher, channel, peer = await serving()
-    late, following = job(b"late", soon()), job(b"following")
-    for each in (late, following):
-        each.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])
+    late, following = a_waiting_job(b"late", soon()), a_waiting_job(b"following")
+    for job in (late, following):
+        job.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])
     dispatcher.submit(late)
     frame = await peer.read()
     dispatcher.submit(following)

@@ -1,6 +1,4 @@
-"""Sequences as properties: a model that is played with random requests, workers and a clock that
-the test turns.
-"""
+"""Sequences as properties: random requests, workers and a clock that the test turns."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def mark(id: str = "a", *, start: bool = False, end: bool = False) -> SequenceMa
 
 
 def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
-    """Sequences whose first requests are answered, all by one worker."""
+    """Start sequences whose first requests are answered, all by one worker."""
     sequences: Sequences = Sequences(terms)
     worker = FakeWorker()
     for id in ids or ("a",):
@@ -44,8 +42,9 @@ def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWo
 
 
 class Play(RuleBasedStateMachine):
-    """Each accepted request is sent once, or refused once; of a sequence one at a time, in order,
-    to one worker.
+    """A play in which each accepted request is sent once, or refused once.
+
+    Requests of a sequence are sent one at a time, in order, to one worker.
     """
 
     terms = TERMS
@@ -73,8 +72,8 @@ class Play(RuleBasedStateMachine):
             meta=id.encode(), arrived=self.now, deadline=None if late is None else self.now + late
         )
         known = self.sequences._chains.get(id)
-        why = self.sequences.admit(job, mark(id, start=start, end=end), self.now)
-        if why is None:
+        error = self.sequences.admit(job, mark(id, start=start, end=end), self.now)
+        if error is None:
             self.waiting.setdefault(id, []).append(job)
         else:
             assert (
@@ -84,7 +83,9 @@ class Play(RuleBasedStateMachine):
                 or self.now >= known.began + 60
             )
             assert known or not start or self.sequences.active == TERMS.most
-            assert known or self.sequences.active == TERMS.most or why.startswith(f"Sequence {id} ")
+            assert (
+                known or self.sequences.active == TERMS.most or error.startswith(f"Sequence {id} ")
+            )
 
     @rule(joining=st.booleans())
     def assign(self, joining: bool) -> None:
@@ -96,15 +97,18 @@ class Play(RuleBasedStateMachine):
             for job in jobs:
                 id = job.meta.decode()
                 assert self.waiting[id].pop(0) is job
-                assert all(other in self.streams for _, other, its in self.under_way if its == id)
+                assert all(
+                    earlier in self.streams for _, earlier, owner in self.under_way if owner == id
+                )
                 assert self.place.setdefault(id, worker) is worker
                 self.under_way.append((worker, job, id))
             worker.batches += len(jobs) if joining else 1
             assert (
-                len({id for each, _, id in self.under_way if each is worker}) <= LIMITS.max_items
+                len({id for user, _, id in self.under_way if user is worker}) <= LIMITS.max_items
                 or not joining
             )
-        for worker in self.workers:  # nobody waits who could be served
+        # Nobody waits who could be served.
+        for worker in self.workers:
             if worker.batches == 0:
                 assert not [
                     chain
@@ -117,7 +121,7 @@ class Play(RuleBasedStateMachine):
     def answer(self, data: st.DataObject, last: bool) -> None:
         worker, job, id = data.draw(st.sampled_from(self.under_way))
         self.under_way.remove((worker, job, id))
-        worker.batches = len([True for other, _, _ in self.under_way if other is worker])
+        worker.batches = len([True for user, _, _ in self.under_way if user is worker])
         self.refused(self.sequences.answered(job, self.now, last=last))
         self.forget_ended()
 
@@ -175,8 +179,9 @@ class Play(RuleBasedStateMachine):
 
 
 class PlayOverlapping(Play):
-    """Where requests of a sequence overlap, the next one is sent once those before it stream,
-    though its worker has no other place.
+    """A play in which requests of a sequence overlap.
+
+    The next request is sent once those before it stream, though its worker has no free place.
     """
 
     terms = TERMS._replace(overlap=True)
@@ -197,22 +202,22 @@ TestPlay, TestPlayOverlapping = Play.TestCase, PlayOverlapping.TestCase
 
 def test_a_later_request_is_sent_while_the_one_before_it_streams_and_takes_no_place_of_others():
     sequences, worker = started(TERMS._replace(overlap=True), "a", "b")
-    one = BatchLimits(1)
-    stream, cancel, other = (FakeJob() for _ in range(3))
+    single = BatchLimits(1)
+    stream, cancel, of_b = (FakeJob() for _ in range(3))
     assert sequences.admit(stream, mark("a"), 0.0) is None
-    assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [stream])]
+    assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [stream])]
     worker.batches = 1
     assert sequences.admit(cancel, mark("a"), 0.0) is None
-    assert sequences.admit(other, mark("b"), 0.0) is None
-    assert sequences.assign([worker], 0.0, one, joining=True) == [], (
+    assert sequences.admit(of_b, mark("b"), 0.0) is None
+    assert sequences.assign([worker], 0.0, single, joining=True) == [], (
         "its first call may still be running"
     )
     assert sequences.begun(stream)
-    assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [cancel])]
+    assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [cancel])]
     worker.batches = 2
     assert sequences.answered(stream, 0.0) == sequences.answered(cancel, 0.0) == []
     worker.batches = 0
-    assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [other])]
+    assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [of_b])]
 
 
 def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answer():
@@ -250,20 +255,20 @@ def test_an_idle_sequence_expires_and_says_so_to_who_asks_again():
     sequences, _ = started()
     assert sequences.next_end == 10.0
     assert sequences.expire(10.0) == []
-    why = "Sequence a has expired: no request of it came for 10 s (sequenceMaxIdleMSec)"
-    assert sequences.admit(FakeJob(), mark(), 11.0) == why
-    assert sequences.admit(FakeJob(), mark(), 11.0) is None  # it was told
+    error = "Sequence a has expired: no request of it came for 10 s (sequenceMaxIdleMSec)"
+    assert sequences.admit(FakeJob(), mark(), 11.0) == error
+    assert sequences.admit(FakeJob(), mark(), 11.0) is None
 
 
 def test_many_that_expire_at_once_are_ended_in_several_calls():
     sequences, _ = started(
         SequenceConfig(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500))
     )
-    left = []
+    active = []
     while sequences.next_end <= 10.0:
         sequences.expire(10.0)
-        left.append(sequences.active)
-    assert left == [1500, 500, 0]
+        active.append(sequences.active)
+    assert active == [1500, 500, 0]
 
 
 def test_who_starts_a_sequence_again_need_not_be_notified_that_it_was_lost():
@@ -320,9 +325,9 @@ def test_no_more_sequences_than_the_model_says_and_no_longer_queues():
 
 def test_a_lost_worker_ends_its_sequences_and_no_others():
     sequences, worker = started()
-    other, job, waits = FakeWorker(), FakeJob(), FakeJob()
+    second, job, waits = FakeWorker(), FakeJob(), FakeJob()
     sequences.admit(job, mark("b", start=True), 1.0)
-    sequences.assign([other], 1.0, LIMITS)
+    sequences.assign([second], 1.0, LIMITS)
     sequences.admit(waits, mark(), 1.0)
     assert sequences.lost(worker, "is over: its worker has died") == [
         (waits, "Sequence a is over: its worker has died")
@@ -340,7 +345,7 @@ def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bod
 
 
 def test_what_a_request_costs_does_not_grow_with_the_sequences_that_live() -> None:
-    """Counted in calls of Python functions, not in seconds."""
+    """The costs are calls of Python functions, since seconds vary."""
     few, many = (calls_of_a_turn(count) for count in (10, 5000))
     assert many < few + 20
 
@@ -379,7 +384,9 @@ def test_sequences_that_ended_leave_nothing_behind() -> None:
         sequences.answered(job, number)
     assert sequences.active == 0
     assert (
-        sum(len(kept) for kept in vars(sequences).values() if isinstance(kept, dict | list | set))
+        sum(
+            len(table) for table in vars(sequences).values() if isinstance(table, dict | list | set)
+        )
         < 100
     )
 

@@ -1,4 +1,4 @@
-"""How fast workers are, as measured, and what is reckoned with it."""
+"""The measured speed of workers, and the predictions that are made with it."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_the_rate_lies_between_those_of_the_slowest_and_the_fastest_batch(measur
 @given(batches, st.integers(1, 64), st.floats(0.1, 5))
 def test_what_was_long_ago_is_forgotten(before, items, busy):
     pace = ServiceRate()
-    for each in before:
-        pace.add(each[0], each[1], each[1])
+    for batch in before:
+        pace.add(batch[0], batch[1], batch[1])
     for _ in range(math.ceil(12 * MEMORY / busy)):
         pace.add(items, busy, 2 * busy)
     assert pace.rate == pytest.approx(items / busy, rel=0.05)
@@ -88,9 +88,11 @@ def test_what_comes_before_the_first_request_is_begun_counts_as_well(waiting, ra
 
 
 @given(st.integers(0, 10**4), st.integers(0, 10**4), st.floats(0.01, 10**4), st.floats(0.01, 10**4))
-def test_a_longer_queue_is_never_promised_sooner_nor_a_faster_worker_later(one, other, slow, fast):
-    assert retry_after(min(one, other), fast) <= retry_after(max(one, other), fast)
-    assert retry_after(one, max(slow, fast)) <= retry_after(one, min(slow, fast))
+def test_a_longer_queue_is_never_promised_sooner_nor_a_faster_worker_later(
+    first, second, slow, fast
+):
+    assert retry_after(min(first, second), fast) <= retry_after(max(first, second), fast)
+    assert retry_after(first, max(slow, fast)) <= retry_after(first, min(slow, fast))
 
 
 @given(st.floats(0, 1000), st.floats(0.001, 1000), st.floats(0, 1000))

@@ -1,6 +1,4 @@
-"""When two answers agree: exactly, within a tolerance, by their best labels, and as a plugin
-says.
-"""
+"""Comparisons of two answers: exact, within a tolerance, by the best labels, and by a plugin."""
 
 from __future__ import annotations
 
@@ -51,25 +49,29 @@ def answer(body: bytes | object, status: int = 200, **headers: str) -> ComparedA
     )
 
 
-def reported(how: Compare, first: Any, second: Any, plugin: Comparison | None = None) -> str | None:
-    one, other = (
+def reported(
+    config: Compare, first: Any, second: Any, plugin: Comparison | None = None
+) -> str | None:
+    primary, shadow = (
         value if isinstance(value, ComparedAnswer) else answer(value) for value in (first, second)
     )
-    found = compare(how, b"asked", one, other, plugin).difference
-    return None if found is None else found.between("client", "shadow")
+    difference = compare(config, b"asked", primary, shadow, plugin).difference
+    return None if difference is None else difference.between("client", "shadow")
 
 
 @given(ways, bodies)
-def test_an_answer_agrees_with_itself(how: Compare, body: bytes) -> None:
-    assert reported(how, body, bytes(bytearray(body))) is None
+def test_an_answer_agrees_with_itself(config: Compare, body: bytes) -> None:
+    assert reported(config, body, bytes(bytearray(body))) is None
 
 
 @given(ways, bodies, bodies)
 def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_relative(
-    how: Compare, first: bytes, second: bytes
+    config: Compare, first: bytes, second: bytes
 ) -> None:
-    if how.kind != "numeric" or how.rtol == 0:
-        assert (reported(how, first, second) is None) == (reported(how, second, first) is None)
+    if config.kind != "numeric" or config.rtol == 0:
+        assert (reported(config, first, second) is None) == (
+            reported(config, second, first) is None
+        )
 
 
 @given(bodies, bodies)
@@ -82,22 +84,23 @@ def test_what_agrees_exactly_agrees_within_a_tolerance(first: bytes, second: byt
 def test_numbers_agree_up_to_the_tolerance_and_not_beyond(
     values: list[float], rtol: float, atol: float, data: st.DataObject
 ) -> None:
-    place = data.draw(st.integers(0, len(values) - 1))
-    room = atol + rtol * abs(values[place])
-    how = Compare(kind="numeric", rtol=rtol, atol=atol)
+    position = data.draw(st.integers(0, len(values) - 1))
+    room = atol + rtol * abs(values[position])
+    config = Compare(kind="numeric", rtol=rtol, atol=atol)
 
     def moved(by: float) -> dict[str, Any]:
         return {
             "scores": [
-                value + by if place == index else value for index, value in enumerate(values)
+                value + by if position == index else value for index, value in enumerate(values)
             ]
         }
 
-    if abs(values[place] + room * 0.99 - values[place]) <= room:  # a sum is rounded
-        assert reported(how, moved(0), moved(room * 0.99)) is None
-    beyond = reported(how, moved(0), moved(room * 1.01 + 1e-3))
+    # Sums are rounded.
+    if abs(values[position] + room * 0.99 - values[position]) <= room:
+        assert reported(config, moved(0), moved(room * 0.99)) is None
+    beyond = reported(config, moved(0), moved(room * 1.01 + 1e-3))
     assert beyond is not None
-    assert beyond.startswith(f"scores.{place}: ")
+    assert beyond.startswith(f"scores.{position}: ")
 
 
 @pytest.mark.parametrize(
@@ -129,23 +132,28 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(
         (b"{}", b"plain", "the answer: JSON (client), not JSON (shadow)"),
     ],
 )
-def test_where_numbers_differ_is_reported(first: Any, second: Any, why: str | None) -> None:
-    found = reported(Compare(kind="numeric"), first, second)
-    assert found is None if why is None else found is not None and found.startswith(why)
+def test_where_numbers_differ_is_reported(first: Any, second: Any, difference: str | None) -> None:
+    report = reported(Compare(kind="numeric"), first, second)
+    assert (
+        report is None
+        if difference is None
+        else report is not None and report.startswith(difference)
+    )
 
 
 def test_identical_models_agree_and_the_largest_difference_is_known() -> None:
-    one, other = (
+    primary, shadow = (
         answer([5.00095e-07, 0.25, {"a": [1.0, 3.0]}]),
         answer([5.00096e-07, 0.25001, {"a": [1.0, 3.0]}]),
     )
-    found = compare(Compare(), b"", one, other)
-    assert found.difference is None
-    assert found.largest == pytest.approx(1e-5)
-    assert compare(Compare(kind="exact"), b"", one, other).largest == pytest.approx(1e-5)
+    result = compare(Compare(), b"", primary, shadow)
+    assert result.difference is None
+    assert result.largest == pytest.approx(1e-5)
+    assert compare(Compare(kind="exact"), b"", primary, shadow).largest == pytest.approx(1e-5)
+    # The largest difference may come after the first one.
     apart = compare(
         Compare(), b"", answer({"a": [1.0, 9.0], "b": 2.0}), answer({"a": [3.0, 4.0], "b": 2.5})
-    )  # not only up to the first
+    )
     assert apart.difference is not None
     assert apart.largest == 5
     assert (
@@ -170,9 +178,9 @@ def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
         tolerance_of(Compare(), "bf16", "int8") == tolerance_of(Compare(), "pruned") == (1e-1, 1e-2)
     )
     assert tolerance_of(Compare(rtol=0.5), "bf16") == (0.5, 1e-3)
-    one, other = answer([0.5]), answer([0.502])
-    assert compare(Compare(), b"", one, other).difference is not None
-    assert compare(Compare(), b"", one, other, precisions=["fp32", "bf16"]).difference is None
+    primary, shadow = answer([0.5]), answer([0.502])
+    assert compare(Compare(), b"", primary, shadow).difference is not None
+    assert compare(Compare(), b"", primary, shadow, precisions=["fp32", "bf16"]).difference is None
     halves = [
         answer({"outputs": [{"name": "y", "datatype": kind, "shape": [1], "data": [x]}]})
         for kind in ("FP16", "FP32")
@@ -198,11 +206,11 @@ def test_exactly_means_each_byte() -> None:
 
 def test_statuses_come_first() -> None:
     for kind in ("exact", "top-k", "numeric"):
-        how = Compare(kind=kind)
-        why = "status: 200 (client), 404 (shadow)"
-        assert reported(how, answer(b"x"), answer(b"x", 404)) == why
-        assert reported(how, answer(b"one error", 500), answer(b"another", 500)) is None
-        assert reported(how, answer(b"no", 404), answer(b"not", 404)) is not None
+        config = Compare(kind=kind)
+        difference = "status: 200 (client), 404 (shadow)"
+        assert reported(config, answer(b"x"), answer(b"x", 404)) == difference
+        assert reported(config, answer(b"one error", 500), answer(b"another", 500)) is None
+        assert reported(config, answer(b"no", 404), answer(b"not", 404)) is not None
 
 
 def test_fields_that_are_ignored_do_not_count() -> None:
@@ -222,7 +230,7 @@ def test_fields_that_are_ignored_do_not_count() -> None:
 
 
 def tensors(version: str, values: list[float], *, name: str = "scores") -> ComparedAnswer:
-    """As an answer of the Open Inference Protocol has them: JSON, and behind it bytes."""
+    """Answer as the Open Inference Protocol does, with JSON and binary tensors behind it."""
     raw = struct.pack(f"<{len(values)}f", *values)
     output = {
         "name": name,
@@ -235,9 +243,9 @@ def tensors(version: str, values: list[float], *, name: str = "scores") -> Compa
 
 
 def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_name() -> None:
-    first, same = tensors("1.0", [0.1, 0.9]), tensors("2.0", [0.1, 0.9])
+    first, equal = tensors("1.0", [0.1, 0.9]), tensors("2.0", [0.1, 0.9])
     near, far = tensors("2.0", [0.10001, 0.9]), tensors("2.0", [0.9, 0.1])
-    assert reported(Compare(kind="exact"), first, same) is None
+    assert reported(Compare(kind="exact"), first, equal) is None
     assert reported(Compare(kind="numeric", rtol=1e-3), first, near) is None
     assert str(reported(Compare(kind="numeric"), first, far)).startswith("outputs.0.data.")
     assert reported(Compare(kind="top-k"), first, near) is None
@@ -320,8 +328,8 @@ def test_an_event_may_hold_any_character_of_json() -> None:
 
 @pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])
 def test_tensors_that_cannot_be_read_are_compared_as_bytes(length: str) -> None:
-    whole = tensors("1.0", [1.0, 2.0])
-    broken = ComparedAnswer(200, {"inference-header-content-length": length}, whole.body)
+    complete = tensors("1.0", [1.0, 2.0])
+    broken = ComparedAnswer(200, {"inference-header-content-length": length}, complete.body)
     assert (
         reported(Compare(kind="numeric"), broken, broken._replace(body=broken.body + b"x"))
         is not None
@@ -351,7 +359,7 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
     first: dict[str, float], second: dict[str, float], k: int
 ) -> None:
     def bests(ranking: dict[str, float], count: int) -> list[set[str]]:
-        """Every choice of so many labels of which no other label is better, found by trying all."""
+        """List each choice of so many labels of which no other label is better."""
         order = {
             label: -math.inf if math.isnan(value) else value for label, value in ranking.items()
         }
@@ -430,9 +438,9 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
     ],
 )
 def test_the_best_labels_are_found_wherever_they_are(
-    k: int, first: Any, second: Any, why: str | None
+    k: int, first: Any, second: Any, difference: str | None
 ) -> None:
-    assert reported(Compare(kind="top-k", k=k), first, second) == why
+    assert reported(Compare(kind="top-k", k=k), first, second) == difference
 
 
 @given(json_values)
@@ -442,17 +450,19 @@ def test_a_ranking_is_found_or_not_in_anything(value: Any) -> None:
 
 
 def test_a_plugin_has_the_last_word_where_the_statuses_are_alike() -> None:
-    how = Compare(kind="plugin", name="mine")
+    config = Compare(kind="plugin", name="mine")
     seen: list[Any] = []
 
     def judge(request: bytes, first: ComparedAnswer, second: ComparedAnswer) -> bool | str:
         seen.append((request, first.body, second.body))
         return {b"same": True, b"other": False}.get(second.body, "the labels differ")
 
-    assert reported(how, b"x", b"same", judge) is None
-    assert reported(how, b"x", b"other", judge) == "the plugin says that they differ"
-    assert reported(how, b"x", b"x", judge) == "the labels differ"
+    assert reported(config, b"x", b"same", judge) is None
+    assert reported(config, b"x", b"other", judge) == "the plugin says that they differ"
+    assert reported(config, b"x", b"x", judge) == "the labels differ"
     assert seen[0] == (b"asked", b"x", b"same")
-    assert reported(how, b"x", answer(b"same", 201), judge) == "status: 200 (client), 201 (shadow)"
+    assert (
+        reported(config, b"x", answer(b"same", 201), judge) == "status: 200 (client), 201 (shadow)"
+    )
     with pytest.raises(TypeError, match="it returned a NoneType"):
-        reported(how, b"x", b"y", lambda request, first, second: None)  # type: ignore[arg-type, return-value]
+        reported(config, b"x", b"y", lambda request, first, second: None)  # type: ignore[arg-type, return-value]

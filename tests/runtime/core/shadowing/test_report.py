@@ -1,4 +1,4 @@
-"""What is told of a shadow: latencies, and examples that keep no secrets and no large bodies."""
+"""The report on a shadow: latencies, and examples without secrets and large bodies."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tsx_runtime.wire import Parts
 def test_a_quantile_is_one_of_the_values_that_enough_others_do_not_exceed(
     values: list[float], part: float
 ) -> None:
-    found = nearest_rank(sorted(values), part)
-    assert found in values
-    assert sum(value <= found for value in values) >= part * len(values)
+    quantile = nearest_rank(sorted(values), part)
+    assert quantile in values
+    assert sum(value <= quantile for value in values) >= part * len(values)
 
 
 def test_latencies_are_those_of_the_newest_pairs() -> None:
@@ -44,7 +44,7 @@ def test_latencies_are_those_of_the_newest_pairs() -> None:
 
 
 def test_headers_that_let_somebody_in_are_left_out() -> None:
-    kept = {"Content-Type": "text/csv", "X-User": "ann", "User-Agent": "x"}
+    harmless = {"Content-Type": "text/csv", "X-User": "ann", "User-Agent": "x"}
     secret = (
         "Authorization",
         "Proxy-Authorization",
@@ -57,7 +57,7 @@ def test_headers_that_let_somebody_in_are_left_out() -> None:
         "X-Auth-Token",
         "X-Amz-Security-Token",
     )
-    assert without_secrets(kept | dict.fromkeys(secret, "s3cret")) == kept
+    assert without_secrets(harmless | dict.fromkeys(secret, "s3cret")) == harmless
 
 
 def test_secrets_of_a_url_in_a_header_are_not_shown() -> None:

@@ -1,6 +1,4 @@
-"""Models with latency targets on one device: who is nearest to missing goes first, and none waits
-for what has gone.
-"""
+"""Models with latency targets on one device, of which the most urgent goes first."""
 
 from __future__ import annotations
 
@@ -57,22 +55,22 @@ def test_one_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, targe
 def test_more_requests_are_answered_in_time_than_by_other_rules_and_the_accepted_ones_keep_their_targets(
     load,
 ):
-    found: dict[str, list[tuple[float, float]]] = {}
+    results: dict[str, list[tuple[float, float]]] = {}
     for rule in ("deadline", "shares", "at once"):
         for seed in (21, 22):
             models = SharedDevice(fleet(load, seed), rule, 12).run()
-            accepted, kept = (
+            accepted, on_time = (
                 sum(model.accepted for model in models),
-                sum(model.kept for model in models),
+                sum(model.in_time for model in models),
             )
-            found.setdefault(rule, []).append(
+            results.setdefault(rule, []).append(
                 (
-                    1 - kept / accepted,
-                    float(np.mean([model.kept / model.offered for model in models])),
+                    1 - on_time / accepted,
+                    float(np.mean([model.in_time / model.offered for model in models])),
                 )
             )
     late, in_time = (
-        {rule: float(np.mean(each, axis=0)[column]) for rule, each in found.items()}
+        {rule: float(np.mean(shares, axis=0)[column]) for rule, shares in results.items()}
         for column in (0, 1)
     )
     assert late["deadline"] < 0.02
@@ -82,10 +80,8 @@ def test_more_requests_are_answered_in_time_than_by_other_rules_and_the_accepted
 async def sharing(
     count: int = 2, *, gpu: int | None = 0, seconds: float = 1.0, cores: int = 1
 ) -> list[tuple[SloDispatcher, Peer]]:
-    """Models of which each has a longer target than the one before it, with one worker each on the
-    same device.
-    """
-    arbiter, made = DeviceArbiter(cores), []
+    """Start models on one device, each with one worker and a longer target than the one before."""
+    arbiter, models = DeviceArbiter(cores), []
     for number in range(count):
         target = latency_target(f"p99<{60 * (number + 1)}s")
         points = [(1, seconds), (8, 2 * seconds)]
@@ -101,12 +97,12 @@ async def sharing(
         dispatcher.accept(True)
         channel, peer = await add_worker(dispatcher)
         channel.devices, channel.threads = (gpu,), 1
-        made.append((dispatcher, peer))
-    return made
+        models.append((dispatcher, peer))
+    return models
 
 
 async def silent(peer: Peer) -> bool:
-    """Nothing was sent to it in these turns of the loop."""
+    """Return whether nothing is sent to a worker in some turns of the loop."""
     reading = asyncio.ensure_future(peer.read())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -116,19 +112,19 @@ async def silent(peer: Peer) -> bool:
 
 
 async def test_a_batch_waits_for_another_models_and_the_earliest_deadline_goes_first():
-    (first, one), (second, two), (third, three) = await sharing(3)
+    (first, first_peer), (second, second_peer), (third, third_peer) = await sharing(3)
     (running,) = submit(second, b"x")
-    frame = await two.read()
+    frame = await second_peer.read()
     waits_longer, waits = submit(third, b"x"), submit(first, b"x")
-    assert await silent(one)
-    assert await silent(three)
-    await two.reply(frame)
+    assert await silent(first_peer)
+    assert await silent(third_peer)
+    await second_peer.reply(frame)
     await answer(running)
-    frame = await one.read()
-    assert await silent(three)
-    await one.reply(frame)
+    frame = await first_peer.read()
+    assert await silent(third_peer)
+    await first_peer.reply(frame)
     await answer(waits[0])
-    await three.reply(await three.read())
+    await third_peer.reply(await third_peer.read())
     await answer(waits_longer[0])
 
 
@@ -145,13 +141,13 @@ async def removed(dispatcher: SloDispatcher, peer: Peer) -> None:
 
 @pytest.mark.parametrize("end", [killed, removed])
 async def test_no_model_waits_for_a_worker_that_died_or_a_model_that_is_unregistered(end: Callable):
-    (first, one), (second, two) = await sharing()
+    (first, first_peer), (second, second_peer) = await sharing()
     submit(first, b"x")
-    await one.read()
+    await first_peer.read()
     (waits,) = submit(second, b"x")
-    assert await silent(two)
-    await end(first, one)
-    await two.reply(await two.read())
+    assert await silent(second_peer)
+    await end(first, first_peer)
+    await second_peer.reply(await second_peer.read())
     assert await answer(waits) == b"x"
 
 
@@ -159,27 +155,27 @@ async def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
     monkeypatch.setattr(arbitration, "LATE", 0.001)
     monkeypatch.setattr("tsx_runtime.core.slo.dispatcher.LATE", 0.001)
 
-    (first, one), (second, two) = await sharing()
+    (first, first_peer), (second, second_peer) = await sharing()
     submit(first, b"x")
-    await one.read()
+    await first_peer.read()
     (waits,) = submit(second, b"x")
-    await two.reply(await two.read())
+    await second_peer.reply(await second_peer.read())
     assert await answer(waits) == b"x"
 
 
 async def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch_starts():
-    (first, _), (second, two) = await sharing()
+    (first, _), (second, second_peer) = await sharing()
     await asyncio.sleep(0)
     (waits,) = submit(second, b"x")
     (leaves,) = submit(first, b"x")
     first.leave(leaves)
-    await two.reply(await two.read())
+    await second_peer.reply(await second_peer.read())
     assert await answer(waits) == b"x"
     leaves.done.exception()
 
 
 class Stub:
-    """Has a batch to start, or runs one that is overdue at `until`, on a GPU."""
+    """A model on a GPU that has a batch to start, or runs one that is overdue at `until`."""
 
     def __init__(
         self, arbiter: DeviceArbiter, started: asyncio.Event | None = None, until: float = 0.0
@@ -213,39 +209,40 @@ async def test_a_batch_that_never_ends_is_not_waited_for_because_another_could_h
 
 
 async def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are_not_held_up():
-    (first, one), (second, two) = await sharing(gpu=None, cores=2)
+    (first, first_peer), (second, second_peer) = await sharing(gpu=None, cores=2)
     submit(first, b"x")
     submit(second, b"x")
-    await one.read()
-    await two.read()
+    await first_peer.read()
+    await second_peer.read()
     ((alone, peer),) = await sharing(1)
-    channel, other = await add_worker(alone)
+    channel, second_peer = await add_worker(alone)
     channel.devices = (0,)
     submit(alone, b"x")
     await asyncio.sleep(0)
     submit(alone, b"x")
     await peer.read()
-    await other.read()
+    await second_peer.read()
 
 
 async def test_a_group_waits_for_all_of_its_gpus_and_others_for_the_group():
-    (first, one), (second, two), (third, three) = await sharing(3)
+    (first, first_peer), (second, second_peer), (third, third_peer) = await sharing(3)
     second.channels[0].devices, third.channels[0].devices = (0, 1), (1,)
     second._arbiter.changed()
     (running,) = submit(first, b"x")
-    frame = await one.read()
+    frame = await first_peer.read()
     (group,), (last,) = submit(second, b"x"), submit(third, b"x")
-    assert await silent(two)
-    assert await silent(three)  # its GPU is idle, and the group's deadline is earlier
-    await one.reply(frame)
+    assert await silent(second_peer)
+    # Its GPU is idle, but the group's deadline is earlier.
+    assert await silent(third_peer)
+    await first_peer.reply(frame)
     await answer(running)
-    frame = await two.read()
+    frame = await second_peer.read()
     (waits,) = submit(first, b"x")
-    assert await silent(one)
-    await two.reply(frame)
+    assert await silent(first_peer)
+    await second_peer.reply(frame)
     await answer(group)
-    await one.reply(await one.read())
-    await three.reply(await three.read())
+    await first_peer.reply(await first_peer.read())
+    await third_peer.reply(await third_peer.read())
     await asyncio.gather(answer(last), answer(waits))
 
 
@@ -260,14 +257,15 @@ async def test_all_cores_are_used_where_there_are_fewer_than_workers():
 
 
 async def test_a_model_that_waits_starts_when_workers_need_fewer_cores_than_before():
-    (first, one), (second, two) = await sharing(gpu=None, cores=1)
+    (first, first_peer), (second, second_peer) = await sharing(gpu=None, cores=1)
     (running,) = submit(first, b"x")
-    frame = await one.read()
+    frame = await first_peer.read()
     (waits,) = submit(second, b"x")
-    assert await silent(two)
+    assert await silent(second_peer)
     second._arbiter._cores = 2
-    second._arbiter.join(second)  # and it is looked up again
-    await one.reply(frame)
+    # The number of cores is looked up again.
+    second._arbiter.join(second)
+    await first_peer.reply(frame)
     await answer(running)
-    await two.reply(await two.read())
+    await second_peer.reply(await second_peer.read())
     assert await answer(waits) == b"x"

@@ -1,6 +1,4 @@
-"""What holds for every curve, queue and moment: batches keep the target where they can, and no
-request waits in vain.
-"""
+"""Decisions for a latency target that hold for every curve, queue and moment."""
 
 from __future__ import annotations
 
@@ -53,8 +51,8 @@ def test_no_batch_breaks_the_target_where_a_smaller_one_keeps_it(curve, arrivals
 
 
 @given(curves(), st.floats(0, TARGET), st.floats(0, TARGET), st.integers(1, 200))
-def test_more_time_never_makes_a_smaller_batch(curve, one, other, aimed):
-    less, more = sorted([one, other])
+def test_more_time_never_makes_a_smaller_batch(curve, first, second, aimed):
+    less, more = sorted([first, second])
     if curve.known and TARGET - more >= curve.typical(1) * factor(curve, TARGET):
         assert batch_size(curve, TARGET, [0.0], less, aimed) >= batch_size(
             curve, TARGET, [0.0], more, aimed
@@ -69,26 +67,26 @@ def test_more_time_never_makes_a_smaller_batch(curve, one, other, aimed):
     st.lists(st.floats(0, 1), max_size=8),
 )
 def test_who_arrives_later_or_finds_workers_sooner_free_is_not_worse_off(
-    curve, rate, workers, waiting, left
+    curve, rate, workers, waiting, ends
 ):
     aimed = aim(curve, TARGET, rate, workers)
     assert 1 <= aimed.size <= curve.most
     arrivals = [0.0] * waiting
-    found = admission(curve, TARGET, aimed, arrivals, left, 0.0)
-    if found.waiting <= waiting and waiting == 0:
-        assert found.opens > 0
+    room = admission(curve, TARGET, aimed, arrivals, ends, 0.0)
+    if room.waiting <= waiting and waiting == 0:
+        assert room.opens > 0
         assert (
             admission(
                 curve,
                 TARGET,
                 aimed,
                 arrivals,
-                [max(end, found.opens) for end in left],
-                found.opens + 1e-9,
+                [max(end, room.opens) for end in ends],
+                room.opens + 1e-9,
             ).waiting
             > waiting
         )
-        assert admission(curve, TARGET, aimed, arrivals, [0.0 for _ in left], 0.0).waiting > waiting
+        assert admission(curve, TARGET, aimed, arrivals, [0.0 for _ in ends], 0.0).waiting > waiting
 
 
 @given(curves(), st.floats(0, 1e6), st.integers(0, 8), st.integers(0, 8))
@@ -105,9 +103,9 @@ def test_a_worker_is_never_expected_to_have_been_done_in_the_past(curve, sizes, 
 
 
 @given(curves(), st.integers(1, 2000), st.integers(1, 2000))
-def test_a_larger_batch_never_takes_less_time(curve, one, other):
+def test_a_larger_batch_never_takes_less_time(curve, first, second):
     if curve.known:
-        less, more = sorted([one, other])
+        less, more = sorted([first, second])
         assert curve.typical(less) <= curve.typical(more) * 1.000001
 
 
@@ -202,9 +200,7 @@ def test_refusals_say_when_there_will_be_room():
     busy = [HeldBatches(10.0, [8])]
     assert not control.admits([], busy, 10.0)
     assert 10.0 < control.opens < 10.1
-    assert not control.admits(
-        [], busy, (10.0 + control.opens) / 2, pytest.fail
-    )  # what waits is not weighed for each
+    assert not control.admits([], busy, (10.0 + control.opens) / 2, pytest.fail)
     assert control.admits([], busy, control.opens + 0.001)
 
 
@@ -224,8 +220,8 @@ def test_attainment_is_of_the_last_minutes_and_the_budget_of_the_hour():
     counts.add(90, 5)
     now = 30 * 60.0
     counts.add(105, 0)
-    found = counts.report(target, 1, 1)
-    assert (found.attained, found.missed, found.attainment, found.budget_left) == (
+    report = counts.report(target, 1, 1)
+    assert (report.attained, report.missed, report.attainment, report.budget_left) == (
         195,
         5,
         1.0,
@@ -244,9 +240,8 @@ def test_a_limit_of_bytes_that_cuts_batches_is_learned_and_forgotten():
     for _ in range(10):
         control.sent(12, cut=True)
     assert control.curve.most == 12
-    assert (
-        control.batch_size([0.0] * 100, 0.0, 1024) == 14
-    )  # a little more is asked for, in case it passes now
+    # A little more is tried, in case it fits now.
+    assert control.batch_size([0.0] * 100, 0.0, 1024) == 14
     control.sent(14, cut=False)
     assert control.curve.most == 14
 
@@ -257,7 +252,8 @@ def test_misses_in_overload_make_the_margin_smaller_and_answers_in_time_larger()
     control.learn(1, 0.01, 1.0, 1, 1)
     after = control.margin
     assert after < before
-    control.learn(1, 0.06, 2.0, 1, 1)  # no admission could have helped
+    # No admission could have avoided this miss.
+    control.learn(1, 0.06, 2.0, 1, 1)
     assert control.margin == after
     for number in range(200):
         control.learn(1, 0.01, 3.0 + number, 1, 0)
@@ -287,16 +283,15 @@ def test_a_target_that_is_always_kept_is_expected_to_take_the_median_at_least(te
     st.floats(0, TARGET),
 )
 def test_room_for_requests_of_any_weight_is_found_and_a_lone_one_always_has_it(
-    curve, weights, weight, busy, left
+    curve, weights, weight, busy, end
 ):
     aimed = aim(curve, TARGET, 100.0, busy + 1)
     arrivals = [0.0] * len(weights)
-    found = admission(curve, TARGET, aimed, arrivals, [left] * (busy + 1), 0.0, weights, weight)
-    assert found.waiting >= len(weights)
-    assert found.waiting >= len(weights) + weight or found.opens > 0
+    room = admission(curve, TARGET, aimed, arrivals, [end] * (busy + 1), 0.0, weights, weight)
+    assert room.waiting >= len(weights)
+    assert room.waiting >= len(weights) + weight or room.opens > 0
     assert (
-        admission(curve, TARGET, aimed, [], [left] * busy + [0.0], 0.0, [], weight).waiting
-        >= weight
+        admission(curve, TARGET, aimed, [], [end] * busy + [0.0], 0.0, [], weight).waiting >= weight
     )
     count, total = fill(5.0, weights, 0, len(weights))
     assert count == 1 or total <= 5.0

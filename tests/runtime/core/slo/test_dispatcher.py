@@ -1,6 +1,4 @@
-"""The dispatcher of a version with a latency target, against a peer at the other end of a real
-socket.
-"""
+"""The dispatcher of a version with a latency target, against workers that the test moves."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ import time
 
 import pytest
 
-from tests.kit.jobs import a_waiting_job as job
-from tests.kit.jobs import refusal_of
+from tests.kit.jobs import a_waiting_job, refusal_of
 from tests.kit.peers import Peer, add_worker, answer, kill, submit
 from tests.runtime.core.scheduling.test_costs import measured
 from tsx_archiver.metadata.slo import latency_target
@@ -68,19 +65,19 @@ async def test_what_would_be_late_is_refused_on_arrival_and_told_when_to_return(
     assert "would not be answered in time (slo: p99<5s)" in error.message
     assert dispatcher.report.refused == 1
     await peer.reply(frame)
-    assert [await answer(each) for each in taken] == [b"x"] * 64
+    assert [await answer(job) for job in taken] == [b"x"] * 64
     assert dispatcher.report[3:7] == (64, 0, 1, 1.0)
 
 
 async def test_an_idle_worker_takes_a_request_whatever_the_curve_says():
     dispatcher, (peer,) = await started(latency_target("p99<1ms"))
     for _ in range(2):
-        (each,) = submit(dispatcher, b"x")
+        (job,) = submit(dispatcher, b"x")
         frame = await peer.read()
         await refusal_of(submit(dispatcher, b"y")[0], QueueFull)
         time.sleep(0.002)  # noqa: ASYNC251  # the target passes
         await peer.reply(frame)
-        assert await answer(each) == b"x"
+        assert await answer(job) == b"x"
     assert (dispatcher.report.attained, dispatcher.report.missed) == (0, 2)
     assert dispatcher.report.budget_left < 0
 
@@ -116,9 +113,9 @@ async def test_a_greater_priority_takes_the_place_of_a_request_that_waits():
     while not waiting or not waiting[-1].done.done():
         waiting += submit(dispatcher, b"y")
     await refusal_of(waiting.pop(), QueueFull)
-    urgent = job(b"urgent", priority=1)
+    urgent = a_waiting_job(b"urgent", priority=1)
     dispatcher.submit(urgent)
-    assert [each for each in waiting if each.done.done()] == waiting[-1:]
+    assert [job for job in waiting if job.done.done()] == waiting[-1:]
     await refusal_of(waiting[-1], QueueFull)
     assert not urgent.done.done()
     assert (dispatcher.report.refused, dispatcher.report.missed) == (2, 0)
@@ -126,11 +123,11 @@ async def test_a_greater_priority_takes_the_place_of_a_request_that_waits():
 
 async def test_a_request_that_its_worker_takes_with_it_is_a_miss():
     dispatcher, (peer,) = await started()
-    (each,) = submit(dispatcher, b"x")
+    (job,) = submit(dispatcher, b"x")
     await peer.read()
     batch = await kill(dispatcher.channels[0], peer)
     dispatcher.retry_lost(batch._replace(deaths=3), (), WorkerDied("It died."))
-    await refusal_of(each, WorkerDied)
+    await refusal_of(job, WorkerDied)
     assert dispatcher.report.missed == 1
 
 
@@ -155,7 +152,7 @@ async def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
 async def test_requests_that_were_refused_while_they_ran_count_with_their_cost():
     queue = CostQueue(1.0)
     dispatcher, (peer,) = await started(queue=queue)
-    late = job(b"x" * 100, time.monotonic() + 0.02)
+    late = a_waiting_job(b"x" * 100, time.monotonic() + 0.02)
     dispatcher.submit(late)
     frame = await peer.read()
     await refusal_of(late, AnswerLate)
@@ -168,7 +165,8 @@ async def test_requests_that_were_refused_while_they_ran_count_with_their_cost()
 
 async def test_a_batch_has_few_large_requests_or_many_small_ones():
     dispatcher, (peer,) = await started(latency_target("p99<20s"), ())
-    for number in range(600):  # a second for each 100 bytes
+    # A batch takes a second for each 100 bytes.
+    for number in range(600):
         count, cost = number % 8 + 1, 100 * (number % 7 + 1)
         dispatcher.control.learn(count, cost / 100, number * 10.0, 1, 0, cost)
     assert dispatcher.control.weighs

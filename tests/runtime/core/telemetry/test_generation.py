@@ -1,4 +1,4 @@
-"""What the charts of text generation show of a handler's metrics."""
+"""The charts of text generation, which show a handler's metrics."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
         waiting=0,
         cache_use=0.25,
     )
-    first = generation_between(None, after, 1.0)  # the metrics of a first answer are of that second
+    # The metrics of a first answer belong to its second.
+    first = generation_between(None, after, 1.0)
     assert first is not None
     assert first.tokens == 1060
 
@@ -72,6 +73,6 @@ def test_each_worker_has_an_engine() -> None:
                     }
                 ]
             )
-    found = read_generation(stats.handler_metrics)
-    assert found is not None
-    assert (found.running, found.waiting, found.cache_use) == (5, 0, 0.3)
+    generation = read_generation(stats.handler_metrics)
+    assert generation is not None
+    assert (generation.running, generation.waiting, generation.cache_use) == (5, 0, 0.3)

@@ -1,4 +1,4 @@
-"""`metrics.yaml`, as TorchServe's users write it."""
+"""`metrics.yaml` as TorchServe's users write it."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_without_a_file_everything_is_shown() -> None:
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_reason(
-    tmp_path: Path, text: str, why: str
+    tmp_path: Path, text: str, reason: str
 ) -> None:
     file = write(tmp_path, text)
     with pytest.raises(SettingError, match="metrics_config") as caught:
         read_metrics_config(file)
-    assert why in caught.value.message
+    assert reason in caught.value.message
     assert str(file) in caught.value.message
 
 

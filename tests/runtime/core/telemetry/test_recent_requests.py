@@ -1,4 +1,4 @@
-"""The newest requests and the slowest: bounded, and each found under its id."""
+"""The newest and the slowest requests, which are found under their ids."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def add(
     now: float,
     statuses: list[int] | None = None,
 ) -> None:
-    """As `Stats` does."""
+    """Add a batch as `Stats` does."""
     jobs = [
-        FakeJob(b"%d-%d" % (number, position), arrived=now - each)
-        for position, each in enumerate(took)
+        FakeJob(b"%d-%d" % (number, position), arrived=now - duration)
+        for position, duration in enumerate(took)
     ]
     if now >= recent.due or max(took) > recent.threshold:
         recent.add(
@@ -42,8 +42,8 @@ def add(
 def test_the_slowest_are_the_slowest(batches: list[list[int]]) -> None:
     recent = RecentRequests()
     for number, took in enumerate(batches):
-        add(recent, number, [float(each) for each in took], 2.0**21)
-    longest = sorted((each for took in batches for each in took), reverse=True)[:SLOWEST]
+        add(recent, number, [float(duration) for duration in took], 2.0**21)
+    longest = sorted((duration for took in batches for duration in took), reverse=True)[:SLOWEST]
     assert [round(seen.took) for seen in recent.slowest()] == longest
 
 
@@ -53,9 +53,9 @@ def test_the_newest_are_kept_and_found_with_their_own_status() -> None:
         add(recent, number, [0.001, 0.002], 1000.0 + number, [200, 400 + number % 3])
     newest = list(recent.newest())
     assert len(newest) == NEWEST
-    found = recent.find(b"%d-1" % (NEWEST - 1))
-    assert found is not None
-    assert (found.status, round(found.took, 6)) == (400 + (NEWEST - 1) % 3, 0.002)
+    record = recent.find(b"%d-1" % (NEWEST - 1))
+    assert record is not None
+    assert (record.status, round(record.took, 6)) == (400 + (NEWEST - 1) % 3, 0.002)
     assert recent.find(b"0-0") is None
 
 
@@ -73,10 +73,11 @@ def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
         add(
             recent, number, [0.001] * 50 + [5.0 if number == 777 else 0.002], 1000.0 + number * 1e-3
         )
-    kept = {seen.request_id.split(b"-")[0] for seen in recent.newest()}
-    assert len(kept) == NEWEST // 51
-    first = min(map(int, kept))
-    assert (11999 - first) * 1e-3 > 7.5  # seconds, where all would be those of the last 40 ms
+    numbers = {seen.request_id.split(b"-")[0] for seen in recent.newest()}
+    assert len(numbers) == NEWEST // 51
+    first = min(map(int, numbers))
+    # All requests of the last 40 ms would fill the ring.
+    assert (11999 - first) * 1e-3 > 7.5
     assert recent.slowest()[0].took == 5.0
     assert recent.find(b"777-50") is not None
 
@@ -88,9 +89,9 @@ def test_who_asked_is_remembered_in_any_case() -> None:
     stats.keep(b"asked", 10.0, 418, times_of(stats.newest))
     for number in range(NEWEST + 1):
         add(stats.recent, number, [1.0], 1000.0 + number)
-    found = stats.recent.find(b"asked")
-    assert found is not None
-    assert (found.status, found.took) == (418, 0.5)
+    record = stats.recent.find(b"asked")
+    assert record is not None
+    assert (record.status, record.took) == (418, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_slow_start_is_forgotten_after_two_periods() -> None:
 def test_a_refusal_is_seen_too() -> None:
     recent = RecentRequests()
     recent.refused(RequestRecord(b"late", 100.0, 503, 30.0, None, "DeadlinePassed"))
-    found = recent.find(b"late")
-    assert found is not None
-    assert found.error == "DeadlinePassed"
-    assert recent.slowest() == [found]
+    record = recent.find(b"late")
+    assert record is not None
+    assert record.error == "DeadlinePassed"
+    assert recent.slowest() == [record]

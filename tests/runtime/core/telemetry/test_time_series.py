@@ -1,6 +1,4 @@
-"""Points of charts: rates from counters, a bounded ring, what takes the place of a version goes
-on.
-"""
+"""The points of charts: rates from counters, in a bounded ring."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from tsx_runtime.wire import TIMES
 
 
 class Server:
-    """One model with one version, whose clock goes by seconds."""
+    """A server that has one version, and whose clock goes by seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -98,18 +96,20 @@ def test_the_time_of_a_second_is_divided_among_the_stages_and_its_batches_are_as
     add_batches(server.version.stats, 5)
     server.second(0.5)
     *_, point = server.points()
-    assert (point.rate, point.places) == (40.0, 80.0)  # four of eight places
-    queue, batch, preprocess, inference, postprocess, other = point.stages
+    # Each batch fills four of eight places.
+    assert (point.rate, point.places) == (40.0, 80.0)
+    queue, batch, preprocess, inference, postprocess, rest_s = point.stages
     assert (queue, batch) == pytest.approx((0.01, 0.02), abs=1e-6)
     assert (preprocess, inference, postprocess) == pytest.approx((0.001, 0.005, 0.002), abs=1e-6)
-    assert queue + batch + preprocess + inference + postprocess + other == pytest.approx(
+    assert queue + batch + preprocess + inference + postprocess + rest_s == pytest.approx(
         0.042, abs=1e-5
     )
 
 
 def add_batches(stats: Stats, count: int) -> None:
-    """Of four requests: 10 ms until a worker is free, 20 ms until it begins, 12 ms in the
-    worker.
+    """Add batches of four requests that take 42 ms.
+
+    A worker is free after 10 ms, begins 20 ms later, and takes 12 ms.
     """
     jobs: list[Any] = [
         SimpleNamespace(request_id=b"id", arrived=1.0, deadline=None, priority=0)

@@ -1,4 +1,4 @@
-"""Which requests are traced, what their spans are, and what a handler is told of it."""
+"""Traces of requests: which requests have one, their spans, and the header for the handler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def test_a_traceparent_is_read_as_w3c_says() -> None:
         int(TRACE, 16), int(SPAN, 16), True, "a=1,b=2"
     )
     assert read(f"00-{TRACE}-{SPAN}-00") == Parent(int(TRACE, 16), int(SPAN, 16), False, "")
-    assert read(f"01-{TRACE}-{SPAN}-03-more") is not None  # of a later version
+    # Later versions of the header may hold more.
+    assert read(f"01-{TRACE}-{SPAN}-03-more") is not None
 
 
 @pytest.mark.parametrize(
@@ -87,16 +88,16 @@ def test_the_handler_is_reported_one_traceparent(
     )
     assert (request_id, reported_query) == ("id-1", query.decode())
     reported = list(parse_header_block(block))
-    others = [
+    expected = [
         (name.decode(), value.decode()) for name, value in headers if name.lower() != b"traceparent"
     ]
-    assert reported[:-1] == others
+    assert reported[:-1] == expected
     assert reported[-1][0] == "traceparent"
     assert re.fullmatch(f"00-{above.trace_id:032x}-[0-9a-f]{{16}}-01", reported[-1][1])
 
 
 def passed(*arrivals: float, times: BatchTimes, status: int = 200) -> tuple[list[Span], OpenSpan]:
-    """The spans of requests of one batch."""
+    """Return the spans of requests of one batch, and the span above them."""
     spans: list[Span] = []
     tracer = Tracer(1, lambda make: spans.extend(make()))
     stats = SimpleNamespace(

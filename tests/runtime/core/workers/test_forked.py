@@ -1,6 +1,4 @@
-"""Processes that workers come from, and what a Ctrl-C at the terminal, which reaches all of them,
-does there.
-"""
+"""The fork server of workers: its signals and its sockets."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def test_ctrl_c_is_no_traceback_while_torch_is_imported(tmp_path):
     (tmp_path / "handler.py").write_text(HANDLER)
     asyncio.run(ask(tmp_path, Settings(default_service_handler="handler.py")))
     status = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text()
-    assert signals("SigBlk", status) & STOPS == STOPS  # from its first moment on
+    assert signals("SigBlk", status) & STOPS == STOPS
 
 
 @pytest.mark.usefixtures("processes")
@@ -83,9 +81,9 @@ print("SigIgn" in asyncio.run(ask(directory, Settings(default_service_handler="h
 def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "handler.py").write_text(HANDLER)
-    place = tmp_path / ("long" * 30)
-    place.mkdir()
-    words = [
+    directory = tmp_path / ("long" * 30)
+    directory.mkdir()
+    command = [
         sys.executable,
         "-c",
         LONG_TMPDIR,
@@ -93,8 +91,8 @@ def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
         str(tmp_path / "model"),
     ]
     ended = subprocess.run(
-        words,
-        env=os.environ | {"TMPDIR": str(place)},
+        command,
+        env=os.environ | {"TMPDIR": str(directory)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -106,7 +104,7 @@ def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
 def test_sockets_lie_in_no_directory_of_another_user(tmp_path, short_path, monkeypatch):
-    """Its owner could take the socket's directory away, and be asked for workers in its place."""
+    """The owner could replace the directory, and be asked for workers."""
     theirs = short_path / "theirs"
     theirs.mkdir()
     theirs.chmod(0o1777)
@@ -114,18 +112,24 @@ def test_sockets_lie_in_no_directory_of_another_user(tmp_path, short_path, monke
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "handler.py").write_text(HANDLER)
     source = LONG_TMPDIR + "from multiprocessing import util\nprint(util.get_temp_dir())\n"
-    words = [sys.executable, "-c", source, str(Path(__file__).parents[4]), str(tmp_path / "model")]
+    command = [
+        sys.executable,
+        "-c",
+        source,
+        str(Path(__file__).parents[4]),
+        str(tmp_path / "model"),
+    ]
     ended = subprocess.run(
-        words,
+        command,
         env=os.environ | {"TMPDIR": str(theirs)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    started, place = ended.stdout.splitlines()
+    started, directory = ended.stdout.splitlines()
     assert started == "True", ended.stderr
-    assert not place.startswith(str(theirs))
+    assert not directory.startswith(str(theirs))
     monkeypatch.setattr(tempfile, "tempdir", str(theirs))
     monkeypatch.setattr(socket_paths, "SHORT", ("/absent",))
     with pytest.raises(SettingError, match=r"theirs belongs to another user \(uid 54321\)"):

@@ -1,6 +1,4 @@
-"""Workers of two processes under torchrun, on the CPU with gloo: who gets requests, who answers,
-and what a death does.
-"""
+"""Workers of two processes under torchrun, on the CPU with gloo."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ TENSOR = "parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n  OMP_NUMBER_THREADS
 
 @pytest.fixture(autouse=True)
 def forked_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun's own process has torch imported; the ranks that it starts import it as ever, by
-    their own environment.
-    """
+    """Fork the processes of torchrun from one that has imported torch."""
     monkeypatch.setattr("tsx_runtime.core.workers.subprocesses.subprocess", forked.SUBPROCESS)
 
 
@@ -93,15 +89,18 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
     assert len(set(first["pids"])) == 2
     answers = await asyncio.gather(*(submit(version, "").done for _ in range(5)))
     assert {answer.status for answer in answers} == {200}
-    for _ in range(3):  # what another rank returns goes nowhere, and fills nothing
+    # The large answers of the other rank fill no buffer.
+    for _ in range(3):
         assert len(await ask(version, "big")) == 2_000_000
     failed = await submit(version, "boom").done
     assert failed.status == 500
-    assert (await reported(version))["pids"] == first["pids"]  # the ranks are in step still
+    # The ranks are still in step.
+    assert (await reported(version))["pids"] == first["pids"]
     [worker] = version.workers
     assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
 
-    os.kill(first["pids"][1], signal.SIGSTOP)  # so that the batch is under way when the rank dies
+    # The batch is under way when the rank dies.
+    os.kill(first["pids"][1], signal.SIGSTOP)
     lost = submit(version, "")
     await until(lambda: worker.channel.batches)
     os.kill(first["pids"][1], signal.SIGKILL)
@@ -117,9 +116,7 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
 
 
 async def test_a_group_on_one_machine_listens_at_loopback_alone(registry, tmp_path):
-    """torch's stores ask for no password, and its own rendezvous unpickles what anybody writes into
-    one.
-    """
+    """The stores of torch ask for no password, and its rendezvous unpickles its input."""
     directory = talker(
         tmp_path / "m",
         handler(),
@@ -129,13 +126,13 @@ async def test_a_group_on_one_machine_listens_at_loopback_alone(registry, tmp_pa
     version = await registry.register_path(directory, order())
     agent = psutil.Process((await reported(version))["pids"][0]).parent()
     sockets = [
-        each
+        connection
         for process in (agent, *agent.children())
-        for each in process.net_connections("inet")
-        if each.status == "LISTEN"
+        for connection in process.net_connections("inet")
+        if connection.status == "LISTEN"
     ]
     assert sockets
-    assert {each.laddr.ip for each in sockets} == {"127.0.0.1"}
+    assert {connection.laddr.ip for connection in sockets} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])

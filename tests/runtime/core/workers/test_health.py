@@ -1,4 +1,4 @@
-"""The decisions about a worker's health, look by look."""
+"""Decisions on a worker's health, look by look."""
 
 from __future__ import annotations
 

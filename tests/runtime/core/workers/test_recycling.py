@@ -1,4 +1,4 @@
-"""Workers that have served long enough are replaced by fresh ones, and no request notices."""
+"""Workers that have served long enough and are replaced, while no request notices."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ async def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_mod
         )
         assert "more than maxWorkerMemory, which is 1" in caplog.text
         pid = await ask(small, "x")
-        await until(lambda: small.workers[0].channel.pings)  # it was looked at
+        # The worker's memory was measured.
+        await until(lambda: small.workers[0].channel.pings)
         assert await ask(small, "x") == pid
-        more = (
-            small.workers[0].memory() // (1 << 20) + 100
-        )  # than a worker has by itself; up to a tenth of it earlier, by chance
+        # A worker is replaced up to a tenth before its limit, by chance.
+        more = small.workers[0].memory() // (1 << 20) + 100
         version = await a_talker(registry, tmp_path, LEAK, max_worker_memory=more)
         first = await ask(version, "leak")
         await until(lambda: version.stats.recycled)

@@ -1,6 +1,4 @@
-"""Workers that are stuck, and processes that die beside them: found from outside, replaced, and
-nothing lost.
-"""
+"""Stuck workers and dead processes beside them, which are replaced without a loss."""
 
 from __future__ import annotations
 
@@ -75,7 +73,8 @@ async def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch
         go.touch()
         answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
         assert [answer.body.decode() for answer in answers] == [f"until {go}"] * 4
-        assert version.stats.batches == 1  # once more as one batch: nobody was suspected
+        # The requests ran again as one batch, so none was suspected.
+        assert version.stats.batches == 1
         assert version.stats.stuck == {"stopped": 1}
 
 
@@ -128,15 +127,17 @@ async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_co
     await until(lambda: version.workers[0].channel.batches)
     first, worker = forkserver._forkserver._forkserver_pid, version.workers[0].pid
     os.kill(first, signal.SIGKILL)
-    await registry.scale("talker", None, 2)  # the new one is from a new fork server
+    # The new worker comes from a new fork server.
+    await registry.scale("talker", None, 2)
     go.touch()
     assert (await answer_of(job)).body.decode() == f"until {go}"
-    assert worker in {each.pid for each in version.workers}
+    assert worker in {member.pid for member in version.workers}
     assert forkserver._forkserver._forkserver_pid != first
     assert not version.stats.restarts
-    os.kill(worker, signal.SIGKILL)  # an orphan's end is seen as well
+    # The end of an orphan is seen as well.
+    os.kill(worker, signal.SIGKILL)
     await until(lambda: version.stats.restarts == 1)
-    await until(lambda: all(each.state is WorkerState.READY for each in version.workers))
+    await until(lambda: all(member.state is WorkerState.READY for member in version.workers))
 
 
 @pytest.mark.usefixtures("processes")
@@ -148,7 +149,7 @@ async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(
     version = await a_talker(registry, tmp_path)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
     await asyncio.wait_for(registry.scale("talker", None, 2), TIMEOUT)
-    assert [each.state for each in version.workers] == [WorkerState.READY] * 2
+    assert [member.state for member in version.workers] == [WorkerState.READY] * 2
 
 
 @pytest.mark.usefixtures("processes")
@@ -198,7 +199,8 @@ async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(
 
 async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
     version = await a_talker(registry, tmp_path)
-    gc.disable()  # or it would hide what is left to it
+    # A collection would hide descriptors that only it closes.
+    gc.disable()
     try:
         counts = []
         for number in range(20):

@@ -73,9 +73,7 @@ def handle(data, context):
 
 @pytest.fixture
 def own_fork_server(monkeypatch):
-    """As a front end starts it: that of the other tests comes from a process that has imported all
-    that they need.
-    """
+    """Start a fork server as a front end does, without the imports of the tests."""
     server = forkserver._forkserver
     before = dict(vars(server))
     monkeypatch.setattr(hidden_credentials, "Popen", line_coverage.Popen)
@@ -131,12 +129,12 @@ async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_w
     ],
 )
 async def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(
-    tmp_path, how, error, text
+    tmp_path, end, error, text
 ):
     async with open_model(talker(tmp_path / "m"), Settings()) as version:
-        job = submit(version, "exit" if how == "exit" else "hang")
+        job = submit(version, "exit" if end == "exit" else "hang")
         waiting = submit(version, "next")
-        if how == "kill":
+        if end == "kill":
             await until(lambda: version.workers[0].channel.batches)
             os.kill(version.workers[0].pid, signal.SIGKILL)
         await refusal_of(job, error, text)
@@ -247,14 +245,15 @@ async def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_
     caught = await refusal_of(submit(version, "too many"), QueueFull)
     assert 200 - TIMEOUT < caught.retry_after <= 201 + usual
     assert version.retry_after() <= 201 + usual
-    for state, since, left in (
+    for state, since, seconds in (
         (WorkerState.LOADING, 0.0, usual),
-        (WorkerState.LOADING, 10 * usual, 10 * usual),  # longer than it takes: as long again
+        # A load that takes longer than usual may take as long again.
+        (WorkerState.LOADING, 10 * usual, 10 * usual),
         (WorkerState.UNLOADING, 0.0, None),
         (WorkerState.FAILED, 0.0, None),
     ):
         worker.state, worker.since = state, 0.0
-        assert worker.seconds_until_ready(since, usual) == left
+        assert worker.seconds_until_ready(since, usual) == seconds
     assert version.retry_after() is None
     worker.state = WorkerState.LOADING
     assert worker.seconds_until_ready(7.0, None) == 7.0
@@ -303,7 +302,7 @@ def handle(data, context):
                 if stat.S_ISSOCK(os.fstat(fd).st_mode):
                     socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it is not open
+                pass
         time.sleep(600)
     return [row["body"] for row in data]
 """
@@ -312,7 +311,7 @@ def handle(data, context):
 async def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(
     registry, tmp_path, monkeypatch
 ):
-    """Nobody waits for its end, and of its batch the guilty one alone is refused."""
+    """Nobody waits for its end, and only the guilty request of its batch is refused."""
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 600)
 
     version = await a_talker(registry, tmp_path, UNHEARD, config="batchSize: 2\n")
@@ -331,7 +330,8 @@ async def test_workers_are_added_and_taken_away_and_none_means_refusal(registry,
     first = version.workers[0].pid
     await registry.scale("talker", None, 3)
     assert len({worker.pid for worker in version.workers}) == 3
-    await registry.scale("talker", None, 1, 2)  # the maximum caps, the minimum does not take away
+    # The maximum caps the workers; the minimum takes none away.
+    await registry.scale("talker", None, 1, 2)
     assert len(version.workers) == 2
     await registry.scale("talker", None, 1)
     assert [worker.pid for worker in version.workers] == [first]
@@ -387,7 +387,7 @@ async def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_ch
         before = worker.pid
         await version.scale(2, 2)
         await until(lambda: version.stats.recycled["cores"] == 1)
-        shares = [psutil.Process(each.pid).cpu_affinity() for each in version.workers]
+        shares = [psutil.Process(member.pid).cpu_affinity() for member in version.workers]
         assert sorted(shares[0] + shares[1]) == have[: len(have) // 2 * 2]
         assert first in shares[0]
         assert worker.pid != before

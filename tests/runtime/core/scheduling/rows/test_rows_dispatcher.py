@@ -1,4 +1,4 @@
-"""A request in parts is accepted, answered, refused, given up and counted as one."""
+"""The dispatcher of requests in parts, each of which counts as one request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def body(key: str, values: list[int]) -> bytes:
     ).encode()
 
 
-def job(rows: int = 6, seconds: float | None = None, priority: int = 0) -> WaitingJob:
+def a_job(rows: int = 6, seconds: float | None = None, priority: int = 0) -> WaitingJob:
     meta = wire.request_meta(
         "id", b"", [(b"explain", b"False"), wire.V2_HEADER, (b"x-tsx-cost", b"7")]
     )
@@ -73,11 +73,11 @@ async def serving(workers: int = 1, most: int = 10_000):
 
 
 async def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_metrics():
-    async with serving(workers=2) as (dispatcher, one, other):
-        sent = job(7)
+    async with serving(workers=2) as (dispatcher, peer, second_peer):
+        sent = a_job(7)
         dispatcher.submit(sent)
         assert dispatcher.stats.requests == 1
-        first, second = await one.read(), await other.read()
+        first, second = await peer.read(), await second_peer.read()
         assert [values(item) for item in (*first.items, *second.items)] == [
             [0, 1],
             [2, 3],
@@ -85,8 +85,8 @@ async def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_o
             [6],
         ]
         assert b"x-tsx-cost: 2\r\n" in first.items[0][1]
-        await reply(other, second)
-        await reply(one, first)
+        await reply(second_peer, second)
+        await reply(peer, first)
         answer = await sent.done
         assert answer.body == body("outputs", [2 * value for value in range(7)])
         assert (answer.status, answer.headers) == (200, wire.JSON_HEADER)
@@ -102,7 +102,7 @@ async def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_o
 
 async def test_a_request_of_few_rows_is_not_touched():
     async with serving() as (dispatcher, peer):
-        sent = job(2)
+        sent = a_job(2)
         dispatcher.submit(sent)
         frame = await peer.read()
         assert frame.items[0][1:] == (sent.meta, sent.body)
@@ -112,14 +112,15 @@ async def test_a_request_of_few_rows_is_not_touched():
 
 async def test_the_first_error_answers_and_parts_that_wait_do_not_run():
     async with serving() as (dispatcher, peer):
-        sent, next_one = job(12), job(1)
+        sent, next_one = a_job(12), a_job(1)
         dispatcher.submit(sent)
         frame = await peer.read()
         dispatcher.submit(next_one)
         await reply(peer, frame, (507, b"x-why: 1\r\n", b"too much"), (500, b"", b"as well"))
         answer = await sent.done
         assert (answer.status, answer.headers, answer.body) == (507, b"x-why: 1\r\n", b"too much")
-        frame, cancelled = await peer.read(), await peer.read()  # what had left already
+        # The batch had been sent before the error came.
+        frame, cancelled = await peer.read(), await peer.read()
         assert (len(frame.items), cancelled.kind) == (2, wire.Kind.CANCEL)
         await reply(peer, frame)
         frame = await peer.read()
@@ -140,37 +141,38 @@ def refused(sent: WaitingJob, error: type[TsxError], match: str) -> None:
 
 async def test_all_parts_are_accepted_or_none():
     async with serving() as (dispatcher, peer):
-        first, second, urgent, huge = job(6), job(16), job(16, priority=1), job(50)
+        first, second, urgent, huge = a_job(6), a_job(16), a_job(16, priority=1), a_job(50)
         dispatcher.submit(first)
         frame = await peer.read()
         dispatcher.submit(huge)
         refused(
             huge, PayloadTooLarge, "50 rows, in 25 parts of 2 .splitRows., and the queue holds 10"
         )
-        waits = [job(1) for _ in range(5)]
+        waits = [a_job(1) for _ in range(5)]
         submit(dispatcher, *waits)
         dispatcher.submit(second)
         refused(second, QueueFull, "8 parts .* try again in 1 s")
         assert dispatcher.stats.requests == 6
-        dispatcher.submit(urgent)  # in the place of others
-        for each in waits[1:]:
-            refused(each, QueueFull, "The queue is full")
-        left = [first, waits[0], urgent]
-        while not all(each.done.done() for each in left):
+        # The urgent request takes the place of others.
+        dispatcher.submit(urgent)
+        for job in waits[1:]:
+            refused(job, QueueFull, "The queue is full")
+        accepted = [first, waits[0], urgent]
+        while not all(job.done.done() for job in accepted):
             await reply(peer, frame)
             await asyncio.wait(
-                [each.done for each in left], timeout=0.01, return_when=asyncio.FIRST_COMPLETED
+                [job.done for job in accepted], timeout=0.01, return_when=asyncio.FIRST_COMPLETED
             )
             if dispatcher.in_flight:
                 frame = await peer.read()
-        assert [each.done.result().status for each in left] == [200] * 3
+        assert [job.done.result().status for job in accepted] == [200] * 3
         assert dispatcher.stats.refusals["QueueFull"] == 5
         assert dispatcher.stats.refusals["PayloadTooLarge"] == 1
 
 
 async def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
     async with serving() as (dispatcher, peer):
-        sent = job(12)
+        sent = a_job(12)
         dispatcher.submit(sent)
         frame = await peer.read()
         dispatcher.leave(sent)
@@ -190,7 +192,7 @@ async def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
 @pytest.mark.parametrize(("rows", "error"), [(4, AnswerLate), (12, DeadlinePassed)])
 async def test_the_deadline_is_that_of_all_parts(rows, error):
     async with serving() as (dispatcher, peer):
-        sent = job(rows, seconds=0.05)
+        sent = a_job(rows, seconds=0.05)
         dispatcher.submit(sent)
         frame = await peer.read()
         await refusal_of(sent, error)
@@ -208,11 +210,11 @@ async def test_the_deadline_is_that_of_all_parts(rows, error):
 async def test_without_a_worker_it_is_refused_once():
     async with serving() as (dispatcher, peer):
         dispatcher.accept(False)
-        sent = job()
+        sent = a_job()
         dispatcher.submit(sent)
         refused(sent, NoWorker, "no worker")
         dispatcher.accept(True)
-        sent = job(12)
+        sent = a_job(12)
         dispatcher.submit(sent)
         frame = await peer.read()
         dispatcher.refuse_waiting(NoWorker("gone"))
@@ -223,16 +225,16 @@ async def test_without_a_worker_it_is_refused_once():
 
 
 async def test_parts_that_died_with_their_worker_are_tried_again():
-    async with serving(workers=2) as (dispatcher, one, other):
-        sent = job(4)
+    async with serving(workers=2) as (dispatcher, peer, second_peer):
+        sent = a_job(4)
         dispatcher.submit(sent)
-        await one.read()
-        channel = next(each for each in dispatcher.channels if each.sent)
-        one.close()
+        await peer.read()
+        channel = next(candidate for candidate in dispatcher.channels if candidate.sent)
+        peer.close()
         await channel.closed
         dispatcher.retry_lost(channel.sent[0], (), WorkerDied("died"))
         for _ in range(2):
-            await reply(other, await other.read())
+            await reply(second_peer, await second_peer.read())
         assert (await sent.done).body == body("outputs", [0, 2, 4, 6])
         assert dispatcher.stats.answers == {200: 1}
 
@@ -241,18 +243,18 @@ async def test_parts_that_died_with_their_worker_are_tried_again():
 async def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_next_time_or_none_runs(
     workers,
 ):
-    async with serving(workers) as (dispatcher, one, *others):
-        sent = job(4)
+    async with serving(workers) as (dispatcher, first_peer, *peers):
+        sent = a_job(4)
         dispatcher.submit(sent)
-        await one.read()
-        channel = next(each for each in dispatcher.channels if each.sent)
-        one.close()
+        await first_peer.read()
+        channel = next(candidate for candidate in dispatcher.channels if candidate.sent)
+        first_peer.close()
         await channel.closed
         dispatcher.retry_lost(channel.sent.popleft(), (), WorkerDied("died"))
-        for other in others:
-            await reply(other, await other.read(), (400, b"", b"bad"))
+        for peer in peers:
+            await reply(peer, await peer.read(), (400, b"", b"bad"))
             assert (await sent.done).status == 400
-            await reply(other, await other.read())  # it had left already
+            await reply(peer, await peer.read())
         dispatcher.leave(sent)
         await asyncio.wait([sent.done])
         sent.done.exception()
@@ -261,7 +263,7 @@ async def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_nex
 
 async def test_an_answer_with_another_status_of_success_is_joined_as_well():
     async with serving() as (dispatcher, peer):
-        sent = job(4)
+        sent = a_job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
         answers = [
@@ -276,7 +278,7 @@ async def test_an_answer_with_another_status_of_success_is_joined_as_well():
 
 async def test_answers_that_cannot_be_joined_are_an_error_that_says_why():
     async with serving() as (dispatcher, peer):
-        sent = job(4)
+        sent = a_job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
         await reply(peer, frame, (200, b"", b"text"))
@@ -291,7 +293,7 @@ async def test_answers_that_cannot_be_joined_are_an_error_that_says_why():
 async def test_the_joined_answer_is_bounded_as_one_is(over, error):
     size = len(body("outputs", [0, 2, 4, 6]))
     async with serving(most=size - over) as (dispatcher, peer):
-        sent = job(4)
+        sent = a_job(4)
         dispatcher.submit(sent)
         await reply(peer, await peer.read())
         await asyncio.wait([sent.done])
@@ -309,19 +311,20 @@ async def test_answers_of_parts_are_not_kept_until_the_last_one_where_they_are_t
     monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.LONGEST", 0)
 
     async with serving(most=100) as (dispatcher, peer):
-        sent = job(6)
+        sent = a_job(6)
         dispatcher.submit(sent)
         frame = await peer.read()
         await reply(peer, frame, (200, b"", b"x" * 101), (200, b"", b""))
         await refusal_of(sent, PredictionFailed, "max_response_size is 100")
-        assert (await peer.read()).kind is wire.Kind.BATCH  # the last part had left already
+        # The last part had been sent before.
+        assert (await peer.read()).kind is wire.Kind.BATCH
         await reply(peer, frame._replace(batch=frame.batch + 1, items=frame.items[:1]))
         await dispatcher.wait_idle()
 
 
 async def test_a_handler_that_streams_is_told_that_parts_cannot_be_joined():
     async with serving() as (dispatcher, peer):
-        sent = job(4)
+        sent = a_job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
         await peer.stream(frame, b"a piece")
