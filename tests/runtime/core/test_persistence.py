@@ -26,19 +26,19 @@ pytestmark = pytest.mark.anyio
 SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 
-def close(state: StateStore) -> None:
+def close_state(state: StateStore) -> None:
     asyncio.run(state.written())
     state.close()
 
 
-def test_what_is_saved_is_there_for_the_next_one(tmp_path: Path) -> None:
+def test_saved_state_is_there_for_the_next_server(tmp_path: Path) -> None:
     state = StateStore(tmp_path)
     state.save("digits", traffic={"weights": {"1.0": 1}}, digest="a")
     state.save("digits", rollout={"step": 2}, digest=None)
     state.save("faces", traffic={})
     state.save("gone", traffic={})
     state.forget("gone")
-    close(state)
+    close_state(state)
     assert sorted(file.name for file in (tmp_path / "models").iterdir()) == [
         "digits.json",
         "faces.json",
@@ -52,7 +52,7 @@ def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
     state = StateStore(tmp_path)
     for number in range(200):
         state.save("digits", number=number)
-    close(state)
+    close_state(state)
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"number": 199}
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_is_broken_is_passed_over_and_reported(
     assert "digits.json is ignored" in caplog.text
 
 
-def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(
+def test_state_that_cannot_be_written_is_kept_in_memory_and_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "taken").write_text("a file")
@@ -74,7 +74,7 @@ def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(
         caplog.clear()
         state.save("digits", traffic={})
         state.save("digits", traffic={"sticky": "header:a"})
-        close(state)
+        close_state(state)
         assert state.load("digits") == {"traffic": {"sticky": "header:a"}}
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
         assert "are lost when it stops" in caplog.text
@@ -83,30 +83,30 @@ def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(
 
 @pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
 @pytest.mark.parametrize("name", ["", "models", "rollouts"])
-def test_what_another_user_could_have_written_is_neither_read_nor_written(
+def test_a_directory_that_others_can_write_is_neither_read_nor_written(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = StateStore(tmp_path)
     state.save("digits", traffic={})
-    close(state)
+    close_state(state)
     (tmp_path / name).mkdir(exist_ok=True)
     (tmp_path / name).chmod(0o777)
     again = StateStore(tmp_path)
     assert again.load("digits") == {}
     again.save("digits", number=1)
-    close(again)
+    close_state(again)
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"traffic": {}}
     assert f"{tmp_path / name} can be written by other users" in caplog.text
     assert "Set state_dir" in caplog.text
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
-def test_what_is_kept_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_the_state_is_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         state = StateStore(tmp_path / "a" / "state")
         state.save("digits", traffic={})
-        close(state)
+        close_state(state)
     finally:
         os.umask(before)
     paths = [path for path in (tmp_path / "a").rglob("*") if path.name != "lock"]
@@ -123,7 +123,7 @@ def test_a_link_in_the_place_of_a_models_state_is_replaced_and_not_followed(tmp_
     (tmp_path / "models" / "digits.json").symlink_to(tmp_path / "victim")
     state = StateStore(tmp_path)
     state.save("digits", number=1)
-    close(state)
+    close_state(state)
     assert (tmp_path / "victim").read_text() == "{}"
     assert not (tmp_path / "models" / "digits.json").is_symlink()
 
@@ -133,7 +133,7 @@ def test_a_model_store_that_others_can_write_keeps_no_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "store").mkdir()
-    config = settings(model_store=tmp_path / "store")
+    config = make_settings(model_store=tmp_path / "store")
     assert state_directory(config, {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "store" / ".tsx"
     (tmp_path / "store").chmod(0o777)
     directory = state_directory(config, {"XDG_STATE_HOME": str(tmp_path)})
@@ -142,7 +142,7 @@ def test_a_model_store_that_others_can_write_keeps_no_state(
     assert "are not saved in the model store" in caplog.text
 
 
-def settings(**values: Any) -> Settings:
+def make_settings(**values: Any) -> Settings:
     return Settings.model_validate(values)
 
 
@@ -150,34 +150,36 @@ def test_the_directory_is_the_nearest_that_can_be_written(tmp_path: Path) -> Non
     store, home = tmp_path / "store", {"XDG_STATE_HOME": str(tmp_path / "home")}
     store.mkdir()
     assert (
-        state_directory(settings(state_dir=tmp_path / "own", model_store=store), home)
+        state_directory(make_settings(state_dir=tmp_path / "own", model_store=store), home)
         == tmp_path / "own"
     )
-    assert state_directory(settings(model_store=store), home) == store / ".tsx"
+    assert state_directory(make_settings(model_store=store), home) == store / ".tsx"
     assert (
-        state_directory(settings(model_store=tmp_path / "not there"), home)
+        state_directory(make_settings(model_store=tmp_path / "not there"), home)
         == tmp_path / "home/tsx/127.0.0.1_8080"
     )
     assert (
-        state_directory(settings(inference_address="unix:/run/tsx.sock"), home)
+        state_directory(make_settings(inference_address="unix:/run/tsx.sock"), home)
         == tmp_path / "home/tsx/run_tsx.sock"
     )
-    assert state_directory(settings(inference_address="http://127.0.0.1:0"), home) is None
+    assert state_directory(make_settings(inference_address="http://127.0.0.1:0"), home) is None
     (tmp_path / "file").write_text("")
-    assert state_directory(settings(), {"XDG_STATE_HOME": str(tmp_path / "file")}) is None
+    assert state_directory(make_settings(), {"XDG_STATE_HOME": str(tmp_path / "file")}) is None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_model_store_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o500)
     assert (
-        state_directory(settings(model_store=tmp_path / "store"), {"XDG_STATE_HOME": str(tmp_path)})
+        state_directory(
+            make_settings(model_store=tmp_path / "store"), {"XDG_STATE_HOME": str(tmp_path)}
+        )
         == tmp_path / "tsx/127.0.0.1_8080"
     )
 
 
 @asynccontextmanager
-async def digits(store: Path, **models: Any) -> AsyncIterator[Registry]:
+async def a_registry_of_digits(store: Path, **models: Any) -> AsyncIterator[Registry]:
     """Run a registry that has versions 1.0 and 2.0 of a model, which have no workers."""
     if not (store / "digits-1.0.mar").exists():
         for number in ("1.0", "2.0"):
@@ -194,17 +196,17 @@ async def digits(store: Path, **models: Any) -> AsyncIterator[Registry]:
 async def test_traffic_labels_default_and_the_way_back_survive_a_restart(tmp_path: Path) -> None:
     first = Traffic(weights={"1.0": 1}, labels={"stable": "1.0"})
     second = Traffic(weights={"1.0": 1, "2.0": 1}, sticky="header:a")
-    async with digits(tmp_path) as registry:
+    async with a_registry_of_digits(tmp_path) as registry:
         registry.set_traffic("digits", first)
         registry.set_default("digits", "2.0")
         registry.set_traffic("digits", second)
-    async with digits(tmp_path) as registry:
+    async with a_registry_of_digits(tmp_path) as registry:
         assert registry.traffic("digits") == second
         assert registry.find("digits").version == "2.0"
         registry.rollback("digits")
         assert registry.traffic("digits") == first
         assert registry.find("digits", "stable").version == "1.0"
-    async with digits(tmp_path) as registry:
+    async with a_registry_of_digits(tmp_path) as registry:
         registry.rollback("digits")
         assert (registry.traffic("digits"), registry.find("digits").version) == (first, "1.0")
         registry.rollback("digits")
@@ -214,7 +216,7 @@ async def test_traffic_labels_default_and_the_way_back_survive_a_restart(tmp_pat
 
 
 async def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(tmp_path: Path) -> None:
-    async with digits(tmp_path) as registry:
+    async with a_registry_of_digits(tmp_path) as registry:
         with pytest.raises(Conflict, match="There is no change to undo"):
             registry.rollback("digits")
     assert not (tmp_path / ".tsx").exists()
@@ -223,38 +225,40 @@ async def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(tmp_pa
 async def test_a_changed_configuration_goes_before_the_saved_traffic(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def traffic(first: int) -> Traffic:
+    async def read_traffic(first: int) -> Traffic:
         weights = {"1.0": first, "2.0": 100 - first}
-        async with digits(tmp_path, digits={"traffic": {"weights": weights}}) as registry:
+        async with a_registry_of_digits(
+            tmp_path, digits={"traffic": {"weights": weights}}
+        ) as registry:
             return registry.traffic("digits")
 
-    def weighted(first: int) -> Traffic:
+    def share_between(first: int) -> Traffic:
         return parse_traffic({"weights": {"1.0": first, "2.0": 100 - first}})
 
     saved = Traffic(weights={"2.0": 1})
-    assert await traffic(90) == weighted(90)
+    assert await read_traffic(90) == share_between(90)
     config = {"traffic": {"weights": {"1.0": 90, "2.0": 10}}}
-    async with digits(tmp_path, digits=config) as registry:
+    async with a_registry_of_digits(tmp_path, digits=config) as registry:
         registry.set_traffic("digits", saved)
-    assert await traffic(90) == saved
+    assert await read_traffic(90) == saved
     assert caplog.text == ""
-    assert await traffic(50) == weighted(50)
+    assert await read_traffic(50) == share_between(50)
     assert "is ignored, because the configuration has changed since then" in caplog.text
     # The traffic that was passed over does not come back.
-    assert await traffic(90) == weighted(90)
+    assert await read_traffic(90) == share_between(90)
 
 
 async def test_the_state_of_a_model_goes_with_its_last_version(tmp_path: Path) -> None:
-    async with digits(tmp_path) as registry:
+    async with a_registry_of_digits(tmp_path) as registry:
         registry.set_traffic("digits", Traffic(weights={"2.0": 1}))
-    async with digits(tmp_path) as registry:
+    async with a_registry_of_digits(tmp_path) as registry:
         await registry.unregister("digits", "2.0")
         assert registry.traffic("digits") != NOTHING
         await registry.unregister("digits")
     assert list((tmp_path / ".tsx" / "models").iterdir()) == []
 
 
-def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_ended(
+def test_a_second_server_with_the_directory_writes_when_the_first_has_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = StateStore(tmp_path)
@@ -272,9 +276,9 @@ def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {
         "traffic": {"weights": {"1.0": 1}}
     }
-    close(first)
+    close_state(first)
     second.save("faces", digest="a")
-    close(second)
+    close_state(second)
     third = StateStore(tmp_path)
     assert third.load("digits") == {"traffic": {"weights": {"2.0": 1}}}
     assert third.load("faces") == {"traffic": {}, "digest": "a"}

@@ -88,7 +88,7 @@ async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
         assert {type(job.done.exception()).__name__ for job in jobs} <= {"NoneType", "QueueFull"}
 
 
-async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(
+async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_again(
     registry,
     tmp_path,
 ):
@@ -124,7 +124,7 @@ async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_t
     assert not version.asleep
 
 
-async def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(
+async def test_a_model_that_scales_to_zero_is_loaded_by_its_first_request(
     registry,
     tmp_path,
 ):
@@ -141,7 +141,7 @@ async def test_a_model_registered_without_workers_is_loaded_by_its_first_request
         )
 
 
-async def test_what_a_worker_used_before_it_was_restarted_does_not_count():
+async def test_cpu_time_before_a_restart_does_not_count():
     version, watched, worker = (
         SimpleNamespace(stats=SimpleNamespace()),
         _Watched(),

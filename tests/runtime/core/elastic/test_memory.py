@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.kit.jobs import TIMEOUT, answer_of
 from tests.support.clients.talker import a_registry, a_talker, ask, order, submit, talker, until
+from tsx_runtime.core.elastic import memory
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
@@ -37,7 +38,7 @@ def test_no_more_than_the_least_recently_used_are_unloaded(models, excess):
     assert all(models[number][0] <= used for number in chosen for used in remaining)
 
 
-class Rester:
+class IdleModel:
     """A model as the budget sees it, which is idle as soon as it has loaded."""
 
     label = "m"
@@ -56,14 +57,27 @@ class Rester:
         return asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("size", [0, 10])
-def test_of_200_models_that_load_at_once_all_load_and_20_stay(size, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10)
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: size)
-    models = [Rester() for _ in range(200)]
-    ready = itertools.count(1)
+@pytest.fixture
+def set_sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set the memory of the workers of a model, and the size of its files."""
 
-    async def load(budget, model, turns):
+    def set_sizes(files: int, worker: Any = None) -> None:
+        monkeypatch.setattr(memory, "size_of_files", lambda directory: files)
+        if worker is not None:
+            memory_of = worker if callable(worker) else lambda workers: worker
+            monkeypatch.setattr(memory, "memory_of", memory_of)
+
+    return set_sizes
+
+
+@pytest.mark.parametrize("size", [0, 10])
+async def test_200_models_that_load_at_once_all_load_and_20_stay(size, set_sizes):
+    set_sizes(size, 10)
+    models = [IdleModel() for _ in range(200)]
+    ready = itertools.count(1)
+    budget = MemoryBudget(200, lambda: models, lambda: models)
+
+    async def load(model, turns):
         worker = Worker("1", (), 0.0)
         model.workers = [worker]
         async with budget.room(model, worker):
@@ -72,19 +86,14 @@ def test_of_200_models_that_load_at_once_all_load_and_20_stay(size, monkeypatch)
         worker.state, model.last_used = WorkerState.READY, next(ready)
         assert sum(model.is_idle for model in models if model.workers) <= 20
 
-    async def main():
-        budget = MemoryBudget(200, lambda: models, lambda: models)
-        loads = [load(budget, model, number * 7 % 5) for number, model in enumerate(models)]
-        await asyncio.wait_for(asyncio.gather(*loads), TIMEOUT)
-        assert budget.free() == 0
-
-    asyncio.run(main())
-    assert {model for model in models if model.workers} == set(
-        sorted(models, key=lambda model: model.last_used)[-20:]
-    )
+    loads = [load(model, number * 7 % 5) for number, model in enumerate(models)]
+    await asyncio.wait_for(asyncio.gather(*loads), TIMEOUT)
+    assert budget.free() == 0
+    newest = sorted(models, key=lambda model: model.last_used)[-20:]
+    assert {model for model in models if model.workers} == set(newest)
 
 
-class GpuModel(Rester):
+class GpuModel(IdleModel):
     """A model whose workers hold memory on one GPU."""
 
     def __init__(self, gpu: int, size: int, used: int = 0) -> None:
@@ -103,7 +112,7 @@ class GpuModel(Rester):
         return worker
 
 
-def gpu_budget(
+def a_gpu_budget(
     models: list[GpuModel], bound: int, *, host: int | None = None, known: bool = True
 ) -> MemoryBudget:
     """Make a budget whose driver names processes by the positions of their models in the list."""
@@ -125,11 +134,11 @@ async def load_gpu(budget: MemoryBudget, models: list[GpuModel], number: int) ->
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 60)
+async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, set_sizes):
+    set_sizes(60)
     models = [GpuModel(gpu, 60, used) for used, gpu in enumerate([1, 0, 0, 0])]
 
-    budget = gpu_budget(models, 130, known=known)
+    budget = a_gpu_budget(models, 130, known=known)
     for number in range(4):
         await load_gpu(budget, models, number)
     assert [bool(model.workers) for model in models] == [True, False, True, True]
@@ -142,11 +151,11 @@ async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, mo
     assert budget.fitting(models[0]) == 1  # type: ignore[arg-type]
 
 
-async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 10)
+async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(set_sizes):
+    set_sizes(10)
     models = [GpuModel(gpu, 40, used) for used, gpu in enumerate([0, 0, 1])]
 
-    budget = gpu_budget(models, 100)
+    budget = a_gpu_budget(models, 100)
     for number in range(3):
         await load_gpu(budget, models, number)
     models[1].size = 70
@@ -154,15 +163,14 @@ async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(monkeypat
     assert [bool(model.workers) for model in models] == [False, True, True]
 
 
-async def test_one_that_has_loaded_does_not_wait_for_one_that_waits_for_its_gpu(monkeypatch):
-    memory = {"now": 10}
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: memory["now"])
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 40)
+async def test_a_loaded_model_does_not_wait_for_one_that_waits_for_its_gpu(set_sizes):
+    in_use = [10]
+    set_sizes(40, lambda workers: in_use[0])
     models = [GpuModel(0, 10), GpuModel(0, 50), GpuModel(0, 10)]
 
-    budget = gpu_budget(models, 85, host=100)
+    budget = a_gpu_budget(models, 85, host=100)
     await load_gpu(budget, models, 0)
-    memory["now"] = 75
+    in_use[0] = 75
     models[0].workers[0].state = WorkerState.LOADING
     results = await asyncio.wait_for(
         asyncio.gather(
@@ -173,9 +181,8 @@ async def test_one_that_has_loaded_does_not_wait_for_one_that_waits_for_its_gpu(
     assert [type(result) for result in results] == [LoadOutOfMemory, type(None)]
 
 
-async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10)
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)
+async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(set_sizes):
+    set_sizes(0, 10)
     models = [GpuModel(number % 2, 10) for number in range(200)]
     ready = itertools.count(1)
 
@@ -186,7 +193,7 @@ async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(m
         assert len(loaded) <= 25
         assert max(sum(model.gpu == gpu for model in loaded) for gpu in (0, 1)) <= 15
 
-    budget = gpu_budget(models, 150, host=250)
+    budget = a_gpu_budget(models, 150, host=250)
     await asyncio.wait_for(
         asyncio.gather(*(load(budget, number) for number in range(200))), TIMEOUT
     )
@@ -195,33 +202,27 @@ async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(m
 
 @pytest.mark.usefixtures("processes")
 async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
-    tmp_path, monkeypatch
+    tmp_path, set_sizes
 ):
     """The sizes are made up, since processes that share memory report sizes that vary."""
-    monkeypatch.setattr(
-        "tsx_runtime.core.elastic.memory.memory_of", lambda workers: 100 * MEGA * len(list(workers))
-    )
+    set_sizes(0, lambda workers: 100 * MEGA * len(list(workers)))
     names = ["a", "b", "c", "d", "e", "f"]
 
     async with a_registry(model_memory=250 * MEGA) as registry:
 
-        def loaded() -> str:
+        def loaded_names() -> str:
             return "".join(name for name in names if registry.find(name).workers)
 
-        await asyncio.gather(
-            *(
-                registry.register_path(talker(tmp_path / name, name=name), order(model_name=name))
-                for name in names
-            )
-        )
-        assert len(loaded()) == 2
+        for name in names:
+            await registry.register_path(talker(tmp_path / name, name=name), order(model_name=name))
+        assert len(loaded_names()) == 2
         for name in names:
             assert await ask(registry.find(name), name) == name
-            assert len(loaded()) <= 2
-        assert loaded() == "ef"
+            assert len(loaded_names()) <= 2
+        assert loaded_names() == "ef"
         await ask(registry.find("e"), "again")
         await ask(registry.find("a"), "x")
-        assert loaded() == "ae"
+        assert loaded_names() == "ae"
         assert registry.find("f").asleep
         assert registry.find("f").ready
         assert "model_memory" in registry.find("f").last_scaling
@@ -235,18 +236,14 @@ async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_re
         go.touch()
         for job in (*busy, waits):
             await answer_of(job)
-        assert len(loaded()) <= 2
+        assert len(loaded_names()) <= 2
 
 
 async def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(
-    monkeypatch,
+    set_sizes,
 ):
-    monkeypatch.setattr(
-        "tsx_runtime.core.elastic.memory.memory_of",
-        lambda workers: sum(10 + 10 * bool(worker.successor) for worker in workers),
-    )
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)
-    model, second = Rester(), Rester()
+    set_sizes(0, lambda workers: sum(10 + 10 * bool(worker.successor) for worker in workers))
+    model, second = IdleModel(), IdleModel()
 
     async def load(budget, version, successor=None):
         (worker,) = version.workers = version.workers or [Worker("1", (), 0.0)]

@@ -50,7 +50,7 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
 
-def model(
+def write_model(
     directory: Path,
     requirements: str,
     *,
@@ -65,8 +65,8 @@ def model(
     return directory
 
 
-def hanging(directory: Path, note: Path) -> Path:
-    model(directory, "./slow\n", wheels=False)
+def write_hanging_model(directory: Path, note: Path) -> Path:
+    write_model(directory, "./slow\n", wheels=False)
     (directory / "slow").mkdir()
     (directory / "slow" / "backend.py").write_text(HANGING.format(note=str(note)))
     (directory / "slow" / "pyproject.toml").write_text(
@@ -75,11 +75,11 @@ def hanging(directory: Path, note: Path) -> Path:
     return directory
 
 
-def registry_of(cache: Path, **settings):
+def an_installing_registry(cache: Path, **settings):
     return a_registry(cache_dir=cache, install_py_dep_per_model=True, **settings)
 
 
-def built(cache: Path) -> list[Path]:
+def list_entries(cache: Path) -> list[Path]:
     return list((cache / "environments" / "entries").iterdir())
 
 
@@ -92,15 +92,15 @@ async def test_models_that_ask_alike_share_one_environment_and_get_their_own_pac
     """
     caplog.set_level("INFO", "tsx.environments")
     cache = tmp_path / "cache"
-    first_dir = model(tmp_path / "one", "iniconfig==99.0\npsutil\n")
-    two = model(tmp_path / "two", "iniconfig==99.0\npsutil\n", config="useVenv: true\n")
+    first_dir = write_model(tmp_path / "one", "iniconfig==99.0\npsutil\n")
+    two = write_model(tmp_path / "two", "iniconfig==99.0\npsutil\n", config="useVenv: true\n")
 
-    async with registry_of(cache) as registry:
+    async with an_installing_registry(cache) as registry:
         versions = await asyncio.gather(
             registry.register_path(first_dir, order()), registry.register_path(two, order())
         )
         first, second = [json.loads(await ask(version, "")) for version in versions]
-        [entry] = built(cache)
+        [entry] = list_entries(cache)
         for reported in (first, second):
             assert reported["version"] == "99.0"
             assert Path(reported["file"]).is_relative_to(entry / "files")
@@ -117,9 +117,9 @@ async def test_models_that_ask_alike_share_one_environment_and_get_their_own_pac
 
 async def test_a_failed_installation_is_reported_in_pips_words_and_leaves_nothing(tmp_path):
     cache = tmp_path / "cache"
-    directory = model(tmp_path / "m", "no-such-package==1.0\n")
+    directory = write_model(tmp_path / "m", "no-such-package==1.0\n")
 
-    async with registry_of(cache) as registry:
+    async with an_installing_registry(cache) as registry:
         with pytest.raises(InvalidModel) as failure:
             await registry.register_path(directory, order())
         first, *lines = failure.value.message.splitlines()
@@ -127,13 +127,13 @@ async def test_a_failed_installation_is_reported_in_pips_words_and_leaves_nothin
         assert "ERROR: No matching distribution found for no-such-package==1.0" in lines
         assert (failure.value.status, failure.value.type) == (400, "ModelException")
         assert not registry.models
-        assert built(cache) == list((cache / "environments" / "partial").iterdir()) == []
+        assert list_entries(cache) == list((cache / "environments" / "partial").iterdir()) == []
 
 
 async def test_requirements_that_pip_must_not_see_are_refused_before_it_is_started(tmp_path):
-    directory = model(tmp_path / "m", "iniconfig; $(touch here)\n")
+    directory = write_model(tmp_path / "m", "iniconfig; $(touch here)\n")
 
-    async with registry_of(tmp_path / "cache") as registry:
+    async with an_installing_registry(tmp_path / "cache") as registry:
         with pytest.raises(InvalidModel, match=r"model m\nline 1 of requirements.txt"):
             await registry.register_path(directory, order())
         assert not (directory / "here").exists()
@@ -142,9 +142,9 @@ async def test_requirements_that_pip_must_not_see_are_refused_before_it_is_start
 async def test_an_installation_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
     note = tmp_path / "note"
 
-    async with registry_of(tmp_path / "cache", install_timeout=2) as registry:
+    async with an_installing_registry(tmp_path / "cache", install_timeout=2) as registry:
         with pytest.raises(InvalidModel, match="stopped after install_timeout"):
-            await registry.register_path(hanging(tmp_path / "m", note), order())
+            await registry.register_path(write_hanging_model(tmp_path / "m", note), order())
         # The build may not have begun on a slow machine.
         if note.exists() and (pid := note.read_text()):
             await until(lambda: gone(int(pid)))
@@ -153,9 +153,9 @@ async def test_an_installation_that_takes_too_long_is_ended_with_all_that_it_sta
 async def test_others_are_served_while_a_model_is_installed_and_a_stop_ends_it(tmp_path):
     note = tmp_path / "note"
 
-    async with registry_of(tmp_path / "cache") as registry:
+    async with an_installing_registry(tmp_path / "cache") as registry:
         installing = asyncio.create_task(
-            registry.register_path(hanging(tmp_path / "m", note), order())
+            registry.register_path(write_hanging_model(tmp_path / "m", note), order())
         )
         second = await registry.register_path(talker(tmp_path / "other"), order())
         await until(lambda: note.exists() and note.read_text())
@@ -165,9 +165,9 @@ async def test_others_are_served_while_a_model_is_installed_and_a_stop_ends_it(t
     await until(lambda: gone(int(note.read_text())))
 
 
-async def test_without_the_setting_nothing_is_installed_and_it_is_said(tmp_path, caplog):
+async def test_without_the_setting_nothing_is_installed_and_the_log_says_so(tmp_path, caplog):
     handler = "def handle(data, context):\n    return data and ['served']\n"
-    directory = model(tmp_path / "m", "no-such-package\n", handler=handler)
+    directory = write_model(tmp_path / "m", "no-such-package\n", handler=handler)
 
     async with a_registry(cache_dir=tmp_path / "cache") as registry:
         assert await ask(await registry.register_path(directory, order()), "") == "served"
@@ -175,18 +175,18 @@ async def test_without_the_setting_nothing_is_installed_and_it_is_said(tmp_path,
 
 
 def test_the_key_is_of_all_that_decides_what_is_installed(tmp_path, monkeypatch):
-    def key(name: str, requirements: str = "iniconfig\n") -> str:
-        directory = model(tmp_path / name, requirements)
+    def key_for(name: str, requirements: str = "iniconfig\n") -> str:
+        directory = write_model(tmp_path / name, requirements)
         return key_of(read_requirements(directory, "requirements.txt"))
 
     monkeypatch.setattr("importlib.metadata.distributions", list)
-    first = key("a")
-    assert key("b") == first
-    assert key("c", "iniconfig==99.0\n") != first
+    first = key_for("a")
+    assert key_for("b") == first
+    assert key_for("c", "iniconfig==99.0\n") != first
     make_wheel(tmp_path / "b" / "wheels", "iniconfig", "99.1")
-    assert key("b") != first
+    assert key_for("b") != first
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example.com/simple")
-    assert key("a") != first
+    assert key_for("a") != first
 
 
 async def test_environments_that_nobody_uses_make_room_for_others(tmp_path, monkeypatch):
@@ -195,7 +195,7 @@ async def test_environments_that_nobody_uses_make_room_for_others(tmp_path, monk
         for mirror in ("a", "b"):
             monkeypatch.setenv("PIP_INDEX_URL", f"https://{mirror}.example.com/simple")
             opened = await environments.open("m", tmp_path, None)
-            await until(lambda: len(built(tmp_path)) == 1)
+            await until(lambda: len(list_entries(tmp_path)) == 1)
             assert opened.directory.exists()
             opened.close()
     finally:

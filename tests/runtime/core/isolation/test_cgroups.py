@@ -26,7 +26,7 @@ bounded = pytest.mark.skipif(
 )
 
 
-def test_a_bound_is_said_in_the_kernels_words():
+def test_a_bound_is_written_as_the_kernel_reads_it():
     assert cgroups.bounds(memory=512, cpus=1.5, processes=64) == {
         "cpu.max": "150000 100000",
         "memory.max": str(512 << 20),
@@ -53,7 +53,7 @@ def test_a_bound_is_said_in_the_kernels_words():
         ("33 32 0:29 / /sys/fs/cgroup/memory rw - cgroup none rw\n", "4:memory:/docker/1\n", None),
     ],
 )
-def test_its_own_group_is_where_cgroup_v2_is_mounted(mounts, membership, expected, tmp_path):
+def test_the_own_group_is_where_cgroup_v2_is_mounted(mounts, membership, expected, tmp_path):
     (tmp_path / "mounts").write_text(mounts)
     (tmp_path / "membership").write_text(membership)
     group = cgroups.own_group(tmp_path / "mounts", tmp_path / "membership")

@@ -9,14 +9,14 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kit.jobs import answer_of
-from tests.support.clients.talker import a_registry, ask, gone, order, until
+from tests.kit.jobs import a_waiting_job, answer_of
+from tests.support.clients.talker import a_registry, ask, gone, order, submit, until
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_archiver import ArchiveSpec, write_archive
@@ -25,7 +25,6 @@ from tsx_runtime.api.management.describe import describe_version
 from tsx_runtime.core.isolation import config
 from tsx_runtime.core.isolation.config import Isolation, isolation_of, lacking
 from tsx_runtime.core.registry.registry import open_model
-from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
@@ -65,7 +64,7 @@ def handle(data, context):
     return [attempt((row.get("data") or row["body"]).decode()) for row in data]
 """
 
-# Attacks that succeed in a worker that is not isolated. The fixture `names` fills in the names.
+# Attacks that succeed in a worker that is not isolated. The fixture `targets` fills in the names.
 ATTACKS = {
     "reads a file beside the store": "open('{secret}').read()",
     "reads another model's archive": "open('{store}/other.mar', 'rb').read(2)",
@@ -130,7 +129,7 @@ REFUSED = re.compile("PermissionError|KeyError: 'TSX_TEST_PRIVATE'")
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory) -> Iterator[dict[str, object]]:
+def targets(tmp_path_factory) -> Iterator[dict[str, object]]:
     """Make the targets of the attacks: files, sockets, and processes of the same user."""
     directory = tmp_path_factory.mktemp("attacked")
     store = directory / "store"
@@ -171,10 +170,12 @@ def names(tmp_path_factory) -> Iterator[dict[str, object]]:
     subprocess.run(["ipcrm", "-M", "0x7e57"], capture_output=True, check=False)
 
 
-def answers_of(directory: Path, questions: Mapping[str, str], **settings: object) -> dict[str, str]:
+def collect_answers(
+    directory: Path, questions: Mapping[str, str], **settings: object
+) -> dict[str, str]:
     path = make_model(directory / "hostile.mar", HANDLER)
 
-    async def ask_all() -> dict[str, str]:
+    async def ask_each() -> dict[str, str]:
         cache = directory / "cache"
         async with a_registry(worker_preload=False, cache_dir=cache, **settings) as registry:
             version = await registry.register_path(path, order())
@@ -183,36 +184,38 @@ def answers_of(directory: Path, questions: Mapping[str, str], **settings: object
     patch = pytest.MonkeyPatch()
     patch.setenv("TSX_TEST_PRIVATE", "the key")
     with patch.context():
-        answers = asyncio.run(ask_all())
+        answers = asyncio.run(ask_each())
     patch.undo()
     return answers
 
 
 @pytest.fixture(scope="module")
-def isolated(names, tmp_path_factory) -> dict[str, str]:
-    questions = {name: code.format(**names) for name, code in {**ATTACKS, **ONLY_ISOLATED}.items()}
-    return answers_of(tmp_path_factory.mktemp("isolated"), questions, isolation="on")
+def isolated_answers(targets, tmp_path_factory) -> dict[str, str]:
+    questions = {
+        name: code.format(**targets) for name, code in {**ATTACKS, **ONLY_ISOLATED}.items()
+    }
+    return collect_answers(tmp_path_factory.mktemp("isolated"), questions, isolation="on")
 
 
 @pytest.mark.parametrize("attack", [*ATTACKS, *ONLY_ISOLATED])
-def test_an_isolated_archive_is_refused_when_it(attack, isolated, names):
-    assert REFUSED.search(isolated[attack]), isolated[attack]
-    assert names["victim"].read_text() == "whole"
+def test_an_isolated_archive_is_refused_when_it(attack, isolated_answers, targets):
+    assert REFUSED.search(isolated_answers[attack]), isolated_answers[attack]
+    assert targets["victim"].read_text() == "whole"
 
 
 @pytest.fixture(scope="module")
-def free(names, isolated, tmp_path_factory) -> dict[str, str]:
+def free_answers(targets, isolated_answers, tmp_path_factory) -> dict[str, str]:
     """Run the attacks without isolation, where they succeed."""
-    questions = {name: code.format(**names) for name, code in ATTACKS.items()}
-    return answers_of(tmp_path_factory.mktemp("free"), questions)
+    questions = {name: code.format(**targets) for name, code in ATTACKS.items()}
+    return collect_answers(tmp_path_factory.mktemp("free"), questions)
 
 
 # A forked worker has the environment in which this process started its first server.
 @pytest.mark.parametrize(
     "attack", [name for name in ATTACKS if name != "finds a secret in its environment"]
 )
-def test_without_isolation_the_same_attack_succeeds_when_it(attack, free):
-    assert "Error" not in free[attack], free[attack]
+def test_without_isolation_the_same_attack_succeeds_when_it(attack, free_answers):
+    assert "Error" not in free_answers[attack], free_answers[attack]
 
 
 # The first version of Landlock needs a filter of system calls beside it.
@@ -234,10 +237,10 @@ enter.enter(json.loads(sys.argv[2]))
         "os.open('handler.py', os.O_RDONLY | os.O_TRUNC)",
     ],
 )
-def test_an_older_kernel_refuses_it_too(attack, names, tmp_path):
+def test_an_older_kernel_refuses_it_too(attack, targets, tmp_path):
     (tmp_path / "handler.py").write_text("whole")
     (tmp_path / "scratch").mkdir()
-    code = f"import os, sys; os.chdir(sys.argv[1]); print(open('handler.py').read(), flush=True); {attack.format(**names)}"
+    code = f"import os, sys; os.chdir(sys.argv[1]); print(open('handler.py').read(), flush=True); {attack.format(**targets)}"
     cell = {
         "command": [sys.executable, "-c", code, str(tmp_path)],
         "scratch": str(tmp_path / "scratch"),
@@ -260,24 +263,24 @@ def test_an_older_kernel_refuses_it_too(attack, names, tmp_path):
     assert (tmp_path / "handler.py").read_text() == "whole"
 
 
-def test_an_isolated_worker_has_no_privileges_and_no_descriptors_but_its_socket(isolated_talk):
-    status = isolated_talk["status"]
+def test_an_isolated_worker_has_no_privileges_and_no_descriptors_but_its_socket(honest_answers):
+    status = honest_answers["status"]
     assert re.search(r"NoNewPrivs:\s1\n", status)
     assert re.search(r"Seccomp:\s2\n", status)
     assert re.search(r"CapEff:\s0+\n", status)
     assert re.search(r"CapBnd:\s0+\n", status) or os.getuid()
-    opened = json.loads(isolated_talk["descriptors"].replace("'", '"'))
+    opened = json.loads(honest_answers["descriptors"].replace("'", '"'))
     # Its own sockets, and those that it prints to.
     assert len([name for name in opened if name.startswith("socket:")]) <= 3
     assert not [name for name in opened if str(Path.cwd()) in name]
 
 
-def test_an_isolated_worker_has_what_an_honest_handler_needs(isolated_talk):
-    assert isolated_talk["temporary"].startswith(isolated_talk["home"])
-    assert isolated_talk["program"] == "written\n"
-    assert isolated_talk["pair"] == "b'x'"
-    assert isolated_talk["thread"] == "None"
-    assert isolated_talk["time"] == "True"
+def test_an_isolated_worker_has_what_an_honest_handler_needs(honest_answers):
+    assert honest_answers["temporary"].startswith(honest_answers["home"])
+    assert honest_answers["program"] == "written\n"
+    assert honest_answers["pair"] == "b'x'"
+    assert honest_answers["thread"] == "None"
+    assert honest_answers["time"] == "True"
 
 
 HONEST = {
@@ -293,8 +296,8 @@ HONEST = {
 
 
 @pytest.fixture(scope="module")
-def isolated_talk(tmp_path_factory) -> dict[str, str]:
-    return answers_of(tmp_path_factory.mktemp("honest"), HONEST, isolation="on")
+def honest_answers(tmp_path_factory) -> dict[str, str]:
+    return collect_answers(tmp_path_factory.mktemp("honest"), HONEST, isolation="on")
 
 
 STREAMING = """
@@ -309,42 +312,42 @@ def handle(data, context):
 """
 
 
+def isolating(directory: Path, **settings: Any):
+    """Run a registry whose workers are isolated."""
+    cache = directory / "cache"
+    return a_registry(worker_preload=False, isolation="on", cache_dir=cache, **settings)
+
+
 @pytest.mark.usefixtures("processes")
 async def test_workers_stream_from_an_environment_of_their_own(tmp_path):
-    async with a_registry(
-        worker_preload=False, isolation="on", cache_dir=tmp_path / "cache"
-    ) as registry:
+    async with isolating(tmp_path) as registry:
         path = make_model(tmp_path / "m.mar", STREAMING, config="useVenv: true\n")
         version = await registry.register_path(path, order(initial_workers=2))
-        job = WaitingJob(wire.request_meta("id", b"", []), b"", time.monotonic())
-        version.submit(job)
-        answer = await answer_of(job)
+        answer = await answer_of(submit(version, ""))
         streamed = (await answer.whole(1 << 20)).decode()
         assert streamed.startswith(f"one {tmp_path / 'cache'}")
         assert len({worker.pid for worker in version.workers}) == 2
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_the_administrator_names_is_allowed(names, tmp_path):
+def test_paths_and_variables_that_the_administrator_names_are_allowed(targets, tmp_path):
     models = {
         "hostile": ModelSettings(
             isolation="on",
             isolation_network=True,
-            isolation_paths=[names["secret"]],
+            isolation_paths=[targets["secret"]],
             isolation_variables=["TSX_TEST_PRIVATE"],
         )
     }
     questions = {
         "tcp": ATTACKS["connects by TCP"],
         "file": ATTACKS["reads a file beside the store"],
-    }
-    questions |= {
         "variable": ATTACKS["finds a secret in its environment"],
         "packets": ONLY_ISOLATED["makes a packet socket"],
+        "store": ATTACKS["lists the model store"],
     }
-    questions |= {"store": ATTACKS["lists the model store"]}
-    answers = answers_of(
-        tmp_path, {name: code.format(**names) for name, code in questions.items()}, models=models
+    answers = collect_answers(
+        tmp_path, {name: code.format(**targets) for name, code in questions.items()}, models=models
     )
     assert "raddr" in answers["tcp"]
     assert answers["file"] == answers["variable"] == "the key"
@@ -354,9 +357,7 @@ def test_what_the_administrator_names_is_allowed(names, tmp_path):
 
 @pytest.mark.usefixtures("processes")
 async def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
-    async with a_registry(
-        worker_preload=False, isolation="on", cache_dir=tmp_path / "cache"
-    ) as registry:
+    async with isolating(tmp_path) as registry:
         version = await registry.register_path(
             make_model(tmp_path / "hostile.mar", HANDLER, config="maxWorkerRequests: 3\n"), order()
         )
@@ -374,7 +375,7 @@ async def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
         assert Path(await ask(version, HONEST["home"])) != scratch
 
 
-async def test_a_description_says_what_holds(tmp_path):
+async def test_a_description_shows_the_isolation(tmp_path):
     async with a_registry(
         models={"m": ModelSettings(isolation="on")}, cache_dir=tmp_path / "cache"
     ) as registry:
@@ -403,12 +404,12 @@ def test_a_model_sets_again_what_is_set_for_all():
 
 
 @pytest.mark.parametrize(
-    ("part", "words"),
+    ("part", "text"),
     [("landlock.abi", "Landlock"), ("seccomp.library", "apt-get install libseccomp2")],
 )
-def test_a_server_that_cannot_isolate_does_not_start(part, command, monkeypatch):
+def test_a_server_that_cannot_isolate_does_not_start(part, text, monkeypatch):
     monkeypatch.setattr(f"tsx_runtime.sandbox.{part}", lambda: None)
-    with pytest.raises(SettingError, match=command):
+    with pytest.raises(SettingError, match=text):
         config.check_isolation(Settings(models={"m": ModelSettings(isolation="on")}))
     config.check_isolation(Settings(models={"m": ModelSettings(isolation="off")}))
 
@@ -447,10 +448,8 @@ def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
         config.check_isolation(settings)
 
 
-async def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
-    async with a_registry(
-        isolation="on", install_py_dep_per_model=True, cache_dir=tmp_path / "cache"
-    ) as registry:
+async def test_models_that_cannot_run_isolated_are_refused_with_the_reason(tmp_path):
+    async with isolating(tmp_path, install_py_dep_per_model=True) as registry:
         group = make_model(
             tmp_path / "group.mar", HANDLER, config="torchrun:\n  nproc-per-node: 2\n"
         )
@@ -476,35 +475,25 @@ def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
     archive = write_archive(spec, tmp_path)
     picture = (DIGITS / "images" / "7.png").read_bytes()
 
-    async def served(**settings: object) -> bytes:
+    async def predict(**settings: object) -> bytes:
         async with open_model(
             archive, Settings(cache_dir=tmp_path / "cache", worker_preload=False, **settings)
         ) as version:
-            job = WaitingJob(
-                wire.request_meta("id", b"", [(b"Content-Type", b"image/png")]),
-                picture,
-                time.monotonic(),
-            )
-            version.submit(job)
+            meta = wire.request_meta("id", b"", [(b"Content-Type", b"image/png")])
+            version.submit(job := a_waiting_job(picture, meta=meta))
             return (await answer_of(job)).body
 
-    isolated, free = asyncio.run(served(isolation="on")), asyncio.run(served())
+    isolated, free = asyncio.run(predict(isolation="on")), asyncio.run(predict())
     assert isolated == free
     assert b"seven" in isolated
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_an_isolated_worker_prints_is_in_the_log(tmp_path):
+def test_the_output_of_an_isolated_worker_is_in_the_log(tmp_path):
     make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)
-    command = [
-        "serve",
-        tmp_path / "loud.mar",
-        *FREE_PORTS,
-        "--set",
-        "isolation=on",
-        "--set",
-        f"log_location={tmp_path / 'logs'}",
-    ]
+    settings = ("isolation=on", f"log_location={tmp_path / 'logs'}")
+    options = [word for setting in settings for word in ("--set", setting)]
+    command = ["serve", tmp_path / "loud.mar", *FREE_PORTS, *options]
     with serving(command, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
         assert server.stop() == 0
     assert "as loud as ever" in (tmp_path / "logs" / "model_log.log").read_text()

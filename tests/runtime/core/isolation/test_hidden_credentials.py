@@ -64,7 +64,9 @@ def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_ca
     with serving(
         ["serve", "spy.mar", "trusted.mar", *FREE_PORTS], tmp_path, environment
     ) as running:
-        answers = {name: ask(running.address("predictions"), name) for name in ("spy", "trusted")}
+        answers = {
+            name: predict(running.address("predictions"), name) for name in ("spy", "trusted")
+        }
         assert SECRET not in running.log
         assert "pass_env names them: AWS_ACCESS_KEY_ID, " in running.log
     assert SECRET not in answers["spy"]
@@ -73,7 +75,7 @@ def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_ca
     assert {name for name, value in trusted.items() if SECRET in value} == {"HF_TOKEN"}
 
 
-def ask(address: str, model: str) -> str:
+def predict(address: str, model: str) -> str:
     request = urllib.request.Request(
         f"{address}/predictions/{model}",
         b"x",
@@ -86,7 +88,7 @@ def ask(address: str, model: str) -> str:
 @pytest.mark.usefixtures("processes")
 def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers with their own environment and ranks of torchrun inherit from this program."""
-    plant(monkeypatch)
+    set_secrets(monkeypatch)
     program, front = start_program(Launch(), None, hidden_variables(Settings(), os.environ))
     with front:
         block = environment_of(program.pid)
@@ -98,7 +100,7 @@ def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("processes")
 def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+    set_secrets(monkeypatch)
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     with starting_without(hidden_variables(Settings(), os.environ), os.environ):
         process.start()
@@ -115,7 +117,7 @@ def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_program_of_the_machines_numbers_is_started_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plant(monkeypatch)
+    set_secrets(monkeypatch)
     system = System(Settings(system_metrics_cmd=f"sh -c 'env > {tmp_path}/env'"))
     asyncio.run(system._run(system._command or ""))
     reported = (tmp_path / "env").read_text()
@@ -123,7 +125,7 @@ def test_the_program_of_the_machines_numbers_is_started_without(
     assert SECRET not in reported
 
 
-def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+def set_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**PLANTED, "HARMLESS": "seen"}.items():
         monkeypatch.setenv(name, value)
 
@@ -143,7 +145,7 @@ def test_patterns_let_models_have_credentials_and_never_the_servers_own() -> Non
     assert hidden(token, pass_env=[token]) == []
 
 
-def test_what_one_model_may_see_no_other_does() -> None:
+def test_a_variable_that_one_model_may_see_is_hidden_from_others() -> None:
     settings = Settings.model_validate(
         {"models": {"m": {"pass_env": ["AWS_*", "TSX_*"]}}, "blacklist_env_vars": "AWS_SESSION.*"}
     )

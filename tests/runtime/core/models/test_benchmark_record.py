@@ -56,7 +56,7 @@ def test_figures_from_here_are_reported_as_such_and_others_as_others() -> None:
 
 
 @given(JSON, OUTER, INNER)
-def test_whatever_stands_there_is_read_or_left_out(value: Any, key: str, inner: str) -> None:
+def test_any_file_is_read_or_left_out(value: Any, key: str, inner: str) -> None:
     for damaged in (
         value,
         KEPT | {key: value},
@@ -66,7 +66,7 @@ def test_whatever_stands_there_is_read_or_left_out(value: Any, key: str, inner: 
         assert record is None or str(record).isprintable()
 
 
-def test_what_is_no_measurement_is_reported_once_and_left_out(
+def test_a_file_that_is_no_measurement_is_reported_once_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read_benchmark_record(tmp_path) is None

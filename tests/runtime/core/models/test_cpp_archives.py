@@ -24,7 +24,9 @@ class Double(torch.nn.Module):
         return 2 * x
 
 
-def archive(path: Path, handler: str = "TorchScriptHandler", *, script: bool = True) -> Path:
+def write_cpp_archive(
+    path: Path, handler: str = "TorchScriptHandler", *, script: bool = True
+) -> Path:
     buffer = io.BytesIO()
     if script:
         torch.jit.save(torch.jit.script(Double()), buffer)
@@ -42,7 +44,7 @@ def archive(path: Path, handler: str = "TorchScriptHandler", *, script: bool = T
     return path
 
 
-def saved(tensor: torch.Tensor) -> bytes:
+def save_tensor(tensor: torch.Tensor) -> bytes:
     buffer = io.BytesIO()
     torch.save(tensor, buffer)
     return buffer.getvalue()
@@ -51,15 +53,15 @@ def saved(tensor: torch.Tensor) -> bytes:
 async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_them(
     registry, tmp_path
 ):
-    path = archive(tmp_path / "double.mar")
+    path = write_cpp_archive(tmp_path / "double.mar")
 
     version = await registry.register_path(path, order(batch_size=4))
     assert version.runtime == "LSP"
     bodies = [
-        saved(torch.tensor([1.0, 2.0])),
-        saved(torch.tensor([[3.0]])),
+        save_tensor(torch.tensor([1.0, 2.0])),
+        save_tensor(torch.tensor([[3.0]])),
         b"no tensor",
-        saved(torch.tensor([4.0, 5.0])),
+        save_tensor(torch.tensor([4.0, 5.0])),
     ]
     jobs = [a_waiting_job(body) for body in bodies]
     for job in jobs:
@@ -77,12 +79,12 @@ async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_sav
 @pytest.mark.parametrize("body", [b"\x80\x02R.", b"\x80\x02h\x01.", b"\x80\x02X\x05"])
 def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
     with pytest.raises(BadRows) as caught:
-        TorchScriptHandler().preprocess([{"body": saved(torch.zeros(1))}, {"body": body}])
+        TorchScriptHandler().preprocess([{"body": save_tensor(torch.zeros(1))}, {"body": body}])
     assert list(caught.value.faults) == [1]
 
 
 @pytest.mark.parametrize(
-    ("what", "text"),
+    ("options", "text"),
     [
         (
             {"handler": "libmnist:MnistHandler"},
@@ -91,8 +93,10 @@ def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
         ({"script": False}, "model.pt holds eager"),
     ],
 )
-async def test_what_only_cpp_can_run_is_refused_with_the_reason(registry, tmp_path, options, text):
-    path = archive(tmp_path / "other.mar", **options)
+async def test_models_that_only_cpp_can_run_are_refused_with_the_reason(
+    registry, tmp_path, options, text
+):
+    path = write_cpp_archive(tmp_path / "other.mar", **options)
 
     with pytest.raises(BadRequest, match=text):
         await registry.register_path(path, order())

@@ -19,27 +19,29 @@ from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 
 
-def planned(order=None, yaml=None, settings=None, gpus=0, **more):
+def make_plan(order=None, yaml=None, settings=None, gpus=0, **more):
     config, _ = parse_model_config(yaml or {})
     registration = RegisterOrder(url="m.mar", **(order or {}))
     return plan(registration, config, Settings(**(settings or {})), gpus, **more)
 
 
-def ordered(settings: ModelSettings, **values) -> RegisterOrder:
+def make_order(settings: ModelSettings, **values) -> RegisterOrder:
     """Return an order that the settings of its model have completed."""
     return with_own_settings(RegisterOrder(url="m.mar", **values), settings)
 
 
 def test_registration_wins_over_the_archive_and_the_archive_over_the_settings():
     settings = {"default_response_timeout": 7}
-    assert planned(settings=settings).response_timeout == 7
-    assert planned(yaml={"responseTimeout": 8}, settings=settings).response_timeout == 8
-    assert planned({"response_timeout": 9}, {"responseTimeout": 8}, settings).response_timeout == 9
+    assert make_plan(settings=settings).response_timeout == 7
+    assert make_plan(yaml={"responseTimeout": 8}, settings=settings).response_timeout == 8
+    assert (
+        make_plan({"response_timeout": 9}, {"responseTimeout": 8}, settings).response_timeout == 9
+    )
 
 
 def test_hugging_face_models_have_batches_of_32_unless_something_else_is_said():
     def batch_size(order=None, yaml=None):
-        return planned(order, yaml, handler="huggingface").batch_size
+        return make_plan(order, yaml, handler="huggingface").batch_size
 
     assert batch_size() == 32
     assert batch_size(yaml={"batchSize": 4}) == 4
@@ -48,13 +50,13 @@ def test_hugging_face_models_have_batches_of_32_unless_something_else_is_said():
 
 def test_when_workers_are_replaced_is_weighed_for_each_limit_alone():
     settings = {"max_worker_requests": 10, "max_worker_memory": 20, "max_worker_age": 30}
-    assert planned().recycling == (0, 0, 0)
-    assert planned(settings=settings).recycling == (10, 20, 30)
-    assert planned(
+    assert make_plan().recycling == (0, 0, 0)
+    assert make_plan(settings=settings).recycling == (10, 20, 30)
+    assert make_plan(
         yaml={"maxWorkerRequests": 0, "maxWorkerAge": 31}, settings=settings
     ).recycling == (0, 20, 31)
     model_settings = ModelSettings(max_worker_age=6, max_worker_memory=7)
-    order = ordered(model_settings, max_worker_age=5)
+    order = make_order(model_settings, max_worker_age=5)
     limits = (order.max_worker_requests, order.max_worker_memory, order.max_worker_age)
     assert limits == (None, 7, 5)
 
@@ -95,7 +97,7 @@ def test_a_slip_in_the_number_of_workers_is_refused_and_the_error_says_how_to_al
     ],
 )
 def test_how_many_workers_a_model_starts_with(order, yaml, gpus, workers):
-    chosen = planned(order, yaml, gpus=gpus)
+    chosen = make_plan(order, yaml, gpus=gpus)
     assert (chosen.min_workers, chosen.max_workers) == workers
 
 
@@ -108,9 +110,9 @@ def test_a_small_model_of_hugging_faces_tasks_has_a_worker_for_each_core():
 def test_a_server_says_for_a_model_how_many_workers_it_may_have_and_when_it_is_unloaded():
     model_settings = ModelSettings(workers=1, max_workers=4, scale_to_zero="10m")
     config, _ = parse_model_config({"scaleToZero": 30})
-    chosen = plan(ordered(model_settings), config, Settings(), 0)
+    chosen = plan(make_order(model_settings), config, Settings(), 0)
     assert (chosen.min_workers, chosen.max_workers, chosen.scale_to_zero) == (1, 4, 600.0)
-    never = plan(ordered(ModelSettings(scale_to_zero=0)), config, Settings(), 0)
+    never = plan(make_order(ModelSettings(scale_to_zero=0)), config, Settings(), 0)
     assert never.scale_to_zero == 0
 
 
@@ -131,26 +133,26 @@ def test_sizes_and_times_are_texts_for_people():
     ],
 )
 def test_requests_are_split_by_rows_only_where_a_part_is_like_any_other_request(yaml, named):
-    assert planned(yaml={"splitRows": 8}).strategy.split_rows == 8
+    assert make_plan(yaml={"splitRows": 8}).strategy.split_rows == 8
     with pytest.raises(BadRequest, match=f"splitRows .* {named}"):
-        planned(yaml={"splitRows": 8, **yaml})
+        make_plan(yaml={"splitRows": 8, **yaml})
 
 
 def test_waiting_for_company_exists_only_by_name():
-    assert not planned(yaml={"batchSize": 4, "maxBatchDelay": 500}).wait
-    assert planned(yaml={"batchSize": 4, "batchPolicy": "wait"}).wait
+    assert not make_plan(yaml={"batchSize": 4, "maxBatchDelay": 500}).wait
+    assert make_plan(yaml={"batchSize": 4, "batchPolicy": "wait"}).wait
 
 
 def test_the_first_source_that_says_anything_chooses_between_a_target_and_knobs():
-    assert planned(yaml={"slo": "p99<50ms"}).slo == "p99<50ms"
-    assert planned({"slo": "p95<1s"}, {"slo": "p99<50ms"}).slo == "p95<1s"
-    assert planned({"slo": "p95<1s"}, {"batchSize": 4}).slo == "p95<1s"
-    assert planned({"batch_size": 4}, {"slo": "p99<50ms"}).slo is None
-    assert planned({"batch_size": 4}, {"slo": "p99<50ms"}).limits.max_items == 4
-    bounds = planned(yaml={"slo": "p99<50ms"}).bounds
+    assert make_plan(yaml={"slo": "p99<50ms"}).slo == "p99<50ms"
+    assert make_plan({"slo": "p95<1s"}, {"slo": "p99<50ms"}).slo == "p95<1s"
+    assert make_plan({"slo": "p95<1s"}, {"batchSize": 4}).slo == "p95<1s"
+    assert make_plan({"batch_size": 4}, {"slo": "p99<50ms"}).slo is None
+    assert make_plan({"batch_size": 4}, {"slo": "p99<50ms"}).limits.max_items == 4
+    bounds = make_plan(yaml={"slo": "p99<50ms"}).bounds
     assert bounds.slo is not None
     assert (bounds.slo.quantile, bounds.slo.seconds) == (0.99, 0.05)
-    assert planned().bounds.slo is None
+    assert make_plan().bounds.slo is None
 
 
 @pytest.mark.parametrize(
@@ -174,15 +176,15 @@ def test_the_first_source_that_says_anything_chooses_between_a_target_and_knobs(
 )
 def test_a_target_and_what_it_stands_in_place_of_are_refused_together(order, yaml, named):
     with pytest.raises(BadRequest, match=f"p99<1s stands in place of {named}"):
-        planned(order, yaml)
+        make_plan(order, yaml)
 
 
-def test_a_registration_with_a_target_takes_no_knobs_of_the_settings_and_the_other_way_round():
+def test_a_target_and_batch_settings_of_another_source_exclude_each_other():
     knobs, target = ModelSettings(batch_size=4, max_batch_delay=5), ModelSettings(slo="p99<1s")
-    assert ordered(knobs, slo="p99<1s").batch_size is None
-    assert ordered(knobs, batch_size=2).max_batch_delay == 5
-    assert ordered(target, batch_size=2).slo is None
-    assert ordered(target).slo == "p99<1s"
+    assert make_order(knobs, slo="p99<1s").batch_size is None
+    assert make_order(knobs, batch_size=2).max_batch_delay == 5
+    assert make_order(target, batch_size=2).slo is None
+    assert make_order(target).slo == "p99<1s"
     order = RegisterOrder(url="m.mar", slo="p99<1s")
     assert addable(order, {"batch_size": 4, "response_timeout": 9}) == {"response_timeout": 9}
 
@@ -195,7 +197,7 @@ def test_visible_devices_are_counted_as_cuda_counts_them(value, count):
     assert len(visible_names(value)) == count
 
 
-def test_what_a_config_properties_says_of_a_version_stands_below_the_archive_and_above_the_defaults():
+def test_config_properties_stand_below_the_archive_and_above_the_defaults():
     names = [
         "min_workers",
         "max_workers",
@@ -216,7 +218,7 @@ def test_what_a_config_properties_says_of_a_version_stands_below_the_archive_and
     settings = {"default_workers_per_model": 9}
 
     def limits(order=None, yaml=None):
-        version = planned(order, yaml, settings, own=version_settings)
+        version = make_plan(order, yaml, settings, own=version_settings)
         return [getattr(version, name) for name in names]
 
     assert limits() == [2, 3, 4, 5, 6, 7]
@@ -228,7 +230,7 @@ def test_what_a_config_properties_says_of_a_version_stands_below_the_archive_and
 
 def test_a_start_may_bring_a_number_of_workers_for_models_that_ask_for_none():
     start = {"loaded_at_startup": True, "default_workers": 3}
-    assert planned(start).min_workers == 3
-    assert planned(start, settings={"default_workers_per_model": 2}).min_workers == 2
-    assert planned(start, gpus=4).min_workers == 4
-    assert planned({"default_workers": 3}).min_workers == 0
+    assert make_plan(start).min_workers == 3
+    assert make_plan(start, settings={"default_workers_per_model": 2}).min_workers == 2
+    assert make_plan(start, gpus=4).min_workers == 4
+    assert make_plan({"default_workers": 3}).min_workers == 0

@@ -91,7 +91,7 @@ def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "variation",
     [
         {"body": b"y"},
         {"query": b"a=1"},
@@ -107,7 +107,7 @@ def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
         {"headers": [(b"X-User", b"ada")]},
     ],
 )
-def test_what_may_change_the_answer_is_part_of_the_key(variation: dict[str, Any]) -> None:
+def test_all_that_may_change_the_answer_is_part_of_the_key(variation: dict[str, Any]) -> None:
     model = a_model(key=("x-user",))
     model.send(Client())
     model.answer()
@@ -240,7 +240,7 @@ def test_a_request_goes_on_while_anybody_waits_for_it() -> None:
 @pytest.mark.parametrize(
     "error", [WorkerDied("x"), DeadlinePassed("x"), AnswerLate("x"), ClientLeft("x")]
 )
-def test_who_waits_is_refused_with_what_is_refused_unless_that_concerned_the_other_alone(
+def test_a_refusal_reaches_the_requests_that_wait_unless_it_concerned_one_alone(
     error: TsxError,
 ) -> None:
     model = a_model()

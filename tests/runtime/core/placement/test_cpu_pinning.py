@@ -20,7 +20,7 @@ from tsx_runtime.core.placement.cpu_pinning import (
 SERVER = [Cpu(number, number % 8 % 4, number % 8 // 4, number % 8 // 4) for number in range(16)]
 
 
-def cores(arguments: str, workers: int) -> list[tuple[int, ...]]:
+def share_cores(arguments: str, workers: int) -> list[tuple[int, ...]]:
     return [
         choose_cores(parse_pinning(arguments), SERVER, worker, workers) for worker in range(workers)
     ]
@@ -51,7 +51,7 @@ def cores(arguments: str, workers: int) -> list[tuple[int, ...]]:
     ],
 )
 def test_cores_are_shared_out_as_the_launcher_of_torch_does(arguments, workers, expected):
-    assert cores(arguments, workers) == expected
+    assert share_cores(arguments, workers) == expected
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,13 @@ from tsx_runtime.shared.cores import cpu_count
 FOUR = tuple(Cpu(number, number, 0, 0) for number in range(4))
 
 
-def parallel(yaml: dict[str, object], gpus: int = 0) -> Parallel:
+def parse_parallel(yaml: dict[str, object], gpus: int = 0) -> Parallel:
     config, problems = parse_model_config(yaml)
     assert not problems
     return parallel_of(config, gpus)
 
 
-def spread(among: list[int], need: int, workers: int) -> list[tuple[int, ...]]:
+def spread_workers(among: list[int], need: int, workers: int) -> list[tuple[int, ...]]:
     used: dict[int, int] = {}
     devices = []
     for _ in range(workers):
@@ -52,8 +52,8 @@ def spread(among: list[int], need: int, workers: int) -> list[tuple[int, ...]]:
 
 
 def test_workers_go_round_the_gpus():
-    assert spread([3, 1], 1, 3) == [(3,), (1,), (3,)]
-    assert spread([0, 1, 2, 3], 2, 3) == [(0, 1), (2, 3), (0, 1)]
+    assert spread_workers([3, 1], 1, 3) == [(3,), (1,), (3,)]
+    assert spread_workers([0, 1, 2, 3], 2, 3) == [(0, 1), (2, 3), (0, 1)]
 
 
 def test_a_gpu_that_has_become_free_is_the_next():
@@ -64,7 +64,7 @@ def test_a_gpu_that_has_become_free_is_the_next():
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 30))
 def test_no_gpu_has_two_workers_more_than_another(gpus, need, workers):
     need = min(need, gpus)
-    given_out = list(itertools.chain(*spread(list(range(gpus)), need, workers)))
+    given_out = list(itertools.chain(*spread_workers(list(range(gpus)), need, workers)))
     counts = [given_out.count(number) for number in range(gpus)]
     assert max(counts) - min(counts) <= 1
 
@@ -78,7 +78,7 @@ def test_a_model_has_the_gpus_that_it_names_unless_they_are_not_there(caplog):
     assert candidates([1], 0) == []
 
 
-def test_devices_that_only_torch_knows_are_given_to_who_asks_for_them_by_name(monkeypatch):
+def test_devices_that_only_torch_knows_are_used_by_their_name_alone(monkeypatch):
     assert [gpus_for(name, 0) for name in (None, "gpu", "xpu")] == [0, 0, 1]
     assert [gpus_for(name, 4) for name in ("cpu", "cuda")] == [0, 4]
     monkeypatch.setattr(placement, "has_mps", lambda: True)
@@ -131,7 +131,7 @@ def test_amds_devices_are_counted_by_their_driver(tmp_path):
     ],
 )
 def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
-    shape = parallel(yaml, gpus)
+    shape = parse_parallel(yaml, gpus)
     assert (shape.ranks, shape.gpus, shape.broadcast, shape.is_group) == expected
 
 
@@ -164,11 +164,11 @@ def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
 )
 def test_a_group_that_cannot_be_is_refused(yaml, gpus, text):
     with pytest.raises(BadRequest, match=text):
-        parallel(yaml, gpus)
+        parse_parallel(yaml, gpus)
 
 
 def test_torchruns_keys_are_its_arguments():
-    expected = parallel({"torchrun": {"nproc-per-node": 2}}).arguments("m_9000")
+    expected = parse_parallel({"torchrun": {"nproc-per-node": 2}}).arguments("m_9000")
     assert expected == (
         "--nnodes=1",
         "--nproc-per-node=2",
@@ -183,7 +183,7 @@ def test_torchruns_keys_are_its_arguments():
         "rdzv-conf": "a=b",
     }
     # Ranks of one machine meet nobody else.
-    assert parallel({"torchrun": single}).arguments("m_9000") == expected
+    assert parse_parallel({"torchrun": single}).arguments("m_9000") == expected
     keys = {
         "nnodes": 2,
         "node-rank": 1,
@@ -192,7 +192,7 @@ def test_torchruns_keys_are_its_arguments():
         "monitor-interval": 5,
         "nproc-per-node": 1,
     }
-    two = parallel({"torchrun": keys}).arguments("m_9000")
+    two = parse_parallel({"torchrun": keys}).arguments("m_9000")
     assert {
         "--nnodes=2",
         "--node-rank=1",
@@ -203,11 +203,11 @@ def test_torchruns_keys_are_its_arguments():
     assert "--rdzv-conf=timeout=60" in two
 
 
-def placed(
+def place_worker(
     here: Machine, worker: int = 0, workers: int = 1, gpus: tuple[int, ...] = (), **values: Any
 ) -> WorkerPlacement:
     """Place a worker of a model whose configuration is `parallel`."""
-    shape = parallel(values.pop("parallel", {}), 4)
+    shape = parse_parallel(values.pop("parallel", {}), 4)
     threads = values.pop("threads", None)
     return placement_of(
         here, shape, threads=threads, worker=worker, workers=workers, gpus=gpus, **values
@@ -216,30 +216,30 @@ def placed(
 
 def test_a_gpu_worker_has_its_own_number_and_one_of_several_sees_only_its_own():
     here = Machine(8, visible="4,5,6,7")
-    alone = placed(here, 0, 2, (2,))
+    alone = place_worker(here, 0, 2, (2,))
     assert (alone.gpu_id, alone.variables, alone.threads) == (2, {}, 4)
-    group = placed(here, 1, 2, (2, 3), parallel={"torchrun": {"nproc-per-node": 2}})
+    group = place_worker(here, 1, 2, (2, 3), parallel={"torchrun": {"nproc-per-node": 2}})
     assert (group.gpu_id, group.variables, group.threads) == (0, {"CUDA_VISIBLE_DEVICES": "6,7"}, 2)
     custom = {"parallelType": "custom", "parallelLevel": 2}
-    several = placed(here, gpus=(0, 1), parallel=custom, threads=3)
+    several = place_worker(here, gpus=(0, 1), parallel=custom, threads=3)
     visible = {"CUDA_VISIBLE_DEVICES": "4,5"}
     assert (several.gpu_id, several.variables, several.threads) == (0, visible, 3)
 
 
 def test_a_pinned_worker_has_as_many_threads_as_cores_unless_its_model_says_otherwise():
     here = Machine(4, None, FOUR, Pinning())
-    assert placed(here, 1, 2)[:2] == ((2, 3), 2)
-    assert placed(here, 1, 2, threads=1)[:2] == ((2, 3), 1)
-    assert placed(here, gpus=(0,)).cores == ()
+    assert place_worker(here, 1, 2)[:2] == ((2, 3), 2)
+    assert place_worker(here, 1, 2, threads=1)[:2] == ((2, 3), 1)
+    assert place_worker(here, gpus=(0,)).cores == ()
     openmp = {"torchrun": {"nproc-per-node": 2, "OMP_NUMBER_THREADS": 3}}
-    assert placed(here, parallel=openmp)[:2] == ((0, 1, 2, 3), 3)
+    assert place_worker(here, parallel=openmp)[:2] == ((0, 1, 2, 3), 3)
 
 
 def test_workers_share_the_cores_unless_the_environment_sets_their_threads():
     # The only worker of a model that ends has all cores.
-    assert placed(Machine(4), workers=0, sharing=0).threads == 4
-    assert placed(Machine(4), sharing=2)[1::3] == (2, True)
-    assert placed(machine(False, "", {"OMP_NUM_THREADS": "3,2"}))[1::3] == (3, False)
+    assert place_worker(Machine(4), workers=0, sharing=0).threads == 4
+    assert place_worker(Machine(4), sharing=2)[1::3] == (2, True)
+    assert place_worker(machine(False, "", {"OMP_NUM_THREADS": "3,2"}))[1::3] == (3, False)
 
 
 def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
@@ -253,14 +253,18 @@ def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_pas
 ):
     monkeypatch.setattr("tsx_runtime.core.placement.placement.read_cpus", list)
     here = machine(True, "--core-list 0,1", {})
-    assert placed(here).cores == ()
+    assert place_worker(here).cores == ()
     assert "so no worker is pinned" in caplog.text
 
 
-def test_only_who_needs_it_is_a_program_of_its_own():
+def test_only_groups_are_programs_of_their_own():
     assert launch_of(Parallel(gpus=4), None, use_venv=False, threads=1, group="m_1") is None
     group = launch_of(
-        parallel({"torchrun": {"nproc-per-node": 2}}), None, use_venv=False, threads=3, group="m_1"
+        parse_parallel({"torchrun": {"nproc-per-node": 2}}),
+        None,
+        use_venv=False,
+        threads=3,
+        group="m_1",
     )
     assert group is not None
     assert (group.ranks, group.variables, group.packages) == (2, {"OMP_NUM_THREADS": "3"}, None)
@@ -293,7 +297,7 @@ def test_the_workers_at_work_share_what_configured_ones_leave() -> None:
     workers = [first, second, idle, fixed]
     sharing = CoreSharing(8, lambda: workers, lambda: now)
 
-    def after(seconds: float, *at_work: Worker) -> list[int]:
+    def threads_after(seconds: float, *at_work: Worker) -> list[int]:
         nonlocal now
         now += seconds
         for worker in at_work:
@@ -301,17 +305,17 @@ def test_the_workers_at_work_share_what_configured_ones_leave() -> None:
         sharing.share()
         return [worker.threads for worker in workers]
 
-    assert after(1) == [8, 8, 8, 3]
-    assert after(1, first) == [8, 8, 8, 3]
-    assert after(1, first, second) == [4, 4, 8, 3]
-    assert after(1, first, second, fixed) == [2, 2, 8, 3]
+    assert threads_after(1) == [8, 8, 8, 3]
+    assert threads_after(1, first) == [8, 8, 8, 3]
+    assert threads_after(1, first, second) == [4, 4, 8, 3]
+    assert threads_after(1, first, second, fixed) == [2, 2, 8, 3]
     # The second worker is busy with one long request.
     second.batches = 1
-    assert after(IDLE + 2, first) == [4, 4, 8, 3]
+    assert threads_after(IDLE + 2, first) == [4, 4, 8, 3]
     second.batches = 0
-    assert after(IDLE + 2, first) == [8, 4, 8, 3]
+    assert threads_after(IDLE + 2, first) == [8, 4, 8, 3]
     workers.remove(first)
-    assert after(1, second) == [8, 8, 3]
+    assert threads_after(1, second) == [8, 8, 3]
 
 
 def test_each_has_at_least_one_core() -> None:

@@ -29,7 +29,7 @@ SECRETS = """Authorization Proxy-Authorization Cookie Set-Cookie X-Api-Key apike
 X-Csrf-Token X-Session-Id X-Forwarded-For Forwarded X-Real-IP CF-Connecting-IP X-Goog-Iap-Jwt-Assertion X-Password x-signature"""
 
 
-def block(*names: str) -> str:
+def header_block(*names: str) -> str:
     return "".join(f"{name}: v\r\n" for name in names)
 
 
@@ -50,12 +50,12 @@ def test_headers_that_tell_who_asked_or_belong_to_the_connection_are_not_kept() 
         "Accept-Language",
         "x-tsx-priority",
     ]
-    assert HeaderFilter(None).headers(block(*names, *harmless)) == [
+    assert HeaderFilter(None).headers(header_block(*names, *harmless)) == [
         (name, "v") for name in harmless
     ]
     # Headers that hold secrets cannot be asked for.
     only = HeaderFilter(["accept-language", "Authorization"])
-    assert only.headers(block(*names, *harmless)) == [
+    assert only.headers(header_block(*names, *harmless)) == [
         ("Content-Type", "v"),
         ("Accept-Language", "v"),
     ]
@@ -74,7 +74,7 @@ def test_parameters_that_tell_who_asked_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "share", "size", "age"),
+    ("values", "share", "size", "age"),
     [
         ({}, 100, 100_000_000, 86400),
         ({"share": "1%", "max_size": "2GB", "max_age": "7d"}, 1, 2 * 10**9, 7 * 86400),
@@ -107,7 +107,7 @@ def test_terms_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
         RecordingConfig.model_validate(wrong)
 
 
-def entry(at: float, size: int) -> Recorded:
+def an_entry(at: float, size: int) -> Recorded:
     return Recorded(at, "1.0", "", (), b"x" * size)
 
 
@@ -122,7 +122,7 @@ def test_files_never_hold_more_than_they_may_and_lose_the_oldest_first(
     segments = Segments(directory, "m", most, 10**9)
     for number, (passed, size) in enumerate(steps):
         now += passed
-        data = encode(entry(now, size))
+        data = encode(an_entry(now, size))
         if segments.write(data, now):
             written.append(now)
         else:
@@ -140,23 +140,23 @@ def test_files_never_hold_more_than_they_may_and_lose_the_oldest_first(
 def test_files_are_the_users_own_and_go_when_they_are_old(tmp_path: Path) -> None:
     now = 1_700_000_000.0
     segments = Segments(tmp_path / "m", "m", 1_000_000, 80)
-    segments.write(encode(entry(now, 10)), now)
-    segments.write(encode(entry(now + 1, 10)), now + 1)
+    segments.write(encode(an_entry(now, 10)), now)
+    segments.write(encode(an_entry(now + 1, 10)), now + 1)
     (file,) = (tmp_path / "m").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == 0o700
     # A new file begins after an eighth of the age.
-    segments.write(encode(entry(now + 11, 10)), now + 11)
+    segments.write(encode(an_entry(now + 11, 10)), now + 11)
     assert segments.kept().files == 2
     assert segments.kept().oldest == now
     segments.sweep(file.stat().st_mtime + 200)
     assert segments.kept().files == 0
-    assert segments.write(encode(entry(now + 500, 10)), now + 500)
+    assert segments.write(encode(an_entry(now + 500, 10)), now + 500)
     segments.remove()
     assert not (tmp_path / "m").exists()
 
 
-def note(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
+def record_request(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
     recorder.note(
         CapturedRequest(
             at,
@@ -181,14 +181,14 @@ async def recording(directory: Path, **values: object) -> AsyncIterator[Recorder
         await recorder.close()
 
 
-async def test_what_was_noted_is_written_when_it_ends_and_nothing_afterwards(
+async def test_requests_are_written_when_the_recorder_ends_and_none_afterwards(
     tmp_path: Path,
 ) -> None:
     async with recording(tmp_path) as recorder:
         for at in (3.0, 1.0, 2.0):
-            note(recorder, b"%d" % at, at)
+            record_request(recorder, b"%d" % at, at)
         await recorder.close()
-        note(recorder)
+        record_request(recorder)
     entries = list(read(tmp_path))
     assert [entry.body for entry in entries] == [b"1", b"2", b"3"]
     assert entries[0] == Recorded(
@@ -206,15 +206,15 @@ async def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(
     async with recording(tmp_path, max_size="1GB") as recorder:
         body = b"x" * (MOST_WAITING // 4)
         for _ in range(6):
-            note(recorder, body)
+            record_request(recorder, body)
         assert recorder.dropped == {"slow": 3}
         go.set()
         await until(lambda: recorder.recorded == 3)
-        note(recorder, body)
+        record_request(recorder, body)
         await until(lambda: recorder.recorded == 4)
 
 
-async def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_came_whole_can_be_read(
+async def test_requests_are_dropped_and_counted_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import resource
@@ -223,17 +223,17 @@ async def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     async with recording(tmp_path) as recorder:
-        note(recorder, b"a")
+        record_request(recorder, b"a")
         await until(lambda: recorder.recorded == 1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
         try:
             for count in (1, 2):
-                note(recorder, b"b" * 2000)
+                record_request(recorder, b"b" * 2000)
                 await until(lambda count=count: recorder.dropped == {"disk": count})  # type: ignore[misc]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert recorder.problem is not None
-        note(recorder, b"c")
+        record_request(recorder, b"c")
         await until(lambda: recorder.recorded == 2)
         assert recorder.problem is None
     assert [entry.body for entry in read(tmp_path)] == [b"a", b"c"]
@@ -243,16 +243,16 @@ async def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_
 async def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def encoded(entry: Recorded) -> bytes:
+    def encode_or_fail(entry: Recorded) -> bytes:
         if entry.body == b"odd":
             raise ValueError("odd")
         return encode(entry)
 
-    monkeypatch.setattr("tsx_runtime.core.recording.recorder.encode", encoded)
+    monkeypatch.setattr("tsx_runtime.core.recording.recorder.encode", encode_or_fail)
 
     async with recording(tmp_path) as recorder:
         for body in (b"odd", b"odd", b"even"):
-            note(recorder, body)
+            record_request(recorder, body)
         await until(lambda: recorder.recorded == 1)
         assert recorder.dropped == {"disk": 2}
     assert [entry.body for entry in read(tmp_path)] == [b"even"]
@@ -261,7 +261,7 @@ async def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_i
 
 async def test_one_request_that_would_push_out_all_others_is_not_recorded(tmp_path: Path) -> None:
     async with recording(tmp_path, max_size=64 << 10) as recorder:
-        note(recorder, b"x" * (64 << 10))
+        record_request(recorder, b"x" * (64 << 10))
         await until(lambda: recorder.dropped == {"size": 1})
     assert not (tmp_path / "m").exists()
 

@@ -96,7 +96,7 @@ def test_a_model_that_may_run_its_own_code_has_no_batches_unless_they_are_set(
     assert sizes == [32, 1, 4]
 
 
-def test_what_is_not_allowed_or_would_run_code_is_refused(
+def test_models_that_are_not_allowed_or_would_run_code_are_refused(
     served: tuple[RunningServer, Hub], error_of: Callable[..., tuple[str, str]]
 ) -> None:
     server, hub = served

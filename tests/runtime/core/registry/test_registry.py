@@ -79,9 +79,7 @@ async def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(regi
     assert not registry.models
 
 
-async def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(
-    registry, tmp_path, monkeypatch
-):
+async def test_a_download_for_a_client_that_has_left_is_removed(registry, tmp_path, monkeypatch):
     file = tmp_path / "m.mar"
     began, goes_on, came = threading.Event(), threading.Event(), threading.Event()
 
@@ -157,7 +155,7 @@ async def test_names_that_could_leave_their_place_are_refused(registry, tmp_path
 
 
 @pytest.mark.parametrize("file", ["r.txt", ""])
-async def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that_installs_them(
+async def test_a_missing_module_names_the_setting_that_installs_requirements(
     registry, tmp_path, file
 ):
     directory = make_model(
@@ -181,7 +179,7 @@ async def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):
         assert (version.workers, version.min_workers) == ([], 0)
 
 
-@pytest.mark.parametrize("place", ["archive", "models", "model_versions"])
+@pytest.mark.parametrize("source", ["archive", "models", "model_versions"])
 async def test_the_own_max_workers_of_a_model_allow_more(tmp_path, source):
     config = {"config": "maxWorkers: 70\n"} if source == "archive" else {}
     settings = {

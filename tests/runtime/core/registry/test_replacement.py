@@ -35,12 +35,12 @@ SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: {idle}\nmaxNumSequence
 WAITS = "import time\nfrom pathlib import Path\nPath('began').touch()\nwhile not Path('go').exists():\n    time.sleep(0.005)\n"
 
 
-def answers(text: str) -> str:
+def write_handler(text: str) -> str:
     """Return a handler that gives the same answer to each request."""
     return f"def handle(data, context):\n    return [{text!r}] * len(data or [])\n"
 
 
-def replaces(**values) -> RegisterOrder:
+def replacement_order(**values) -> RegisterOrder:
     return RegisterOrder(url="talker", replaces=True, **values)
 
 
@@ -55,7 +55,7 @@ async def replace(
 ) -> ModelVersion:
     """Register a model in place of the one that is there, with the `values` of an order."""
     path = talker(directory, handler, config=config, version=version)
-    return await registry.register_path(path, replaces(**values))
+    return await registry.register_path(path, replacement_order(**values))
 
 
 async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_what_it_has(
@@ -64,7 +64,7 @@ async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_w
     old = await registry.register_path(talker(tmp_path / "1"), order(initial_workers=2))
     pids = [worker.pid for worker in old.workers]
     under_way = submit(old, f"until {tmp_path / 'go'}")
-    new = await replace(registry, tmp_path / "2", answers("new"))
+    new = await replace(registry, tmp_path / "2", write_handler("new"))
     assert registry.find("talker") is registry.find("talker", "1.0") is new
     assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
     assert await ask(new, "x") == "new"
@@ -80,18 +80,18 @@ async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_w
     await registry.register_path(tmp_path / "2", order())
 
 
-async def test_one_that_does_not_load_leaves_everything_as_it_was(registry, tmp_path):
+async def test_a_replacement_that_does_not_load_changes_nothing(registry, tmp_path):
     old = await registry.register_path(talker(tmp_path / "1"), order())
     broken = talker(tmp_path / "2", "import nothing_of_that_name\n")
     with pytest.raises(LoadFailed, match="nothing_of_that_name"):
-        await registry.register_path(broken, replaces())
+        await registry.register_path(broken, replacement_order())
     assert "nothing_of_that_name" in old.last_error
     assert registry.find("talker") is old
     assert await ask(old, "x") == "x"
-    await registry.register_path(broken, replaces(), wait=False)
+    await registry.register_path(broken, replacement_order(), wait=False)
     await until(lambda: not registry._background)
     assert await ask(registry.find("talker"), "x") == "x"
-    await replace(registry, tmp_path / "3", answers("new"))
+    await replace(registry, tmp_path / "3", write_handler("new"))
     assert await ask(registry.find("talker"), "x") == "new"
 
 
@@ -107,7 +107,7 @@ async def test_a_version_is_warm_before_it_takes_over(registry, tmp_path):
         config="warmup: [{file: handler.py, strict: true}]",
     )
     with pytest.raises(LoadFailed, match=r"warm-up .* handler\.py was answered with 500"):
-        await registry.register_path(cold, replaces())
+        await registry.register_path(cold, replacement_order())
     assert registry.find("talker") is old
     config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
     new = await replace(registry, tmp_path / "3", handler, config=config)
@@ -137,7 +137,7 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
         registry.find("talker", "1.0")
     registry.rollback("talker")
     assert registry.shares("talker") == {"3.0": 1.0}
-    replacement = await replace(registry, tmp_path / "4", answers("new"), version="2.0")
+    replacement = await replace(registry, tmp_path / "4", write_handler("new"), version="2.0")
     assert registry.find("talker", "2.0") is replacement
     assert registry.find("talker") is new
     await until(lambda: not registry._background)
@@ -150,10 +150,10 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
     await registry.scale("talker", None, 2)
     waits = talker(
         tmp_path / "2",
-        WAITS + answers("new"),
+        WAITS + write_handler("new"),
         config="batchSize: 9\nminWorkers: 1\n",
     )
-    replacing = asyncio.create_task(registry.register_path(waits, replaces(batch_size=4)))
+    replacing = asyncio.create_task(registry.register_path(waits, replacement_order(batch_size=4)))
     await until((waits / "began").exists)
     # The new version is still loading.
     registry.change("talker", None, {"client_timeout": 800})
@@ -163,7 +163,7 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
     plan = new.plan
     assert (plan.batch_size, plan.job_queue_size, plan.client_timeout) == (4, 7, 800)
     await until(lambda: len(new.workers) == 1)
-    third = await replace(registry, tmp_path / "3", answers("3"))
+    third = await replace(registry, tmp_path / "3", write_handler("3"))
     assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (
         4,
         7,
@@ -171,12 +171,10 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
     )
 
 
-async def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version_that_has_one(
-    registry, tmp_path
-):
+async def test_batch_settings_do_not_follow_to_a_version_with_a_latency_target(registry, tmp_path):
     await registry.register_path(talker(tmp_path / "1"), order())
-    waits = talker(tmp_path / "2", WAITS + answers("new"))
-    replacing = asyncio.create_task(registry.register_path(waits, replaces(slo="p99<60s")))
+    waits = talker(tmp_path / "2", WAITS + write_handler("new"))
+    replacing = asyncio.create_task(registry.register_path(waits, replacement_order(slo="p99<60s")))
     await until((waits / "began").exists)
     # The new version is still loading.
     registry.change("talker", None, {"batch_size": 5, "client_timeout": 800})
@@ -186,36 +184,36 @@ async def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version
     assert "batch_size" not in new.changed
 
 
-async def test_an_archive_says_its_own_where_nobody_else_did(tmp_path):
+async def test_the_archive_sets_limits_that_nobody_else_has_set(tmp_path):
     async with a_registry(models={"talker": ModelSettings(response_timeout=77)}) as registry:
         first = await replace(
-            registry, tmp_path / "1", answers("1"), config="minWorkers: 1\nbatchSize: 2\n"
+            registry, tmp_path / "1", write_handler("1"), config="minWorkers: 1\nbatchSize: 2\n"
         )
         assert (first.min_workers, first.batch_size, first.plan.response_timeout) == (1, 2, 77)
         two = await replace(
-            registry, tmp_path / "2", answers("2"), config="minWorkers: 2\nbatchSize: 4\n"
+            registry, tmp_path / "2", write_handler("2"), config="minWorkers: 2\nbatchSize: 4\n"
         )
         assert (two.min_workers, two.batch_size, two.plan.response_timeout) == (2, 4, 77)
 
 
 async def test_a_second_replacement_meanwhile_is_refused(registry, tmp_path):
     old = await registry.register_path(talker(tmp_path / "1"), order())
-    waits = talker(tmp_path / "2", WAITS + answers("new"))
-    replacing = asyncio.create_task(registry.register_path(waits, replaces()))
+    waits = talker(tmp_path / "2", WAITS + write_handler("new"))
+    replacing = asyncio.create_task(registry.register_path(waits, replacement_order()))
     await until((waits / "began").exists)
     with pytest.raises(Conflict, match="is already being replaced"):
-        await registry.register_path(tmp_path / "1", replaces())
+        await registry.register_path(tmp_path / "1", replacement_order())
     assert await ask(old, "x") == "x"
     await cancel(replacing)
     assert await ask(registry.find("talker"), "x") == "x"
-    again = asyncio.create_task(registry.register_path(waits, replaces()))
+    again = asyncio.create_task(registry.register_path(waits, replacement_order()))
     await until(lambda: registry._table._coming)
     await registry.unregister("talker")
     (waits / "go").touch()
     with pytest.raises(Conflict, match="was unregistered while"):
         await again
     assert not registry.models
-    await registry.register_path(tmp_path / "1", replaces(initial_workers=1))
+    await registry.register_path(tmp_path / "1", replacement_order(initial_workers=1))
 
 
 async def test_counts_go_on_where_the_old_version_left_them(registry, tmp_path):
@@ -226,7 +224,7 @@ async def test_counts_go_on_where_the_old_version_left_them(registry, tmp_path):
     assert new.stats.requests == 2
 
 
-async def add(version: ModelVersion, id: str, text: str) -> int | str:
+async def add_to_sequence(version: ModelVersion, id: str, text: str) -> int | str:
     """Return the total of a sequence, or the error that its request is refused with."""
     meta = wire.request_meta("r", b"", [(b"ts_request_sequence_id", id.encode())])
     job = a_waiting_job(text.encode(), meta=meta)
@@ -243,7 +241,7 @@ SUMS = STATEFUL.replace("totals.get(id, 0)", "totals.get(id, {start})")
 assert SUMS != STATEFUL
 
 
-def sums(directory: Path, start: int, idle_ms: int = 60_000) -> Path:
+def write_summing_model(directory: Path, start: int, idle_ms: int = 60_000) -> Path:
     """Write a model whose totals begin with a number that tells its version."""
     return talker(
         directory, SUMS.replace("{start}", str(start)), config=SEQUENCES.format(idle=idle_ms)
@@ -253,27 +251,31 @@ def sums(directory: Path, start: int, idle_ms: int = 60_000) -> Path:
 async def test_sequences_stay_with_the_version_that_has_their_state_until_they_end(
     registry, tmp_path
 ):
-    first = await registry.register_path(sums(tmp_path / "1", 0), order())
-    assert await add(first, "a", "1") == 1
-    two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
-    assert await add(two, "a", "1") == 2
-    assert await add(two, "b", "1") == 1001
-    three = await registry.register_path(sums(tmp_path / "3", 2000), replaces())
-    assert [await add(three, id, "1") for id in "abc"] == [3, 1002, 2001]
-    assert await add(first, "a", "1") == 4
-    assert await add(three, "a", "close") == 4
+    first = await registry.register_path(write_summing_model(tmp_path / "1", 0), order())
+    assert await add_to_sequence(first, "a", "1") == 1
+    two = await registry.register_path(
+        write_summing_model(tmp_path / "2", 1000), replacement_order()
+    )
+    assert await add_to_sequence(two, "a", "1") == 2
+    assert await add_to_sequence(two, "b", "1") == 1001
+    three = await registry.register_path(
+        write_summing_model(tmp_path / "3", 2000), replacement_order()
+    )
+    assert [await add_to_sequence(three, id, "1") for id in "abc"] == [3, 1002, 2001]
+    assert await add_to_sequence(first, "a", "1") == 4
+    assert await add_to_sequence(three, "a", "close") == 4
     await until(lambda: not first.workers)
-    assert await add(three, "a", "1") == 2001
-    assert await add(three, "b", "close") == 1002
+    assert await add_to_sequence(three, "a", "1") == 2001
+    assert await add_to_sequence(three, "b", "close") == 1002
     await until(lambda: not registry._background)
-    assert await add(three, "c", "1") == 2002
+    assert await add_to_sequence(three, "c", "1") == 2002
 
 
 async def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versions(tmp_path):
     async with a_registry(unregister_model_timeout=10_000) as registry:
-        first = await registry.register_path(sums(tmp_path / "1", 0), order())
-        assert await add(first, "a", "1") == 1
-        await registry.register_path(sums(tmp_path / "2", 1000), replaces())
+        first = await registry.register_path(write_summing_model(tmp_path / "1", 0), order())
+        assert await add_to_sequence(first, "a", "1") == 1
+        await registry.register_path(write_summing_model(tmp_path / "2", 1000), replacement_order())
         await asyncio.wait_for(registry.close(), TIMEOUT)
         assert not first.workers
 
@@ -286,9 +288,13 @@ async def test_sequences_of_a_replaced_version_end_by_its_timeout_or_their_own(
     tmp_path, settings, idle_ms, reason
 ):
     async with a_registry(**settings) as registry:
-        first = await registry.register_path(sums(tmp_path / "1", 0, idle_ms), order())
-        assert await add(first, "a", "1") == 1
-        two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
+        first = await registry.register_path(
+            write_summing_model(tmp_path / "1", 0, idle_ms), order()
+        )
+        assert await add_to_sequence(first, "a", "1") == 1
+        two = await registry.register_path(
+            write_summing_model(tmp_path / "2", 1000), replacement_order()
+        )
         await until(lambda: not first.workers)
-        assert reason in str(await add(two, "a", "1"))
-        assert await add(two, "a", "1") == 1001
+        assert reason in str(await add_to_sequence(two, "a", "1"))
+        assert await add_to_sequence(two, "a", "1") == 1001

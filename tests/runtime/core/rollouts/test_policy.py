@@ -30,40 +30,40 @@ pytestmark = pytest.mark.slow
 PLAN = RolloutPlan(version="2", bake=60, max_error_rate=0.005, max_p99_ratio=1.2)
 
 
-def counted(seconds: list[float], errors: int = 0) -> Counts:
+def count_requests(seconds: list[float], errors: int = 0) -> Counts:
     latencies = [0] * (len(FINE) + 1)
     for duration in seconds:
         latencies[bisect_left(FINE, duration)] += 1
     return Counts(len(seconds), errors, tuple(latencies))
 
 
-def drawn(count: int, rate: float, scale: float, seed: int) -> Counts:
+def draw_counts(count: int, rate: float, scale: float, seed: int) -> Counts:
     source = random.Random(seed)
-    return counted(
+    return count_requests(
         [source.lognormvariate(0, 0.4) * scale for _ in range(count)],
         sum(source.random() < rate for _ in range(count)),
     )
 
 
-def seen(new: Counts, old: Counts, seconds: float = 60, step: int = 0) -> StepObservation:
+def observe(new: Counts, old: Counts, seconds: float = 60, step: int = 0) -> StepObservation:
     return StepObservation(step, seconds, new, old)
 
 
 def test_a_version_as_good_as_the_old_one_goes_on_and_finishes() -> None:
-    new, old = drawn(1000, 0.001, 0.01, 1), drawn(99_000, 0.001, 0.01, 2)
-    assert decide(PLAN, seen(new, old)).action is Action.ADVANCE
-    assert decide(PLAN, seen(new, old, step=3)).action is Action.FINISH
+    new, old = draw_counts(1000, 0.001, 0.01, 1), draw_counts(99_000, 0.001, 0.01, 2)
+    assert decide(PLAN, observe(new, old)).action is Action.ADVANCE
+    assert decide(PLAN, observe(new, old, step=3)).action is Action.FINISH
 
 
 def test_it_stays_for_the_whole_of_its_bake() -> None:
-    new, old = drawn(1000, 0.001, 0.01, 1), drawn(99_000, 0.001, 0.01, 2)
-    decision = decide(PLAN, seen(new, old, seconds=59))
+    new, old = draw_counts(1000, 0.001, 0.01, 1), draw_counts(99_000, 0.001, 0.01, 2)
+    decision = decide(PLAN, observe(new, old, seconds=59))
     assert decision.action is Action.WAIT
     assert "1 s" in decision.reason
 
 
 def test_many_errors_send_it_back_at_once() -> None:
-    decision = decide(PLAN, seen(Counts(12, 12), Counts(1000, 0), seconds=2))
+    decision = decide(PLAN, observe(Counts(12, 12), Counts(1000, 0), seconds=2))
     assert decision.action is Action.BACK
     assert "12 of 12 requests of version 2 failed" in decision.reason
 
@@ -71,7 +71,9 @@ def test_many_errors_send_it_back_at_once() -> None:
 def test_more_errors_than_the_old_version_send_it_back_although_no_rate_was_named() -> None:
     plan = RolloutPlan(version="2", bake=60)
     assert (
-        decide(plan, seen(drawn(2000, 0.03, 0.01, 1), drawn(50_000, 0.01, 0.01, 2))).action
+        decide(
+            plan, observe(draw_counts(2000, 0.03, 0.01, 1), draw_counts(50_000, 0.01, 0.01, 2))
+        ).action
         is Action.BACK
     )
 
@@ -79,42 +81,48 @@ def test_more_errors_than_the_old_version_send_it_back_although_no_rate_was_name
 def test_errors_that_the_old_version_has_too_are_no_reason_without_a_bound() -> None:
     plan = RolloutPlan(version="2", bake=60)
     assert (
-        decide(plan, seen(drawn(2000, 0.05, 0.01, 1), drawn(50_000, 0.05, 0.01, 2))).action
+        decide(
+            plan, observe(draw_counts(2000, 0.05, 0.01, 1), draw_counts(50_000, 0.05, 0.01, 2))
+        ).action
         is Action.ADVANCE
     )
 
 
 def test_a_slower_version_goes_back() -> None:
-    decision = decide(PLAN, seen(drawn(2000, 0, 0.03, 1), drawn(50_000, 0, 0.01, 2), seconds=5))
+    decision = decide(
+        PLAN, observe(draw_counts(2000, 0, 0.03, 1), draw_counts(50_000, 0, 0.01, 2), seconds=5)
+    )
     assert decision.action is Action.BACK
     assert "1.2 times the old version's p99" in decision.reason
 
 
 def test_the_p99_may_be_bounded_in_milliseconds() -> None:
     plan = RolloutPlan(version="2", bake=60, max_p99_ms=500, max_error_rate=0.5)
-    assert decide(plan, seen(drawn(1000, 0, 0.01, 1), Counts())).action is Action.ADVANCE
-    assert decide(plan, seen(counted([0.6] * 300), Counts())).action is Action.BACK
+    assert decide(plan, observe(draw_counts(1000, 0, 0.01, 1), Counts())).action is Action.ADVANCE
+    assert decide(plan, observe(count_requests([0.6] * 300), Counts())).action is Action.BACK
 
 
-def test_a_version_that_nothing_is_compared_with_has_kept_no_bound() -> None:
+def test_a_version_without_a_comparison_has_kept_no_bound() -> None:
     plan = RolloutPlan(version="2", bake=60)
-    decision = decide(plan, seen(Counts(1000, 1000), Counts(5)))
+    decision = decide(plan, observe(Counts(1000, 1000), Counts(5)))
     assert decision.action is Action.WAIT
     assert "too few for a comparison" in decision.reason
-    assert decide(plan, seen(Counts(1000, 1000), Counts(5), seconds=600)).action is Action.BACK
+    assert decide(plan, observe(Counts(1000, 1000), Counts(5), seconds=600)).action is Action.BACK
 
 
 def test_a_p99_of_few_requests_is_no_hard_bound() -> None:
     plan = RolloutPlan(version="2", bake=60, max_p99_ratio=1.0, max_error_rate=0.5)
     back = sum(
-        decide(plan, seen(drawn(5000, 0, 0.01, seed), drawn(500, 0, 0.01, seed + 99))).action
+        decide(
+            plan, observe(draw_counts(5000, 0, 0.01, seed), draw_counts(500, 0, 0.01, seed + 99))
+        ).action
         is Action.BACK
         for seed in range(40)
     )
     assert back <= 6
     assert (
         "too few for a comparison"
-        in decide(plan, seen(drawn(5000, 0, 0.01, 1), drawn(399, 0, 0.01, 2))).reason
+        in decide(plan, observe(draw_counts(5000, 0, 0.01, 1), draw_counts(399, 0, 0.01, 2))).reason
     )
 
 
@@ -126,17 +134,17 @@ def test_counts_in_other_buckets_are_added_without_them() -> None:
 def test_a_bound_exceeded_by_chance_is_looked_at_for_longer() -> None:
     # The error rate is 0.67 %.
     new, old = Counts(150, 1), Counts(10_000, 5)
-    assert decide(PLAN, seen(new, old)).action is Action.WAIT
-    assert decide(PLAN, seen(new, old, seconds=600)).action is Action.BACK
+    assert decide(PLAN, observe(new, old)).action is Action.WAIT
+    assert decide(PLAN, observe(new, old, seconds=600)).action is Action.BACK
 
 
 @given(requests=st.integers(0, 99), seconds=st.floats(0, 599))
 def test_too_few_requests_move_nothing_forward(requests: int, seconds: float) -> None:
-    assert decide(PLAN, seen(Counts(requests), Counts(10_000), seconds)).action is Action.WAIT
+    assert decide(PLAN, observe(Counts(requests), Counts(10_000), seconds)).action is Action.WAIT
 
 
 def test_a_step_without_requests_ends_when_patience_is_over() -> None:
-    decision = decide(PLAN, seen(Counts(3), Counts(10_000), seconds=600))
+    decision = decide(PLAN, observe(Counts(3), Counts(10_000), seconds=600))
     assert decision.action is Action.BACK
     assert "3 of the 100 requests" in decision.reason
 
@@ -159,9 +167,9 @@ def test_chance_alone_seldom_sends_a_good_version_back() -> None:
         source = random.Random(seed)
         new = old = Counts()
         for second in range(1, 61):
-            new = new.plus(drawn(20, 0.004, 0.01, source.getrandbits(32)))
-            old = old.plus(drawn(60, 0.004, 0.01, source.getrandbits(32)))
-            decision = decide(PLAN, seen(new, old, second))
+            new = new.plus(draw_counts(20, 0.004, 0.01, source.getrandbits(32)))
+            old = old.plus(draw_counts(60, 0.004, 0.01, source.getrandbits(32)))
+            decision = decide(PLAN, observe(new, old, second))
             if decision.action is not Action.WAIT:
                 back += decision.action is Action.BACK
                 break
@@ -192,7 +200,7 @@ def test_counters_that_began_again_lose_nothing_that_was_counted_since(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "values",
     [
         {"steps": (5, 1)},
         {"steps": ()},
@@ -215,6 +223,6 @@ def test_steps_end_with_all_requests() -> None:
     assert RolloutPlan(version="2", steps=(1, 10)).steps == (1, 10, 100)
 
 
-@pytest.mark.parametrize(("asleep", "why"), [(True, ""), (False, "it has no workers")])
+@pytest.mark.parametrize(("asleep", "failure"), [(True, ""), (False, "it has no workers")])
 def test_a_version_that_its_next_request_loads_has_not_failed(asleep: bool, failure: str) -> None:
     assert _failure(cast(ModelVersion, SimpleNamespace(workers=[], asleep=asleep))) == failure

@@ -21,7 +21,13 @@ from tests.kit.peers import (
     submit,
     wait_idle,
 )
-from tests.runtime.core.scheduling.test_batching import FakeWorker, ids, is_over, queues, waiting
+from tests.runtime.core.scheduling.test_batching import (
+    FakeWorker,
+    fill_queue,
+    is_over,
+    queues,
+    sorted_ids,
+)
 from tests.support.clients.talker import until
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher, blame, join
@@ -39,18 +45,18 @@ limits = st.builds(BatchLimits, max_items=st.integers(1, 4))
 
 @given(queues, workers, limits)
 def test_every_job_is_in_exactly_one_place_afterwards_and_served_in_order(queued, some, caps):
-    queue = waiting(queued)
+    queue = fill_queue(queued)
     result = join(queue, some, NOW, caps)
     sent = [job for _, jobs in result.batches for job in jobs]
-    assert ids([*sent, *result.skipped, *queue.jobs]) == ids(queued)
-    assert ids(result.skipped) == ids(filter(is_over, queued))
+    assert sorted_ids([*sent, *result.skipped, *queue.jobs]) == sorted_ids(queued)
+    assert sorted_ids(result.skipped) == sorted_ids(filter(is_over, queued))
     alive = sorted((job for job in queued if not is_over(job)), key=urgency)
-    assert ids(sent) == ids(alive[: len(sent)])
+    assert sorted_ids(sent) == sorted_ids(alive[: len(sent)])
 
 
 @given(queues, workers, limits)
 def test_no_request_waits_while_a_worker_has_room_and_none_gets_more_than_fits(queued, some, caps):
-    queue = waiting(queued)
+    queue = fill_queue(queued)
     for worker, jobs in join(queue, some, NOW, caps).batches:
         worker.batches += len(jobs)
         assert worker.batches <= caps.max_items
@@ -61,25 +67,25 @@ def test_requests_spread_over_the_workers_with_the_fewest_under_way():
     busy, idle = FakeWorker(2), FakeWorker(0)
     jobs = [FakeJob() for _ in range(4)]
     assert sorted(
-        len(taken) for _, taken in join(waiting(jobs), [busy, idle], NOW, BatchLimits(8)).batches
+        len(taken) for _, taken in join(fill_queue(jobs), [busy, idle], NOW, BatchLimits(8)).batches
     ) == [1, 3]
 
 
 def test_nobody_joins_suspects_while_they_are_in_quarantine():
     suspects, third = [FakeJob(), FakeJob()], FakeJob()
-    queue = waiting([third])
+    queue = fill_queue([third])
     queue.suspect([Suspects(suspects, 1)])
     free, busy = FakeWorker(1), FakeWorker(2)
     result = join(queue, [free, busy], NOW, BatchLimits(4))
     assert result.retries == [(free, Suspects(suspects, 1))]
     assert result.batches == [(busy, [third])]
     assert not join(
-        waiting([FakeJob()]), [FakeWorker(1, suspected=True)], NOW, BatchLimits(4)
+        fill_queue([FakeJob()]), [FakeWorker(1, suspected=True)], NOW, BatchLimits(4)
     ).batches
 
 
 def test_while_suspects_wait_for_room_the_least_busy_worker_makes_some():
-    queue = waiting([FakeJob(), FakeJob()])
+    queue = fill_queue([FakeJob(), FakeJob()])
     group = Suspects([FakeJob(), FakeJob()], 1)
     queue.suspect([group])
     least, most = FakeWorker(2), FakeWorker(2)
@@ -97,27 +103,27 @@ def test_the_guilty_are_found_and_the_others_tried_again(lost: int, blamed: int,
     jobs = [FakeJob() for _ in range(lost)]
     groups = blame(jobs, jobs[:blamed], lost + begun)
     again = [job for group in groups for job in group.jobs]
-    assert len(ids(again)) == len(set(ids(again)))
+    assert len(sorted_ids(again)) == len(set(sorted_ids(again)))
     assert all(group.deaths > 0 for group in groups)
     if blamed and lost:
-        assert ids(again) == ids(jobs[:blamed] if min(blamed, lost) > 1 else [])
+        assert sorted_ids(again) == sorted_ids(jobs[:blamed] if min(blamed, lost) > 1 else [])
         assert all(len(group.jobs) == 1 for group in groups)
     elif lost == 1 and not begun:
         assert not groups
     else:
-        assert ids(again) == ids(jobs)
+        assert sorted_ids(again) == sorted_ids(jobs)
         assert all(len(group.jobs) <= (lost + 1) // 2 or lost == 1 for group in groups)
 
 
 DIED = WorkerDied("Worker died.")
 
 
-async def serving():
+async def start_dispatcher():
     return await serve(JoiningDispatcher('Model "m" [Version 1.0]', BatchLimits(8), Bounds()))
 
 
-async def test_what_a_stuck_worker_held_is_refused_where_no_worker_will_serve():
-    dispatcher, channel, peer = await serving()
+async def test_requests_of_a_stuck_worker_are_refused_where_no_worker_will_serve():
+    dispatcher, channel, peer = await start_dispatcher()
     jobs = submit(dispatcher, b"a", b"b")
     await peer.read()
     dispatcher.accept(False)
@@ -128,8 +134,8 @@ async def test_what_a_stuck_worker_held_is_refused_where_no_worker_will_serve():
     assert not channel.batches
 
 
-async def test_a_request_that_was_taken_back_from_a_stuck_worker_is_to_blame_for_no_later_death():
-    dispatcher, channel, peer = await serving()
+async def test_a_request_taken_back_from_a_stuck_worker_is_not_blamed_for_a_later_death():
+    dispatcher, channel, peer = await start_dispatcher()
     a, b = submit(dispatcher, b"a", b"b")
     await peer.read()
     dispatcher.retry_lost(await kill(channel, peer), set(), DIED)
@@ -149,7 +155,7 @@ async def test_a_request_that_was_taken_back_from_a_stuck_worker_is_to_blame_for
 
 
 async def test_a_response_timeout_that_is_lowered_holds_for_what_is_under_way():
-    dispatcher, _, peer = await serving()
+    dispatcher, _, peer = await start_dispatcher()
     [late] = submit(dispatcher, b"late")
     await peer.read()
     dispatcher.response_timeout = 0.2
@@ -165,8 +171,8 @@ async def test_a_response_timeout_that_is_lowered_holds_for_what_is_under_way():
     await refusal_of(late, WorkerDied, "responseTimeout")
 
 
-async def test_while_a_slow_client_holds_a_worker_nobodys_time_runs():
-    dispatcher, channel, peer = await serving()
+async def test_no_time_runs_while_a_slow_client_holds_a_worker():
+    dispatcher, channel, peer = await start_dispatcher()
     slow, _ = submit(dispatcher, b"slow", b"other")
     first = await peer.read()
     for size in (1, 5 << 20):
@@ -182,10 +188,10 @@ async def test_while_a_slow_client_holds_a_worker_nobodys_time_runs():
 
 
 @pytest.mark.parametrize("dies", [False, True])
-async def test_a_late_request_is_cancelled_and_holds_its_place_until_the_worker_is_done_with_it(
+async def test_a_late_request_is_cancelled_but_holds_its_place_until_the_worker_is_done(
     dies,
 ):
-    dispatcher, channel, peer = await serving()
+    dispatcher, channel, peer = await start_dispatcher()
     late, patient = submit(dispatcher, a_waiting_job(b"late", soon()), b"other")
     frames = [await peer.read(), await peer.read()]
     await refusal_of(late, DeadlinePassed, "did not answer")
@@ -208,7 +214,7 @@ async def test_a_late_request_is_cancelled_and_holds_its_place_until_the_worker_
 
 
 async def test_a_request_that_had_begun_at_a_lost_worker_is_refused_at_its_deadline_as_begun():
-    dispatcher, channel, peer = await serving()
+    dispatcher, channel, peer = await start_dispatcher()
     [late] = submit(dispatcher, a_waiting_job(b"late", soon()))
     await peer.read()
     dispatcher.requeue(await kill(channel, peer), set(), DIED)

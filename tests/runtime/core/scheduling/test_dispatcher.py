@@ -46,7 +46,7 @@ pytestmark = pytest.mark.anyio
 DIED = WorkerDied("Worker died.")
 
 
-async def started(batch: int = 4, wait: float | None = None, **bounds: int):
+async def start_dispatcher(batch: int = 4, wait: float | None = None, **bounds: int):
     """Start a dispatcher with one worker, whose batches it takes for short ones."""
     dispatcher = Dispatcher(
         'Model "m" [Version 1.0]', BatchLimits(batch, wait=wait), Bounds(**bounds)
@@ -55,17 +55,17 @@ async def started(batch: int = 4, wait: float | None = None, **bounds: int):
     return await serve(dispatcher)
 
 
-async def busy(batch: int = 2, **bounds: int):
+async def start_busy_dispatcher(batch: int = 2, **bounds: int):
     """Start a dispatcher whose only worker holds all that it takes."""
-    dispatcher, channel, peer = await started(batch, **bounds)
+    dispatcher, channel, peer = await start_dispatcher(batch, **bounds)
     for _ in range(2):
         submit(dispatcher, *[b"before"] * batch)
         await peer.read()
     return dispatcher, channel, peer
 
 
-async def test_what_arrives_together_leaves_together_and_answers_go_to_their_own_requests():
-    dispatcher, _, peer = await started()
+async def test_requests_that_arrive_together_are_one_batch_and_get_their_own_answers():
+    dispatcher, _, peer = await start_dispatcher()
     jobs = submit(dispatcher, b"a", b"b", b"c")
     frame = await peer.read()
     assert bodies(frame) == [b"a", b"b", b"c"]
@@ -78,7 +78,7 @@ async def test_what_arrives_together_leaves_together_and_answers_go_to_their_own
 
 @pytest.mark.parametrize("size", [300_000, 5_000_000])
 async def test_bodies_larger_than_the_read_buffer_come_back_whole(size):
-    dispatcher, _, peer = await started()
+    dispatcher, _, peer = await start_dispatcher()
     bodies = [bytes([number]) * size for number in range(3)]
     jobs = submit(dispatcher, *bodies)
     frame = await peer.read()
@@ -87,7 +87,7 @@ async def test_bodies_larger_than_the_read_buffer_come_back_whole(size):
 
 
 async def test_a_full_queue_refuses_at_once():
-    dispatcher, _, peer = await started(1, items=2)
+    dispatcher, _, peer = await start_dispatcher(1, items=2)
     first = submit(dispatcher, b"1")
     await peer.read()
     # The only worker may hold one more full batch.
@@ -101,7 +101,7 @@ async def test_a_full_queue_refuses_at_once():
 
 
 async def test_a_burst_is_not_refused_while_workers_idle():
-    dispatcher, _, peer = await started(items=4)
+    dispatcher, _, peer = await start_dispatcher(items=4)
     jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
     for _ in range(2):
         await peer.reply(await peer.read())
@@ -122,8 +122,8 @@ async def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_
     await refusal_of(last, NoWorker)
 
 
-async def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
-    dispatcher, channel, peer = await started(2)
+async def test_requests_that_a_dead_worker_had_not_begun_keep_their_places():
+    dispatcher, channel, peer = await start_dispatcher(2)
     jobs = submit(dispatcher, b"1", b"2")
     await peer.read()
     jobs += submit(dispatcher, b"3", b"4")
@@ -143,8 +143,8 @@ async def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
     await wait_idle(dispatcher)
 
 
-async def test_when_the_last_worker_dies_on_its_way_out_what_it_had_not_begun_is_refused():
-    dispatcher, channel, peer = await started(1)
+async def test_requests_that_the_last_worker_had_not_begun_are_refused_when_it_dies():
+    dispatcher, channel, peer = await start_dispatcher(1)
     jobs = submit(dispatcher, b"1")
     await peer.read()
     jobs += submit(dispatcher, b"2")
@@ -157,7 +157,7 @@ async def test_when_the_last_worker_dies_on_its_way_out_what_it_had_not_begun_is
     await wait_idle(dispatcher)
 
 
-async def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one_that_did_it_is_refused():
+async def test_after_a_death_requests_are_tried_in_halves_and_then_alone():
     dispatcher = Dispatcher("Model", BatchLimits(8), Bounds(100))
     dispatcher.accept(True)
     jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
@@ -178,7 +178,7 @@ async def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one
 
 
 async def test_a_request_whose_answer_has_begun_is_not_tried_again():
-    dispatcher, channel, peer = await started(2)
+    dispatcher, channel, peer = await start_dispatcher(2)
     streaming, second = submit(dispatcher, b"1", b"2")
     frame = await peer.read()
     await peer.stream(frame, b"one ")
@@ -195,7 +195,7 @@ async def test_a_request_whose_answer_has_begun_is_not_tried_again():
 
 
 async def test_a_request_whose_client_is_gone_or_whose_deadline_has_passed_is_not_run():
-    dispatcher, _, peer = await started()
+    dispatcher, _, peer = await start_dispatcher()
     gone, late, fine = (
         a_waiting_job(b"gone"),
         a_waiting_job(b"late", deadline=time.monotonic() - 1),
@@ -212,7 +212,7 @@ async def test_a_request_whose_client_is_gone_or_whose_deadline_has_passed_is_no
 
 
 async def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
-    dispatcher, _, peer = await started()
+    dispatcher, _, peer = await start_dispatcher()
     [job] = submit(dispatcher, b"x")
     frame = await peer.read()
     await peer.stream(frame, b"one ", b"a: b\r\n")
@@ -224,8 +224,8 @@ async def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
     assert [part async for part in first.parts()] == [b"one ", b"two ", b"three"]
 
 
-async def test_parts_that_nobody_waits_for_any_more_are_not_kept():
-    dispatcher, _, peer = await started()
+async def test_pieces_that_nobody_waits_for_are_not_kept():
+    dispatcher, _, peer = await start_dispatcher()
     [job] = submit(dispatcher, b"x")
     frame = await peer.read()
     await peer.stream(frame, b"one ")
@@ -238,7 +238,7 @@ async def test_parts_that_nobody_waits_for_any_more_are_not_kept():
 
 
 async def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_not_with_its_text():
-    dispatcher, _, peer = await started()
+    dispatcher, _, peer = await start_dispatcher()
     [job] = submit(dispatcher, b"x")
     frame = await peer.read()
     await peer.stream(frame, b"one ")
@@ -250,7 +250,7 @@ async def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_not_wit
 
 
 async def test_a_model_that_waits_for_company_sends_when_the_wait_is_over():
-    dispatcher, _, peer = await started(8, wait=0.05)
+    dispatcher, _, peer = await start_dispatcher(8, wait=0.05)
     jobs = submit(dispatcher, b"a")
     await asyncio.sleep(0)
     jobs += submit(dispatcher, b"b")
@@ -260,7 +260,7 @@ async def test_a_model_that_waits_for_company_sends_when_the_wait_is_over():
 
 
 async def test_metric_deltas_are_added_up():
-    dispatcher, _, peer = await started()
+    dispatcher, _, peer = await start_dispatcher()
     delta = {
         "name": "Tokens",
         "type": "counter",
@@ -294,7 +294,7 @@ OK = (200, b"", b"")
     ],
 )
 async def test_a_worker_that_does_not_keep_to_the_format_is_cut_off(buffers):
-    dispatcher, channel, peer = await started()
+    dispatcher, channel, peer = await start_dispatcher()
     submit(dispatcher, b"x")
     await peer.read()
     await peer.write(*buffers)
@@ -326,7 +326,7 @@ async def test_a_worker_reports_that_it_has_loaded_or_why_not():
 
 
 async def test_a_deadline_is_acted_on_while_every_worker_is_busy():
-    dispatcher, _, _ = await busy()
+    dispatcher, _, _ = await start_busy_dispatcher()
     late, patient = a_waiting_job(deadline=time.monotonic() + 0.03), a_waiting_job()
     submit(dispatcher, late, patient)
     refused = await refusal_of(late, DeadlinePassed, "before its deadline")
@@ -335,7 +335,7 @@ async def test_a_deadline_is_acted_on_while_every_worker_is_busy():
     assert list(dispatcher.queue.jobs) == [patient]
 
 
-async def test_who_is_refused_while_workers_load_is_notified_when_one_will_serve():
+async def test_a_refusal_while_workers_load_says_when_one_will_serve():
     dispatcher = Dispatcher('Model "m" [Version 1.0]', BatchLimits(1), Bounds(1))
     dispatcher.accept(True)
     submit(dispatcher, b"waits")
@@ -356,7 +356,7 @@ async def test_who_is_refused_while_workers_load_is_notified_when_one_will_serve
 
 
 async def test_a_dispatcher_that_is_closed_leaves_no_timer_behind():
-    dispatcher, _, peer = await busy()
+    dispatcher, _, peer = await start_busy_dispatcher()
     dispatcher.submit(a_waiting_job(b"late", time.monotonic() + 600))
     await asyncio.sleep(0)
     timers = [
@@ -371,7 +371,7 @@ async def test_a_dispatcher_that_is_closed_leaves_no_timer_behind():
 
 
 async def test_the_more_urgent_is_served_first():
-    dispatcher, _, peer = await started(1)
+    dispatcher, _, peer = await start_dispatcher(1)
     now = time.monotonic()
     submit(dispatcher, b"before")
     frames = [await peer.read()]
@@ -392,7 +392,7 @@ async def test_the_more_urgent_is_served_first():
 
 
 async def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
-    dispatcher, _, _ = await busy()
+    dispatcher, _, _ = await start_busy_dispatcher()
     dispatcher.service_rate.add(2, 10.0, 10.0)
     hurried, far = (
         a_waiting_job(deadline=time.monotonic() + 0.04),
@@ -405,8 +405,8 @@ async def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
     assert far.deadline == pytest.approx(far.arrived + 50, abs=0.1)
 
 
-async def test_who_leaves_gives_up_its_place_at_once():
-    dispatcher, _, _ = await busy(1, items=2)
+async def test_a_client_that_leaves_gives_up_its_place_at_once():
+    dispatcher, _, _ = await start_busy_dispatcher(1, items=2)
     first, two = submit(dispatcher, b"1", b"2")
     dispatcher.leave(first)
     [three] = submit(dispatcher, b"3")
@@ -415,8 +415,8 @@ async def test_who_leaves_gives_up_its_place_at_once():
     assert dispatcher.stats.refusals == {"ClientLeft": 1}
 
 
-async def test_a_batch_all_of_whose_clients_have_left_is_not_run_nor_are_suspects():
-    dispatcher, channel, peer = await started()
+async def test_neither_a_batch_nor_suspects_run_once_all_clients_have_left():
+    dispatcher, channel, peer = await start_dispatcher()
     suspects = submit(dispatcher, b"1", b"2", b"3", b"4")
     await peer.read()
     dispatcher.retry_lost(await kill(channel, peer), channel.streaming, DIED)
@@ -433,8 +433,8 @@ async def test_a_batch_all_of_whose_clients_have_left_is_not_run_nor_are_suspect
     assert not second.sent
 
 
-async def test_who_leaves_while_its_request_runs_is_counted_once():
-    dispatcher, _, peer = await started()
+async def test_a_client_that_leaves_while_its_request_runs_is_counted_once():
+    dispatcher, _, peer = await start_dispatcher()
     [leaving, staying] = submit(dispatcher, b"1", b"2")
     frame = await peer.read()
     dispatcher.leave(leaving)
@@ -446,10 +446,10 @@ async def test_who_leaves_while_its_request_runs_is_counted_once():
 
 
 @pytest.mark.parametrize("retired", [False, True])
-async def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_others_of_its_batch_answered(
+async def test_a_request_that_runs_past_its_deadline_is_refused_alone(
     retired,
 ):
-    dispatcher, channel, peer = await started()
+    dispatcher, channel, peer = await start_dispatcher()
     late, patient = a_waiting_job(b"late", soon()), a_waiting_job(b"patient")
     submit(dispatcher, late, patient)
     frame = await peer.read()
@@ -468,7 +468,7 @@ async def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_oth
 
 
 async def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
-    dispatcher, _, peer = await started()
+    dispatcher, _, peer = await start_dispatcher()
     late, leaving = a_waiting_job(b"late", soon()), a_waiting_job(b"leaving")
     submit(dispatcher, late, leaving)
     frame = await peer.read()
@@ -495,7 +495,7 @@ async def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
 
 
 async def test_an_answer_that_has_begun_to_stream_is_not_broken_off_at_the_deadline():
-    dispatcher, _, peer = await started()
+    dispatcher, _, peer = await start_dispatcher()
     begun, late = a_waiting_job(b"begun", now := soon()), a_waiting_job(b"late", now)
     submit(dispatcher, begun, late)
     frame = await peer.read()
@@ -518,7 +518,7 @@ async def test_an_answer_that_has_begun_to_stream_is_not_broken_off_at_the_deadl
 )
 @pytest.mark.parametrize("end", ["retry_lost", "requeue"])
 async def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(dies, end):
-    dispatcher, channel, peer = await started()
+    dispatcher, channel, peer = await start_dispatcher()
     late, first, second = (
         a_waiting_job(b"late", soon()),
         a_waiting_job(b"first"),
@@ -561,7 +561,7 @@ async def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(
 
 
 async def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound():
-    dispatcher, _, _ = await busy(1, items=10, size=100)
+    dispatcher, _, _ = await start_busy_dispatcher(1, items=10, size=100)
     [large] = submit(dispatcher, bytes(200))
     [refused] = submit(dispatcher, b"x")
     await refusal_of(refused, QueueFull, r"requests with 200 bytes wait \(maxQueueBytes\)")
@@ -576,7 +576,7 @@ async def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_
 
 
 async def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_to_do():
-    dispatcher, _, _ = await busy(2, items=6, overload_status=429)
+    dispatcher, _, _ = await start_busy_dispatcher(2, items=6, overload_status=429)
     # One worker answers 2 requests a second, so 6 take 3 seconds.
     dispatcher.service_rate.add(2, 1.0, 1.0)
     [*_, refused] = submit(dispatcher, *[b"x"] * 7)
@@ -591,7 +591,7 @@ async def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_t
 
 
 async def test_limits_and_bounds_change_while_requests_wait():
-    dispatcher, _, peer = await started(8, wait=60.0, items=2)
+    dispatcher, _, peer = await start_dispatcher(8, wait=60.0, items=2)
     submit(dispatcher, b"1", b"2")
     [refused] = submit(dispatcher, b"3")
     await refusal_of(refused, QueueFull)
@@ -602,7 +602,7 @@ async def test_limits_and_bounds_change_while_requests_wait():
 
 
 async def test_the_pace_is_measured_from_reply_to_reply():
-    dispatcher, channel, peer = await busy()
+    dispatcher, channel, peer = await start_busy_dispatcher()
     for sent in list(channel.sent):
         items = [(200, b"", b"")] * len(sent.jobs)
         await peer.write(*wire.encode(wire.Kind.REPLY, sent.batch, items))
@@ -611,8 +611,8 @@ async def test_the_pace_is_measured_from_reply_to_reply():
     assert 0 < dispatcher.service_rate.answer_time < TIMEOUT
 
 
-async def test_in_a_full_queue_the_least_urgent_gives_way_to_a_greater_priority():
-    dispatcher, _, _ = await busy(1, items=3)
+async def test_the_least_urgent_request_of_a_full_queue_gives_way_to_a_greater_priority():
+    dispatcher, _, _ = await start_busy_dispatcher(1, items=3)
     low, plain, later = a_waiting_job(priority=-1), a_waiting_job(), a_waiting_job()
     submit(dispatcher, low, plain, later)
     [refused] = submit(dispatcher, b"x")
@@ -627,8 +627,8 @@ async def test_in_a_full_queue_the_least_urgent_gives_way_to_a_greater_priority(
     assert dispatcher.queue.size == 3
 
 
-async def test_who_left_while_its_batch_was_with_a_worker_that_died_is_not_run():
-    dispatcher, channel, peer = await started(1)
+async def test_a_request_whose_client_left_before_its_worker_died_is_not_run():
+    dispatcher, channel, peer = await start_dispatcher(1)
     [begun] = submit(dispatcher, b"1")
     await peer.read()
     [early] = submit(dispatcher, b"2")
@@ -659,7 +659,7 @@ async def test_a_channel_that_closed_before_it_was_added_gets_nothing():
 
 
 async def test_an_aborted_channel_gets_nothing_more():
-    dispatcher, channel, _ = await started()
+    dispatcher, channel, _ = await start_dispatcher()
     channel.abort()
     [waiting] = submit(dispatcher, b"1")
     _, second = await add_worker(dispatcher)
@@ -675,15 +675,15 @@ class TimedJob(WaitingJob):
         super().answer(status, headers, body, batch)
 
 
-def timed() -> TimedJob:
+def a_timed_job() -> TimedJob:
     return TimedJob(wire.request_meta("id", b"", []), b"", time.monotonic())
 
 
 async def test_the_queue_ends_when_a_worker_is_free_and_the_worker_reports_its_own_times():
-    dispatcher, _, peer = await started(2)
-    [first] = submit(dispatcher, timed())
+    dispatcher, _, peer = await start_dispatcher(2)
+    [first] = submit(dispatcher, a_timed_job())
     frame = await peer.read()
-    behind = submit(dispatcher, timed(), timed())
+    behind = submit(dispatcher, a_timed_job(), a_timed_job())
     early = await peer.read()
     began = time.monotonic()
     await peer.reply(frame, wire.TIMES.pack(began, 0.0, math.nan, 0.0, math.nan))
@@ -713,7 +713,7 @@ async def test_a_turn_of_the_loop_reads_few_pieces_of_a_stream_however_many_have
     async def read():
         return [part async for part in (await streaming.done).parts()]
 
-    dispatcher, channel, peer = await started()
+    dispatcher, channel, peer = await start_dispatcher()
     streaming = CountingJob(wire.request_meta("id", b"", []), b"x", time.monotonic(), None, 0)
     submit(dispatcher, streaming)
     frame = await peer.read()
@@ -739,7 +739,7 @@ async def test_a_turn_of_the_loop_reads_few_pieces_of_a_stream_however_many_have
 
 
 async def test_batches_that_take_long_are_not_sent_early():
-    dispatcher, channel, peer = await started(1)
+    dispatcher, channel, peer = await start_dispatcher(1)
     dispatcher.service_rate.short = False
     submit(dispatcher, b"running", b"waiting")
     await peer.read()

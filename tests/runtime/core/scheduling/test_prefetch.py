@@ -39,7 +39,7 @@ class Talker(BaseHandler):
 CONFIG = "overlapPreprocessing: true"
 
 
-def held(version) -> list[int]:
+def count_batches(version) -> list[int]:
     return [channel.batches for channel in version._dispatcher.channels]
 
 
@@ -49,9 +49,9 @@ async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(regis
     )
     gate = tmp_path / "gate"
     jobs = [submit(version, f"until {gate}") for _ in range(4)]
-    await until(lambda: held(version) == [1, 1])
+    await until(lambda: count_batches(version) == [1, 1])
     jobs += [submit(version, f"until {gate}") for _ in range(7)]
-    await until(lambda: held(version) == [2, 2])
+    await until(lambda: count_batches(version) == [2, 2])
     assert version.pending == 3
     gate.touch()
     answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
@@ -59,7 +59,7 @@ async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(regis
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(
+async def test_a_request_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(
     registry, tmp_path, workers
 ):
     version = await a_talker(
@@ -67,9 +67,9 @@ async def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_wit
     )
     gate = tmp_path / "gate"
     running = [submit(version, f"until {gate}") for _ in range(4 * workers)]
-    await until(lambda: held(version) == [1] * workers)
+    await until(lambda: count_batches(version) == [1] * workers)
     prepared = [submit(version, body) for body in ("a", "b", "exit", "d")]
-    await until(lambda: sum(held(version)) < workers + 1)
+    await until(lambda: sum(count_batches(version)) < workers + 1)
     gate.touch()
     for job in running:
         assert (await answer_of(job)).body.decode() == f"until {gate}"

@@ -24,7 +24,7 @@ from tsx_runtime.errors import DeadlinePassed
 pytestmark = pytest.mark.anyio
 
 
-async def serving():
+async def start_dispatcher():
     return await serve(
         SequenceDispatcher(
             'Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4)
@@ -32,8 +32,8 @@ async def serving():
     )
 
 
-async def test_a_request_whose_sequence_got_its_name_here_is_forgotten_once_it_is_answered():
-    dispatcher, _, peer = await serving()
+async def test_a_sequence_that_was_named_by_the_server_is_forgotten_once_it_is_answered():
+    dispatcher, _, peer = await start_dispatcher()
     jobs = submit(dispatcher, b"a", b"b")
     await peer.reply(await peer.read())
     assert [await answer(job) for job in jobs] == [b"a", b"b"]
@@ -41,8 +41,8 @@ async def test_a_request_whose_sequence_got_its_name_here_is_forgotten_once_it_i
     assert not dispatcher._given
 
 
-async def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away():
-    dispatcher, channel, peer = await serving()
+async def test_a_retiring_process_ends_when_its_worker_is_taken_away():
+    dispatcher, channel, peer = await start_dispatcher()
     first = a_waiting_job(b"a")
     first.meta += wire.header_block(
         [(b"ts_request_sequence_id", b"a"), (b"ts_request_sequence_start", b"true")]
@@ -58,7 +58,7 @@ async def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away()
 
 
 async def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_request():
-    dispatcher, channel, peer = await serving()
+    dispatcher, channel, peer = await start_dispatcher()
     late, following = a_waiting_job(b"late", soon()), a_waiting_job(b"following")
     for job in (late, following):
         job.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])

@@ -29,7 +29,7 @@ def mark(id: str = "a", *, start: bool = False, end: bool = False) -> SequenceMa
     return SequenceMark(id, start, end)
 
 
-def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
+def start_sequences(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
     """Start sequences whose first requests are answered, all by one worker."""
     sequences: Sequences = Sequences(terms)
     worker = FakeWorker()
@@ -200,8 +200,8 @@ for play in (Play, PlayOverlapping):
 TestPlay, TestPlayOverlapping = Play.TestCase, PlayOverlapping.TestCase
 
 
-def test_a_later_request_is_sent_while_the_one_before_it_streams_and_takes_no_place_of_others():
-    sequences, worker = started(TERMS._replace(overlap=True), "a", "b")
+def test_a_later_request_is_sent_while_the_one_before_it_streams():
+    sequences, worker = start_sequences(TERMS._replace(overlap=True), "a", "b")
     single = BatchLimits(1)
     stream, cancel, of_b = (FakeJob() for _ in range(3))
     assert sequences.admit(stream, mark("a"), 0.0) is None
@@ -221,7 +221,7 @@ def test_a_later_request_is_sent_while_the_one_before_it_streams_and_takes_no_pl
 
 
 def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answer():
-    sequences, worker = started(TERMS._replace(overlap=True))
+    sequences, worker = start_sequences(TERMS._replace(overlap=True))
     stream, end = FakeJob(), FakeJob()
     sequences.admit(stream, mark("a"), 0.0)
     sequences.assign([worker], 0.0, LIMITS, joining=True)
@@ -236,7 +236,7 @@ def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answ
 
 
 def test_a_new_sequence_goes_to_the_idle_worker_with_the_fewest():
-    sequences, first = started()
+    sequences, first = start_sequences()
     second = FakeWorker()
     job = FakeJob()
     sequences.admit(job, mark("b", start=True), 1.0)
@@ -244,15 +244,15 @@ def test_a_new_sequence_goes_to_the_idle_worker_with_the_fewest():
 
 
 def test_a_worker_that_leaves_serves_its_sequences_and_gets_no_new_one():
-    sequences, worker = started()
+    sequences, worker = start_sequences()
     old, new = FakeJob(), FakeJob()
     sequences.admit(new, mark("b", start=True), 1.0)
     sequences.admit(old, mark("a"), 1.0)
     assert sequences.assign([worker], 1.0, LIMITS, leaving=[worker]) == [(worker, [old])]
 
 
-def test_an_idle_sequence_expires_and_says_so_to_who_asks_again():
-    sequences, _ = started()
+def test_an_idle_sequence_expires_and_its_next_request_is_told_so():
+    sequences, _ = start_sequences()
     assert sequences.next_end == 10.0
     assert sequences.expire(10.0) == []
     error = "Sequence a has expired: no request of it came for 10 s (sequenceMaxIdleMSec)"
@@ -261,7 +261,7 @@ def test_an_idle_sequence_expires_and_says_so_to_who_asks_again():
 
 
 def test_many_that_expire_at_once_are_ended_in_several_calls():
-    sequences, _ = started(
+    sequences, _ = start_sequences(
         SequenceConfig(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500))
     )
     active = []
@@ -271,14 +271,14 @@ def test_many_that_expire_at_once_are_ended_in_several_calls():
     assert active == [1500, 500, 0]
 
 
-def test_who_starts_a_sequence_again_need_not_be_notified_that_it_was_lost():
-    sequences, worker = started()
+def test_a_request_that_starts_a_lost_sequence_again_is_accepted():
+    sequences, worker = start_sequences()
     sequences.lost(worker, "is over")
     assert sequences.admit(FakeJob(), mark(start=True), 1.0) is None
 
 
 def test_a_sequence_is_over_after_its_time_however_busy_it_is():
-    sequences, worker = started()
+    sequences, worker = start_sequences()
     for now in range(5, 60, 5):
         job = FakeJob()
         assert sequences.admit(job, mark(), now) is None
@@ -291,7 +291,7 @@ def test_a_sequence_is_over_after_its_time_however_busy_it_is():
 
 
 def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
-    sequences, worker = started()
+    sequences, worker = start_sequences()
     job = FakeJob()
     sequences.admit(job, mark(), 1.0)
     sequences.assign([worker], 1.0, LIMITS)
@@ -301,7 +301,7 @@ def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
 
 
 def test_the_last_request_closes_its_sequence_once_it_is_answered():
-    sequences, worker = started()
+    sequences, worker = start_sequences()
     job = FakeJob()
     sequences.admit(job, mark(end=True), 1.0)
     closed = "Sequence a is closed: an earlier request ended it"
@@ -312,8 +312,8 @@ def test_the_last_request_closes_its_sequence_once_it_is_answered():
     assert sequences.admit(FakeJob(), mark(), 3.0) is None
 
 
-def test_no_more_sequences_than_the_model_says_and_no_longer_queues():
-    sequences, _ = started(SequenceConfig(10, None, most=1, queue=1))
+def test_the_number_of_sequences_and_their_queues_are_bounded():
+    sequences, _ = start_sequences(SequenceConfig(10, None, most=1, queue=1))
     assert (
         sequences.admit(FakeJob(), mark("b", start=True), 1.0)
         == "1 sequences are active, which is the limit (maxNumSequence)"
@@ -324,7 +324,7 @@ def test_no_more_sequences_than_the_model_says_and_no_longer_queues():
 
 
 def test_a_lost_worker_ends_its_sequences_and_no_others():
-    sequences, worker = started()
+    sequences, worker = start_sequences()
     second, job, waits = FakeWorker(), FakeJob(), FakeJob()
     sequences.admit(job, mark("b", start=True), 1.0)
     sequences.assign([second], 1.0, LIMITS)
@@ -346,12 +346,12 @@ def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bod
 
 def test_what_a_request_costs_does_not_grow_with_the_sequences_that_live() -> None:
     """The costs are calls of Python functions, since seconds vary."""
-    few, many = (calls_of_a_turn(count) for count in (10, 5000))
+    few, many = (count_calls(count) for count in (10, 5000))
     assert many < few + 20
 
 
-def calls_of_a_turn(count: int) -> int:
-    sequences, worker = started(
+def count_calls(count: int) -> int:
+    sequences, worker = start_sequences(
         SequenceConfig(max_idle=10, timeout=60, most=count, queue=1), *map(str, range(count))
     )
     seen = 0
@@ -391,9 +391,7 @@ def test_sequences_that_ended_leave_nothing_behind() -> None:
     )
 
 
-async def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_notified_so() -> (
-    None
-):
+async def test_a_request_that_follows_one_that_left_before_its_sequence_began_is_refused() -> None:
     dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS)
     dispatcher.accept(True)
     jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
@@ -411,6 +409,6 @@ async def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_n
 
 def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():
     long = "a" * 10_000
-    sequences, worker = started(TERMS, long)
+    sequences, worker = start_sequences(TERMS, long)
     sequences.lost(worker, "is over")
     assert sequences.admit(FakeJob(), mark(long), 1.0) is None

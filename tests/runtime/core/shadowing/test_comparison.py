@@ -42,18 +42,19 @@ ways = st.sampled_from(
 )
 
 
-def answer(body: bytes | object, status: int = 200, **headers: str) -> ComparedAnswer:
+def an_answer(body: bytes | object, status: int = 200, **headers: str) -> ComparedAnswer:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return ComparedAnswer(
         status, {name.replace("_", "-"): value for name, value in headers.items()}, content
     )
 
 
-def reported(
+def difference_of(
     config: Compare, first: Any, second: Any, plugin: Comparison | None = None
 ) -> str | None:
     primary, shadow = (
-        value if isinstance(value, ComparedAnswer) else answer(value) for value in (first, second)
+        value if isinstance(value, ComparedAnswer) else an_answer(value)
+        for value in (first, second)
     )
     difference = compare(config, b"asked", primary, shadow, plugin).difference
     return None if difference is None else difference.between("client", "shadow")
@@ -61,7 +62,7 @@ def reported(
 
 @given(ways, bodies)
 def test_an_answer_agrees_with_itself(config: Compare, body: bytes) -> None:
-    assert reported(config, body, bytes(bytearray(body))) is None
+    assert difference_of(config, body, bytes(bytearray(body))) is None
 
 
 @given(ways, bodies, bodies)
@@ -69,15 +70,15 @@ def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_re
     config: Compare, first: bytes, second: bytes
 ) -> None:
     if config.kind != "numeric" or config.rtol == 0:
-        assert (reported(config, first, second) is None) == (
-            reported(config, second, first) is None
+        assert (difference_of(config, first, second) is None) == (
+            difference_of(config, second, first) is None
         )
 
 
 @given(bodies, bodies)
 def test_what_agrees_exactly_agrees_within_a_tolerance(first: bytes, second: bytes) -> None:
-    if reported(Compare(kind="exact"), first, second) is None:
-        assert reported(Compare(kind="numeric"), first, second) is None
+    if difference_of(Compare(kind="exact"), first, second) is None:
+        assert difference_of(Compare(kind="numeric"), first, second) is None
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 0.1), st.floats(0, 1), st.data())
@@ -97,14 +98,14 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(
 
     # Sums are rounded.
     if abs(values[position] + room * 0.99 - values[position]) <= room:
-        assert reported(config, moved(0), moved(room * 0.99)) is None
-    beyond = reported(config, moved(0), moved(room * 1.01 + 1e-3))
+        assert difference_of(config, moved(0), moved(room * 0.99)) is None
+    beyond = difference_of(config, moved(0), moved(room * 1.01 + 1e-3))
     assert beyond is not None
     assert beyond.startswith(f"scores.{position}: ")
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "why"),
+    ("first", "second", "difference"),
     [
         ({"a": [1, {"b": 2.0}]}, {"a": [1, {"b": 2.00001}]}, None),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
@@ -133,7 +134,7 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(
     ],
 )
 def test_where_numbers_differ_is_reported(first: Any, second: Any, difference: str | None) -> None:
-    report = reported(Compare(kind="numeric"), first, second)
+    report = difference_of(Compare(kind="numeric"), first, second)
     assert (
         report is None
         if difference is None
@@ -143,8 +144,8 @@ def test_where_numbers_differ_is_reported(first: Any, second: Any, difference: s
 
 def test_identical_models_agree_and_the_largest_difference_is_known() -> None:
     primary, shadow = (
-        answer([5.00095e-07, 0.25, {"a": [1.0, 3.0]}]),
-        answer([5.00096e-07, 0.25001, {"a": [1.0, 3.0]}]),
+        an_answer([5.00095e-07, 0.25, {"a": [1.0, 3.0]}]),
+        an_answer([5.00096e-07, 0.25001, {"a": [1.0, 3.0]}]),
     )
     result = compare(Compare(), b"", primary, shadow)
     assert result.difference is None
@@ -152,7 +153,10 @@ def test_identical_models_agree_and_the_largest_difference_is_known() -> None:
     assert compare(Compare(kind="exact"), b"", primary, shadow).largest == pytest.approx(1e-5)
     # The largest difference may come after the first one.
     apart = compare(
-        Compare(), b"", answer({"a": [1.0, 9.0], "b": 2.0}), answer({"a": [3.0, 4.0], "b": 2.5})
+        Compare(),
+        b"",
+        an_answer({"a": [1.0, 9.0], "b": 2.0}),
+        an_answer({"a": [3.0, 4.0], "b": 2.5}),
     )
     assert apart.difference is not None
     assert apart.largest == 5
@@ -160,8 +164,8 @@ def test_identical_models_agree_and_the_largest_difference_is_known() -> None:
         compare(
             Compare(ignore=["a.*"]),
             b"",
-            answer({"a": [1.0], "b": 2.0}),
-            answer({"a": [3.0], "b": 2.5}),
+            an_answer({"a": [1.0], "b": 2.0}),
+            an_answer({"a": [3.0], "b": 2.5}),
         ).largest
         == 0.5
     )
@@ -178,11 +182,11 @@ def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
         tolerance_of(Compare(), "bf16", "int8") == tolerance_of(Compare(), "pruned") == (1e-1, 1e-2)
     )
     assert tolerance_of(Compare(rtol=0.5), "bf16") == (0.5, 1e-3)
-    primary, shadow = answer([0.5]), answer([0.502])
+    primary, shadow = an_answer([0.5]), an_answer([0.502])
     assert compare(Compare(), b"", primary, shadow).difference is not None
     assert compare(Compare(), b"", primary, shadow, precisions=["fp32", "bf16"]).difference is None
     halves = [
-        answer({"outputs": [{"name": "y", "datatype": kind, "shape": [1], "data": [x]}]})
+        an_answer({"outputs": [{"name": "y", "datatype": kind, "shape": [1], "data": [x]}]})
         for kind in ("FP16", "FP32")
         for x in (0.5, 0.502)
     ]
@@ -193,13 +197,13 @@ def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
 
 def test_exactly_means_each_byte() -> None:
     assert (
-        reported(Compare(kind="exact"), b'{"a": 1}', b'{"a":1}')
+        difference_of(Compare(kind="exact"), b'{"a": 1}', b'{"a":1}')
         == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
     )
-    assert reported(Compare(kind="exact"), {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
+    assert difference_of(Compare(kind="exact"), {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
     image = bytes(range(256)) * 100
     assert (
-        reported(Compare(kind="exact"), image, image[:20_001] + b"x" + image[20_002:])
+        difference_of(Compare(kind="exact"), image, image[:20_001] + b"x" + image[20_002:])
         == "body: 25600 bytes (client), 25600 bytes (shadow); they differ from byte 20001 on"
     )
 
@@ -208,9 +212,11 @@ def test_statuses_come_first() -> None:
     for kind in ("exact", "top-k", "numeric"):
         config = Compare(kind=kind)
         difference = "status: 200 (client), 404 (shadow)"
-        assert reported(config, answer(b"x"), answer(b"x", 404)) == difference
-        assert reported(config, answer(b"one error", 500), answer(b"another", 500)) is None
-        assert reported(config, answer(b"no", 404), answer(b"not", 404)) is not None
+        assert difference_of(config, an_answer(b"x"), an_answer(b"x", 404)) == difference
+        assert (
+            difference_of(config, an_answer(b"one error", 500), an_answer(b"another", 500)) is None
+        )
+        assert difference_of(config, an_answer(b"no", 404), an_answer(b"not", 404)) is not None
 
 
 def test_fields_that_are_ignored_do_not_count() -> None:
@@ -218,18 +224,18 @@ def test_fields_that_are_ignored_do_not_count() -> None:
     second = {"id": "2", "outputs": [{"took": 7, "y": 1}, {"took": 8, "y": 2}]}
     both = ["id", "outputs.*.took"]
     for kind in ("exact", "numeric", "top-k"):
-        assert reported(Compare(kind=kind, ignore=both), first, second) is None
+        assert difference_of(Compare(kind=kind, ignore=both), first, second) is None
     assert (
-        reported(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second)
+        difference_of(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second)
         == "outputs.1.took: 6 (client), 8 (shadow)"
     )
-    assert reported(Compare(kind="exact", ignore=["id"]), {"id": 1}, {}) is None
+    assert difference_of(Compare(kind="exact", ignore=["id"]), {"id": 1}, {}) is None
     assert without({"a": {"b": 1, "c": [1, 2]}}, [("a", "c", "1"), ("a", "x"), ("b", "c")]) == {
         "a": {"b": 1, "c": [1]}
     }
 
 
-def tensors(version: str, values: list[float], *, name: str = "scores") -> ComparedAnswer:
+def tensor_answer(version: str, values: list[float], *, name: str = "scores") -> ComparedAnswer:
     """Answer as the Open Inference Protocol does, with JSON and binary tensors behind it."""
     raw = struct.pack(f"<{len(values)}f", *values)
     output = {
@@ -239,23 +245,26 @@ def tensors(version: str, values: list[float], *, name: str = "scores") -> Compa
         "parameters": {"binary_data_size": len(raw)},
     }
     head = json.dumps({"model_name": "m", "model_version": version, "outputs": [output]}).encode()
-    return answer(head + raw, inference_header_content_length=str(len(head)))
+    return an_answer(head + raw, inference_header_content_length=str(len(head)))
 
 
 def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_name() -> None:
-    first, equal = tensors("1.0", [0.1, 0.9]), tensors("2.0", [0.1, 0.9])
-    near, far = tensors("2.0", [0.10001, 0.9]), tensors("2.0", [0.9, 0.1])
-    assert reported(Compare(kind="exact"), first, equal) is None
-    assert reported(Compare(kind="numeric", rtol=1e-3), first, near) is None
-    assert str(reported(Compare(kind="numeric"), first, far)).startswith("outputs.0.data.")
-    assert reported(Compare(kind="top-k"), first, near) is None
-    assert reported(Compare(kind="top-k"), first, far) == "outputs.0.data.0: 1 (client), 0 (shadow)"
-    assert str(reported(Compare(kind="exact"), first, near)).startswith("outputs.0.data.0: ")
+    first, equal = tensor_answer("1.0", [0.1, 0.9]), tensor_answer("2.0", [0.1, 0.9])
+    near, far = tensor_answer("2.0", [0.10001, 0.9]), tensor_answer("2.0", [0.9, 0.1])
+    assert difference_of(Compare(kind="exact"), first, equal) is None
+    assert difference_of(Compare(kind="numeric", rtol=1e-3), first, near) is None
+    assert str(difference_of(Compare(kind="numeric"), first, far)).startswith("outputs.0.data.")
+    assert difference_of(Compare(kind="top-k"), first, near) is None
+    assert (
+        difference_of(Compare(kind="top-k"), first, far)
+        == "outputs.0.data.0: 1 (client), 0 (shadow)"
+    )
+    assert str(difference_of(Compare(kind="exact"), first, near)).startswith("outputs.0.data.0: ")
 
 
 def events(*values: Any) -> ComparedAnswer:
     lines = [f"data: {json.dumps(value, ensure_ascii=False)}\n\n" for value in values]
-    return answer("".join(lines).encode(), content_type="text/event-stream; charset=utf-8")
+    return an_answer("".join(lines).encode(), content_type="text/event-stream; charset=utf-8")
 
 
 def chat(number: int, text: str) -> dict[str, Any]:
@@ -306,21 +315,23 @@ def ranking(number: int, text: str) -> dict[str, Any]:
 def test_answers_of_openais_api_are_compared_without_identifiers_and_times(
     kind: Any, shape: Any
 ) -> None:
-    assert reported(Compare(kind=kind), shape(1, "yes"), shape(2, "yes")) is None
-    assert reported(Compare(kind=kind), shape(1, "yes"), shape(2, "no")) is not None
+    assert difference_of(Compare(kind=kind), shape(1, "yes"), shape(2, "yes")) is None
+    assert difference_of(Compare(kind=kind), shape(1, "yes"), shape(2, "no")) is not None
 
 
 def test_an_answer_that_only_looks_like_openais_is_compared_with_its_identifier() -> None:
     first, second = (
         {"id": number, "object": "cat", "created": 7, "results": []} for number in (1, 2)
     )
-    assert reported(Compare(kind="exact"), first, second) == "id: 1 (client), 2 (shadow)"
+    assert difference_of(Compare(kind="exact"), first, second) == "id: 1 (client), 2 (shadow)"
 
 
 def test_an_event_may_hold_any_character_of_json() -> None:
     text = "a\u2028b\u0085c"
     assert read_answer(events({"text": text})) == [{"text": text}]
-    assert read_answer(answer(b"data: 1\r\n\rdata: [2]\n", content_type="text/event-stream")) == [
+    assert read_answer(
+        an_answer(b"data: 1\r\n\rdata: [2]\n", content_type="text/event-stream")
+    ) == [
         1,
         [2],
     ]
@@ -328,10 +339,10 @@ def test_an_event_may_hold_any_character_of_json() -> None:
 
 @pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])
 def test_tensors_that_cannot_be_read_are_compared_as_bytes(length: str) -> None:
-    complete = tensors("1.0", [1.0, 2.0])
+    complete = tensor_answer("1.0", [1.0, 2.0])
     broken = ComparedAnswer(200, {"inference-header-content-length": length}, complete.body)
     assert (
-        reported(Compare(kind="numeric"), broken, broken._replace(body=broken.body + b"x"))
+        difference_of(Compare(kind="numeric"), broken, broken._replace(body=broken.body + b"x"))
         is not None
     )
     for body in (
@@ -358,7 +369,7 @@ def test_a_ranking_agrees_with_itself_in_any_order(ranking: dict[str, float], k:
 def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
     first: dict[str, float], second: dict[str, float], k: int
 ) -> None:
-    def bests(ranking: dict[str, float], count: int) -> list[set[str]]:
+    def best_choices(ranking: dict[str, float], count: int) -> list[set[str]]:
         """List each choice of so many labels of which no other label is better."""
         order = {
             label: -math.inf if math.isnan(value) else value for label, value in ranking.items()
@@ -378,13 +389,13 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
 
     count = min(k, len(first))
     expected = count == min(k, len(second)) and any(
-        chosen in bests(second, count) for chosen in bests(first, count)
+        chosen in best_choices(second, count) for chosen in best_choices(first, count)
     )
     assert agree(first, second, k) == agree(second, first, k) == expected
 
 
 @pytest.mark.parametrize(
-    ("k", "first", "second", "why"),
+    ("k", "first", "second", "difference"),
     [
         (
             1,
@@ -440,7 +451,7 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
 def test_the_best_labels_are_found_wherever_they_are(
     k: int, first: Any, second: Any, difference: str | None
 ) -> None:
-    assert reported(Compare(kind="top-k", k=k), first, second) == difference
+    assert difference_of(Compare(kind="top-k", k=k), first, second) == difference
 
 
 @given(json_values)
@@ -457,12 +468,13 @@ def test_a_plugin_has_the_last_word_where_the_statuses_are_alike() -> None:
         seen.append((request, first.body, second.body))
         return {b"same": True, b"other": False}.get(second.body, "the labels differ")
 
-    assert reported(config, b"x", b"same", judge) is None
-    assert reported(config, b"x", b"other", judge) == "the plugin says that they differ"
-    assert reported(config, b"x", b"x", judge) == "the labels differ"
+    assert difference_of(config, b"x", b"same", judge) is None
+    assert difference_of(config, b"x", b"other", judge) == "the plugin says that they differ"
+    assert difference_of(config, b"x", b"x", judge) == "the labels differ"
     assert seen[0] == (b"asked", b"x", b"same")
     assert (
-        reported(config, b"x", answer(b"same", 201), judge) == "status: 200 (client), 201 (shadow)"
+        difference_of(config, b"x", an_answer(b"same", 201), judge)
+        == "status: 200 (client), 201 (shadow)"
     )
     with pytest.raises(TypeError, match="it returned a NoneType"):
-        reported(config, b"x", b"y", lambda request, first, second: None)  # type: ignore[arg-type, return-value]
+        difference_of(config, b"x", b"y", lambda request, first, second: None)  # type: ignore[arg-type, return-value]

@@ -43,7 +43,7 @@ def test_latencies_are_those_of_the_newest_pairs() -> None:
     assert (tally.primary_errors, tally.shadow_errors) == (0, 1)
 
 
-def test_headers_that_let_somebody_in_are_left_out() -> None:
+def test_headers_that_hold_secrets_are_left_out() -> None:
     harmless = {"Content-Type": "text/csv", "X-User": "ann", "User-Agent": "x"}
     secret = (
         "Authorization",
@@ -66,7 +66,7 @@ def test_secrets_of_a_url_in_a_header_are_not_shown() -> None:
     }
 
 
-def test_of_a_body_the_beginning_is_kept() -> None:
+def test_the_beginning_of_a_body_is_kept() -> None:
     assert excerpt_of(b"abc") == Excerpt(b"abc", 3)
     assert excerpt_of(memoryview(b"x" * 5000)) == Excerpt(b"x" * CUT, 5000)
     assert excerpt_of(Parts([b"a" * 2000, memoryview(b"b" * 2000), b"c"], 4001)) == Excerpt(

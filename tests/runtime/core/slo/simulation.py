@@ -55,9 +55,9 @@ class Case(NamedTuple):
 
     def service(self) -> Service:
         chance = np.random.default_rng(self.seed)
-        noise = iter_of(lambda: chance.lognormal(0.0, 0.05, 4096))
-        spread = iter_of(lambda: chance.random(4096))
-        tail = iter_of(lambda: chance.lognormal(0.0, 0.35, 4096))
+        noise = repeat_draws(lambda: chance.lognormal(0.0, 0.05, 4096))
+        spread = repeat_draws(lambda: chance.random(4096))
+        tail = repeat_draws(lambda: chance.lognormal(0.0, 0.35, 4096))
 
         def seconds(size: float, start: float) -> float:
             typical = self.typical(size) * next(noise)
@@ -76,7 +76,7 @@ class Case(NamedTuple):
         return np.cumsum(chance.exponential(1 / self.rate, count)).tolist()
 
 
-def iter_of(more: Callable[[], np.ndarray]) -> Iterator[float]:
+def repeat_draws(more: Callable[[], np.ndarray]) -> Iterator[float]:
     while True:
         yield from more().tolist()
 
@@ -96,7 +96,7 @@ class Outcome(NamedTuple):
         return self.in_time / max(1, self.accepted)
 
 
-def static(
+def simulate_fixed(
     case: Case, arrivals: list[float], size: int, queue: int, delay: float, warm: float
 ) -> Outcome:
     """Simulate batches of up to `size`, for which a worker waits up to `delay`.
@@ -142,7 +142,7 @@ def static(
     return Outcome(offered, accepted, in_time, end - warm)
 
 
-def with_target(
+def simulate_target(
     case: Case,
     arrivals: list[float],
     quantile: float,

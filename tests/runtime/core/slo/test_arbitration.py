@@ -30,7 +30,7 @@ CLAIMS = st.lists(
 
 
 @given(CLAIMS, st.floats(0, 20))
-def test_of_those_that_can_be_in_time_the_one_with_the_earliest_deadline_is_first(claims, now):
+def test_the_earliest_deadline_that_can_be_kept_goes_first(claims, now):
     keys = turn_order(claims, now)
     in_time = [
         (claim.deadline, key)
@@ -41,7 +41,7 @@ def test_of_those_that_can_be_in_time_the_one_with_the_earliest_deadline_is_firs
 
 
 @given(CLAIMS, st.floats(0, 20), st.floats(0.01, 5), st.floats(0, 5))
-def test_one_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, target, ahead):
+def test_a_model_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, target, ahead):
     longest = max(target, *(claim.target for claim in claims))
     old = Claim(
         now - 2 * longest - max(claim.ahead for claim in claims) - 0.001, target, max(ahead, 0.01)
@@ -52,7 +52,7 @@ def test_one_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, targe
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 2.0])
-def test_more_requests_are_answered_in_time_than_by_other_rules_and_the_accepted_ones_keep_their_targets(
+def test_more_requests_are_answered_in_time_than_by_other_rules(
     load,
 ):
     results: dict[str, list[tuple[float, float]]] = {}
@@ -77,7 +77,7 @@ def test_more_requests_are_answered_in_time_than_by_other_rules_and_the_accepted
     assert in_time["deadline"] > max(in_time["shares"], in_time["at once"])
 
 
-async def sharing(
+async def start_models(
     count: int = 2, *, gpu: int | None = 0, seconds: float = 1.0, cores: int = 1
 ) -> list[tuple[SloDispatcher, Peer]]:
     """Start models on one device, each with one worker and a longer target than the one before."""
@@ -101,7 +101,7 @@ async def sharing(
     return models
 
 
-async def silent(peer: Peer) -> bool:
+async def is_silent(peer: Peer) -> bool:
     """Return whether nothing is sent to a worker in some turns of the loop."""
     reading = asyncio.ensure_future(peer.read())
     for _ in range(20):
@@ -112,40 +112,40 @@ async def silent(peer: Peer) -> bool:
 
 
 async def test_a_batch_waits_for_another_models_and_the_earliest_deadline_goes_first():
-    (first, first_peer), (second, second_peer), (third, third_peer) = await sharing(3)
+    (first, first_peer), (second, second_peer), (third, third_peer) = await start_models(3)
     (running,) = submit(second, b"x")
     frame = await second_peer.read()
     waits_longer, waits = submit(third, b"x"), submit(first, b"x")
-    assert await silent(first_peer)
-    assert await silent(third_peer)
+    assert await is_silent(first_peer)
+    assert await is_silent(third_peer)
     await second_peer.reply(frame)
     await answer(running)
     frame = await first_peer.read()
-    assert await silent(third_peer)
+    assert await is_silent(third_peer)
     await first_peer.reply(frame)
     await answer(waits[0])
     await third_peer.reply(await third_peer.read())
     await answer(waits_longer[0])
 
 
-async def killed(dispatcher: SloDispatcher, peer: Peer) -> None:
+async def kill_worker(dispatcher: SloDispatcher, peer: Peer) -> None:
     channel = dispatcher.channels[0]
     peer.close()
     await asyncio.wait_for(channel.closed, TIMEOUT)
 
 
-async def removed(dispatcher: SloDispatcher, peer: Peer) -> None:
+async def remove_model(dispatcher: SloDispatcher, peer: Peer) -> None:
     dispatcher.remove(dispatcher.channels[0])
     dispatcher.close()
 
 
-@pytest.mark.parametrize("end", [killed, removed])
+@pytest.mark.parametrize("end", [kill_worker, remove_model])
 async def test_no_model_waits_for_a_worker_that_died_or_a_model_that_is_unregistered(end: Callable):
-    (first, first_peer), (second, second_peer) = await sharing()
+    (first, first_peer), (second, second_peer) = await start_models()
     submit(first, b"x")
     await first_peer.read()
     (waits,) = submit(second, b"x")
-    assert await silent(second_peer)
+    assert await is_silent(second_peer)
     await end(first, first_peer)
     await second_peer.reply(await second_peer.read())
     assert await answer(waits) == b"x"
@@ -155,7 +155,7 @@ async def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
     monkeypatch.setattr(arbitration, "LATE", 0.001)
     monkeypatch.setattr("tsx_runtime.core.slo.dispatcher.LATE", 0.001)
 
-    (first, first_peer), (second, second_peer) = await sharing()
+    (first, first_peer), (second, second_peer) = await start_models()
     submit(first, b"x")
     await first_peer.read()
     (waits,) = submit(second, b"x")
@@ -164,7 +164,7 @@ async def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
 
 
 async def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch_starts():
-    (first, _), (second, second_peer) = await sharing()
+    (first, _), (second, second_peer) = await start_models()
     await asyncio.sleep(0)
     (waits,) = submit(second, b"x")
     (leaves,) = submit(first, b"x")
@@ -174,7 +174,7 @@ async def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch
     leaves.done.exception()
 
 
-class Stub:
+class FakeModel:
     """A model on a GPU that has a batch to start, or runs one that is overdue at `until`."""
 
     def __init__(
@@ -196,25 +196,25 @@ class Stub:
         self._started.set()
 
 
-async def test_a_batch_that_never_ends_is_not_waited_for_because_another_could_have_taken_longer():
+async def test_a_longer_batch_that_is_gone_does_not_extend_the_wait_for_an_endless_one():
     arbiter, started = DeviceArbiter(1), asyncio.Event()
     arbiter._crowded = {0}
-    waits = Stub(arbiter, started)
-    long = Stub(arbiter, until=time.monotonic() + 1000)
+    waits = FakeModel(arbiter, started)
+    long = FakeModel(arbiter, until=time.monotonic() + 1000)
     assert arbiter.granted(waits, time.monotonic()) is None
     arbiter.leave(long)
-    Stub(arbiter, until=time.monotonic() + 0.01)
+    FakeModel(arbiter, until=time.monotonic() + 0.01)
     assert arbiter.granted(waits, time.monotonic()) is None
     await asyncio.wait_for(started.wait(), TIMEOUT)
 
 
 async def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are_not_held_up():
-    (first, first_peer), (second, second_peer) = await sharing(gpu=None, cores=2)
+    (first, first_peer), (second, second_peer) = await start_models(gpu=None, cores=2)
     submit(first, b"x")
     submit(second, b"x")
     await first_peer.read()
     await second_peer.read()
-    ((alone, peer),) = await sharing(1)
+    ((alone, peer),) = await start_models(1)
     channel, second_peer = await add_worker(alone)
     channel.devices = (0,)
     submit(alone, b"x")
@@ -225,20 +225,20 @@ async def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are
 
 
 async def test_a_group_waits_for_all_of_its_gpus_and_others_for_the_group():
-    (first, first_peer), (second, second_peer), (third, third_peer) = await sharing(3)
+    (first, first_peer), (second, second_peer), (third, third_peer) = await start_models(3)
     second.channels[0].devices, third.channels[0].devices = (0, 1), (1,)
     second._arbiter.changed()
     (running,) = submit(first, b"x")
     frame = await first_peer.read()
     (group,), (last,) = submit(second, b"x"), submit(third, b"x")
-    assert await silent(second_peer)
+    assert await is_silent(second_peer)
     # Its GPU is idle, but the group's deadline is earlier.
-    assert await silent(third_peer)
+    assert await is_silent(third_peer)
     await first_peer.reply(frame)
     await answer(running)
     frame = await second_peer.read()
     (waits,) = submit(first, b"x")
-    assert await silent(first_peer)
+    assert await is_silent(first_peer)
     await second_peer.reply(frame)
     await answer(group)
     await first_peer.reply(await first_peer.read())
@@ -247,21 +247,21 @@ async def test_a_group_waits_for_all_of_its_gpus_and_others_for_the_group():
 
 
 async def test_all_cores_are_used_where_there_are_fewer_than_workers():
-    models = await sharing(3, gpu=None, cores=2)
+    models = await start_models(3, gpu=None, cores=2)
     for dispatcher, _ in models:
         submit(dispatcher, b"x")
     frames = [await peer.read() for _, peer in models[:2]]
-    assert await silent(models[2][1])
+    assert await is_silent(models[2][1])
     await models[1][1].reply(frames[1])
     await models[2][1].read()
 
 
 async def test_a_model_that_waits_starts_when_workers_need_fewer_cores_than_before():
-    (first, first_peer), (second, second_peer) = await sharing(gpu=None, cores=1)
+    (first, first_peer), (second, second_peer) = await start_models(gpu=None, cores=1)
     (running,) = submit(first, b"x")
     frame = await first_peer.read()
     (waits,) = submit(second, b"x")
-    assert await silent(second_peer)
+    assert await is_silent(second_peer)
     second._arbiter._cores = 2
     # The number of cores is looked up again.
     second._arbiter.join(second)

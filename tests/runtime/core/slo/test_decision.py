@@ -66,7 +66,7 @@ def test_more_time_never_makes_a_smaller_batch(curve, first, second, aimed):
     st.integers(0, 100),
     st.lists(st.floats(0, 1), max_size=8),
 )
-def test_who_arrives_later_or_finds_workers_sooner_free_is_not_worse_off(
+def test_a_later_arrival_or_a_sooner_free_worker_is_no_disadvantage(
     curve, rate, workers, waiting, ends
 ):
     aimed = aim(curve, TARGET, rate, workers)
@@ -118,14 +118,14 @@ def test_a_larger_batch_never_takes_less_time(curve, first, second):
         {8: 8.0, 9: 9.0, 10: 10.0},
     ],
 )
-def test_a_measured_size_takes_as_long_as_was_measured_also_where_no_times_are_kept_for_it(
+def test_a_measured_size_takes_the_measured_time_even_between_the_kept_sizes(
     measured: dict[int, float],
 ) -> None:
     curve = LatencyCurve(0.5, measured.items())
     assert {size: curve.typical(size) for size in measured} == pytest.approx(measured)
 
 
-def served(curve: LatencyCurve, seconds, sizes, now=0.0) -> float:
+def add_batches(curve: LatencyCurve, seconds, sizes, now=0.0) -> float:
     for size in sizes:
         now += seconds(size)
         curve.add(size, seconds(size), now)
@@ -134,7 +134,7 @@ def served(curve: LatencyCurve, seconds, sizes, now=0.0) -> float:
 
 def test_the_curve_is_learned_between_the_sizes_that_were_served():
     curve = LatencyCurve(0.99)
-    served(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16, 32] * 3)
+    add_batches(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16, 32] * 3)
     assert curve.typical(12) == pytest.approx(0.022, rel=0.02)
     assert curve.typical(20) == pytest.approx(0.030, rel=0.02)
 
@@ -154,7 +154,7 @@ def test_batches_grow_step_by_step_as_far_as_the_target_allows():
 
 def test_one_outlier_changes_nothing_and_a_second_mode_is_expected():
     curve = LatencyCurve(0.99)
-    now = served(curve, lambda _: 0.01, [4] * 300)
+    now = add_batches(curve, lambda _: 0.01, [4] * 300)
     curve.add(4, 1.0, now)
     assert curve.typical(4) * curve.tail == pytest.approx(0.01)
     for number in range(300):
@@ -166,8 +166,8 @@ def test_one_outlier_changes_nothing_and_a_second_mode_is_expected():
 @pytest.mark.parametrize("times", [0.5, 2.0])
 def test_drift_is_followed_also_where_no_batch_is_served_now(times):
     curve = LatencyCurve(0.99)
-    now = served(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16] * 10)
-    served(curve, lambda size: times * (0.01 + 0.001 * size), [4] * 400, now + 60)
+    now = add_batches(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16] * 10)
+    add_batches(curve, lambda size: times * (0.01 + 0.001 * size), [4] * 400, now + 60)
     assert curve.typical(4) == pytest.approx(times * 0.014, rel=0.01)
     assert curve.typical(4) <= curve.typical(16) <= 4 * curve.typical(4) * 1.001
     assert curve.tail < 1.05

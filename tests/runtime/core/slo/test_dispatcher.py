@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.jobs import a_waiting_job, refusal_of
 from tests.kit.peers import Peer, add_worker, answer, kill, submit
-from tests.runtime.core.scheduling.test_costs import measured
+from tests.runtime.core.scheduling.test_costs import cost_metrics
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.costs import CostQueue
@@ -26,7 +26,7 @@ PATIENT = latency_target("p99<60s")
 KNOWN = [(1, 1.0), (8, 2.0), (64, 4.0)]  # seconds of a benchmark
 
 
-async def started(
+async def start_dispatcher(
     target=PATIENT, points=KNOWN, workers=1, queue=None
 ) -> tuple[SloDispatcher, list[Peer]]:
     dispatcher = SloDispatcher(
@@ -36,7 +36,7 @@ async def started(
     return dispatcher, [(await add_worker(dispatcher))[1] for _ in range(workers)]
 
 
-async def sizes(dispatcher, peer, count: int, body: bytes = b"x") -> list[int]:
+async def batch_sizes(dispatcher, peer, count: int, body: bytes = b"x") -> list[int]:
     """Submit so many requests, answer each batch at once, and return the sizes of the batches."""
     jobs, batches = submit(dispatcher, *[body] * count), []
     done = asyncio.gather(*(job.done for job in jobs), return_exceptions=True)
@@ -51,12 +51,12 @@ async def sizes(dispatcher, peer, count: int, body: bytes = b"x") -> list[int]:
 
 @pytest.mark.parametrize(("target", "least", "most"), [("p99<60s", 30, 30), ("p99<2s", 4, 8)])
 async def test_a_batch_is_as_large_as_the_target_allows(target, least, most):
-    dispatcher, (peer,) = await started(latency_target(target))
-    assert least <= (await sizes(dispatcher, peer, 30))[0] <= most
+    dispatcher, (peer,) = await start_dispatcher(latency_target(target))
+    assert least <= (await batch_sizes(dispatcher, peer, 30))[0] <= most
 
 
-async def test_what_would_be_late_is_refused_on_arrival_and_told_when_to_return():
-    dispatcher, (peer,) = await started(latency_target("p99<5s"))
+async def test_a_request_that_would_be_late_is_refused_on_arrival():
+    dispatcher, (peer,) = await start_dispatcher(latency_target("p99<5s"))
     taken = submit(dispatcher, *[b"x"] * 64)
     frame = await peer.read()
     error = await refusal_of(submit(dispatcher, b"x")[0], QueueFull)
@@ -70,7 +70,7 @@ async def test_what_would_be_late_is_refused_on_arrival_and_told_when_to_return(
 
 
 async def test_an_idle_worker_takes_a_request_whatever_the_curve_says():
-    dispatcher, (peer,) = await started(latency_target("p99<1ms"))
+    dispatcher, (peer,) = await start_dispatcher(latency_target("p99<1ms"))
     for _ in range(2):
         (job,) = submit(dispatcher, b"x")
         frame = await peer.read()
@@ -83,7 +83,7 @@ async def test_an_idle_worker_takes_a_request_whatever_the_curve_says():
 
 
 async def test_without_a_benchmark_batches_begin_at_one_and_grow():
-    dispatcher, (peer,) = await started(points=())
+    dispatcher, (peer,) = await start_dispatcher(points=())
     submit(dispatcher, *[b"x"] * 4)
     sizes = []
     while sum(sizes) < 100:
@@ -96,7 +96,7 @@ async def test_without_a_benchmark_batches_begin_at_one_and_grow():
 
 
 async def test_while_workers_start_one_request_waits_and_others_return_when_they_are_ready():
-    dispatcher, _ = await started(workers=0)
+    dispatcher, _ = await start_dispatcher(workers=0)
     dispatcher.seconds_until_ready = lambda: 7.0
     first, second = submit(dispatcher, b"x", b"y")
     assert (await refusal_of(second, QueueFull)).retry_after == 7
@@ -106,7 +106,7 @@ async def test_while_workers_start_one_request_waits_and_others_return_when_they
 
 
 async def test_a_greater_priority_takes_the_place_of_a_request_that_waits():
-    dispatcher, (peer,) = await started(latency_target("p99<20s"), [(1, 4.0)])
+    dispatcher, (peer,) = await start_dispatcher(latency_target("p99<20s"), [(1, 4.0)])
     submit(dispatcher, b"x")
     await peer.read()
     waiting = []
@@ -122,7 +122,7 @@ async def test_a_greater_priority_takes_the_place_of_a_request_that_waits():
 
 
 async def test_a_request_that_its_worker_takes_with_it_is_a_miss():
-    dispatcher, (peer,) = await started()
+    dispatcher, (peer,) = await start_dispatcher()
     (job,) = submit(dispatcher, b"x")
     await peer.read()
     batch = await kill(dispatcher.channels[0], peer)
@@ -132,9 +132,9 @@ async def test_a_request_that_its_worker_takes_with_it_is_a_miss():
 
 
 async def test_another_target_holds_from_now_on():
-    dispatcher, (peer,) = await started()
+    dispatcher, (peer,) = await start_dispatcher()
     dispatcher.change(BatchLimits(1024), Bounds(slo=latency_target("p99<2s")))
-    assert 4 <= (await sizes(dispatcher, peer, 30))[0] <= 8
+    assert 4 <= (await batch_sizes(dispatcher, peer, 30))[0] <= 8
     assert dispatcher.report.target.text == "p99<2s"
 
 
@@ -151,24 +151,24 @@ async def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
 
 async def test_requests_that_were_refused_while_they_ran_count_with_their_cost():
     queue = CostQueue(1.0)
-    dispatcher, (peer,) = await started(queue=queue)
+    dispatcher, (peer,) = await start_dispatcher(queue=queue)
     late = a_waiting_job(b"x" * 100, time.monotonic() + 0.02)
     dispatcher.submit(late)
     frame = await peer.read()
     await refusal_of(late, AnswerLate)
     assert (await peer.read()).kind is wire.Kind.CANCEL
-    await peer.reply(frame, NOTHING + json.dumps(measured(50.0)).encode())
+    await peer.reply(frame, NOTHING + json.dumps(cost_metrics(50.0)).encode())
     await dispatcher.wait_idle()
     assert dispatcher.control.weights._unit == 100
     assert queue.cost(late) == 50
 
 
 async def test_a_batch_has_few_large_requests_or_many_small_ones():
-    dispatcher, (peer,) = await started(latency_target("p99<20s"), ())
+    dispatcher, (peer,) = await start_dispatcher(latency_target("p99<20s"), ())
     # A batch takes a second for each 100 bytes.
     for number in range(600):
         count, cost = number % 8 + 1, 100 * (number % 7 + 1)
         dispatcher.control.learn(count, cost / 100, number * 10.0, 1, 0, cost)
     assert dispatcher.control.weighs
-    large, small = [(await sizes(dispatcher, peer, 8, b"x" * size))[0] for size in (1000, 50)]
+    large, small = [(await batch_sizes(dispatcher, peer, 8, b"x" * size))[0] for size in (1000, 50)]
     assert large < small == 8

@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from tests.runtime.core.slo.simulation import Case, Outcome, static, with_target
+from tests.runtime.core.slo.simulation import Case, Outcome, simulate_fixed, simulate_target
 
 KINDS = ("constant", "linear", "affine", "concave", "bimodal", "drifting", "heavy-tailed")
 LOADS = (0.5, 1.0, 1.5, 2.0)
@@ -25,7 +25,7 @@ DELAYS = (0.0, 0.1, 0.25) if THOROUGH else (0.0,)
 WARM = 0.25
 
 
-def cases(count: int) -> list[Case]:
+def draw_cases(count: int) -> list[Case]:
     chance = np.random.default_rng(22)
     result = []
     for number in range(count):
@@ -54,17 +54,17 @@ def cases(count: int) -> list[Case]:
     return result
 
 
-def arrivals_of(case: Case) -> list[float]:
+def draw_arrivals(case: Case) -> list[float]:
     """Draw the arrivals of some hundred batches, in which the tail is seen."""
     most, batches = (40000, 500) if THOROUGH else (8000, 200)
     return case.arrivals(min(most, max(6000, batches * case.workers * min(case.largest, 200))))
 
 
-def best_static(case: Case, arrivals: list[float], warm: float) -> Outcome:
+def find_best_setting(case: Case, arrivals: list[float], warm: float) -> Outcome:
     """Return the fixed setting with the most goodput, if possible one that keeps the target."""
     sizes = sorted({max(1, round(case.largest * share)) for share in SHARES})
     outcomes = [
-        static(case, arrivals, size, queue, delay * case.bound, warm)
+        simulate_fixed(case, arrivals, size, queue, delay * case.bound, warm)
         for size in sizes
         for queue in sorted({max(1, round(size * share * case.workers)) for share in QUEUES})
         for delay in DELAYS
@@ -78,12 +78,12 @@ def best_static(case: Case, arrivals: list[float], warm: float) -> Outcome:
 def test_accepted_requests_keep_the_target_and_goodput_is_that_of_the_best_fixed_setting() -> None:
     ratios: dict[tuple[str, float], list[float]] = defaultdict(list)
     attainments: dict[tuple[str, float], list[float]] = defaultdict(list)
-    for case in cases(CURVES):
-        arrivals = arrivals_of(case)
+    for case in draw_cases(CURVES):
+        arrivals = draw_arrivals(case)
         warm = arrivals[-1] * WARM
         outcome, best = (
-            with_target(case, arrivals, QUANTILE, warm),
-            best_static(case, arrivals, warm),
+            simulate_target(case, arrivals, QUANTILE, warm),
+            find_best_setting(case, arrivals, warm),
         )
         key = case.kind, case.load if THOROUGH else 0.0
         ratios[key].append(outcome.goodput / best.goodput)
@@ -95,13 +95,13 @@ def test_accepted_requests_keep_the_target_and_goodput_is_that_of_the_best_fixed
 
 
 @pytest.mark.parametrize("spread", ["lognormal", "few large ones", "none", "says nothing"])
-def test_where_costs_explain_the_times_fewer_requests_are_late_and_more_are_answered_in_time(
+def test_costs_that_explain_the_times_make_fewer_requests_late(
     spread,
 ) -> None:
     gains, misses = [], []
     for case in [
         case
-        for case in cases(4 * len(KINDS))
+        for case in draw_cases(4 * len(KINDS))
         if case.kind in ("linear", "affine") and case.load > 1
     ]:
         chance = np.random.default_rng(case.seed)
@@ -114,7 +114,7 @@ def test_where_costs_explain_the_times_fewer_requests_are_late_and_more_are_answ
         costs = [1.0] * 4000 if spread == "none" else (drawn / drawn.mean()).tolist()
         warm, matters = arrivals[-1] * WARM, spread != "says nothing"
         plain, informed = (
-            with_target(case, arrivals, QUANTILE, warm, costs, known, matters)
+            simulate_target(case, arrivals, QUANTILE, warm, costs, known, matters)
             for known in (False, True)
         )
         if spread in ("none", "says nothing"):

@@ -95,7 +95,7 @@ def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(
     assert sum(kind.times for kind in log.kinds.values()) <= len(reported)
 
 
-def test_of_a_long_traceback_both_ends_stay() -> None:
+def test_both_ends_of_a_long_traceback_are_kept() -> None:
     log = ErrorLog(Clock())
     log.add_error("deep", "begin" + "x" * 5 * LONGEST + "end")
     (error,) = log.errors

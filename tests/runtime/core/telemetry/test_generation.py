@@ -12,7 +12,7 @@ from tsx_runtime.core.telemetry.generation import (
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
-def report(stats: Stats, name: str, kind: str, value: float, adapter: str = "") -> None:
+def add_metric(stats: Stats, name: str, kind: str, value: float, adapter: str = "") -> None:
     stats.add_handler_metrics(
         [
             {
@@ -30,15 +30,15 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
     stats = Stats()
     assert read_generation(stats.handler_metrics) is None
     assert generation_between(None, None, 1.0) is None
-    report(stats, "time_to_first_token_seconds", "histogram", 9.0)
-    report(stats, "tokens_total", "counter", 1000)
+    add_metric(stats, "time_to_first_token_seconds", "histogram", 9.0)
+    add_metric(stats, "tokens_total", "counter", 1000)
     before = read_generation(stats.handler_metrics)
     for adapter in ("", "pirate"):
-        report(stats, "time_to_first_token_seconds", "histogram", 0.2, adapter)
-        report(stats, "tokens_total", "counter", 30, adapter)
-        report(stats, "prompt_tokens_total", "counter", 7, adapter)
-    report(stats, "running_sequences", "gauge", 2)
-    report(stats, "cache_use_ratio", "gauge", 0.25)
+        add_metric(stats, "time_to_first_token_seconds", "histogram", 0.2, adapter)
+        add_metric(stats, "tokens_total", "counter", 30, adapter)
+        add_metric(stats, "prompt_tokens_total", "counter", 7, adapter)
+    add_metric(stats, "running_sequences", "gauge", 2)
+    add_metric(stats, "cache_use_ratio", "gauge", 0.25)
     after = read_generation(stats.handler_metrics)
     assert generation_between(before, after, 2.0) == GenerationPoint(
         pytest.approx(0.175),

@@ -27,7 +27,7 @@ def test_a_quantile_is_within_a_bucket_of_the_exact_one(lasted: list[float], q: 
 
 
 @pytest.mark.parametrize(
-    ("lasted", "q", "found"),
+    ("lasted", "q", "expected"),
     [([0.004], 0.5, 0.00375), ([150.0], 0.99, 100.0), ([0.3, 0.3, 0.6], 0.5, 0.4375)],
 )
 def test_a_quantile_lies_evenly_in_its_bucket_and_is_no_longer_than_the_last_bound(

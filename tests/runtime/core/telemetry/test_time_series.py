@@ -87,9 +87,7 @@ def test_a_second_without_answers_has_no_latency() -> None:
     )
 
 
-def test_the_time_of_a_second_is_divided_among_the_stages_and_its_batches_are_as_full_as_they_were() -> (
-    None
-):
+def test_a_point_divides_the_time_among_the_stages_and_counts_the_places() -> None:
     server = Server()
     add_batches(server.version.stats, 2)
     server.second()
@@ -128,9 +126,7 @@ def test_only_what_is_newer_is_reported_and_ten_minutes_are_kept() -> None:
     assert server.points(server.series.number) == []
 
 
-def test_what_takes_the_place_of_a_version_goes_on_with_its_points_though_its_counters_start_again() -> (
-    None
-):
+def test_a_replacement_continues_the_points_though_its_counters_start_again() -> None:
     server = Server()
     server.second()
     server.version.stats.answers[200] = 1000
@@ -150,7 +146,7 @@ def test_requests_of_a_versions_first_second_are_counted() -> None:
     assert (point.rate, point.failures) == (3.0, 1.0)
 
 
-def test_of_a_version_that_is_gone_nothing_is_kept() -> None:
+def test_nothing_is_kept_of_a_version_that_is_gone() -> None:
     server = Server()
     server.second()
     server.second()

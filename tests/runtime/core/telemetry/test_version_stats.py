@@ -112,7 +112,7 @@ urgencies = st.sampled_from(
 
 
 @given(st.lists(st.tuples(moments, urgencies), min_size=1, max_size=12), st.integers(1, 6))
-def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(
+def test_the_oldest_request_of_a_batch_is_seen_to_be_slow(
     waiting: list[tuple[float, Any]], most: int
 ) -> None:
     queue = RequestQueue()

@@ -33,7 +33,7 @@ points = st.floats(0, 1, exclude_max=True)
 keys = st.binary(max_size=40)
 
 
-def table(
+def a_table(
     traffic: Traffic,
     *,
     registered: tuple[str, ...] = NUMBERS,
@@ -43,8 +43,8 @@ def table(
     return make_table("digits", traffic, registered, ready, default)
 
 
-def sticking(by: str) -> Table:
-    return table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky=by))
+def a_sticky_table(by: str) -> Table:
+    return a_table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky=by))
 
 
 @given(weights, versions, versions, points, keys)
@@ -67,9 +67,7 @@ def test_nothing_goes_to_a_version_that_is_not_ready(
     assert math.isclose(sum(routes.shares().values()), 1)
 
 
-def test_the_versions_that_answer_are_those_that_are_named_and_registered_else_the_default_one() -> (
-    None
-):
+def test_the_named_and_registered_versions_answer_or_else_the_default_one() -> None:
     policy = {"weights": {"canary": 1, "3.0": 0, "9.0": 5}, "labels": {"canary": "2.0"}}
     ruled = policy | {
         "rules": [
@@ -87,7 +85,7 @@ texts = st.text(st.characters(exclude_categories=()), max_size=5)
 
 
 @given(texts, texts, texts)
-def test_whatever_is_taken_for_traffic_can_be_routed_by(
+def test_requests_can_be_routed_by_any_accepted_traffic(
     value: str, field: str, header: str
 ) -> None:
     policy = {
@@ -99,14 +97,14 @@ def test_whatever_is_taken_for_traffic_can_be_routed_by(
         traffic = parse_traffic(policy)
     except ValueError:
         return
-    routes = table(traffic)
+    routes = a_table(traffic)
     assert by_rule(routes, [(routes.fits[0].header, value.strip().encode())]) == "2.0"
     key_in_body(routes, b'{"a": 1}')
 
 
 @given(weights.filter(lambda shares: any(weight > 1e-6 for weight in shares.values())))
 def test_shares_of_draws_are_the_weights(shares: dict[str, float]) -> None:
-    routes = table(Traffic(weights=shares))
+    routes = a_table(Traffic(weights=shares))
     count = 2000
     # The draws are spread evenly.
     drawn = [draw(routes, (number + 0.5) / count) for number in range(count)]
@@ -118,7 +116,7 @@ def test_shares_of_draws_are_the_weights(shares: dict[str, float]) -> None:
     "shares", [{"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 2, "3.0": 7}, {"1.0": 0.5, "2.0": 0.5}]
 )
 def test_shares_of_sticky_keys_converge_to_the_weights(shares: dict[str, float]) -> None:
-    routes = table(Traffic(weights=shares, sticky="header:x-user"))
+    routes = a_table(Traffic(weights=shares, sticky="header:x-user"))
     count = 20_000
     stuck = [pick_sticky(routes, b"user-%d" % number) for number in range(count)]
     for number, share in routes.shares().items():
@@ -136,8 +134,8 @@ def test_a_weight_that_changes_moves_only_keys_to_or_from_its_version(
     shares: dict[str, int], changed: str, weight: int, sticking: list[bytes]
 ) -> None:
     before, after = (
-        table(Traffic(weights=shares)),
-        table(Traffic(weights=shares | {changed: weight})),
+        a_table(Traffic(weights=shares)),
+        a_table(Traffic(weights=shares | {changed: weight})),
     )
     for key in sticking:
         old, new = pick_sticky(before, key), pick_sticky(after, key)
@@ -149,7 +147,7 @@ def test_a_weight_that_changes_moves_only_keys_to_or_from_its_version(
 def test_a_version_that_is_not_ready_for_a_while_gets_its_keys_back() -> None:
     traffic = Traffic(weights={"1.0": 1, "2.0": 1, "3.0": 1})
     sticking = [b"%d" % number for number in range(300)]
-    complete, without = table(traffic), table(traffic, ready=("1.0", "3.0"))
+    complete, without = a_table(traffic), a_table(traffic, ready=("1.0", "3.0"))
     for key in sticking:
         assert (
             pick_sticky(without, key) == pick_sticky(complete, key)
@@ -170,7 +168,7 @@ def test_two_models_share_their_keys_out_independently() -> None:
 
 
 def test_a_label_and_its_version_share_one_weight() -> None:
-    routes = table(
+    routes = a_table(
         Traffic(
             weights={"2.0": 10, "canary": 20, "stable": 70},
             labels={"canary": "2.0", "stable": "1.0"},
@@ -180,7 +178,7 @@ def test_a_label_and_its_version_share_one_weight() -> None:
 
 
 def test_a_version_goes_before_a_label_of_its_name() -> None:
-    assert table(Traffic(weights={"2.0": 1}, labels={"2.0": "3.0"})).shares() == {"2.0": 1.0}
+    assert a_table(Traffic(weights={"2.0": 1}, labels={"2.0": "3.0"})).shares() == {"2.0": 1.0}
 
 
 def test_rules_go_in_their_order_and_past_versions_that_are_not_ready() -> None:
@@ -190,17 +188,17 @@ def test_rules_go_in_their_order_and_past_versions_that_are_not_ready() -> None:
         Rule(header="X-Group", equals="new", to="3.0"),
     ]
     traffic = Traffic(rules=rules, labels={"canary": "2.0"})
-    routes = table(traffic, ready=("1.0", "2.0", "3.0"))
+    routes = a_table(traffic, ready=("1.0", "2.0", "3.0"))
     assert by_rule(routes, [(b"x-group", b" new ")]) == "2.0"
     assert by_rule(routes, [(b"x-group", b"beta-7")]) == "2.0"
     assert by_rule(routes, [(b"x-group", b"a beta-7")]) is None
     assert by_rule(routes, [(b"x-other", b"new")]) is None
-    assert by_rule(table(traffic, ready=("1.0", "3.0")), [(b"x-group", b"new")]) == "3.0"
+    assert by_rule(a_table(traffic, ready=("1.0", "3.0")), [(b"x-group", b"new")]) == "3.0"
     assert by_rule(routes, [(b"x-group", b"old"), (b"x-group", b"new")]) == "2.0"
 
 
 def test_a_pattern_is_not_tried_on_a_value_without_bound() -> None:
-    routes = table(Traffic(rules=[Rule(header="x-group", matches="a*", to="2.0")]))
+    routes = a_table(Traffic(rules=[Rule(header="x-group", matches="a*", to="2.0")]))
     assert by_rule(routes, [(b"x-group", b"a" * 1024)]) == "2.0"
     assert by_rule(routes, [(b"x-group", b"a" * 1025)]) is None
 
@@ -208,12 +206,12 @@ def test_a_pattern_is_not_tried_on_a_value_without_bound() -> None:
 @pytest.mark.parametrize("pattern", [r"(a*)*b", r"(a|aa)+b", r"(a|a)*.*.*.*.*.*b", r"(\w+\s?)+!"])
 def test_no_value_keeps_a_pattern_busy(pattern: str) -> None:
     """Python's own engine would take years for each of these."""
-    routes = table(Traffic(rules=[Rule(header="x-group", matches=pattern, to="2.0")]))
+    routes = a_table(Traffic(rules=[Rule(header="x-group", matches=pattern, to="2.0")]))
     assert by_rule(routes, [(b"x-group", b"a" * 1024)]) is None
 
 
 def test_a_key_comes_from_a_header() -> None:
-    routes = sticking("header:X-User")
+    routes = a_sticky_table("header:X-User")
     assert key_in_head(routes, [(b"accept", b"*/*"), (b"x-user", b" ann ")]) == b"ann"
     assert key_in_head(routes, [(b"x-user", b"")]) is None
     assert key_in_head(routes, []) is None
@@ -238,7 +236,7 @@ def test_a_key_comes_from_a_header() -> None:
     ],
 )
 def test_a_key_comes_from_a_cookie(cookies: list[bytes], key: bytes | None) -> None:
-    routes = sticking("cookie:user")
+    routes = a_sticky_table("cookie:user")
     assert key_in_head(routes, [(b"cookie", value) for value in cookies]) == key
 
 
@@ -260,25 +258,26 @@ def test_a_key_comes_from_a_cookie(cookies: list[bytes], key: bytes | None) -> N
     ],
 )
 def test_a_key_comes_from_a_field_of_a_json_body(body: bytes, key: bytes | None) -> None:
-    assert key_in_body(sticking("field:user.id"), body) == key
+    assert key_in_body(a_sticky_table("field:user.id"), body) == key
 
 
 def test_a_key_comes_from_a_field_inside_of_a_list() -> None:
     assert (
         key_in_body(
-            sticking("field:instances.0.user"), memoryview(b'{"instances": [{"user": "ann"}]}')
+            a_sticky_table("field:instances.0.user"),
+            memoryview(b'{"instances": [{"user": "ann"}]}'),
         )
         == b"ann"
     )
 
 
-def test_where_there_is_nothing_to_choose_nobody_looks_for_a_key() -> None:
-    single = table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky="field:user"), ready=("1.0",))
+def test_no_key_is_looked_for_where_one_version_serves() -> None:
+    single = a_table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky="field:user"), ready=("1.0",))
     assert key_in_body(single, b'{"user": "ann"}') is None
 
 
 def test_a_large_body_is_not_looked_into() -> None:
-    routes = sticking("field:user")
+    routes = a_sticky_table("field:user")
     body = json.dumps({"user": "ann", "rest": "x" * COPIED}).encode()
     assert key_in_body(routes, body) is None
     assert key_in_body(routes, memoryview(body)) is None
@@ -302,13 +301,13 @@ def test_a_label_is_found_where_no_version_has_its_name() -> None:
 
 
 def test_a_rule_is_tried_on_the_first_headers_of_its_name_alone():
-    ruled = table(Traffic(rules=[Rule(header="X-User", equals="me", to="2.0")]))
+    ruled = a_table(Traffic(rules=[Rule(header="X-User", equals="me", to="2.0")]))
     headers = [(b"x-user", b"you")]
     assert by_rule(ruled, [*headers * 7, (b"x-user", b"me")]) == "2.0"
     assert by_rule(ruled, [*headers * 8, (b"x-user", b"me")]) is None
 
 
 def test_a_sticky_cookie_is_looked_for_among_as_many_as_a_browser_sends():
-    by_cookie = sticking("cookie:session")
+    by_cookie = a_sticky_table("cookie:session")
     assert key_in_head(by_cookie, [(b"cookie", b"a=b;" * 199 + b"session=x")]) == b"x"
     assert key_in_head(by_cookie, [(b"cookie", b"a=b;" * 200 + b"session=x")]) is None

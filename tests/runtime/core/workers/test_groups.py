@@ -69,11 +69,11 @@ def forked_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsx_runtime.core.workers.subprocesses.subprocess", forked.SUBPROCESS)
 
 
-def handler(*, fails: bool = False, pipeline: bool = False) -> str:
+def write_handler(*, fails: bool = False, pipeline: bool = False) -> str:
     return f"from pathlib import Path\nFAILS, PIPELINE = {fails}, {pipeline}\n{HANDLER}"
 
 
-async def reported(version) -> dict:
+async def ask_ranks(version) -> dict:
     return json.loads(await ask(version, ""))
 
 
@@ -81,10 +81,10 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
     registry,
     tmp_path,
 ):
-    directory = talker(tmp_path / "m", handler(), config=TENSOR)
+    directory = talker(tmp_path / "m", write_handler(), config=TENSOR)
 
     version = await registry.register_path(directory, order(batch_size=4))
-    first = await reported(version)
+    first = await ask_ranks(version)
     assert (first["sum"], first["gpu"], first["threads"], first["omp"]) == (3.0, None, 1, "1")
     assert len(set(first["pids"])) == 2
     answers = await asyncio.gather(*(submit(version, "").done for _ in range(5)))
@@ -95,7 +95,7 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
     failed = await submit(version, "boom").done
     assert failed.status == 500
     # The ranks are still in step.
-    assert (await reported(version))["pids"] == first["pids"]
+    assert (await ask_ranks(version))["pids"] == first["pids"]
     [worker] = version.workers
     assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
 
@@ -106,7 +106,7 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
     os.kill(first["pids"][1], signal.SIGKILL)
     await refusal_of(lost, OutOfResources)
     await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
-    second = await reported(version)
+    second = await ask_ranks(version)
     assert not set(second["pids"]) & set(first["pids"])
     await until(lambda: not [pid for pid in first["pids"] if not gone(pid)])
     assert "exit code 137" in version.last_error
@@ -119,12 +119,12 @@ async def test_a_group_on_one_machine_listens_at_loopback_alone(registry, tmp_pa
     """The stores of torch ask for no password, and its rendezvous unpickles its input."""
     directory = talker(
         tmp_path / "m",
-        handler(),
+        write_handler(),
         config=f"{TENSOR}  rdzv-backend: c10d\n  rdzv-endpoint: 0.0.0.0:0\n",
     )
 
     version = await registry.register_path(directory, order())
-    agent = psutil.Process((await reported(version))["pids"][0]).parent()
+    agent = psutil.Process((await ask_ranks(version))["pids"][0]).parent()
     sockets = [
         connection
         for process in (agent, *agent.children())
@@ -140,18 +140,20 @@ async def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nob
     registry, tmp_path, mode
 ):
     directory = talker(
-        tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}"
+        tmp_path / "m",
+        write_handler(pipeline=True),
+        config=f"parallelType: pp\nparallelLevel: 2\n{mode}",
     )
 
     version = await registry.register_path(directory, order())
-    pids = (await reported(version))["pids"]
+    pids = (await ask_ranks(version))["pids"]
     assert sorted(path.name for path in directory.glob("called-*")) == ["called-0"]
     version.workers[0].kill("the test wants it")
     await until(lambda: not [pid for pid in pids if not gone(pid)])
 
 
 async def test_a_rank_that_cannot_load_is_named_with_its_reason(registry, tmp_path):
-    directory = talker(tmp_path / "m", handler(fails=True), config=TENSOR)
+    directory = talker(tmp_path / "m", write_handler(fails=True), config=TENSOR)
 
     with pytest.raises(LoadFailed, match=r"rank 1: .*no weights for this rank"):
         await registry.register_path(directory, order())

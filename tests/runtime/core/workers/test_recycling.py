@@ -91,7 +91,7 @@ async def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new
         assert (await answer_of(held)).body.decode() == f"until {go}"
 
 
-async def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_taken_away_while_another_loads(
+async def test_an_old_process_answers_what_it_holds_while_its_worker_is_taken_away(
     tmp_path,
 ):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
@@ -110,7 +110,7 @@ async def test_what_an_old_process_still_holds_is_answered_also_where_its_worker
         await asyncio.wait_for(scaling, TIMEOUT)
 
 
-async def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_reported(
+async def test_a_worker_whose_memory_grows_is_replaced_unless_the_limit_is_too_low(
     tmp_path, caplog
 ):
     async with a_registry(heartbeat=0.2) as registry:

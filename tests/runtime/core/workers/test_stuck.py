@@ -60,7 +60,7 @@ def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-async def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answered_as_it_is(
+async def test_the_batch_of_a_worker_that_is_stopped_runs_on_another_one(
     tmp_path,
 ):
     async with a_registry(**FAST) as registry:
@@ -245,13 +245,13 @@ async def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
 async def test_a_watch_that_fails_is_reported_and_started_again(tmp_path, monkeypatch, caplog):
     looked, look = [], WorkerInstance.is_stopped
 
-    def fails_first(running):
+    def fail_first(running):
         looked.append(running)
         if len(looked) == 1:
             raise ValueError("nobody foresaw this")
         return look(running)
 
-    monkeypatch.setattr(WorkerInstance, "is_stopped", fails_first)
+    monkeypatch.setattr(WorkerInstance, "is_stopped", fail_first)
 
     async with a_registry(**FAST) as registry:
         version = await a_talker(registry, tmp_path)

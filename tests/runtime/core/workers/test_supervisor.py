@@ -122,13 +122,13 @@ async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_w
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "text"),
+    ("end", "error", "text"),
     [
         ("exit", WorkerDied, "Worker died.*exit code 3"),
         ("kill", OutOfResources, "Out of resources"),
     ],
 )
-async def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(
+async def test_a_dying_workers_request_is_refused_and_a_new_worker_serves_the_next(
     tmp_path, end, error, text
 ):
     async with open_model(talker(tmp_path / "m"), Settings()) as version:
@@ -142,7 +142,7 @@ async def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_o
         assert version.workers[0].restarts == version.stats.restarts == 1
 
 
-async def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(
+async def test_a_request_that_kills_workers_again_and_again_does_not_shut_out_others(
     tmp_path, monkeypatch
 ):
     # The pause is longer than this test, but too short for the worker to be given up.
@@ -207,9 +207,7 @@ async def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cau
     assert await ask(version, "x") == "x"
 
 
-async def test_whoever_asks_for_workers_does_not_wait_for_one_that_backs_off(
-    registry, tmp_path, monkeypatch
-):
+async def test_scaling_does_not_wait_for_a_worker_that_backs_off(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (250,))
 
     version = await a_talker(registry, tmp_path, NEEDS_WEIGHTS, wait=False)
@@ -221,7 +219,7 @@ async def test_whoever_asks_for_workers_does_not_wait_for_one_that_backs_off(
     assert version.ready
 
 
-async def test_how_workers_died_that_were_given_up_is_reported(registry, tmp_path, monkeypatch):
+async def test_the_end_of_workers_that_were_given_up_is_reported(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 1000))
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
@@ -230,9 +228,7 @@ async def test_how_workers_died_that_were_given_up_is_reported(registry, tmp_pat
     assert "exit code 9" in version.last_error
 
 
-async def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_long_that_takes(
-    registry, tmp_path, monkeypatch
-):
+async def test_a_refusal_says_how_long_a_worker_backs_off_or_loads(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (200,))
 
     version = await a_talker(registry, tmp_path, job_queue_size=1)

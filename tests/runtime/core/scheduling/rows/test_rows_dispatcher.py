@@ -32,7 +32,7 @@ from tsx_runtime.worker.codecs.json_text import to_json
 pytestmark = pytest.mark.anyio
 
 
-def body(key: str, values: list[int]) -> bytes:
+def write_body(key: str, values: list[int]) -> bytes:
     return to_json(
         {key: [{"name": "x", "datatype": "INT64", "shape": [len(values), 1], "data": values}]}
     ).encode()
@@ -43,24 +43,24 @@ def a_job(rows: int = 6, seconds: float | None = None, priority: int = 0) -> Wai
         "id", b"", [(b"explain", b"False"), wire.V2_HEADER, (b"x-tsx-cost", b"7")]
     )
     due = None if seconds is None else time.monotonic() + seconds
-    return a_waiting_job(body("inputs", [*range(rows)]), due, priority, meta)
+    return a_waiting_job(write_body("inputs", [*range(rows)]), due, priority, meta)
 
 
-def values(item: wire.Item) -> list[int]:
+def read_values(item: wire.Item) -> list[int]:
     return list(json.loads(bytes(item[2]))["inputs"][0]["data"])
 
 
 async def reply(peer: Peer, frame: wire.Frame, *errors: wire.Item) -> None:
     """Double the values of a batch's items, but answer the last ones with these errors."""
     items = [
-        (200, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)]))
+        (200, wire.JSON_HEADER, write_body("outputs", [2 * value for value in read_values(item)]))
         for item in frame.items
     ]
     await peer.answer(frame, *items[: len(items) - len(errors)], *errors)
 
 
 @asynccontextmanager
-async def serving(workers: int = 1, most: int = 10_000):
+async def serve_rows(workers: int = 1, most: int = 10_000):
     """Serve in parts of two rows and batches of two parts, and check that nothing is left."""
     dispatcher = RowsDispatcher('Model "m" [Version 1.0]', BatchLimits(2), Bounds(10), 2, most)
     dispatcher.accept(True)
@@ -73,12 +73,12 @@ async def serving(workers: int = 1, most: int = 10_000):
 
 
 async def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_metrics():
-    async with serving(workers=2) as (dispatcher, peer, second_peer):
+    async with serve_rows(workers=2) as (dispatcher, peer, second_peer):
         sent = a_job(7)
         dispatcher.submit(sent)
         assert dispatcher.stats.requests == 1
         first, second = await peer.read(), await second_peer.read()
-        assert [values(item) for item in (*first.items, *second.items)] == [
+        assert [read_values(item) for item in (*first.items, *second.items)] == [
             [0, 1],
             [2, 3],
             [4, 5],
@@ -88,7 +88,7 @@ async def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_o
         await reply(second_peer, second)
         await reply(peer, first)
         answer = await sent.done
-        assert answer.body == body("outputs", [2 * value for value in range(7)])
+        assert answer.body == write_body("outputs", [2 * value for value in range(7)])
         assert (answer.status, answer.headers) == (200, wire.JSON_HEADER)
         stats = dispatcher.stats
         assert (stats.requests, stats.answers, stats.latency.count, stats.refusals) == (
@@ -101,7 +101,7 @@ async def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_o
 
 
 async def test_a_request_of_few_rows_is_not_touched():
-    async with serving() as (dispatcher, peer):
+    async with serve_rows() as (dispatcher, peer):
         sent = a_job(2)
         dispatcher.submit(sent)
         frame = await peer.read()
@@ -111,7 +111,7 @@ async def test_a_request_of_few_rows_is_not_touched():
 
 
 async def test_the_first_error_answers_and_parts_that_wait_do_not_run():
-    async with serving() as (dispatcher, peer):
+    async with serve_rows() as (dispatcher, peer):
         sent, next_one = a_job(12), a_job(1)
         dispatcher.submit(sent)
         frame = await peer.read()
@@ -124,7 +124,7 @@ async def test_the_first_error_answers_and_parts_that_wait_do_not_run():
         assert (len(frame.items), cancelled.kind) == (2, wire.Kind.CANCEL)
         await reply(peer, frame)
         frame = await peer.read()
-        assert [values(item) for item in frame.items] == [[0]]
+        assert [read_values(item) for item in frame.items] == [[0]]
         await reply(peer, frame)
         await next_one.done
         assert counts(dispatcher) == (
@@ -134,29 +134,29 @@ async def test_the_first_error_answers_and_parts_that_wait_do_not_run():
         )
 
 
-def refused(sent: WaitingJob, error: type[TsxError], match: str) -> None:
+def check_refusal(sent: WaitingJob, error: type[TsxError], match: str) -> None:
     with pytest.raises(error, match=match):
         sent.done.result()
 
 
 async def test_all_parts_are_accepted_or_none():
-    async with serving() as (dispatcher, peer):
+    async with serve_rows() as (dispatcher, peer):
         first, second, urgent, huge = a_job(6), a_job(16), a_job(16, priority=1), a_job(50)
         dispatcher.submit(first)
         frame = await peer.read()
         dispatcher.submit(huge)
-        refused(
+        check_refusal(
             huge, PayloadTooLarge, "50 rows, in 25 parts of 2 .splitRows., and the queue holds 10"
         )
         waits = [a_job(1) for _ in range(5)]
         submit(dispatcher, *waits)
         dispatcher.submit(second)
-        refused(second, QueueFull, "8 parts .* try again in 1 s")
+        check_refusal(second, QueueFull, "8 parts .* try again in 1 s")
         assert dispatcher.stats.requests == 6
         # The urgent request takes the place of others.
         dispatcher.submit(urgent)
         for job in waits[1:]:
-            refused(job, QueueFull, "The queue is full")
+            check_refusal(job, QueueFull, "The queue is full")
         accepted = [first, waits[0], urgent]
         while not all(job.done.done() for job in accepted):
             await reply(peer, frame)
@@ -171,12 +171,12 @@ async def test_all_parts_are_accepted_or_none():
 
 
 async def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
-    async with serving() as (dispatcher, peer):
+    async with serve_rows() as (dispatcher, peer):
         sent = a_job(12)
         dispatcher.submit(sent)
         frame = await peer.read()
         dispatcher.leave(sent)
-        refused(sent, ClientLeft, "disconnected")
+        check_refusal(sent, ClientLeft, "disconnected")
         cancelled = await peer.read()
         assert cancelled.kind is wire.Kind.CANCEL
         assert dispatcher.pending == 0
@@ -191,7 +191,7 @@ async def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
 
 @pytest.mark.parametrize(("rows", "error"), [(4, AnswerLate), (12, DeadlinePassed)])
 async def test_the_deadline_is_that_of_all_parts(rows, error):
-    async with serving() as (dispatcher, peer):
+    async with serve_rows() as (dispatcher, peer):
         sent = a_job(rows, seconds=0.05)
         dispatcher.submit(sent)
         frame = await peer.read()
@@ -207,25 +207,25 @@ async def test_the_deadline_is_that_of_all_parts(rows, error):
         ) == (1, {}, 1)
 
 
-async def test_without_a_worker_it_is_refused_once():
-    async with serving() as (dispatcher, peer):
+async def test_a_request_without_a_worker_is_refused_once():
+    async with serve_rows() as (dispatcher, peer):
         dispatcher.accept(False)
         sent = a_job()
         dispatcher.submit(sent)
-        refused(sent, NoWorker, "no worker")
+        check_refusal(sent, NoWorker, "no worker")
         dispatcher.accept(True)
         sent = a_job(12)
         dispatcher.submit(sent)
         frame = await peer.read()
         dispatcher.refuse_waiting(NoWorker("gone"))
-        refused(sent, NoWorker, "gone")
+        check_refusal(sent, NoWorker, "gone")
         await reply(peer, frame)
         await dispatcher.wait_idle()
         assert (dispatcher.stats.requests, dispatcher.stats.refusals) == (1, {"NoWorker": 2})
 
 
 async def test_parts_that_died_with_their_worker_are_tried_again():
-    async with serving(workers=2) as (dispatcher, peer, second_peer):
+    async with serve_rows(workers=2) as (dispatcher, peer, second_peer):
         sent = a_job(4)
         dispatcher.submit(sent)
         await peer.read()
@@ -235,15 +235,15 @@ async def test_parts_that_died_with_their_worker_are_tried_again():
         dispatcher.retry_lost(channel.sent[0], (), WorkerDied("died"))
         for _ in range(2):
             await reply(second_peer, await second_peer.read())
-        assert (await sent.done).body == body("outputs", [0, 2, 4, 6])
+        assert (await sent.done).body == write_body("outputs", [0, 2, 4, 6])
         assert dispatcher.stats.answers == {200: 1}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_next_time_or_none_runs(
+async def test_nothing_is_kept_of_parts_that_fail_after_their_worker_died(
     workers,
 ):
-    async with serving(workers) as (dispatcher, first_peer, *peers):
+    async with serve_rows(workers) as (dispatcher, first_peer, *peers):
         sent = a_job(4)
         dispatcher.submit(sent)
         await first_peer.read()
@@ -262,22 +262,26 @@ async def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_nex
 
 
 async def test_an_answer_with_another_status_of_success_is_joined_as_well():
-    async with serving() as (dispatcher, peer):
+    async with serve_rows() as (dispatcher, peer):
         sent = a_job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
         answers = [
-            (201, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)]))
+            (
+                201,
+                wire.JSON_HEADER,
+                write_body("outputs", [2 * value for value in read_values(item)]),
+            )
             for item in frame.items
         ]
         await reply(peer, frame, *answers)
         answer = await sent.done
-        assert (answer.status, answer.body) == (201, body("outputs", [0, 2, 4, 6]))
+        assert (answer.status, answer.body) == (201, write_body("outputs", [0, 2, 4, 6]))
         assert dispatcher.stats.answers == {201: 1}
 
 
 async def test_answers_that_cannot_be_joined_are_an_error_that_says_why():
-    async with serving() as (dispatcher, peer):
+    async with serve_rows() as (dispatcher, peer):
         sent = a_job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
@@ -291,8 +295,8 @@ async def test_answers_that_cannot_be_joined_are_an_error_that_says_why():
     [(0, None), (1, "has 194 bytes or more, but max_response_size is 193. Raise it")],
 )
 async def test_the_joined_answer_is_bounded_as_one_is(over, error):
-    size = len(body("outputs", [0, 2, 4, 6]))
-    async with serving(most=size - over) as (dispatcher, peer):
+    size = len(write_body("outputs", [0, 2, 4, 6]))
+    async with serve_rows(most=size - over) as (dispatcher, peer):
         sent = a_job(4)
         dispatcher.submit(sent)
         await reply(peer, await peer.read())
@@ -300,17 +304,17 @@ async def test_the_joined_answer_is_bounded_as_one_is(over, error):
         if error is None:
             assert len(sent.done.result().body) == size
         else:
-            refused(sent, PredictionFailed, error)
+            check_refusal(sent, PredictionFailed, error)
             await dispatcher.wait_idle()
             assert counts(dispatcher) == (1, {}, {"PredictionFailed": 1})
 
 
-async def test_answers_of_parts_are_not_kept_until_the_last_one_where_they_are_too_large_already(
+async def test_answers_of_parts_that_are_too_large_are_not_kept_until_the_last_one(
     monkeypatch,
 ):
     monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.LONGEST", 0)
 
-    async with serving(most=100) as (dispatcher, peer):
+    async with serve_rows(most=100) as (dispatcher, peer):
         sent = a_job(6)
         dispatcher.submit(sent)
         frame = await peer.read()
@@ -323,7 +327,7 @@ async def test_answers_of_parts_are_not_kept_until_the_last_one_where_they_are_t
 
 
 async def test_a_handler_that_streams_is_told_that_parts_cannot_be_joined():
-    async with serving() as (dispatcher, peer):
+    async with serve_rows() as (dispatcher, peer):
         sent = a_job(4)
         dispatcher.submit(sent)
         frame = await peer.read()

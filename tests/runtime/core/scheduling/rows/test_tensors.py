@@ -29,11 +29,11 @@ arrays = st.builds(
 )
 
 
-def bytes_of(part: RowsPart) -> bytearray:
+def read_bytes(part: RowsPart) -> bytearray:
     return bytearray(b"".join(part.body.pieces) if isinstance(part.body, Parts) else part.body)
 
 
-def tensor(array: np.ndarray[Any, Any], form: str, raw: list[bytes]) -> dict[str, Any]:
+def write_tensor(array: np.ndarray[Any, Any], form: str, raw: list[bytes]) -> dict[str, Any]:
     output = output_tensor("x", array)
     if form == "binary":
         raw.append(array.tobytes())
@@ -42,20 +42,25 @@ def tensor(array: np.ndarray[Any, Any], form: str, raw: list[bytes]) -> dict[str
     return {**output, "data": array.tolist()} if form == "nested" else output
 
 
-def read(part: RowsPart, raw: bool) -> list[Any]:
+def read_rows(part: RowsPart, raw: bool) -> list[Any]:
     if raw:
         return [
             np.asarray(entry["data"]).reshape(entry["shape"])
-            for entry in v2_binary.read(str(part.head), bytes_of(part))[0]["inputs"]
+            for entry in v2_binary.read(str(part.head), read_bytes(part))[0]["inputs"]
         ]
-    return [np.asarray(read_input(entry)["data"]) for entry in json.loads(bytes_of(part))["inputs"]]
+    return [
+        np.asarray(read_input(entry)["data"]) for entry in json.loads(read_bytes(part))["inputs"]
+    ]
 
 
 @given(arrays, FORMS, FORMS, st.integers(1, 13), st.sampled_from([None, 2]))
 def test_a_worker_reads_the_same_rows_in_parts(array, form, second_form, most, indent):
     raw: list[bytes] = []
     head = json.dumps(
-        {"id": "é", "inputs": [tensor(array, form, raw), tensor(array * 1, second_form, raw)]},
+        {
+            "id": "é",
+            "inputs": [write_tensor(array, form, raw), write_tensor(array * 1, second_form, raw)],
+        },
         indent=indent,
     ).encode()
     parts = split(b"".join([head, *raw]), len(head) if raw else None, most, 99)
@@ -66,16 +71,16 @@ def test_a_worker_reads_the_same_rows_in_parts(array, form, second_form, most, i
     assert [part.rows for part in parts] == [
         len(array[start : start + most]) for start in range(0, len(array), most)
     ]
-    for column in zip(*(read(part, bool(raw)) for part in parts), strict=True):
+    for column in zip(*(read_rows(part, bool(raw)) for part in parts), strict=True):
         np.testing.assert_array_equal(np.concatenate(column), array)
 
 
 @given(arrays, st.integers(1, 5), st.sampled_from(["compact", "indented", "binary"]))
 def test_joined_answers_are_the_bytes_of_one_answer(array, most, form):
-    def answer(rows: np.ndarray[Any, Any]) -> RowsPart:
+    def write_answer(rows: np.ndarray[Any, Any]) -> RowsPart:
         raw: list[bytes] = []
         outputs = [
-            tensor(rows, "binary" if form == "binary" else "flat", raw),
+            write_tensor(rows, "binary" if form == "binary" else "flat", raw),
             output_tensor("text", [str(row) for row in rows]),
         ]
         text = (to_json if form == "indented" else to_compact_json)(
@@ -83,8 +88,10 @@ def test_joined_answers_are_the_bytes_of_one_answer(array, most, form):
         ).encode()
         return RowsPart(len(rows), len(text) if raw else None, b"".join([text, *raw]))
 
-    joined = answer(array)
-    head, body = join([answer(array[start : start + most]) for start in range(0, len(array), most)])
+    joined = write_answer(array)
+    head, body = join(
+        [write_answer(array[start : start + most]) for start in range(0, len(array), most)]
+    )
     assert body == joined.body
     assert head == (joined.head or len(body))
 
@@ -102,7 +109,7 @@ def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
     parts = split(head + raw, len(head), 1, 99)
     assert parts is not None
     assert [
-        v2_binary.read(str(part.head), bytes_of(part))[0]["inputs"][0]["data"] for part in parts
+        v2_binary.read(str(part.head), read_bytes(part))[0]["inputs"][0]["data"] for part in parts
     ] == [[text] for text in texts]
     assert isinstance(parts[2].body, Parts)
     as_json = json.dumps(
@@ -110,7 +117,7 @@ def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
     ).encode()
     parts = split(as_json, None, 2, 99)
     assert parts is not None
-    assert [json.loads(bytes_of(part))["inputs"][0]["data"] for part in parts] == [
+    assert [json.loads(read_bytes(part))["inputs"][0]["data"] for part in parts] == [
         ["a, [", "b"],
         ['c"'],
     ]
@@ -134,7 +141,7 @@ def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4, 1], "parameters": {"binary_data_size": 16}}]}',
     ],
 )
-def test_what_cannot_be_split_with_certainty_stays_whole(body):
+def test_requests_that_cannot_be_split_with_certainty_stay_whole(body):
     assert split(body, None, 1, 99) is None
 
 
@@ -172,7 +179,7 @@ def test_no_bytes_make_it_fail(body, head, most):
 
 
 @pytest.mark.parametrize(
-    ("second", "why"),
+    ("second", "reason"),
     [
         (b"text", "not an answer of the Open Inference Protocol, JSONDecodeError"),
         (
