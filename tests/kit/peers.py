@@ -7,11 +7,12 @@ import socket
 import time
 from typing import TypeVar
 
-from tests.kit.jobs import TIMEOUT, a_waiting_job, answer_of
+from tests.kit.jobs import TIMEOUT, a_waiting_job, answer_of, refusal_of
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.errors import QueueFull
 
 AnyDispatcher = TypeVar("AnyDispatcher", bound=Dispatcher)
 
@@ -38,6 +39,12 @@ class Peer:
         """Answer each request of a batch with its own body."""
         items = [(200, b"x-n: 1\r\n", body) for _, _, body in frame.items]
         await self.write(*wire.encode(wire.Kind.REPLY, frame.batch, items, extra))
+
+    async def serve(self) -> list[bytes]:
+        """Read a batch, answer each request with its own body, and return the bodies."""
+        frame = await self.read()
+        await self.reply(frame)
+        return bodies(frame)
 
     async def stream(self, frame: wire.Frame, body: bytes, headers: bytes = b"", index: int = 0):
         """Send a piece of the answer to one request of a batch."""
@@ -95,6 +102,21 @@ def submit(dispatcher: Dispatcher, *requests: bytes | WaitingJob) -> list[Waitin
     for job in jobs:
         dispatcher.submit(job)
     return jobs
+
+
+async def send(
+    dispatcher: Dispatcher, peer: Peer, *requests: bytes | WaitingJob
+) -> tuple[list[WaitingJob], wire.Frame]:
+    """Submit requests, and return their jobs and the batch that reaches the worker."""
+    jobs = submit(dispatcher, *requests)
+    return jobs, await peer.read()
+
+
+async def overflow(
+    dispatcher: Dispatcher, match: str | None = None, body: bytes = b"x"
+) -> QueueFull:
+    """Submit a request that a full queue refuses, and return the error."""
+    return await refusal_of(submit(dispatcher, body)[0], QueueFull, match)
 
 
 async def answer(job: WaitingJob) -> bytes:

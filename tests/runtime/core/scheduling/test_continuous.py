@@ -143,14 +143,14 @@ async def test_a_request_taken_back_from_a_stuck_worker_is_not_blamed_for_a_late
     assert bodies(await peer.read()) == [b"a"]
     dispatcher.requeue(await kill(channel, peer), set(), DIED)
     channel, peer = await add_worker(dispatcher)
-    await peer.reply(await peer.read())
+    await peer.serve()
     assert await answer(b) == b"b"
     [c] = submit(dispatcher, b"c")
     assert sorted([bodies(await peer.read()) for _ in range(2)]) == [[b"a"], [b"c"]]
     dispatcher.retry_lost(await kill(channel, peer), set(), DIED)
     channel, peer = await add_worker(dispatcher)
     for _ in range(2):
-        await peer.reply(await peer.read())
+        await peer.serve()
     assert [await answer(a), await answer(c)] == [b"a", b"c"]
 
 
@@ -202,7 +202,7 @@ async def test_a_late_request_is_cancelled_but_holds_its_place_until_the_worker_
     if dies:
         dispatcher.retry_lost(await kill(channel, peer), channel.streaming, DIED)
         channel, peer = await add_worker(dispatcher)
-        await peer.reply(await peer.read())
+        await peer.serve()
     else:
         await peer.reply(frames[index])
         await until(lambda: channel.batches == 1)

@@ -35,7 +35,7 @@ async def start_dispatcher():
 async def test_a_sequence_that_was_named_by_the_server_is_forgotten_once_it_is_answered():
     dispatcher, _, peer = await start_dispatcher()
     jobs = submit(dispatcher, b"a", b"b")
-    await peer.reply(await peer.read())
+    await peer.serve()
     assert [await answer(job) for job in jobs] == [b"a", b"b"]
     assert b"ts_request_sequence_id: ts-seq-" in (await jobs[0].done).headers
     assert not dispatcher._given
@@ -48,7 +48,7 @@ async def test_a_retiring_process_ends_when_its_worker_is_taken_away():
         [(b"ts_request_sequence_id", b"a"), (b"ts_request_sequence_start", b"true")]
     )
     dispatcher.submit(first)
-    await peer.reply(await peer.read())
+    await peer.serve()
     assert await answer(first) == b"a"
     retiring = asyncio.create_task(dispatcher.release(channel))
     await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_reque
     dispatcher._flush()
     assert (channel.batches, dispatcher.pending) == (1, 1)
     await peer.reply(frame)
-    await peer.reply(await peer.read())
+    await peer.serve()
     assert await answer(following) == b"following"
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
     assert not dispatcher._due

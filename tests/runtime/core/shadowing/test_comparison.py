@@ -21,6 +21,8 @@ from tsx_runtime.core.shadowing.top_k import agree, ranking_of
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
 
+EXACT, NUMERIC, TOP_K = Compare(kind="exact"), Compare(kind="numeric"), Compare(kind="top-k")
+
 numbers = st.integers() | st.floats()
 json_values = st.recursive(
     st.none() | st.booleans() | numbers | st.text(),
@@ -33,8 +35,8 @@ rankings = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4) | st.f
 bodies = st.binary(max_size=50) | json_values.map(lambda value: json.dumps(value).encode())
 ways = st.sampled_from(
     [
-        Compare(kind="exact"),
-        Compare(kind="numeric"),
+        EXACT,
+        NUMERIC,
         Compare(kind="top-k", k=2),
         Compare(kind="numeric", rtol=0, atol=0),
         Compare(kind="exact", ignore=["a.*"]),
@@ -77,8 +79,8 @@ def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_re
 
 @given(bodies, bodies)
 def test_what_agrees_exactly_agrees_within_a_tolerance(first: bytes, second: bytes) -> None:
-    if difference_of(Compare(kind="exact"), first, second) is None:
-        assert difference_of(Compare(kind="numeric"), first, second) is None
+    if difference_of(EXACT, first, second) is None:
+        assert difference_of(NUMERIC, first, second) is None
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 0.1), st.floats(0, 1), st.data())
@@ -134,7 +136,7 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(
     ],
 )
 def test_where_numbers_differ_is_reported(first: Any, second: Any, difference: str | None) -> None:
-    report = difference_of(Compare(kind="numeric"), first, second)
+    report = difference_of(NUMERIC, first, second)
     assert (
         report is None
         if difference is None
@@ -142,75 +144,58 @@ def test_where_numbers_differ_is_reported(first: Any, second: Any, difference: s
     )
 
 
-def test_identical_models_agree_and_the_largest_difference_is_known() -> None:
-    primary, shadow = (
-        an_answer([5.00095e-07, 0.25, {"a": [1.0, 3.0]}]),
-        an_answer([5.00096e-07, 0.25001, {"a": [1.0, 3.0]}]),
-    )
-    result = compare(Compare(), b"", primary, shadow)
-    assert result.difference is None
-    assert result.largest == pytest.approx(1e-5)
-    assert compare(Compare(kind="exact"), b"", primary, shadow).largest == pytest.approx(1e-5)
+def largest_of(first: Any, second: Any, config: Compare = NUMERIC) -> float | None:
+    return compare(config, b"", an_answer(first), an_answer(second)).largest
+
+
+def test_small_differences_agree_and_the_largest_difference_is_known() -> None:
+    first = [5.00095e-07, 0.25, {"a": [1.0, 3.0]}]
+    second = [5.00096e-07, 0.25001, {"a": [1.0, 3.0]}]
+    assert difference_of(NUMERIC, first, second) is None
+    for config in (NUMERIC, EXACT):
+        assert largest_of(first, second, config) == pytest.approx(1e-5)
     # The largest difference may come after the first one.
-    apart = compare(
-        Compare(),
-        b"",
-        an_answer({"a": [1.0, 9.0], "b": 2.0}),
-        an_answer({"a": [3.0, 4.0], "b": 2.5}),
-    )
-    assert apart.difference is not None
-    assert apart.largest == 5
-    assert (
-        compare(
-            Compare(ignore=["a.*"]),
-            b"",
-            an_answer({"a": [1.0], "b": 2.0}),
-            an_answer({"a": [3.0], "b": 2.5}),
-        ).largest
-        == 0.5
-    )
+    first, second = {"a": [1.0, 9.0], "b": 2.0}, {"a": [3.0, 4.0], "b": 2.5}
+    assert difference_of(NUMERIC, first, second) is not None
+    assert largest_of(first, second) == 5
+    assert largest_of(first, second, Compare(ignore=["a.*"])) == 0.5
 
 
 def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
-    assert tolerance_of(Compare()) == tolerance_of(Compare(), "fp32", None) == (1e-4, 1e-6)
-    assert (
-        tolerance_of(Compare(), None, "BF16")
-        == tolerance_of(Compare(), "fp16", "fp32")
-        == (1e-2, 1e-3)
-    )
-    assert (
-        tolerance_of(Compare(), "bf16", "int8") == tolerance_of(Compare(), "pruned") == (1e-1, 1e-2)
-    )
+    assert tolerance_of(NUMERIC) == tolerance_of(NUMERIC, "fp32", None) == (1e-4, 1e-6)
+    for coarse in ((None, "BF16"), ("fp16", "fp32")):
+        assert tolerance_of(NUMERIC, *coarse) == (1e-2, 1e-3)
+    for coarser in (("bf16", "int8"), ("pruned",)):
+        assert tolerance_of(NUMERIC, *coarser) == (1e-1, 1e-2)
     assert tolerance_of(Compare(rtol=0.5), "bf16") == (0.5, 1e-3)
     primary, shadow = an_answer([0.5]), an_answer([0.502])
-    assert compare(Compare(), b"", primary, shadow).difference is not None
-    assert compare(Compare(), b"", primary, shadow, precisions=["fp32", "bf16"]).difference is None
+    assert compare(NUMERIC, b"", primary, shadow).difference is not None
+    assert compare(NUMERIC, b"", primary, shadow, precisions=["fp32", "bf16"]).difference is None
     halves = [
         an_answer({"outputs": [{"name": "y", "datatype": kind, "shape": [1], "data": [x]}]})
         for kind in ("FP16", "FP32")
         for x in (0.5, 0.502)
     ]
-    assert compare(Compare(), b"", *halves[:2]).difference is None
-    assert compare(Compare(), b"", *halves[2:]).difference is not None
+    assert compare(NUMERIC, b"", *halves[:2]).difference is None
+    assert compare(NUMERIC, b"", *halves[2:]).difference is not None
     assert compare(Compare(rtol=1e-4), b"", *halves[:2]).difference is not None
 
 
 def test_exactly_means_each_byte() -> None:
     assert (
-        difference_of(Compare(kind="exact"), b'{"a": 1}', b'{"a":1}')
+        difference_of(EXACT, b'{"a": 1}', b'{"a":1}')
         == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
     )
-    assert difference_of(Compare(kind="exact"), {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
+    assert difference_of(EXACT, {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
     image = bytes(range(256)) * 100
     assert (
-        difference_of(Compare(kind="exact"), image, image[:20_001] + b"x" + image[20_002:])
+        difference_of(EXACT, image, image[:20_001] + b"x" + image[20_002:])
         == "body: 25600 bytes (client), 25600 bytes (shadow); they differ from byte 20001 on"
     )
 
 
 def test_statuses_come_first() -> None:
-    for kind in ("exact", "top-k", "numeric"):
-        config = Compare(kind=kind)
+    for config in (EXACT, TOP_K, NUMERIC):
         difference = "status: 200 (client), 404 (shadow)"
         assert difference_of(config, an_answer(b"x"), an_answer(b"x", 404)) == difference
         assert (
@@ -235,11 +220,11 @@ def test_fields_that_are_ignored_do_not_count() -> None:
     }
 
 
-def tensor_answer(version: str, values: list[float], *, name: str = "scores") -> ComparedAnswer:
+def tensor_answer(version: str, values: list[float]) -> ComparedAnswer:
     """Answer as the Open Inference Protocol does, with JSON and binary tensors behind it."""
     raw = struct.pack(f"<{len(values)}f", *values)
     output = {
-        "name": name,
+        "name": "scores",
         "datatype": "FP32",
         "shape": [1, len(values)],
         "parameters": {"binary_data_size": len(raw)},
@@ -251,15 +236,12 @@ def tensor_answer(version: str, values: list[float], *, name: str = "scores") ->
 def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_name() -> None:
     first, equal = tensor_answer("1.0", [0.1, 0.9]), tensor_answer("2.0", [0.1, 0.9])
     near, far = tensor_answer("2.0", [0.10001, 0.9]), tensor_answer("2.0", [0.9, 0.1])
-    assert difference_of(Compare(kind="exact"), first, equal) is None
+    assert difference_of(EXACT, first, equal) is None
     assert difference_of(Compare(kind="numeric", rtol=1e-3), first, near) is None
-    assert str(difference_of(Compare(kind="numeric"), first, far)).startswith("outputs.0.data.")
-    assert difference_of(Compare(kind="top-k"), first, near) is None
-    assert (
-        difference_of(Compare(kind="top-k"), first, far)
-        == "outputs.0.data.0: 1 (client), 0 (shadow)"
-    )
-    assert str(difference_of(Compare(kind="exact"), first, near)).startswith("outputs.0.data.0: ")
+    assert str(difference_of(NUMERIC, first, far)).startswith("outputs.0.data.")
+    assert difference_of(TOP_K, first, near) is None
+    assert difference_of(TOP_K, first, far) == "outputs.0.data.0: 1 (client), 0 (shadow)"
+    assert str(difference_of(EXACT, first, near)).startswith("outputs.0.data.0: ")
 
 
 def events(*values: Any) -> ComparedAnswer:
@@ -310,20 +292,20 @@ def ranking(number: int, text: str) -> dict[str, Any]:
     return {"id": str(number), "object": "list", "results": results, "meta": meta}
 
 
-@pytest.mark.parametrize("kind", ["exact", "numeric", "top-k"])
+@pytest.mark.parametrize("config", [EXACT, NUMERIC, TOP_K])
 @pytest.mark.parametrize("shape", [chat, chat_events, response, response_events, ranking])
 def test_answers_of_openais_api_are_compared_without_identifiers_and_times(
-    kind: Any, shape: Any
+    config: Compare, shape: Any
 ) -> None:
-    assert difference_of(Compare(kind=kind), shape(1, "yes"), shape(2, "yes")) is None
-    assert difference_of(Compare(kind=kind), shape(1, "yes"), shape(2, "no")) is not None
+    assert difference_of(config, shape(1, "yes"), shape(2, "yes")) is None
+    assert difference_of(config, shape(1, "yes"), shape(2, "no")) is not None
 
 
 def test_an_answer_that_only_looks_like_openais_is_compared_with_its_identifier() -> None:
     first, second = (
         {"id": number, "object": "cat", "created": 7, "results": []} for number in (1, 2)
     )
-    assert difference_of(Compare(kind="exact"), first, second) == "id: 1 (client), 2 (shadow)"
+    assert difference_of(EXACT, first, second) == "id: 1 (client), 2 (shadow)"
 
 
 def test_an_event_may_hold_any_character_of_json() -> None:
@@ -341,10 +323,7 @@ def test_an_event_may_hold_any_character_of_json() -> None:
 def test_tensors_that_cannot_be_read_are_compared_as_bytes(length: str) -> None:
     complete = tensor_answer("1.0", [1.0, 2.0])
     broken = ComparedAnswer(200, {"inference-header-content-length": length}, complete.body)
-    assert (
-        difference_of(Compare(kind="numeric"), broken, broken._replace(body=broken.body + b"x"))
-        is not None
-    )
+    assert difference_of(NUMERIC, broken, broken._replace(body=broken.body + b"x")) is not None
     for body in (
         b"{}",
         b"[]",

@@ -124,7 +124,7 @@ async def test_a_batch_waits_for_another_models_and_the_earliest_deadline_goes_f
     assert await is_silent(third_peer)
     await first_peer.reply(frame)
     await answer(waits[0])
-    await third_peer.reply(await third_peer.read())
+    await third_peer.serve()
     await answer(waits_longer[0])
 
 
@@ -147,7 +147,7 @@ async def test_no_model_waits_for_a_worker_that_died_or_a_model_that_is_unregist
     (waits,) = submit(second, b"x")
     assert await is_silent(second_peer)
     await end(first, first_peer)
-    await second_peer.reply(await second_peer.read())
+    await second_peer.serve()
     assert await answer(waits) == b"x"
 
 
@@ -159,7 +159,7 @@ async def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
     submit(first, b"x")
     await first_peer.read()
     (waits,) = submit(second, b"x")
-    await second_peer.reply(await second_peer.read())
+    await second_peer.serve()
     assert await answer(waits) == b"x"
 
 
@@ -169,7 +169,7 @@ async def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch
     (waits,) = submit(second, b"x")
     (leaves,) = submit(first, b"x")
     first.leave(leaves)
-    await second_peer.reply(await second_peer.read())
+    await second_peer.serve()
     assert await answer(waits) == b"x"
     leaves.done.exception()
 
@@ -241,8 +241,8 @@ async def test_a_group_waits_for_all_of_its_gpus_and_others_for_the_group():
     assert await is_silent(first_peer)
     await second_peer.reply(frame)
     await answer(group)
-    await first_peer.reply(await first_peer.read())
-    await third_peer.reply(await third_peer.read())
+    await first_peer.serve()
+    await third_peer.serve()
     await asyncio.gather(answer(last), answer(waits))
 
 
@@ -267,5 +267,5 @@ async def test_a_model_that_waits_starts_when_workers_need_fewer_cores_than_befo
     second._arbiter.join(second)
     await first_peer.reply(frame)
     await answer(running)
-    await second_peer.reply(await second_peer.read())
+    await second_peer.serve()
     assert await answer(waits) == b"x"

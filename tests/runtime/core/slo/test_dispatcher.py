@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.kit.jobs import a_waiting_job, refusal_of
-from tests.kit.peers import Peer, add_worker, answer, kill, submit
+from tests.kit.peers import Peer, add_worker, answer, kill, send, submit
 from tests.runtime.core.scheduling.test_costs import cost_metrics
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
@@ -57,8 +57,7 @@ async def test_a_batch_is_as_large_as_the_target_allows(target, least, most):
 
 async def test_a_request_that_would_be_late_is_refused_on_arrival():
     dispatcher, (peer,) = await start_dispatcher(latency_target("p99<5s"))
-    taken = submit(dispatcher, *[b"x"] * 64)
-    frame = await peer.read()
+    taken, frame = await send(dispatcher, peer, *[b"x"] * 64)
     error = await refusal_of(submit(dispatcher, b"x")[0], QueueFull)
     assert error.status == 503
     assert 1 <= error.retry_after <= 5
@@ -101,7 +100,7 @@ async def test_while_workers_start_one_request_waits_and_others_return_when_they
     first, second = submit(dispatcher, b"x", b"y")
     assert (await refusal_of(second, QueueFull)).retry_after == 7
     _, peer = await add_worker(dispatcher)
-    await peer.reply(await peer.read())
+    await peer.serve()
     assert await answer(first) == b"x"
 
 
@@ -145,7 +144,7 @@ async def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
     assert dispatcher.pending == 1
     await refusal_of(second, QueueFull)
     _, peer = await add_worker(dispatcher)
-    await peer.reply(await peer.read())
+    await peer.serve()
     assert await answer(first) == b"x"
 
 
