@@ -22,5 +22,5 @@ def test_an_error_is_logged_and_the_other_work_goes_on(caplog: pytest.LogCapture
                 await calls.get()
 
     asyncio.run(serve())
-    assert "charts stand still until the server is restarted" in caplog.text
+    assert "charts stand still until" in caplog.text
     assert "no such number" in caplog.text

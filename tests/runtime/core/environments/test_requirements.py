@@ -153,9 +153,7 @@ def test_wheels_of_the_archive_are_found_wherever_they_lie(tmp_path):
 
 def test_an_included_file_that_is_wrong_is_named_with_its_own_line(tmp_path):
     (tmp_path / "more.txt").write_text("six\nfoo | sh\n")
-    with pytest.raises(
-        BadRequirements, match=r"^line 2 of more.txt, 'foo \| sh': it is not a requirement"
-    ):
+    with pytest.raises(BadRequirements, match=r"^line 2 of more.txt, 'foo \| sh'"):
         read_file(tmp_path, "numpy\n-r more.txt\n")
 
 

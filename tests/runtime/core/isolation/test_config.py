@@ -415,9 +415,7 @@ def test_a_server_that_cannot_isolate_does_not_start(part, text, monkeypatch):
 
 
 def test_a_bound_without_a_group_to_hold_it_is_refused_at_the_start(tmp_path):
-    with pytest.raises(
-        SettingError, match=r"isolation_memory: cgroups cannot be created in .*systemd-run --user"
-    ):
+    with pytest.raises(SettingError, match=r"isolation_memory: cgroups .*systemd-run"):
         config.check_isolation(
             Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none")
         )
@@ -437,9 +435,7 @@ def test_isolation_is_set_by_a_file_or_on_the_command_line(tmp_path):
 
 
 def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
-    with pytest.raises(
-        SettingError, match=r"isolation_paths cannot be 'data' .*it takes absolute paths"
-    ):
+    with pytest.raises(SettingError, match=r"isolation_paths cannot be 'data' .*absolute"):
         load_settings({"isolation_paths": "data"}, {})
     settings, _ = load_settings(
         {"isolation": "on", "isolation_paths": f"{tmp_path},{tmp_path / 'none'}"}, {}

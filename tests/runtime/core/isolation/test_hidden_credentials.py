@@ -68,7 +68,7 @@ def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_ca
             name: predict(running.address("predictions"), name) for name in ("spy", "trusted")
         }
         assert SECRET not in running.log
-        assert "pass_env names them: AWS_ACCESS_KEY_ID, " in running.log
+        assert "pass_env names them: AWS_" in running.log
     assert SECRET not in answers["spy"]
     assert json.loads(answers["spy"])["os"]["HARMLESS"] == "seen"
     trusted = json.loads(answers["trusted"])["os"]

@@ -71,9 +71,9 @@ def test_options_that_cannot_be_followed_are_errors(arguments, text):
 
 
 def test_cores_and_nodes_that_are_not_there_are_errors():
-    with pytest.raises(ValueError, match="core 16 is not available to this process"):
+    with pytest.raises(ValueError, match="core 16 is not available"):
         check_pinning(Pinning(core_list=(3, 16)), SERVER)
-    with pytest.raises(ValueError, match="no NUMA node 2; this process may use node 0, 1"):
+    with pytest.raises(ValueError, match=r"no NUMA node 2; .* 0, 1"):
         check_pinning(Pinning(node=2), SERVER)
     check_pinning(Pinning(core_list=(15,), node=1), SERVER)
 

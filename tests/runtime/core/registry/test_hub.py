@@ -101,7 +101,7 @@ def test_models_that_are_not_allowed_or_would_run_code_are_refused(
 ) -> None:
     server, hub = served
     kind, text = error_of(register(server, "hf:org/secret"))
-    assert (kind, "Add hf:org/secret, or a pattern that begins with hf:" in text) == (
+    assert (kind, "Add hf:org/secret, or a pattern" in text) == (
         "ModelNotFoundException",
         True,
     )
@@ -156,6 +156,6 @@ def test_the_server_answers_while_it_downloads(
     assert (
         f"hf:org/tiny is commit {hub.repos['org/tiny'].refs['main']}, downloaded in" in caplog.text
     )
-    assert "modeling_own.py is code of the model's author" in caplog.text
+    assert "modeling_own.py is code" in caplog.text
     assert server.registry.opening == {}
     server.call(lambda: server.registry.unregister("tiny"))

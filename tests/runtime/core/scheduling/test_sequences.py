@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -27,6 +28,11 @@ LIMITS = BatchLimits(2, 40)
 
 def mark(id: str = "a", *, start: bool = False, end: bool = False) -> SequenceMark:
     return SequenceMark(id, start, end)
+
+
+def admit(sequences: Sequences, now: float, id: str = "a", **marks: bool) -> str | None:
+    """Offer a request, and return the reason if it is refused."""
+    return sequences.admit(FakeJob(), mark(id, **marks), now)
 
 
 def start_sequences(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
@@ -255,9 +261,9 @@ def test_an_idle_sequence_expires_and_its_next_request_is_told_so():
     sequences, _ = start_sequences()
     assert sequences.next_end == 10.0
     assert sequences.expire(10.0) == []
-    error = "Sequence a has expired: no request of it came for 10 s (sequenceMaxIdleMSec)"
-    assert sequences.admit(FakeJob(), mark(), 11.0) == error
-    assert sequences.admit(FakeJob(), mark(), 11.0) is None
+    error = admit(sequences, 11.0)
+    assert re.match(r"Sequence a has expired: .* 10 s .*sequenceMaxIdleMSec", error)
+    assert admit(sequences, 11.0) is None
 
 
 def test_many_that_expire_at_once_are_ended_in_several_calls():
@@ -274,7 +280,7 @@ def test_many_that_expire_at_once_are_ended_in_several_calls():
 def test_a_request_that_starts_a_lost_sequence_again_is_accepted():
     sequences, worker = start_sequences()
     sequences.lost(worker, "is over")
-    assert sequences.admit(FakeJob(), mark(start=True), 1.0) is None
+    assert admit(sequences, 1.0, start=True) is None
 
 
 def test_a_sequence_is_over_after_its_time_however_busy_it_is():
@@ -284,10 +290,8 @@ def test_a_sequence_is_over_after_its_time_however_busy_it_is():
         assert sequences.admit(job, mark(), now) is None
         sequences.assign([worker], now, LIMITS)
         sequences.answered(job, now)
-    assert (
-        sequences.admit(FakeJob(), mark(), 60.0)
-        == "Sequence a is over: it was started more than 60 s ago (sequenceTimeoutMSec)"
-    )
+    error = admit(sequences, 60.0)
+    assert re.match(r"Sequence a is over: .* 60 s .*sequenceTimeoutMSec", error)
 
 
 def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
@@ -304,23 +308,18 @@ def test_the_last_request_closes_its_sequence_once_it_is_answered():
     sequences, worker = start_sequences()
     job = FakeJob()
     sequences.admit(job, mark(end=True), 1.0)
-    closed = "Sequence a is closed: an earlier request ended it"
-    assert sequences.admit(FakeJob(), mark(), 1.0) == closed
+    assert "Sequence a is closed" in admit(sequences, 1.0)
     sequences.assign([worker], 1.0, LIMITS)
     sequences.answered(job, 2.0)
     assert sequences.active == 0
-    assert sequences.admit(FakeJob(), mark(), 3.0) is None
+    assert admit(sequences, 3.0) is None
 
 
 def test_the_number_of_sequences_and_their_queues_are_bounded():
     sequences, _ = start_sequences(SequenceConfig(10, None, most=1, queue=1))
-    assert (
-        sequences.admit(FakeJob(), mark("b", start=True), 1.0)
-        == "1 sequences are active, which is the limit (maxNumSequence)"
-    )
-    sequences.admit(FakeJob(), mark(), 1.0)
-    too_many = "1 requests of sequence a wait, which is the limit (maxSequenceJobQueueSize)"
-    assert sequences.admit(FakeJob(), mark(), 1.0) == too_many
+    assert "maxNumSequence" in admit(sequences, 1.0, "b", start=True)
+    admit(sequences, 1.0)
+    assert "maxSequenceJobQueueSize" in admit(sequences, 1.0)
 
 
 def test_a_lost_worker_ends_its_sequences_and_no_others():
@@ -397,11 +396,7 @@ async def test_a_request_that_follows_one_that_left_before_its_sequence_began_is
     jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
     submit(dispatcher, *jobs)
     dispatcher.leave(jobs[0])
-    await refusal_of(
-        jobs[1],
-        Unavailable,
-        r"Its sequence did not start: the client of its first request disconnected, or its deadline passed\.",
-    )
+    await refusal_of(jobs[1], Unavailable, "Its sequence did not start")
     await refusal_of(jobs[0], ClientLeft)
     await dispatcher.wait_idle()
     assert len(dispatcher.sequences) == 0
@@ -411,4 +406,4 @@ def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():
     long = "a" * 10_000
     sequences, worker = start_sequences(TERMS, long)
     sequences.lost(worker, "is over")
-    assert sequences.admit(FakeJob(), mark(long), 1.0) is None
+    assert admit(sequences, 1.0, long) is None

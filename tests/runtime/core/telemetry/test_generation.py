@@ -12,18 +12,10 @@ from tsx_runtime.core.telemetry.generation import (
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
-def add_metric(stats: Stats, name: str, kind: str, value: float, adapter: str = "") -> None:
-    stats.add_handler_metrics(
-        [
-            {
-                "name": f"tsx_generation_{name}",
-                "type": kind,
-                "unit": "",
-                "value": value,
-                "dimensions": {"model_name": "m", "adapter": adapter},
-            }
-        ]
-    )
+def add_metric(stats: Stats, name: str, kind: str, value: float, **dimensions: str) -> None:
+    name = f"tsx_generation_{name}"
+    metric = {"name": name, "type": kind, "unit": "", "value": value, "dimensions": dimensions}
+    stats.add_handler_metrics([metric])
 
 
 def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
@@ -34,9 +26,9 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
     add_metric(stats, "tokens_total", "counter", 1000)
     before = read_generation(stats.handler_metrics)
     for adapter in ("", "pirate"):
-        add_metric(stats, "time_to_first_token_seconds", "histogram", 0.2, adapter)
-        add_metric(stats, "tokens_total", "counter", 30, adapter)
-        add_metric(stats, "prompt_tokens_total", "counter", 7, adapter)
+        add_metric(stats, "time_to_first_token_seconds", "histogram", 0.2, adapter=adapter)
+        add_metric(stats, "tokens_total", "counter", 30, adapter=adapter)
+        add_metric(stats, "prompt_tokens_total", "counter", 7, adapter=adapter)
     add_metric(stats, "running_sequences", "gauge", 2)
     add_metric(stats, "cache_use_ratio", "gauge", 0.25)
     after = read_generation(stats.handler_metrics)
@@ -60,19 +52,8 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
 def test_each_worker_has_an_engine() -> None:
     stats = Stats()
     for worker, value in (("9000", 3), ("9001", 2)):
-        labels = {"worker": worker}
-        for name, part in (("running_sequences", value), ("cache_use_ratio", value / 10)):
-            stats.add_handler_metrics(
-                [
-                    {
-                        "name": f"tsx_generation_{name}",
-                        "type": "gauge",
-                        "unit": "",
-                        "value": part,
-                        "dimensions": labels,
-                    }
-                ]
-            )
+        add_metric(stats, "running_sequences", "gauge", value, worker=worker)
+        add_metric(stats, "cache_use_ratio", "gauge", value / 10, worker=worker)
     generation = read_generation(stats.handler_metrics)
     assert generation is not None
     assert (generation.running, generation.waiting, generation.cache_use) == (5, 0, 0.3)

@@ -291,12 +291,10 @@ def test_a_label_is_found_where_no_version_has_its_name() -> None:
     assert choose("digits", versions, "1.0", None, labels) == "one"
     with pytest.raises(
         ModelVersionNotFound,
-        match=r"3\.0 does not exist for model: digits, and the label gone means it",
+        match=r"3\.0 does not exist .*label gone",
     ):
         choose("digits", versions, "1.0", "gone", labels)
-    with pytest.raises(
-        ModelVersionNotFound, match="Model version: other does not exist for model: digits"
-    ):
+    with pytest.raises(ModelVersionNotFound, match="version: other does not exist"):
         choose("digits", versions, "1.0", "other", labels)
 
 
