@@ -108,15 +108,24 @@ def order(**values) -> RegisterOrder:
     return RegisterOrder(url="talker", **{"initial_workers": 1, **values})
 
 
-async def a_talker(
+async def register(
     registry: Registry,
-    directory: Path,
+    path: Path,
     handler: str = HANDLER,
     *,
+    name: str = "talker",
+    version: str = "1.0",
     config: str = "",
     wait: bool = True,
     **values: Any,
 ) -> ModelVersion:
-    """Register a talker with one worker, or with the `values` of an order."""
-    path = talker(directory / "m", handler, config=config)
+    """Write and register a model with one worker, or with the `values` of an order."""
+    talker(path, handler, name=name, version=version, config=config)
     return await registry.register_path(path, order(**values), wait=wait)
+
+
+async def a_talker(
+    registry: Registry, directory: Path, handler: str = HANDLER, **values: Any
+) -> ModelVersion:
+    """Register a model that lies in `directory / "m"`."""
+    return await register(registry, directory / "m", handler, **values)

@@ -16,7 +16,7 @@ from tests.support.clients.talker import (
     a_registry,
     a_talker,
     ask,
-    order,
+    register,
     submit,
     talker,
     until,
@@ -49,9 +49,7 @@ async def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_
 
     async with a_registry(cpus=8) as registry:
         version = await a_talker(registry, tmp_path, max_workers=3)
-        fixed = await registry.register_path(
-            talker(tmp_path / "n", name="fixed"), order(model_name="fixed")
-        )
+        fixed = await register(registry, tmp_path / "n", name="fixed")
         jobs = [submit(version, f"until {go}") for version in (version, fixed) for _ in range(6)]
         await look_until(registry, lambda: len(version.workers) == 3 and version.ready)
         await until(lambda: all(worker.state is WorkerState.READY for worker in version.workers))

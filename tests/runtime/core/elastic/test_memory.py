@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.jobs import TIMEOUT, answer_of
-from tests.support.clients.talker import a_registry, a_talker, ask, order, submit, talker, until
+from tests.support.clients.talker import (
+    a_registry,
+    a_talker,
+    ask,
+    register,
+    submit,
+    until,
+)
 from tsx_runtime.core.elastic import memory
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
 from tsx_runtime.core.workers.worker import Worker, WorkerState
@@ -214,7 +221,7 @@ async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_re
             return "".join(name for name in names if registry.find(name).workers)
 
         for name in names:
-            await registry.register_path(talker(tmp_path / name, name=name), order(model_name=name))
+            await register(registry, tmp_path / name, name=name)
         assert len(loaded_names()) == 2
         for name in names:
             assert await ask(registry.find(name), name) == name
@@ -232,7 +239,7 @@ async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_re
         await until(lambda: registry.find("b").last_error)
         assert "There is no room" in registry.find("b").last_error
         with pytest.raises(LoadOutOfMemory, match="model_memory is 250 MB"):
-            await registry.register_path(talker(tmp_path / "g", name="g"), order(model_name="g"))
+            await register(registry, tmp_path / "g", name="g")
         go.touch()
         for job in (*busy, waits):
             await answer_of(job)

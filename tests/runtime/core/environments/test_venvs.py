@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.clients.talker import a_registry, ask, gone, order, talker, until
+from tests.support.clients.talker import a_registry, ask, gone, order, register, until
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
 from tsx_runtime.core.environments.requirements import read_requirements
@@ -93,11 +93,13 @@ async def test_models_that_ask_alike_share_one_environment_and_get_their_own_pac
     caplog.set_level("INFO", "tsx.environments")
     cache = tmp_path / "cache"
     first_dir = write_model(tmp_path / "one", "iniconfig==99.0\npsutil\n")
-    two = write_model(tmp_path / "two", "iniconfig==99.0\npsutil\n", config="useVenv: true\n")
+    second_dir = write_model(
+        tmp_path / "two", "iniconfig==99.0\npsutil\n", config="useVenv: true\n"
+    )
 
     async with an_installing_registry(cache) as registry:
         versions = await asyncio.gather(
-            registry.register_path(first_dir, order()), registry.register_path(two, order())
+            registry.register_path(first_dir, order()), registry.register_path(second_dir, order())
         )
         first, second = [json.loads(await ask(version, "")) for version in versions]
         [entry] = list_entries(cache)
@@ -157,7 +159,7 @@ async def test_others_are_served_while_a_model_is_installed_and_a_stop_ends_it(t
         installing = asyncio.create_task(
             registry.register_path(write_hanging_model(tmp_path / "m", note), order())
         )
-        second = await registry.register_path(talker(tmp_path / "other"), order())
+        second = await register(registry, tmp_path / "other")
         await until(lambda: note.exists() and note.read_text())
         assert await ask(second, "hello") == "hello"
     with pytest.raises(InvalidModel):

@@ -488,7 +488,7 @@ def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
 def test_the_output_of_an_isolated_worker_is_in_the_log(tmp_path):
     make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)
     settings = ("isolation=on", f"log_location={tmp_path / 'logs'}")
-    options = [word for setting in settings for word in ("--set", setting)]
+    options = [part for setting in settings for part in ("--set", setting)]
     command = ["serve", tmp_path / "loud.mar", *FREE_PORTS, *options]
     with serving(command, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
         assert server.stop() == 0

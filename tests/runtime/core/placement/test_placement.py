@@ -192,15 +192,15 @@ def test_torchruns_keys_are_its_arguments():
         "monitor-interval": 5,
         "nproc-per-node": 1,
     }
-    two = parse_parallel({"torchrun": keys}).arguments("m_9000")
+    of_two_nodes = parse_parallel({"torchrun": keys}).arguments("m_9000")
     assert {
         "--nnodes=2",
         "--node-rank=1",
         "--monitor-interval=5",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=host:29500",
-    } < set(two)
-    assert "--rdzv-conf=timeout=60" in two
+    } < set(of_two_nodes)
+    assert "--rdzv-conf=timeout=60" in of_two_nodes
 
 
 def place_worker(

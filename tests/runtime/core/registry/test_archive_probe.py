@@ -1,3 +1,5 @@
+"""The search for exported programs in archives and directories."""
+
 from __future__ import annotations
 
 import os

@@ -17,6 +17,7 @@ from tests.support.clients.talker import (
     cancel,
     gone,
     order,
+    register,
     submit,
     talker,
     until,
@@ -69,9 +70,7 @@ async def test_unregistering_goes_on_where_its_client_leaves(registry, tmp_path,
 async def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(registry, tmp_path):
     hanging = "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
 
-    registering = asyncio.create_task(
-        registry.register_path(talker(tmp_path / "m", hanging), order())
-    )
+    registering = asyncio.create_task(register(registry, tmp_path / "m", hanging))
     await until((tmp_path / "m" / "began").exists)
     pid = registry.find("talker").workers[0].pid
     await cancel(registering)

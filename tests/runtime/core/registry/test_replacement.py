@@ -16,6 +16,7 @@ from tests.support.clients.talker import (
     cancel,
     gone,
     order,
+    register,
     submit,
     talker,
     until,
@@ -35,7 +36,7 @@ SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: {idle}\nmaxNumSequence
 WAITS = "import time\nfrom pathlib import Path\nPath('began').touch()\nwhile not Path('go').exists():\n    time.sleep(0.005)\n"
 
 
-def write_handler(text: str) -> str:
+def a_handler(text: str) -> str:
     """Return a handler that gives the same answer to each request."""
     return f"def handle(data, context):\n    return [{text!r}] * len(data or [])\n"
 
@@ -61,10 +62,10 @@ async def replace(
 async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_what_it_has(
     registry, tmp_path
 ):
-    old = await registry.register_path(talker(tmp_path / "1"), order(initial_workers=2))
+    old = await register(registry, tmp_path / "1", initial_workers=2)
     pids = [worker.pid for worker in old.workers]
     under_way = submit(old, f"until {tmp_path / 'go'}")
-    new = await replace(registry, tmp_path / "2", write_handler("new"))
+    new = await replace(registry, tmp_path / "2", a_handler("new"))
     assert registry.find("talker") is registry.find("talker", "1.0") is new
     assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
     assert await ask(new, "x") == "new"
@@ -81,7 +82,7 @@ async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_w
 
 
 async def test_a_replacement_that_does_not_load_changes_nothing(registry, tmp_path):
-    old = await registry.register_path(talker(tmp_path / "1"), order())
+    old = await register(registry, tmp_path / "1")
     broken = talker(tmp_path / "2", "import nothing_of_that_name\n")
     with pytest.raises(LoadFailed, match="nothing_of_that_name"):
         await registry.register_path(broken, replacement_order())
@@ -91,7 +92,7 @@ async def test_a_replacement_that_does_not_load_changes_nothing(registry, tmp_pa
     await registry.register_path(broken, replacement_order(), wait=False)
     await until(lambda: not registry._background)
     assert await ask(registry.find("talker"), "x") == "x"
-    await replace(registry, tmp_path / "3", write_handler("new"))
+    await replace(registry, tmp_path / "3", a_handler("new"))
     assert await ask(registry.find("talker"), "x") == "new"
 
 
@@ -100,7 +101,7 @@ async def test_a_version_is_warm_before_it_takes_over(registry, tmp_path):
     handler = f"def handle(data, context):\n    print(len(data or []), file=open({str(notes)!r}, 'a'))\n    return ['new'] * len(data or [])\n"
     fails = "def handle(data, context):\n    if data:\n        raise ValueError('too cold')\n"
 
-    old = await registry.register_path(talker(tmp_path / "1"), order())
+    old = await register(registry, tmp_path / "1")
     cold = talker(
         tmp_path / "2",
         fails,
@@ -119,8 +120,8 @@ async def test_a_version_is_warm_before_it_takes_over(registry, tmp_path):
 async def test_another_number_takes_the_place_of_the_default_version_with_all_that_named_it(
     registry, tmp_path
 ):
-    await registry.register_path(talker(tmp_path / "1"), order())
-    await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
+    await register(registry, tmp_path / "1")
+    await register(registry, tmp_path / "2", version="2.0")
     traffic = {
         "weights": {"1.0": 90, "2.0": 10},
         "labels": {"stable": "1.0"},
@@ -137,7 +138,7 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
         registry.find("talker", "1.0")
     registry.rollback("talker")
     assert registry.shares("talker") == {"3.0": 1.0}
-    replacement = await replace(registry, tmp_path / "4", write_handler("new"), version="2.0")
+    replacement = await replace(registry, tmp_path / "4", a_handler("new"), version="2.0")
     assert registry.find("talker", "2.0") is replacement
     assert registry.find("talker") is new
     await until(lambda: not registry._background)
@@ -145,12 +146,12 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
 
 
 async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
-    await registry.register_path(talker(tmp_path / "1"), order(job_queue_size=7, batch_size=3))
+    await register(registry, tmp_path / "1", job_queue_size=7, batch_size=3)
     registry.change("talker", None, {"batch_size": 5, "client_timeout": 900})
     await registry.scale("talker", None, 2)
     waits = talker(
         tmp_path / "2",
-        WAITS + write_handler("new"),
+        WAITS + a_handler("new"),
         config="batchSize: 9\nminWorkers: 1\n",
     )
     replacing = asyncio.create_task(registry.register_path(waits, replacement_order(batch_size=4)))
@@ -163,7 +164,7 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
     plan = new.plan
     assert (plan.batch_size, plan.job_queue_size, plan.client_timeout) == (4, 7, 800)
     await until(lambda: len(new.workers) == 1)
-    third = await replace(registry, tmp_path / "3", write_handler("3"))
+    third = await replace(registry, tmp_path / "3", a_handler("3"))
     assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (
         4,
         7,
@@ -172,8 +173,8 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
 
 
 async def test_batch_settings_do_not_follow_to_a_version_with_a_latency_target(registry, tmp_path):
-    await registry.register_path(talker(tmp_path / "1"), order())
-    waits = talker(tmp_path / "2", WAITS + write_handler("new"))
+    await register(registry, tmp_path / "1")
+    waits = talker(tmp_path / "2", WAITS + a_handler("new"))
     replacing = asyncio.create_task(registry.register_path(waits, replacement_order(slo="p99<60s")))
     await until((waits / "began").exists)
     # The new version is still loading.
@@ -187,18 +188,18 @@ async def test_batch_settings_do_not_follow_to_a_version_with_a_latency_target(r
 async def test_the_archive_sets_limits_that_nobody_else_has_set(tmp_path):
     async with a_registry(models={"talker": ModelSettings(response_timeout=77)}) as registry:
         first = await replace(
-            registry, tmp_path / "1", write_handler("1"), config="minWorkers: 1\nbatchSize: 2\n"
+            registry, tmp_path / "1", a_handler("1"), config="minWorkers: 1\nbatchSize: 2\n"
         )
         assert (first.min_workers, first.batch_size, first.plan.response_timeout) == (1, 2, 77)
-        two = await replace(
-            registry, tmp_path / "2", write_handler("2"), config="minWorkers: 2\nbatchSize: 4\n"
+        second = await replace(
+            registry, tmp_path / "2", a_handler("2"), config="minWorkers: 2\nbatchSize: 4\n"
         )
-        assert (two.min_workers, two.batch_size, two.plan.response_timeout) == (2, 4, 77)
+        assert (second.min_workers, second.batch_size, second.plan.response_timeout) == (2, 4, 77)
 
 
 async def test_a_second_replacement_meanwhile_is_refused(registry, tmp_path):
-    old = await registry.register_path(talker(tmp_path / "1"), order())
-    waits = talker(tmp_path / "2", WAITS + write_handler("new"))
+    old = await register(registry, tmp_path / "1")
+    waits = talker(tmp_path / "2", WAITS + a_handler("new"))
     replacing = asyncio.create_task(registry.register_path(waits, replacement_order()))
     await until((waits / "began").exists)
     with pytest.raises(Conflict, match="is already being replaced"):
@@ -217,7 +218,7 @@ async def test_a_second_replacement_meanwhile_is_refused(registry, tmp_path):
 
 
 async def test_counts_go_on_where_the_old_version_left_them(registry, tmp_path):
-    old = await registry.register_path(talker(tmp_path / "1"), order())
+    old = await register(registry, tmp_path / "1")
     await ask(old, "x")
     new = await replace(registry, tmp_path / "2")
     await ask(new, "x")
@@ -253,22 +254,22 @@ async def test_sequences_stay_with_the_version_that_has_their_state_until_they_e
 ):
     first = await registry.register_path(write_summing_model(tmp_path / "1", 0), order())
     assert await add_to_sequence(first, "a", "1") == 1
-    two = await registry.register_path(
+    second = await registry.register_path(
         write_summing_model(tmp_path / "2", 1000), replacement_order()
     )
-    assert await add_to_sequence(two, "a", "1") == 2
-    assert await add_to_sequence(two, "b", "1") == 1001
-    three = await registry.register_path(
+    assert await add_to_sequence(second, "a", "1") == 2
+    assert await add_to_sequence(second, "b", "1") == 1001
+    third = await registry.register_path(
         write_summing_model(tmp_path / "3", 2000), replacement_order()
     )
-    assert [await add_to_sequence(three, id, "1") for id in "abc"] == [3, 1002, 2001]
+    assert [await add_to_sequence(third, id, "1") for id in "abc"] == [3, 1002, 2001]
     assert await add_to_sequence(first, "a", "1") == 4
-    assert await add_to_sequence(three, "a", "close") == 4
+    assert await add_to_sequence(third, "a", "close") == 4
     await until(lambda: not first.workers)
-    assert await add_to_sequence(three, "a", "1") == 2001
-    assert await add_to_sequence(three, "b", "close") == 1002
+    assert await add_to_sequence(third, "a", "1") == 2001
+    assert await add_to_sequence(third, "b", "close") == 1002
     await until(lambda: not registry._background)
-    assert await add_to_sequence(three, "c", "1") == 2002
+    assert await add_to_sequence(third, "c", "1") == 2002
 
 
 async def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versions(tmp_path):
@@ -292,9 +293,9 @@ async def test_sequences_of_a_replaced_version_end_by_its_timeout_or_their_own(
             write_summing_model(tmp_path / "1", 0, idle_ms), order()
         )
         assert await add_to_sequence(first, "a", "1") == 1
-        two = await registry.register_path(
+        second = await registry.register_path(
             write_summing_model(tmp_path / "2", 1000), replacement_order()
         )
         await until(lambda: not first.workers)
-        assert reason in str(await add_to_sequence(two, "a", "1"))
-        assert await add_to_sequence(two, "a", "1") == 1001
+        assert reason in str(await add_to_sequence(second, "a", "1"))
+        assert await add_to_sequence(second, "a", "1") == 1001

@@ -37,7 +37,7 @@ def count_requests(seconds: list[float], errors: int = 0) -> Counts:
     return Counts(len(seconds), errors, tuple(latencies))
 
 
-def draw_counts(count: int, rate: float, scale: float, seed: int) -> Counts:
+def draw_counts(count: int, rate: float, seed: int, scale: float = 0.01) -> Counts:
     source = random.Random(seed)
     return count_requests(
         [source.lognormvariate(0, 0.4) * scale for _ in range(count)],
@@ -49,14 +49,18 @@ def observe(new: Counts, old: Counts, seconds: float = 60, step: int = 0) -> Ste
     return StepObservation(step, seconds, new, old)
 
 
+def act(new: Counts, old: Counts, plan: RolloutPlan = PLAN, **observation: float) -> Action:
+    return decide(plan, observe(new, old, **observation)).action
+
+
 def test_a_version_as_good_as_the_old_one_goes_on_and_finishes() -> None:
-    new, old = draw_counts(1000, 0.001, 0.01, 1), draw_counts(99_000, 0.001, 0.01, 2)
-    assert decide(PLAN, observe(new, old)).action is Action.ADVANCE
-    assert decide(PLAN, observe(new, old, step=3)).action is Action.FINISH
+    new, old = draw_counts(1000, 0.001, 1), draw_counts(99_000, 0.001, 2)
+    assert act(new, old) is Action.ADVANCE
+    assert act(new, old, step=3) is Action.FINISH
 
 
 def test_it_stays_for_the_whole_of_its_bake() -> None:
-    new, old = draw_counts(1000, 0.001, 0.01, 1), draw_counts(99_000, 0.001, 0.01, 2)
+    new, old = draw_counts(1000, 0.001, 1), draw_counts(99_000, 0.001, 2)
     decision = decide(PLAN, observe(new, old, seconds=59))
     assert decision.action is Action.WAIT
     assert "1 s" in decision.reason
@@ -68,29 +72,19 @@ def test_many_errors_send_it_back_at_once() -> None:
     assert "12 of 12 requests of version 2 failed" in decision.reason
 
 
-def test_more_errors_than_the_old_version_send_it_back_although_no_rate_was_named() -> None:
+@pytest.mark.parametrize(
+    ("new", "old", "action"), [(0.03, 0.01, Action.BACK), (0.05, 0.05, Action.ADVANCE)]
+)
+def test_without_a_bound_only_more_errors_than_the_old_version_send_it_back(
+    new: float, old: float, action: Action
+) -> None:
     plan = RolloutPlan(version="2", bake=60)
-    assert (
-        decide(
-            plan, observe(draw_counts(2000, 0.03, 0.01, 1), draw_counts(50_000, 0.01, 0.01, 2))
-        ).action
-        is Action.BACK
-    )
-
-
-def test_errors_that_the_old_version_has_too_are_no_reason_without_a_bound() -> None:
-    plan = RolloutPlan(version="2", bake=60)
-    assert (
-        decide(
-            plan, observe(draw_counts(2000, 0.05, 0.01, 1), draw_counts(50_000, 0.05, 0.01, 2))
-        ).action
-        is Action.ADVANCE
-    )
+    assert act(draw_counts(2000, new, 1), draw_counts(50_000, old, 2), plan=plan) is action
 
 
 def test_a_slower_version_goes_back() -> None:
     decision = decide(
-        PLAN, observe(draw_counts(2000, 0, 0.03, 1), draw_counts(50_000, 0, 0.01, 2), seconds=5)
+        PLAN, observe(draw_counts(2000, 0, 1, 0.03), draw_counts(50_000, 0, 2), seconds=5)
     )
     assert decision.action is Action.BACK
     assert "1.2 times the old version's p99" in decision.reason
@@ -98,8 +92,8 @@ def test_a_slower_version_goes_back() -> None:
 
 def test_the_p99_may_be_bounded_in_milliseconds() -> None:
     plan = RolloutPlan(version="2", bake=60, max_p99_ms=500, max_error_rate=0.5)
-    assert decide(plan, observe(draw_counts(1000, 0, 0.01, 1), Counts())).action is Action.ADVANCE
-    assert decide(plan, observe(count_requests([0.6] * 300), Counts())).action is Action.BACK
+    assert act(draw_counts(1000, 0, 1), Counts(), plan=plan) is Action.ADVANCE
+    assert act(count_requests([0.6] * 300), Counts(), plan=plan) is Action.BACK
 
 
 def test_a_version_without_a_comparison_has_kept_no_bound() -> None:
@@ -107,22 +101,19 @@ def test_a_version_without_a_comparison_has_kept_no_bound() -> None:
     decision = decide(plan, observe(Counts(1000, 1000), Counts(5)))
     assert decision.action is Action.WAIT
     assert "too few for a comparison" in decision.reason
-    assert decide(plan, observe(Counts(1000, 1000), Counts(5), seconds=600)).action is Action.BACK
+    assert act(Counts(1000, 1000), Counts(5), seconds=600, plan=plan) is Action.BACK
 
 
 def test_a_p99_of_few_requests_is_no_hard_bound() -> None:
     plan = RolloutPlan(version="2", bake=60, max_p99_ratio=1.0, max_error_rate=0.5)
     back = sum(
-        decide(
-            plan, observe(draw_counts(5000, 0, 0.01, seed), draw_counts(500, 0, 0.01, seed + 99))
-        ).action
-        is Action.BACK
+        act(draw_counts(5000, 0, seed), draw_counts(500, 0, seed + 99), plan=plan) is Action.BACK
         for seed in range(40)
     )
     assert back <= 6
     assert (
         "too few for a comparison"
-        in decide(plan, observe(draw_counts(5000, 0, 0.01, 1), draw_counts(399, 0, 0.01, 2))).reason
+        in decide(plan, observe(draw_counts(5000, 0, 1), draw_counts(399, 0, 2))).reason
     )
 
 
@@ -134,13 +125,13 @@ def test_counts_in_other_buckets_are_added_without_them() -> None:
 def test_a_bound_exceeded_by_chance_is_looked_at_for_longer() -> None:
     # The error rate is 0.67 %.
     new, old = Counts(150, 1), Counts(10_000, 5)
-    assert decide(PLAN, observe(new, old)).action is Action.WAIT
-    assert decide(PLAN, observe(new, old, seconds=600)).action is Action.BACK
+    assert act(new, old) is Action.WAIT
+    assert act(new, old, seconds=600) is Action.BACK
 
 
 @given(requests=st.integers(0, 99), seconds=st.floats(0, 599))
 def test_too_few_requests_move_nothing_forward(requests: int, seconds: float) -> None:
-    assert decide(PLAN, observe(Counts(requests), Counts(10_000), seconds)).action is Action.WAIT
+    assert act(Counts(requests), Counts(10_000), seconds=seconds) is Action.WAIT
 
 
 def test_a_step_without_requests_ends_when_patience_is_over() -> None:
@@ -167,8 +158,8 @@ def test_chance_alone_seldom_sends_a_good_version_back() -> None:
         source = random.Random(seed)
         new = old = Counts()
         for second in range(1, 61):
-            new = new.plus(draw_counts(20, 0.004, 0.01, source.getrandbits(32)))
-            old = old.plus(draw_counts(60, 0.004, 0.01, source.getrandbits(32)))
+            new = new.plus(draw_counts(20, 0.004, source.getrandbits(32)))
+            old = old.plus(draw_counts(60, 0.004, source.getrandbits(32)))
             decision = decide(PLAN, observe(new, old, second))
             if decision.action is not Action.WAIT:
                 back += decision.action is Action.BACK

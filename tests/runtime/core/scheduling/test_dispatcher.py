@@ -393,11 +393,11 @@ async def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
 
 async def test_a_client_that_leaves_gives_up_its_place_at_once():
     dispatcher, _, _ = await start_busy_dispatcher(1, items=2)
-    first, two = submit(dispatcher, b"1", b"2")
+    first, second = submit(dispatcher, b"1", b"2")
     dispatcher.leave(first)
-    [three] = submit(dispatcher, b"3")
+    [third] = submit(dispatcher, b"3")
     await refusal_of(first, ClientLeft)
-    assert list(dispatcher.queue.jobs) == [two, three]
+    assert list(dispatcher.queue.jobs) == [second, third]
     assert dispatcher.stats.refusals == {"ClientLeft": 1}
 
 

@@ -69,7 +69,7 @@ def forked_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsx_runtime.core.workers.subprocesses.subprocess", forked.SUBPROCESS)
 
 
-def write_handler(*, fails: bool = False, pipeline: bool = False) -> str:
+def a_handler(*, fails: bool = False, pipeline: bool = False) -> str:
     return f"from pathlib import Path\nFAILS, PIPELINE = {fails}, {pipeline}\n{HANDLER}"
 
 
@@ -81,7 +81,7 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
     registry,
     tmp_path,
 ):
-    directory = talker(tmp_path / "m", write_handler(), config=TENSOR)
+    directory = talker(tmp_path / "m", a_handler(), config=TENSOR)
 
     version = await registry.register_path(directory, order(batch_size=4))
     first = await ask_ranks(version)
@@ -119,7 +119,7 @@ async def test_a_group_on_one_machine_listens_at_loopback_alone(registry, tmp_pa
     """The stores of torch ask for no password, and its rendezvous unpickles its input."""
     directory = talker(
         tmp_path / "m",
-        write_handler(),
+        a_handler(),
         config=f"{TENSOR}  rdzv-backend: c10d\n  rdzv-endpoint: 0.0.0.0:0\n",
     )
 
@@ -141,7 +141,7 @@ async def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nob
 ):
     directory = talker(
         tmp_path / "m",
-        write_handler(pipeline=True),
+        a_handler(pipeline=True),
         config=f"parallelType: pp\nparallelLevel: 2\n{mode}",
     )
 
@@ -153,7 +153,7 @@ async def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nob
 
 
 async def test_a_rank_that_cannot_load_is_named_with_its_reason(registry, tmp_path):
-    directory = talker(tmp_path / "m", write_handler(fails=True), config=TENSOR)
+    directory = talker(tmp_path / "m", a_handler(fails=True), config=TENSOR)
 
     with pytest.raises(LoadFailed, match=r"rank 1: .*no weights for this rank"):
         await registry.register_path(directory, order())

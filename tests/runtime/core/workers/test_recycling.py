@@ -16,6 +16,7 @@ from tests.support.clients.talker import (
     a_talker,
     ask,
     order,
+    register,
     submit,
     talker,
     until,
@@ -114,9 +115,7 @@ async def test_a_worker_whose_memory_grows_is_replaced_unless_the_limit_is_too_l
     tmp_path, caplog
 ):
     async with a_registry(heartbeat=0.2) as registry:
-        small = await registry.register_path(
-            talker(tmp_path / "s", LEAK, name="small"), order(max_worker_memory=1)
-        )
+        small = await register(registry, tmp_path / "s", LEAK, name="small", max_worker_memory=1)
         assert "more than maxWorkerMemory, which is 1" in caplog.text
         pid = await ask(small, "x")
         # The worker's memory was measured.

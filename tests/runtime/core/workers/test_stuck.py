@@ -18,9 +18,8 @@ from tests.support.clients.talker import (
     a_registry,
     a_talker,
     ask,
-    order,
+    register,
     submit,
-    talker,
     until,
 )
 from tsx_runtime.core.workers.instance import WorkerInstance
@@ -37,9 +36,6 @@ FAST = {"heartbeat": 0.2}
 STUCK = """
 import os, signal, threading, time
 from pathlib import Path
-
-class Stubborn:  # unpickled under the interpreter's lock: nothing else runs
-    pass
 
 def hold(seconds):
     import re
@@ -218,11 +214,13 @@ async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
 @pytest.mark.usefixtures("processes")
 async def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
     async with a_registry(**FAST) as registry:
-        good = await registry.register_path(talker(tmp_path / "good"), order(initial_workers=2))
+        good = await register(registry, tmp_path / "good", initial_workers=2)
         bad = [
-            await registry.register_path(
-                talker(tmp_path / f"bad{number}", "import os\nos._exit(7)\n", name=f"bad{number}"),
-                order(),
+            await register(
+                registry,
+                tmp_path / f"bad{number}",
+                "import os\nos._exit(7)\n",
+                name=f"bad{number}",
                 wait=False,
             )
             for number in range(2)

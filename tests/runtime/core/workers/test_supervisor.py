@@ -19,7 +19,7 @@ from tests.support.clients.talker import (
     a_registry,
     a_talker,
     ask,
-    order,
+    register,
     submit,
     talker,
     until,
@@ -108,9 +108,7 @@ async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_w
 ):
     first = await a_talker(registry, tmp_path)
     assert await ask(first, "threads") == str(cpu_count())
-    second = await registry.register_path(
-        talker(tmp_path / "n", name="other"), order(model_name="other")
-    )
+    second = await register(registry, tmp_path / "n", name="other")
     assert await ask(second, "threads") == str(max(1, cpu_count() // 2))
     registry.cores.share()
     assert await ask(first, "threads") == str(max(1, cpu_count() // 2))
