@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import AsyncIterator
 from multiprocessing import forkserver
 
 import psutil
@@ -22,16 +23,25 @@ from tests.support.clients.talker import (
     submit,
     until,
 )
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.instance import WorkerInstance
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import WorkerDied
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.usefixtures("processes"),
     pytest.mark.skipif(sys.platform != "linux", reason="stops processes and reads /proc"),
 ]
 
 FAST = {"heartbeat": 0.2}
+
+
+@pytest.fixture
+async def registry() -> AsyncIterator[Registry]:
+    async with a_registry(**FAST) as registry:
+        yield registry
+
 
 STUCK = """
 import os, signal, threading, time
@@ -55,35 +65,31 @@ def handle(data, context):
 """
 
 
-@pytest.mark.usefixtures("processes")
 async def test_the_batch_of_a_worker_that_is_stopped_runs_on_another_one(
+    registry,
     tmp_path,
 ):
-    async with a_registry(**FAST) as registry:
-        go = tmp_path / "go"
-        version = await a_talker(registry, tmp_path, batch_size=4)
-        jobs = [submit(version, f"until {go}") for _ in range(4)]
-        await until(lambda: version.workers[0].channel.batches)
-        os.kill(version.workers[0].pid, signal.SIGSTOP)
-        await until(lambda: version.workers[0].restarts)
-        go.touch()
-        answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
-        assert [answer.body.decode() for answer in answers] == [f"until {go}"] * 4
-        # The requests ran again as one batch, so none was suspected.
-        assert version.stats.batches == 1
-        assert version.stats.stuck == {"stopped": 1}
+    go = tmp_path / "go"
+    version = await a_talker(registry, tmp_path, batch_size=4)
+    jobs = [submit(version, f"until {go}") for _ in range(4)]
+    await until(lambda: version.workers[0].channel.batches)
+    os.kill(version.workers[0].pid, signal.SIGSTOP)
+    await until(lambda: version.workers[0].restarts)
+    go.touch()
+    answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
+    assert [answer.body.decode() for answer in answers] == [f"until {go}"] * 4
+    # The requests ran again as one batch, so none was suspected.
+    assert version.stats.batches == 1
+    assert version.stats.stuck == {"stopped": 1}
 
 
-@pytest.mark.usefixtures("processes")
-async def test_a_request_that_stops_its_worker_is_not_tried_without_end(tmp_path):
-    async with a_registry(**FAST) as registry:
-        version = await a_talker(registry, tmp_path, STUCK)
-        await refusal_of(submit(version, "stop myself"), WorkerDied, "SIGSTOP")
-        assert version.stats.stuck == {"stopped": 2}
-        assert await ask(version, "next") == "next"
+async def test_a_request_that_stops_its_worker_is_not_tried_without_end(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, STUCK)
+    await refusal_of(submit(version, "stop myself"), WorkerDied, "SIGSTOP")
+    assert version.stats.stuck == {"stopped": 2}
+    assert await ask(version, "next") == "next"
 
 
-@pytest.mark.usefixtures("processes")
 async def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
     async with a_registry(**FAST, heartbeat_timeout=1) as registry:
         version = await a_talker(registry, tmp_path, NEVER)
@@ -102,16 +108,14 @@ def handle(data, context):
 """
 
 
-@pytest.mark.usefixtures("processes")
-async def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
-    async with a_registry(**FAST) as registry:
-        version = await a_talker(registry, tmp_path, STUCK)
-        assert await ask(version, "hold 2") == "hold 2"
-        channel = version.workers[0].channel
-        await until(lambda: channel.pings)
-        await until(lambda: not channel.pings)
-        assert not version.stats.stuck
-        assert not version.stats.restarts
+async def test_a_worker_whose_threads_are_busy_is_left_alone(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, STUCK)
+    assert await ask(version, "hold 2") == "hold 2"
+    channel = version.workers[0].channel
+    await until(lambda: channel.pings)
+    await until(lambda: not channel.pings)
+    assert not version.stats.stuck
+    assert not version.stats.restarts
 
 
 async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(
@@ -136,7 +140,6 @@ async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_co
     await until(lambda: all(member.state is WorkerState.READY for member in version.workers))
 
 
-@pytest.mark.usefixtures("processes")
 async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(
     registry, tmp_path, monkeypatch
 ):
@@ -148,23 +151,21 @@ async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(
     assert [member.state for member in version.workers] == [WorkerState.READY] * 2
 
 
-@pytest.mark.usefixtures("processes")
 async def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(
-    tmp_path, monkeypatch
+    registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
 
-    async with a_registry(**FAST) as registry:
-        version = await a_talker(registry, tmp_path)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-        try:
-            os.kill(version.workers[0].pid, signal.SIGKILL)
-            await until(lambda: version.stats.restarts > 5)
-            assert "could not be started" in version.last_error
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert await ask(version, "again") == "again"
+    version = await a_talker(registry, tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        os.kill(version.workers[0].pid, signal.SIGKILL)
+        await until(lambda: version.stats.restarts > 5)
+        assert "could not be started" in version.last_error
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert await ask(version, "again") == "again"
 
 
 LEFT_BEHIND = """
@@ -211,35 +212,32 @@ async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
         gc.enable()
 
 
-@pytest.mark.usefixtures("processes")
-async def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
-    async with a_registry(**FAST) as registry:
-        good = await register(registry, tmp_path / "good", initial_workers=2)
-        bad = [
-            await register(
-                registry,
-                tmp_path / f"bad{number}",
-                "import os\nos._exit(7)\n",
-                name=f"bad{number}",
-                wait=False,
-            )
-            for number in range(2)
+async def test_a_model_that_does_not_start_disturbs_no_other(registry, tmp_path):
+    good = await register(registry, tmp_path / "good", initial_workers=2)
+    bad = [
+        await register(
+            registry,
+            tmp_path / f"bad{number}",
+            "import os\nos._exit(7)\n",
+            name=f"bad{number}",
+            wait=False,
+        )
+        for number in range(2)
+    ]
+    asked = 0
+    while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
+        assert await asyncio.gather(*(ask(good, f"{number}") for number in range(8))) == [
+            f"{number}" for number in range(8)
         ]
-        asked = 0
-        while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
-            assert await asyncio.gather(*(ask(good, f"{number}") for number in range(8))) == [
-                f"{number}" for number in range(8)
-            ]
-            asked += 8
-        assert asked
-        assert good.stats.answers == {200: asked}
-        assert not good.stats.refusals
-        assert not good.stats.restarts
-        for version in bad:
-            assert "exit code 7" in version.last_error
+        asked += 8
+    assert asked
+    assert good.stats.answers == {200: asked}
+    assert not good.stats.refusals
+    assert not good.stats.restarts
+    for version in bad:
+        assert "exit code 7" in version.last_error
 
 
-@pytest.mark.usefixtures("processes")
 async def test_a_watch_that_fails_is_reported_and_started_again(tmp_path, monkeypatch, caplog):
     looked, look = [], WorkerInstance.is_stopped
 

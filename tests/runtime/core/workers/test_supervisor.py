@@ -117,6 +117,8 @@ async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_w
     registry.cores.share()
     assert await ask(first, "threads") == str(cpu_count())
     assert await ask(first, "wait policy") == "PASSIVE"
+    single = await register(registry, tmp_path / "s", name="single", config="threads: 1\n")
+    assert await ask(single, "threads") == "1"
 
 
 @pytest.mark.parametrize(
