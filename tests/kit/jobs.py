@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from typing import TypeVar
 
-from tsx_runtime.core.scheduling.job import Flow, Job, WaitingJob
+import pytest
+
+from tsx_runtime.core.scheduling.job import Answer, Flow, Job, WaitingJob
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Body, Buffer, request_meta
 
 NOW = 100.0
+TIMEOUT = 90.0  # seconds, of a machine that is busy with other tests
+Error = TypeVar("Error", bound=TsxError)
 
 
 class FakeJob(Job):
@@ -46,7 +52,19 @@ def a_waiting_job(
     priority: int = 0,
     meta: bytes = request_meta("id", b"", []),
 ) -> WaitingJob:
-    """Make a job that has just arrived; an error that no test reads is no error of the test."""
+    """Make a job that has just arrived, whose error may stay without a reader."""
     job = WaitingJob(meta, body, time.monotonic(), deadline, priority)
     job.done.add_done_callback(lambda done: done.cancelled() or done.exception())
     return job
+
+
+async def answer_of(job: WaitingJob) -> Answer:
+    """Wait for the answer to a job, or raise the error that it was refused with."""
+    return await asyncio.wait_for(job.done, TIMEOUT)
+
+
+async def refusal_of(job: WaitingJob, error: type[Error], match: str | None = None) -> Error:
+    """Wait until a job is refused with this type of error, and return the error."""
+    with pytest.raises(error, match=match) as caught:
+        await answer_of(job)
+    return caught.value

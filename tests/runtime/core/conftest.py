@@ -12,5 +12,5 @@ from tsx_runtime.core.registry.registry import Registry
 
 @pytest.fixture
 async def registry(processes: None) -> AsyncIterator[Registry]:
-    async with a_registry() as made:
-        yield made
+    async with a_registry() as registry:
+        yield registry

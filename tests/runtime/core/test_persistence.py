@@ -1,6 +1,4 @@
-"""What was changed while a server ran is on the disk, whole, and is read by the next one; where it
-cannot be, somebody is told once.
-"""
+"""Changes made while a server runs, which the next server reads from the disk."""
 
 from __future__ import annotations
 
@@ -8,11 +6,14 @@ import asyncio
 import json
 import logging
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.clients.talker import a_registry
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.persistence import StateStore, state_directory
@@ -21,22 +22,23 @@ from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
+pytestmark = pytest.mark.anyio
 SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 
-def kept(state: StateStore) -> None:
+def close_state(state: StateStore) -> None:
     asyncio.run(state.written())
     state.close()
 
 
-def test_what_is_saved_is_there_for_the_next_one(tmp_path: Path) -> None:
+def test_saved_state_is_there_for_the_next_server(tmp_path: Path) -> None:
     state = StateStore(tmp_path)
     state.save("digits", traffic={"weights": {"1.0": 1}}, digest="a")
     state.save("digits", rollout={"step": 2}, digest=None)
     state.save("faces", traffic={})
     state.save("gone", traffic={})
     state.forget("gone")
-    kept(state)
+    close_state(state)
     assert sorted(file.name for file in (tmp_path / "models").iterdir()) == [
         "digits.json",
         "faces.json",
@@ -50,7 +52,7 @@ def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
     state = StateStore(tmp_path)
     for number in range(200):
         state.save("digits", number=number)
-    kept(state)
+    close_state(state)
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"number": 199}
 
 
@@ -64,7 +66,7 @@ def test_a_file_that_is_broken_is_passed_over_and_reported(
     assert "digits.json is ignored" in caplog.text
 
 
-def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(
+def test_state_that_cannot_be_written_is_kept_in_memory_and_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "taken").write_text("a file")
@@ -72,46 +74,43 @@ def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(
         caplog.clear()
         state.save("digits", traffic={})
         state.save("digits", traffic={"sticky": "header:a"})
-        kept(state)
+        close_state(state)
         assert state.load("digits") == {"traffic": {"sticky": "header:a"}}
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
-        assert (
-            "changes made while this server runs, such as traffic, are lost when it stops"
-            in caplog.text
-        )
+        assert "are lost when it stops" in caplog.text
         assert "Set state_dir" in caplog.text
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
 @pytest.mark.parametrize("name", ["", "models", "rollouts"])
-def test_what_another_user_could_have_written_is_neither_read_nor_written(
+def test_a_directory_that_others_can_write_is_neither_read_nor_written(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = StateStore(tmp_path)
     state.save("digits", traffic={})
-    kept(state)
+    close_state(state)
     (tmp_path / name).mkdir(exist_ok=True)
     (tmp_path / name).chmod(0o777)
     again = StateStore(tmp_path)
     assert again.load("digits") == {}
     again.save("digits", number=1)
-    kept(again)
+    close_state(again)
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"traffic": {}}
     assert f"{tmp_path / name} can be written by other users" in caplog.text
     assert "Set state_dir" in caplog.text
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
-def test_what_is_kept_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_the_state_is_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         state = StateStore(tmp_path / "a" / "state")
         state.save("digits", traffic={})
-        kept(state)
+        close_state(state)
     finally:
         os.umask(before)
-    found = [path for path in (tmp_path / "a").rglob("*") if path.name != "lock"]
-    assert {path.name: path.stat().st_mode & 0o777 for path in found} == {
+    paths = [path for path in (tmp_path / "a").rglob("*") if path.name != "lock"]
+    assert {path.name: path.stat().st_mode & 0o777 for path in paths} == {
         "state": 0o700,
         "models": 0o700,
         "digits.json": 0o600,
@@ -124,7 +123,7 @@ def test_a_link_in_the_place_of_a_models_state_is_replaced_and_not_followed(tmp_
     (tmp_path / "models" / "digits.json").symlink_to(tmp_path / "victim")
     state = StateStore(tmp_path)
     state.save("digits", number=1)
-    kept(state)
+    close_state(state)
     assert (tmp_path / "victim").read_text() == "{}"
     assert not (tmp_path / "models" / "digits.json").is_symlink()
 
@@ -134,16 +133,16 @@ def test_a_model_store_that_others_can_write_keeps_no_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "store").mkdir()
-    own = settings(model_store=tmp_path / "store")
-    assert state_directory(own, {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "store" / ".tsx"
+    config = make_settings(model_store=tmp_path / "store")
+    assert state_directory(config, {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "store" / ".tsx"
     (tmp_path / "store").chmod(0o777)
-    found = state_directory(own, {"XDG_STATE_HOME": str(tmp_path)})
-    assert found is not None
-    assert found.is_relative_to(tmp_path / "tsx")
-    assert "changes made while this server runs are not saved in the model store: " in caplog.text
+    directory = state_directory(config, {"XDG_STATE_HOME": str(tmp_path)})
+    assert directory is not None
+    assert directory.is_relative_to(tmp_path / "tsx")
+    assert "are not saved in the model store" in caplog.text
 
 
-def settings(**values: Any) -> Settings:
+def make_settings(**values: Any) -> Settings:
     return Settings.model_validate(values)
 
 
@@ -151,89 +150,63 @@ def test_the_directory_is_the_nearest_that_can_be_written(tmp_path: Path) -> Non
     store, home = tmp_path / "store", {"XDG_STATE_HOME": str(tmp_path / "home")}
     store.mkdir()
     assert (
-        state_directory(settings(state_dir=tmp_path / "own", model_store=store), home)
+        state_directory(make_settings(state_dir=tmp_path / "own", model_store=store), home)
         == tmp_path / "own"
     )
-    assert state_directory(settings(model_store=store), home) == store / ".tsx"
+    assert state_directory(make_settings(model_store=store), home) == store / ".tsx"
     assert (
-        state_directory(settings(model_store=tmp_path / "not there"), home)
+        state_directory(make_settings(model_store=tmp_path / "not there"), home)
         == tmp_path / "home/tsx/127.0.0.1_8080"
     )
     assert (
-        state_directory(settings(inference_address="unix:/run/tsx.sock"), home)
+        state_directory(make_settings(inference_address="unix:/run/tsx.sock"), home)
         == tmp_path / "home/tsx/run_tsx.sock"
     )
-    assert state_directory(settings(inference_address="http://127.0.0.1:0"), home) is None
+    assert state_directory(make_settings(inference_address="http://127.0.0.1:0"), home) is None
     (tmp_path / "file").write_text("")
-    assert state_directory(settings(), {"XDG_STATE_HOME": str(tmp_path / "file")}) is None
+    assert state_directory(make_settings(), {"XDG_STATE_HOME": str(tmp_path / "file")}) is None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_model_store_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o500)
     assert (
-        state_directory(settings(model_store=tmp_path / "store"), {"XDG_STATE_HOME": str(tmp_path)})
+        state_directory(
+            make_settings(model_store=tmp_path / "store"), {"XDG_STATE_HOME": str(tmp_path)}
+        )
         == tmp_path / "tsx/127.0.0.1_8080"
     )
 
 
-class Served:
-    """Registries one after the other over one directory, each with versions 1.0 and 2.0 of
-    `digits`, which have no workers.
-    """
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.store = tmp_path
+@asynccontextmanager
+async def a_registry_of_digits(store: Path, **models: Any) -> AsyncIterator[Registry]:
+    """Run a registry that has versions 1.0 and 2.0 of a model, which have no workers."""
+    if not (store / "digits-1.0.mar").exists():
         for number in ("1.0", "2.0"):
-            make_model(tmp_path / f"digits-{number}.mar", SILENT, name="digits", version=number)
-
-    def run(self, act: Any, **models: Any) -> None:
-        own = settings(
-            model_store=self.store,
-            cache_dir=self.store / "cache",
-            worker_preload=False,
-            models=models,
-        )
-
-        async def serve() -> None:
-            registry = Registry(own)
-            try:
-                for number in ("1.0", "2.0"):
-                    await registry.register(
-                        RegisterOrder(url=f"digits-{number}.mar", initial_workers=0)
-                    )
-                registry.traffic_manager.start_with("digits", "1.0", explicit=False)
-                act(registry)
-            finally:
-                await registry.close()
-
-        asyncio.run(serve())
+            make_model(store / f"digits-{number}.mar", SILENT, name="digits", version=number)
+    async with a_registry(
+        model_store=store, cache_dir=store / "cache", worker_preload=False, models=models
+    ) as registry:
+        for number in ("1.0", "2.0"):
+            await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
+        registry.traffic_manager.start_with("digits", "1.0", explicit=False)
+        yield registry
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Served:
-    return Served(tmp_path)
-
-
-def test_traffic_labels_default_and_the_way_back_survive_a_restart(served: Served) -> None:
-    first, second = (
-        Traffic(weights={"1.0": 1}, labels={"stable": "1.0"}),
-        Traffic(weights={"1.0": 1, "2.0": 1}, sticky="header:a"),
-    )
-
-    def change(registry: Registry) -> None:
+async def test_traffic_labels_default_and_the_way_back_survive_a_restart(tmp_path: Path) -> None:
+    first = Traffic(weights={"1.0": 1}, labels={"stable": "1.0"})
+    second = Traffic(weights={"1.0": 1, "2.0": 1}, sticky="header:a")
+    async with a_registry_of_digits(tmp_path) as registry:
         registry.set_traffic("digits", first)
         registry.set_default("digits", "2.0")
         registry.set_traffic("digits", second)
-
-    def look(registry: Registry) -> None:
+    async with a_registry_of_digits(tmp_path) as registry:
         assert registry.traffic("digits") == second
         assert registry.find("digits").version == "2.0"
         registry.rollback("digits")
         assert registry.traffic("digits") == first
         assert registry.find("digits", "stable").version == "1.0"
-
-    def look_again(registry: Registry) -> None:
+    async with a_registry_of_digits(tmp_path) as registry:
         registry.rollback("digits")
         assert (registry.traffic("digits"), registry.find("digits").version) == (first, "1.0")
         registry.rollback("digits")
@@ -241,66 +214,51 @@ def test_traffic_labels_default_and_the_way_back_survive_a_restart(served: Serve
         with pytest.raises(Conflict, match="There is no change to undo"):
             registry.rollback("digits")
 
-    served.run(change)
-    served.run(look)
-    served.run(look_again)
 
-
-def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(served: Served) -> None:
-    def look(registry: Registry) -> None:
+async def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(tmp_path: Path) -> None:
+    async with a_registry_of_digits(tmp_path) as registry:
         with pytest.raises(Conflict, match="There is no change to undo"):
             registry.rollback("digits")
-
-    served.run(look)
-    assert not (served.store / ".tsx").exists()
+    assert not (tmp_path / ".tsx").exists()
 
 
-def test_the_configuration_goes_before_what_was_kept_once_it_was_changed(
-    served: Served, caplog: pytest.LogCaptureFixture
+async def test_a_changed_configuration_goes_before_the_saved_traffic(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = {"traffic": {"weights": {"1.0": 90, "2.0": 10}}}
-    by_hand = Traffic(weights={"2.0": 1})
-    seen: list[Traffic] = []
+    async def read_traffic(first: int) -> Traffic:
+        weights = {"1.0": first, "2.0": 100 - first}
+        async with a_registry_of_digits(
+            tmp_path, digits={"traffic": {"weights": weights}}
+        ) as registry:
+            return registry.traffic("digits")
 
-    def look(registry: Registry) -> None:
-        seen.append(registry.traffic("digits"))
+    def share_between(first: int) -> Traffic:
+        return parse_traffic({"weights": {"1.0": first, "2.0": 100 - first}})
 
-    served.run(look, digits=own)
-    served.run(lambda registry: registry.set_traffic("digits", by_hand), digits=own)
-    served.run(look, digits=own)
-    assert seen == [parse_traffic(own["traffic"]), by_hand]
+    saved = Traffic(weights={"2.0": 1})
+    assert await read_traffic(90) == share_between(90)
+    config = {"traffic": {"weights": {"1.0": 90, "2.0": 10}}}
+    async with a_registry_of_digits(tmp_path, digits=config) as registry:
+        registry.set_traffic("digits", saved)
+    assert await read_traffic(90) == saved
     assert caplog.text == ""
-    other = {"traffic": {"weights": {"1.0": 50, "2.0": 50}}}
-    served.run(look, digits=other)
-    assert seen[-1] == parse_traffic(other["traffic"])
-    assert "is ignored, because the configuration has changed since then" in caplog.text
-    served.run(look, digits=own)  # what was passed over does not come back
-    assert seen[-1] == parse_traffic(own["traffic"])
+    assert await read_traffic(50) == share_between(50)
+    assert "because the configuration has changed" in caplog.text
+    # The traffic that was passed over does not come back.
+    assert await read_traffic(90) == share_between(90)
 
 
-def test_what_was_kept_goes_with_the_model(served: Served) -> None:
-    served.run(lambda registry: registry.set_traffic("digits", Traffic(weights={"2.0": 1})))
-
-    async def remove() -> None:
-        registry = Registry(
-            settings(
-                model_store=served.store, cache_dir=served.store / "cache", worker_preload=False
-            )
-        )
-        for number in ("1.0", "2.0"):
-            await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
-        assert registry.traffic("digits") != NOTHING
+async def test_the_state_of_a_model_goes_with_its_last_version(tmp_path: Path) -> None:
+    async with a_registry_of_digits(tmp_path) as registry:
+        registry.set_traffic("digits", Traffic(weights={"2.0": 1}))
+    async with a_registry_of_digits(tmp_path) as registry:
         await registry.unregister("digits", "2.0")
         assert registry.traffic("digits") != NOTHING
         await registry.unregister("digits")
-        await registry.close()
-
-    asyncio.run(remove())
-    assert list((served.store / ".tsx" / "models").iterdir()) == []
-    served.run(lambda registry: None)
+    assert list((tmp_path / ".tsx" / "models").iterdir()) == []
 
 
-def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_ended(
+def test_a_second_server_with_the_directory_writes_when_the_first_has_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = StateStore(tmp_path)
@@ -308,20 +266,19 @@ def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_
     asyncio.run(first.written())
     second = StateStore(tmp_path, replaces=True)
     assert second.load("digits") == {"traffic": {"weights": {"1.0": 1}}}
-    assert caplog.records == []  # the first one ends soon
+    # The first server ends soon, so nothing is reported.
+    assert caplog.records == []
     second.save("digits", traffic={"weights": {"2.0": 1}})
     second.save("faces", traffic={})
     asyncio.run(second.written())
     assert StateStore(None).load("digits") == {}
-    assert [
-        record.getMessage().count("another running server uses") for record in caplog.records
-    ] == [1]
+    assert len(caplog.records) == caplog.text.count("another running server uses") == 1
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {
         "traffic": {"weights": {"1.0": 1}}
     }
-    kept(first)
+    close_state(first)
     second.save("faces", digest="a")
-    kept(second)
+    close_state(second)
     third = StateStore(tmp_path)
     assert third.load("digits") == {"traffic": {"weights": {"2.0": 1}}}
     assert third.load("faces") == {"traffic": {}, "digest": "a"}

@@ -7,11 +7,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import psutil
+import pytest
 
-from tests.kit.jobs import a_waiting_job
+from tests.kit.jobs import TIMEOUT, a_waiting_job, answer_of
 from tests.support.models import make_model
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
@@ -19,12 +21,8 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.settings.schema import Settings
 
-TIMEOUT = 90.0  # seconds, on a busy machine
-
 HANDLER = """
 import json, os, sys, time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 def handle(data, context):
@@ -55,19 +53,19 @@ def act(word, context):
 """
 
 
-def talker(directory: Path, handler: str = HANDLER, **options: str) -> Path:
-    return make_model(directory, handler, **{"name": "talker", **options})
+def talker(directory: Path, handler: str = HANDLER, **values: str) -> Path:
+    return make_model(directory, handler, **{"name": "talker", **values})
 
 
-def submit(version: ModelVersion, text: str, timeout: float | None = None) -> WaitingJob:
+def submit(version: ModelVersion, body: str, timeout: float | None = None) -> WaitingJob:
     due = None if timeout is None else time.monotonic() + timeout
-    job = a_waiting_job(text.encode(), due)
+    job = a_waiting_job(body.encode(), due)
     version.submit(job)
     return job
 
 
-async def ask(version: ModelVersion, text: str) -> str:
-    return (await asyncio.wait_for(submit(version, text).done, TIMEOUT)).body.decode()
+async def ask(version: ModelVersion, body: str) -> str:
+    return (await answer_of(submit(version, body))).body.decode()
 
 
 async def until(condition) -> None:
@@ -76,6 +74,13 @@ async def until(condition) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.005)
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a call as its server does when the client leaves, and wait for its end."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def gone(pid: int) -> bool:
@@ -101,6 +106,24 @@ def order(**values) -> RegisterOrder:
     return RegisterOrder(url="talker", **{"initial_workers": 1, **values})
 
 
-async def a_talker(registry: Registry, directory: Path, **values) -> ModelVersion:
-    """Register a talker with one worker; `values` are fields of its order."""
-    return await registry.register_path(talker(directory / "m"), order(**values))
+async def register(
+    registry: Registry,
+    path: Path,
+    handler: str = HANDLER,
+    *,
+    name: str = "talker",
+    version: str = "1.0",
+    config: str = "",
+    wait: bool = True,
+    **values: Any,
+) -> ModelVersion:
+    """Write and register a model with one worker, or with the `values` of an order."""
+    talker(path, handler, name=name, version=version, config=config)
+    return await registry.register_path(path, order(**values), wait=wait)
+
+
+async def a_talker(
+    registry: Registry, directory: Path, handler: str = HANDLER, **values: Any
+) -> ModelVersion:
+    """Register a model that lies in `directory / "m"`."""
+    return await register(registry, directory / "m", handler, **values)

@@ -1,4 +1,4 @@
-"""Calls that may hang: so many at a time, and nobody waits for one that nobody waits for."""
+"""Calls in daemon threads: a bounded number of calls, which may hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsx_runtime.errors import Unavailable
 pytestmark = pytest.mark.anyio
 
 
-def raises(error: BaseException) -> object:
+def raise_error(error: BaseException) -> object:
     raise error
 
 
@@ -21,9 +21,9 @@ async def test_a_call_gives_what_its_function_returns_or_raises() -> None:
     threads = DaemonThreads(1, "calls")
     assert await threads.call(threading.get_ident) != threading.get_ident()
     with pytest.raises(KeyError):
-        await threads.call(lambda: raises(KeyError("x")))
+        await threads.call(lambda: raise_error(KeyError("x")))
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await threads.call(lambda: raises(StopIteration()))
+        await threads.call(lambda: raise_error(StopIteration()))
 
 
 async def test_beyond_the_most_a_call_is_refused_until_one_has_ended() -> None:

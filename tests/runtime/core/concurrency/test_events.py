@@ -1,4 +1,4 @@
-"""Waits for events, and their ends."""
+"""Waits for events that end with the event, a time or a cancellation."""
 
 from __future__ import annotations
 

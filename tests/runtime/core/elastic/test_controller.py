@@ -1,4 +1,4 @@
-"""Real workers that come with the load and go when idle, down to none."""
+"""Real workers that start under load and stop when they are idle."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of
 from tests.support.clients.talker import (
     HANDLER,
-    TIMEOUT,
     a_registry,
     a_talker,
     ask,
-    order,
+    register,
     submit,
     talker,
     until,
@@ -49,10 +49,8 @@ async def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_
 
     async with a_registry(cpus=8) as registry:
         version = await a_talker(registry, tmp_path, max_workers=3)
-        fixed = await registry.register_path(
-            talker(tmp_path / "n", name="fixed"), order(model_name="fixed")
-        )
-        jobs = [submit(each, f"until {go}") for each in (version, fixed) for _ in range(6)]
+        fixed = await register(registry, tmp_path / "n", name="fixed")
+        jobs = [submit(version, f"until {go}") for version in (version, fixed) for _ in range(6)]
         await look_until(registry, lambda: len(version.workers) == 3 and version.ready)
         await until(lambda: all(worker.state is WorkerState.READY for worker in version.workers))
         assert len(fixed.workers) == 1
@@ -60,7 +58,7 @@ async def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_
         assert version.stats.scalings["queue"] == 2
         go.touch()
         for job in jobs:
-            await asyncio.wait_for(job.done, TIMEOUT)
+            await answer_of(job)
         for _ in range(3):
             await registry.elastic.look()
             pass_time(registry, CALM + 1)
@@ -73,15 +71,14 @@ async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
     handler = "import time\n\ndef handle(data, context):\n    time.sleep(0.02 * len(data or []))\n    return data and [b'ok'] * len(data)\n"
 
     async with a_registry(cpus=8) as registry:
-        version = await registry.register_path(
-            talker(tmp_path / "m", handler), order(max_workers=3, slo="p99<200ms")
-        )
+        version = await a_talker(registry, tmp_path, handler, max_workers=3, slo="p99<200ms")
         end = time.monotonic() + TIMEOUT
         jobs = []
         while len(version.workers) < 2:
             assert time.monotonic() < end
             jobs += [submit(version, "x") for _ in range(4)]
-            await asyncio.sleep(0.02)  # 200 a second, and one worker answers 50
+            # 200 requests a second come, of which one worker answers 50.
+            await asyncio.sleep(0.02)
             await registry.elastic.look()
         assert "requests/s arrive, of which these answer" in version.last_scaling
         assert "(slo)" in version.last_scaling
@@ -89,7 +86,7 @@ async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
         assert {type(job.done.exception()).__name__ for job in jobs} <= {"NoneType", "QueueFull"}
 
 
-async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(
+async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_again(
     registry,
     tmp_path,
 ):
@@ -97,9 +94,7 @@ async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_t
     flag.touch()
     handler = f"import time\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists():\n    time.sleep(0.01)\n{HANDLER}"
 
-    version = await registry.register_path(
-        talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order()
-    )
+    version = await a_talker(registry, tmp_path, handler, config="scaleToZero: 10m\n")
     await ask(version, "a")
     pass_time(registry, 590)
     await registry.elastic.look()
@@ -109,25 +104,25 @@ async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_t
     assert version.asleep
     assert version.ready
     flag.unlink()
-    jobs = [submit(version, word) for word in ("b", "c")]
+    jobs = [submit(version, body) for body in ("b", "c")]
     await until(lambda: version.workers and version.workers[0].pid)
     assert version.retry_after() >= 1
     os.kill(version.workers[0].pid, signal.SIGKILL)
     await until(lambda: version.workers[0].restarts == 1)
     flag.touch()
-    answers = [await asyncio.wait_for(job.done, TIMEOUT) for job in jobs]
+    answers = [await answer_of(job) for job in jobs]
     assert [answer.body for answer in answers] == [b"b", b"c"]
     assert all(
         float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0 for answer in answers
     )
-    later = await asyncio.wait_for(submit(version, "d").done, TIMEOUT)
+    later = await answer_of(submit(version, "d"))
     assert b"cold-start" not in later.headers
     assert version.stats.scalings == {"unused": 1, "request": 1}
     await version.scale(0, 0)
-    assert not version.asleep  # no workers at all, as was asked for
+    assert not version.asleep
 
 
-async def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(
+async def test_a_model_that_scales_to_zero_is_loaded_by_its_first_request(
     registry,
     tmp_path,
 ):
@@ -144,7 +139,7 @@ async def test_a_model_registered_without_workers_is_loaded_by_its_first_request
         )
 
 
-async def test_what_a_worker_used_before_it_was_restarted_does_not_count():
+async def test_cpu_time_before_a_restart_does_not_count():
     version, watched, worker = (
         SimpleNamespace(stats=SimpleNamespace()),
         _Watched(),

@@ -1,13 +1,10 @@
-"""The budget of memory for all models: which are unloaded, and real workers that come and go under
-it.
-"""
+"""The memory budget of all models: models that are unloaded, and real workers under a budget."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.clients.talker import TIMEOUT, a_registry, ask, order, submit, talker, until
+from tests.kit.jobs import TIMEOUT, answer_of
+from tests.support.clients.talker import (
+    a_registry,
+    a_talker,
+    ask,
+    register,
+    submit,
+    until,
+)
+from tsx_runtime.core.elastic import memory
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
-from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
 
@@ -36,31 +41,11 @@ def test_no_more_than_the_least_recently_used_are_unloaded(models, excess):
     freed = [models[number][1] for number in chosen]
     assert sum(freed) >= excess
     assert not freed or sum(freed[:-1]) < excess
-    kept = [used for number, (used, _) in enumerate(models) if number not in chosen]
-    assert all(models[number][0] <= used for number in chosen for used in kept)
+    remaining = [used for number, (used, _) in enumerate(models) if number not in chosen]
+    assert all(models[number][0] <= used for number in chosen for used in remaining)
 
 
-@given(st.lists(st.integers(0, 199), max_size=400))
-def test_of_200_models_the_20_that_fit_are_those_used_last(requests):
-    loaded: dict[int, float] = {}
-    expected: OrderedDict[int, None] = OrderedDict()
-    for now, model in enumerate(requests):
-        if model not in loaded:
-            for gone in (
-                least_recently_used(
-                    [(used, 10, number) for number, used in loaded.items()],
-                    10 * (len(loaded) + 1) - 200,
-                )
-                or []
-            ):
-                del loaded[gone]
-        loaded[model] = now
-        expected[model] = None
-        expected.move_to_end(model)
-    assert set(loaded) == set(list(expected)[-20:])
-
-
-class Rester:
+class IdleModel:
     """A model as the budget sees it, which is idle as soon as it has loaded."""
 
     label = "m"
@@ -79,14 +64,27 @@ class Rester:
         return asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("size", [0, 10])
-def test_of_200_models_that_load_at_once_all_load_and_20_stay(size, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10)
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: size)
-    models = [Rester() for _ in range(200)]
-    ready = itertools.count(1)
+@pytest.fixture
+def set_sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set the memory of the workers of a model, and the size of its files."""
 
-    async def load(budget, model, turns):
+    def set_sizes(files: int, worker: Any = None) -> None:
+        monkeypatch.setattr(memory, "size_of_files", lambda directory: files)
+        if worker is not None:
+            memory_of = worker if callable(worker) else lambda workers: worker
+            monkeypatch.setattr(memory, "memory_of", memory_of)
+
+    return set_sizes
+
+
+@pytest.mark.parametrize("size", [0, 10])
+async def test_200_models_that_load_at_once_all_load_and_20_stay(size, set_sizes):
+    set_sizes(size, 10)
+    models = [IdleModel() for _ in range(200)]
+    ready = itertools.count(1)
+    budget = MemoryBudget(200, lambda: models, lambda: models)
+
+    async def load(model, turns):
         worker = Worker("1", (), 0.0)
         model.workers = [worker]
         async with budget.room(model, worker):
@@ -95,20 +93,15 @@ def test_of_200_models_that_load_at_once_all_load_and_20_stay(size, monkeypatch)
         worker.state, model.last_used = WorkerState.READY, next(ready)
         assert sum(model.is_idle for model in models if model.workers) <= 20
 
-    async def main():
-        budget = MemoryBudget(200, lambda: models, lambda: models)
-        loads = [load(budget, model, number * 7 % 5) for number, model in enumerate(models)]
-        await asyncio.wait_for(asyncio.gather(*loads), TIMEOUT)
-        assert budget.free() == 0
-
-    asyncio.run(main())
-    assert {model for model in models if model.workers} == set(
-        sorted(models, key=lambda model: model.last_used)[-20:]
-    )
+    loads = [load(model, number * 7 % 5) for number, model in enumerate(models)]
+    await asyncio.wait_for(asyncio.gather(*loads), TIMEOUT)
+    assert budget.free() == 0
+    newest = sorted(models, key=lambda model: model.last_used)[-20:]
+    assert {model for model in models if model.workers} == set(newest)
 
 
-class GpuModel(Rester):
-    """Its workers are on one GPU, and hold some memory there."""
+class GpuModel(IdleModel):
+    """A model whose workers hold memory on one GPU."""
 
     def __init__(self, gpu: int, size: int, used: int = 0) -> None:
         super().__init__()
@@ -126,10 +119,10 @@ class GpuModel(Rester):
         return worker
 
 
-def gpu_budget(
+def a_gpu_budget(
     models: list[GpuModel], bound: int, *, host: int | None = None, known: bool = True
 ) -> MemoryBudget:
-    """The driver names processes by the places of their models in the list."""
+    """Make a budget whose driver names processes by the positions of their models in the list."""
 
     async def read() -> dict[int, dict[int, int]]:
         return {
@@ -148,11 +141,11 @@ async def load_gpu(budget: MemoryBudget, models: list[GpuModel], number: int) ->
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 60)
+async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, set_sizes):
+    set_sizes(60)
     models = [GpuModel(gpu, 60, used) for used, gpu in enumerate([1, 0, 0, 0])]
 
-    budget = gpu_budget(models, 130, known=known)
+    budget = a_gpu_budget(models, 130, known=known)
     for number in range(4):
         await load_gpu(budget, models, number)
     assert [bool(model.workers) for model in models] == [True, False, True, True]
@@ -165,11 +158,11 @@ async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, mo
     assert budget.fitting(models[0]) == 1  # type: ignore[arg-type]
 
 
-async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 10)
+async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(set_sizes):
+    set_sizes(10)
     models = [GpuModel(gpu, 40, used) for used, gpu in enumerate([0, 0, 1])]
 
-    budget = gpu_budget(models, 100)
+    budget = a_gpu_budget(models, 100)
     for number in range(3):
         await load_gpu(budget, models, number)
     models[1].size = 70
@@ -177,28 +170,26 @@ async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(monkeypat
     assert [bool(model.workers) for model in models] == [False, True, True]
 
 
-async def test_one_that_has_loaded_does_not_wait_for_one_that_waits_for_its_gpu(monkeypatch):
-    memory = {"now": 10}
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: memory["now"])
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 40)
+async def test_a_loaded_model_does_not_wait_for_one_that_waits_for_its_gpu(set_sizes):
+    in_use = [10]
+    set_sizes(40, lambda workers: in_use[0])
     models = [GpuModel(0, 10), GpuModel(0, 50), GpuModel(0, 10)]
 
-    budget = gpu_budget(models, 85, host=100)
+    budget = a_gpu_budget(models, 85, host=100)
     await load_gpu(budget, models, 0)
-    memory["now"] = 75
+    in_use[0] = 75
     models[0].workers[0].state = WorkerState.LOADING
-    found = await asyncio.wait_for(
+    results = await asyncio.wait_for(
         asyncio.gather(
             load_gpu(budget, models, 1), load_gpu(budget, models, 2), return_exceptions=True
         ),
         TIMEOUT,
     )
-    assert [type(each) for each in found] == [LoadOutOfMemory, type(None)]
+    assert [type(result) for result in results] == [LoadOutOfMemory, type(None)]
 
 
-async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10)
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)
+async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(set_sizes):
+    set_sizes(0, 10)
     models = [GpuModel(number % 2, 10) for number in range(200)]
     ready = itertools.count(1)
 
@@ -209,7 +200,7 @@ async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(m
         assert len(loaded) <= 25
         assert max(sum(model.gpu == gpu for model in loaded) for gpu in (0, 1)) <= 15
 
-    budget = gpu_budget(models, 150, host=250)
+    budget = a_gpu_budget(models, 150, host=250)
     await asyncio.wait_for(
         asyncio.gather(*(load(budget, number) for number in range(200))), TIMEOUT
     )
@@ -218,35 +209,27 @@ async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(m
 
 @pytest.mark.usefixtures("processes")
 async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
-    tmp_path, monkeypatch
+    tmp_path, set_sizes
 ):
-    """The sizes are made up: what the system tells of processes that share memory depends on how
-    many there are.
-    """
-    monkeypatch.setattr(
-        "tsx_runtime.core.elastic.memory.memory_of", lambda workers: 100 * MEGA * len(list(workers))
-    )
+    """The sizes are made up, since processes that share memory report sizes that vary."""
+    set_sizes(0, lambda workers: 100 * MEGA * len(list(workers)))
     names = ["a", "b", "c", "d", "e", "f"]
 
     async with a_registry(model_memory=250 * MEGA) as registry:
 
-        def loaded() -> str:
+        def loaded_names() -> str:
             return "".join(name for name in names if registry.find(name).workers)
 
-        await asyncio.gather(
-            *(
-                registry.register_path(talker(tmp_path / name, name=name), order(model_name=name))
-                for name in names
-            )
-        )
-        assert len(loaded()) == 2
+        for name in names:
+            await register(registry, tmp_path / name, name=name)
+        assert len(loaded_names()) == 2
         for name in names:
             assert await ask(registry.find(name), name) == name
-            assert len(loaded()) <= 2
-        assert loaded() == "ef"
+            assert len(loaded_names()) <= 2
+        assert loaded_names() == "ef"
         await ask(registry.find("e"), "again")
         await ask(registry.find("a"), "x")
-        assert loaded() == "ae"
+        assert loaded_names() == "ae"
         assert registry.find("f").asleep
         assert registry.find("f").ready
         assert "model_memory" in registry.find("f").last_scaling
@@ -256,50 +239,18 @@ async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_re
         await until(lambda: registry.find("b").last_error)
         assert "There is no room" in registry.find("b").last_error
         with pytest.raises(LoadOutOfMemory, match="model_memory is 250 MB"):
-            await registry.register_path(talker(tmp_path / "g", name="g"), order(model_name="g"))
+            await register(registry, tmp_path / "g", name="g")
         go.touch()
         for job in (*busy, waits):
-            await asyncio.wait_for(job.done, TIMEOUT)
-        assert len(loaded()) <= 2
-
-
-@pytest.mark.usefixtures("processes")
-async def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
-    tmp_path, monkeypatch
-):
-    """Processes are real, and their sizes are made up."""
-    monkeypatch.setattr(
-        "tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10 * MEGA * len(list(workers))
-    )
-
-    async with a_registry(model_memory=200 * MEGA) as registry:
-        names = [f"m{number}" for number in range(200)]
-        for name in names:
-            config = RegisterOrder(url=name, model_name=name, initial_workers=0)
-            await registry.register_path(
-                talker(tmp_path / name, name=name, config="scaleToZero: 1h\n"), config
-            )
-        models = [registry.find(name) for name in names]
-        assert all(model.asleep and model.ready for model in models)
-        asked = models[::8]
-        assert await asyncio.gather(*(ask(model, model.name) for model in asked)) == [
-            model.name for model in asked
-        ]
-        await until(lambda: sum(bool(model.workers) for model in models) == 20)
-        assert await ask(models[199], "last") == "last"
-        assert registry.memory.free() == 0
-        assert sum(bool(model.workers) for model in models) == 20
+            await answer_of(job)
+        assert len(loaded_names()) <= 2
 
 
 async def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(
-    monkeypatch,
+    set_sizes,
 ):
-    monkeypatch.setattr(
-        "tsx_runtime.core.elastic.memory.memory_of",
-        lambda workers: sum(10 + 10 * bool(each.successor) for each in workers),
-    )
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)
-    model, other = Rester(), Rester()
+    set_sizes(0, lambda workers: sum(10 + 10 * bool(worker.successor) for worker in workers))
+    model, second = IdleModel(), IdleModel()
 
     async def load(budget, version, successor=None):
         (worker,) = version.workers = version.workers or [Worker("1", (), 0.0)]
@@ -308,16 +259,14 @@ async def test_a_process_that_takes_over_from_another_does_not_double_what_its_m
             pass
         worker.state, worker.successor = WorkerState.READY, None
 
-    budget = MemoryBudget(25, lambda: [], lambda: [model, other])
+    budget = MemoryBudget(25, lambda: [], lambda: [model, second])
     await load(budget, model)
     await load(budget, model, successor="a process that has loaded beside it")
     model.workers = []
-    await load(budget, other)
+    await load(budget, second)
     await load(budget, model)
 
 
 async def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(registry, tmp_path):
-    version = await registry.register_path(
-        talker(tmp_path / "m", config="useJobTicket: true\n"), order()
-    )
+    version = await a_talker(registry, tmp_path, config="useJobTicket: true\n")
     assert not version.is_idle

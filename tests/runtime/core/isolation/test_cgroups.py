@@ -1,6 +1,4 @@
-"""Groups that bound workers: what their files say, which group they are made in, and real ones
-where this system lets us make any.
-"""
+"""Control groups that bound workers: their files, their parents, and real groups where possible."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ bounded = pytest.mark.skipif(
 )
 
 
-def test_a_bound_is_said_in_the_kernels_words():
+def test_a_bound_is_written_as_the_kernel_reads_it():
     assert cgroups.bounds(memory=512, cpus=1.5, processes=64) == {
         "cpu.max": "150000 100000",
         "memory.max": str(512 << 20),
@@ -55,16 +53,16 @@ def test_a_bound_is_said_in_the_kernels_words():
         ("33 32 0:29 / /sys/fs/cgroup/memory rw - cgroup none rw\n", "4:memory:/docker/1\n", None),
     ],
 )
-def test_its_own_group_is_where_cgroup_v2_is_mounted(mounts, membership, expected, tmp_path):
+def test_the_own_group_is_where_cgroup_v2_is_mounted(mounts, membership, expected, tmp_path):
     (tmp_path / "mounts").write_text(mounts)
     (tmp_path / "membership").write_text(membership)
-    found = cgroups.own_group(tmp_path / "mounts", tmp_path / "membership")
-    assert found == (None if expected is None else Path(expected))
+    group = cgroups.own_group(tmp_path / "mounts", tmp_path / "membership")
+    assert group == (None if expected is None else Path(expected))
 
 
 @pytest.fixture
 def group(tmp_path, monkeypatch) -> Path:
-    """A directory with the files of a group, which this process is said to be in."""
+    """Write the files of a group that this process seems to be in."""
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
     (tmp_path / "cgroup.type").write_text("domain\n")
     (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
@@ -94,7 +92,7 @@ def test_a_group_with_processes_of_others_is_left_alone(group):
     (group / "cgroup.procs").write_text(f"{os.getpid()}\n{os.getppid()}\n")
     with pytest.raises(
         cgroups.NoGroups,
-        match=rf"contains processes that do not belong to the server \({os.getppid()}\).*Delegate=yes",
+        match=rf"processes .* \({os.getppid()}\).*Delegate=yes",
     ):
         cgroups.prepare(None, {"memory.max": "1"})
 
@@ -110,13 +108,13 @@ def real() -> Iterator[Path]:
     parent = cgroups.own_group()
     if parent is None:
         pytest.skip("cgroup v2 is not mounted here")
-    place = parent / f"tsx-test-{os.getpid()}"
+    directory = parent / f"tsx-test-{os.getpid()}"
     try:
-        place.mkdir()
+        directory.mkdir()
     except OSError as error:
         pytest.skip(f"no group can be made in {parent}: {error.strerror}")
-    yield place
-    place.rmdir()
+    yield directory
+    directory.rmdir()
 
 
 @pytest.mark.usefixtures("processes")

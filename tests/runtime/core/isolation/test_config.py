@@ -1,6 +1,4 @@
-"""Isolated workers: archives that attack their server, real ones, and an honest one that does not
-notice.
-"""
+"""Isolated workers: archives that attack their server, and honest archives."""
 
 from __future__ import annotations
 
@@ -11,13 +9,14 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.clients.talker import a_registry, ask, gone, order, until
+from tests.kit.jobs import a_waiting_job, answer_of
+from tests.support.clients.talker import a_registry, ask, gone, order, submit, until
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_archiver import ArchiveSpec, write_archive
@@ -26,7 +25,6 @@ from tsx_runtime.api.management.describe import describe_version
 from tsx_runtime.core.isolation import config
 from tsx_runtime.core.isolation.config import Isolation, isolation_of, lacking
 from tsx_runtime.core.registry.registry import open_model
-from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
@@ -38,7 +36,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-# Runs what it is sent, and answers with what came of it.
+# The handler evaluates the body of a request, and answers with the result or the error.
 HANDLER = """
 import ctypes, os, resource, signal, socket, subprocess, sys, tempfile, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -66,8 +64,7 @@ def handle(data, context):
     return [attempt((row.get("data") or row["body"]).decode()) for row in data]
 """
 
-# What the handler does with names that the fixture fills in. All of these work in a worker that is
-# not isolated.
+# Attacks that succeed in a worker that is not isolated. The fixture `targets` fills in the names.
 ATTACKS = {
     "reads a file beside the store": "open('{secret}').read()",
     "reads another model's archive": "open('{store}/other.mar', 'rb').read(2)",
@@ -108,7 +105,7 @@ ATTACKS = {
     "finds a secret in its environment": "os.environ['TSX_TEST_PRIVATE']",
     "finds the server's home": "os.listdir('{home}')",
 }
-# What may not work in any worker, for want of root, or would do harm in one that is not isolated.
+# Attacks that may fail in any worker, for want of root, or would do harm without isolation.
 ONLY_ISOLATED = {
     "mounts": "c('mount', b'none', b'.', b'tmpfs', 0, None)",
     "makes namespaces": "call({unshare}, 0x10000000)",
@@ -132,15 +129,15 @@ REFUSED = re.compile("PermissionError|KeyError: 'TSX_TEST_PRIVATE'")
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory) -> Iterator[dict[str, object]]:
-    """What attackers aim at: files, sockets, and processes of the same user."""
-    place = tmp_path_factory.mktemp("attacked")
-    store = place / "store"
+def targets(tmp_path_factory) -> Iterator[dict[str, object]]:
+    """Make the targets of the attacks: files, sockets, and processes of the same user."""
+    directory = tmp_path_factory.mktemp("attacked")
+    store = directory / "store"
     store.mkdir()
     make_model(store / "other.mar", HANDLER)
-    (place / "secret").write_text("the key")
+    (directory / "secret").write_text("the key")
     for name in ("victim", "victim.remove"):
-        (place / name).write_text("whole")
+        (directory / name).write_text("whole")
     neighbour = subprocess.Popen(["sleep", "600"])
     abstract = f"\0tsx-test-{os.getpid()}"
     with (
@@ -149,18 +146,18 @@ def names(tmp_path_factory) -> Iterator[dict[str, object]]:
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
         socket.socket(socket.AF_UNIX) as hidden,
     ):
-        unix.bind(str(place / "unix"))
-        datagrams.bind(str(place / "unix.dgram"))
+        unix.bind(str(directory / "unix"))
+        datagrams.bind(str(directory / "unix.dgram"))
         hidden.bind(abstract)
         unix.listen()
         hidden.listen()
         yield {
             "store": store,
-            "secret": place / "secret",
-            "victim": place / "victim",
-            "tmp": place,
+            "secret": directory / "secret",
+            "victim": directory / "victim",
+            "tmp": directory,
             "home": Path.home(),
-            "unix": place / "unix",
+            "unix": directory / "unix",
             "abstract": "\\0" + abstract[1:],
             "port": tcp.getsockname()[1],
             "front": os.getpid(),
@@ -173,10 +170,12 @@ def names(tmp_path_factory) -> Iterator[dict[str, object]]:
     subprocess.run(["ipcrm", "-M", "0x7e57"], capture_output=True, check=False)
 
 
-def answers_of(directory: Path, questions: Mapping[str, str], **settings: object) -> dict[str, str]:
+def collect_answers(
+    directory: Path, questions: Mapping[str, str], **settings: object
+) -> dict[str, str]:
     path = make_model(directory / "hostile.mar", HANDLER)
 
-    async def ask_all() -> dict[str, str]:
+    async def ask_each() -> dict[str, str]:
         cache = directory / "cache"
         async with a_registry(worker_preload=False, cache_dir=cache, **settings) as registry:
             version = await registry.register_path(path, order())
@@ -185,40 +184,41 @@ def answers_of(directory: Path, questions: Mapping[str, str], **settings: object
     patch = pytest.MonkeyPatch()
     patch.setenv("TSX_TEST_PRIVATE", "the key")
     with patch.context():
-        answers = asyncio.run(ask_all())
+        answers = asyncio.run(ask_each())
     patch.undo()
     return answers
 
 
 @pytest.fixture(scope="module")
-def isolated(names, tmp_path_factory) -> dict[str, str]:
-    questions = {name: code.format(**names) for name, code in {**ATTACKS, **ONLY_ISOLATED}.items()}
-    return answers_of(tmp_path_factory.mktemp("isolated"), questions, isolation="on")
+def isolated_answers(targets, tmp_path_factory) -> dict[str, str]:
+    questions = {
+        name: code.format(**targets) for name, code in {**ATTACKS, **ONLY_ISOLATED}.items()
+    }
+    return collect_answers(tmp_path_factory.mktemp("isolated"), questions, isolation="on")
 
 
 @pytest.mark.parametrize("attack", [*ATTACKS, *ONLY_ISOLATED])
-def test_an_isolated_archive_is_refused_when_it(attack, isolated, names):
-    assert REFUSED.search(isolated[attack]), isolated[attack]
-    assert names["victim"].read_text() == "whole"
+def test_an_isolated_archive_is_refused_when_it(attack, isolated_answers, targets):
+    assert REFUSED.search(isolated_answers[attack]), isolated_answers[attack]
+    assert targets["victim"].read_text() == "whole"
 
 
 @pytest.fixture(scope="module")
-def free(names, isolated, tmp_path_factory) -> dict[str, str]:
-    """After the others: these attacks succeed."""
-    questions = {name: code.format(**names) for name, code in ATTACKS.items()}
-    return answers_of(tmp_path_factory.mktemp("free"), questions)
+def free_answers(targets, isolated_answers, tmp_path_factory) -> dict[str, str]:
+    """Run the attacks without isolation, where they succeed."""
+    questions = {name: code.format(**targets) for name, code in ATTACKS.items()}
+    return collect_answers(tmp_path_factory.mktemp("free"), questions)
 
 
-# A forked worker has the environment in which this process started its first server, maybe for
-# another test.
+# A forked worker has the environment in which this process started its first server.
 @pytest.mark.parametrize(
     "attack", [name for name in ATTACKS if name != "finds a secret in its environment"]
 )
-def test_without_isolation_the_same_attack_succeeds_when_it(attack, free):
-    assert "Error" not in free[attack], free[attack]
+def test_without_isolation_the_same_attack_succeeds_when_it(attack, free_answers):
+    assert "Error" not in free_answers[attack], free_answers[attack]
 
 
-# With Landlock as it was at first, a filter of system calls does what it lacked.
+# The first version of Landlock needs a filter of system calls beside it.
 OLD_KERNEL = """
 import json, os, sys
 sys.path.append(sys.argv[1])
@@ -237,10 +237,10 @@ enter.enter(json.loads(sys.argv[2]))
         "os.open('handler.py', os.O_RDONLY | os.O_TRUNC)",
     ],
 )
-def test_an_older_kernel_refuses_it_too(attack, names, tmp_path):
+def test_an_older_kernel_refuses_it_too(attack, targets, tmp_path):
     (tmp_path / "handler.py").write_text("whole")
     (tmp_path / "scratch").mkdir()
-    code = f"import os, sys; os.chdir(sys.argv[1]); print(open('handler.py').read(), flush=True); {attack.format(**names)}"
+    code = f"import os, sys; os.chdir(sys.argv[1]); print(open('handler.py').read(), flush=True); {attack.format(**targets)}"
     cell = {
         "command": [sys.executable, "-c", code, str(tmp_path)],
         "scratch": str(tmp_path / "scratch"),
@@ -263,25 +263,24 @@ def test_an_older_kernel_refuses_it_too(attack, names, tmp_path):
     assert (tmp_path / "handler.py").read_text() == "whole"
 
 
-def test_an_isolated_worker_has_no_privileges_and_no_descriptors_but_its_socket(isolated_talk):
-    status = isolated_talk["status"]
+def test_an_isolated_worker_has_no_privileges_and_no_descriptors_but_its_socket(honest_answers):
+    status = honest_answers["status"]
     assert re.search(r"NoNewPrivs:\s1\n", status)
     assert re.search(r"Seccomp:\s2\n", status)
     assert re.search(r"CapEff:\s0+\n", status)
     assert re.search(r"CapBnd:\s0+\n", status) or os.getuid()
-    opened = json.loads(isolated_talk["descriptors"].replace("'", '"'))
-    assert (
-        len([name for name in opened if name.startswith("socket:")]) <= 3
-    )  # its own, and where it prints if that is one
+    opened = json.loads(honest_answers["descriptors"].replace("'", '"'))
+    # Its own sockets, and those that it prints to.
+    assert len([name for name in opened if name.startswith("socket:")]) <= 3
     assert not [name for name in opened if str(Path.cwd()) in name]
 
 
-def test_an_isolated_worker_has_what_an_honest_handler_needs(isolated_talk):
-    assert isolated_talk["temporary"].startswith(isolated_talk["home"])
-    assert isolated_talk["program"] == "written\n"
-    assert isolated_talk["pair"] == "b'x'"
-    assert isolated_talk["thread"] == "None"
-    assert isolated_talk["time"] == "True"
+def test_an_isolated_worker_has_what_an_honest_handler_needs(honest_answers):
+    assert honest_answers["temporary"].startswith(honest_answers["home"])
+    assert honest_answers["program"] == "written\n"
+    assert honest_answers["pair"] == "b'x'"
+    assert honest_answers["thread"] == "None"
+    assert honest_answers["time"] == "True"
 
 
 HONEST = {
@@ -297,8 +296,8 @@ HONEST = {
 
 
 @pytest.fixture(scope="module")
-def isolated_talk(tmp_path_factory) -> dict[str, str]:
-    return answers_of(tmp_path_factory.mktemp("honest"), HONEST, isolation="on")
+def honest_answers(tmp_path_factory) -> dict[str, str]:
+    return collect_answers(tmp_path_factory.mktemp("honest"), HONEST, isolation="on")
 
 
 STREAMING = """
@@ -313,42 +312,42 @@ def handle(data, context):
 """
 
 
+def isolating(directory: Path, **settings: Any):
+    """Run a registry whose workers are isolated."""
+    cache = directory / "cache"
+    return a_registry(worker_preload=False, isolation="on", cache_dir=cache, **settings)
+
+
 @pytest.mark.usefixtures("processes")
 async def test_workers_stream_from_an_environment_of_their_own(tmp_path):
-    async with a_registry(
-        worker_preload=False, isolation="on", cache_dir=tmp_path / "cache"
-    ) as registry:
+    async with isolating(tmp_path) as registry:
         path = make_model(tmp_path / "m.mar", STREAMING, config="useVenv: true\n")
         version = await registry.register_path(path, order(initial_workers=2))
-        job = WaitingJob(wire.request_meta("id", b"", []), b"", time.monotonic())
-        version.submit(job)
-        answer = await asyncio.wait_for(job.done, 90)
+        answer = await answer_of(submit(version, ""))
         streamed = (await answer.whole(1 << 20)).decode()
         assert streamed.startswith(f"one {tmp_path / 'cache'}")
         assert len({worker.pid for worker in version.workers}) == 2
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_the_administrator_names_is_allowed(names, tmp_path):
+def test_paths_and_variables_that_the_administrator_names_are_allowed(targets, tmp_path):
     models = {
         "hostile": ModelSettings(
             isolation="on",
             isolation_network=True,
-            isolation_paths=[names["secret"]],
+            isolation_paths=[targets["secret"]],
             isolation_variables=["TSX_TEST_PRIVATE"],
         )
     }
     questions = {
         "tcp": ATTACKS["connects by TCP"],
         "file": ATTACKS["reads a file beside the store"],
-    }
-    questions |= {
         "variable": ATTACKS["finds a secret in its environment"],
         "packets": ONLY_ISOLATED["makes a packet socket"],
+        "store": ATTACKS["lists the model store"],
     }
-    questions |= {"store": ATTACKS["lists the model store"]}
-    answers = answers_of(
-        tmp_path, {name: code.format(**names) for name, code in questions.items()}, models=models
+    answers = collect_answers(
+        tmp_path, {name: code.format(**targets) for name, code in questions.items()}, models=models
     )
     assert "raddr" in answers["tcp"]
     assert answers["file"] == answers["variable"] == "the key"
@@ -358,15 +357,13 @@ def test_what_the_administrator_names_is_allowed(names, tmp_path):
 
 @pytest.mark.usefixtures("processes")
 async def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
-    async with a_registry(
-        worker_preload=False, isolation="on", cache_dir=tmp_path / "cache"
-    ) as registry:
+    async with isolating(tmp_path) as registry:
         version = await registry.register_path(
             make_model(tmp_path / "hostile.mar", HANDLER, config="maxWorkerRequests: 3\n"), order()
         )
         scratch = Path(await ask(version, HONEST["home"]))
         child = int(await ask(version, "subprocess.Popen(['sleep', '600']).pid"))
-        # a path longer than any call takes
+        # The path is longer than any system call takes.
         deep = "[os.mkdir('d') or os.chdir('d') for _ in range(3000)]"
         await ask(
             version, f"os.chdir(os.environ['HOME']) or open('big', 'w').write('x') and {deep}"
@@ -378,7 +375,7 @@ async def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
         assert Path(await ask(version, HONEST["home"])) != scratch
 
 
-async def test_a_description_says_what_holds(tmp_path):
+async def test_a_description_shows_the_isolation(tmp_path):
     async with a_registry(
         models={"m": ModelSettings(isolation="on")}, cache_dir=tmp_path / "cache"
     ) as registry:
@@ -387,10 +384,10 @@ async def test_a_description_says_what_holds(tmp_path):
         )
         assert describe_version(version, {}, {}).isolation == version.isolation.describe()
         assert version.isolation.describe()["network"] is False
-        other = await registry.register_path(
+        plain = await registry.register_path(
             make_model(tmp_path / "n.mar", HANDLER), order(initial_workers=0)
         )
-        assert describe_version(other, {}, {}).isolation is None
+        assert describe_version(plain, {}, {}).isolation is None
 
 
 def test_a_model_sets_again_what_is_set_for_all():
@@ -407,20 +404,18 @@ def test_a_model_sets_again_what_is_set_for_all():
 
 
 @pytest.mark.parametrize(
-    ("part", "words"),
+    ("part", "text"),
     [("landlock.abi", "Landlock"), ("seccomp.library", "apt-get install libseccomp2")],
 )
-def test_a_server_that_cannot_isolate_does_not_start(part, words, monkeypatch):
+def test_a_server_that_cannot_isolate_does_not_start(part, text, monkeypatch):
     monkeypatch.setattr(f"tsx_runtime.sandbox.{part}", lambda: None)
-    with pytest.raises(SettingError, match=words):
+    with pytest.raises(SettingError, match=text):
         config.check_isolation(Settings(models={"m": ModelSettings(isolation="on")}))
     config.check_isolation(Settings(models={"m": ModelSettings(isolation="off")}))
 
 
 def test_a_bound_without_a_group_to_hold_it_is_refused_at_the_start(tmp_path):
-    with pytest.raises(
-        SettingError, match=r"isolation_memory: cgroups cannot be created in .*systemd-run --user"
-    ):
+    with pytest.raises(SettingError, match=r"isolation_memory: cgroups .*systemd-run"):
         config.check_isolation(
             Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none")
         )
@@ -440,9 +435,7 @@ def test_isolation_is_set_by_a_file_or_on_the_command_line(tmp_path):
 
 
 def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
-    with pytest.raises(
-        SettingError, match=r"isolation_paths cannot be 'data' .*it takes absolute paths"
-    ):
+    with pytest.raises(SettingError, match=r"isolation_paths cannot be 'data' .*absolute"):
         load_settings({"isolation_paths": "data"}, {})
     settings, _ = load_settings(
         {"isolation": "on", "isolation_paths": f"{tmp_path},{tmp_path / 'none'}"}, {}
@@ -451,10 +444,8 @@ def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
         config.check_isolation(settings)
 
 
-async def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
-    async with a_registry(
-        isolation="on", install_py_dep_per_model=True, cache_dir=tmp_path / "cache"
-    ) as registry:
+async def test_models_that_cannot_run_isolated_are_refused_with_the_reason(tmp_path):
+    async with isolating(tmp_path, install_py_dep_per_model=True) as registry:
         group = make_model(
             tmp_path / "group.mar", HANDLER, config="torchrun:\n  nproc-per-node: 2\n"
         )
@@ -480,35 +471,25 @@ def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
     archive = write_archive(spec, tmp_path)
     picture = (DIGITS / "images" / "7.png").read_bytes()
 
-    async def served(**settings: object) -> bytes:
+    async def predict(**settings: object) -> bytes:
         async with open_model(
             archive, Settings(cache_dir=tmp_path / "cache", worker_preload=False, **settings)
         ) as version:
-            job = WaitingJob(
-                wire.request_meta("id", b"", [(b"Content-Type", b"image/png")]),
-                picture,
-                time.monotonic(),
-            )
-            version.submit(job)
-            return (await asyncio.wait_for(job.done, 90)).body
+            meta = wire.request_meta("id", b"", [(b"Content-Type", b"image/png")])
+            version.submit(job := a_waiting_job(picture, meta=meta))
+            return (await answer_of(job)).body
 
-    isolated, free = asyncio.run(served(isolation="on")), asyncio.run(served())
+    isolated, free = asyncio.run(predict(isolation="on")), asyncio.run(predict())
     assert isolated == free
     assert b"seven" in isolated
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_an_isolated_worker_prints_is_in_the_log(tmp_path):
+def test_the_output_of_an_isolated_worker_is_in_the_log(tmp_path):
     make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)
-    words = [
-        "serve",
-        tmp_path / "loud.mar",
-        *FREE_PORTS,
-        "--set",
-        "isolation=on",
-        "--set",
-        f"log_location={tmp_path / 'logs'}",
-    ]
-    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
+    settings = ("isolation=on", f"log_location={tmp_path / 'logs'}")
+    options = [part for setting in settings for part in ("--set", setting)]
+    command = ["serve", tmp_path / "loud.mar", *FREE_PORTS, *options]
+    with serving(command, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
         assert server.stop() == 0
     assert "as loud as ever" in (tmp_path / "logs" / "model_log.log").read_text()

@@ -1,6 +1,4 @@
-"""What a model's code finds of the server's secrets and cloud credentials, however its process was
-started.
-"""
+"""Secrets of the server and cloud credentials that the code of a model must not find."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,33 +31,13 @@ from tsx_runtime.settings.schema import SECRETS, Settings
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 SECRET = "known-to-nobody"
-PLANTED = {
-    **{
-        f"TSX_{name}": SECRET + "-token"
-        for name in ("INFERENCE_TOKEN", "MANAGEMENT_TOKEN", "KEYSTORE_PASS")
-    },
-    **dict.fromkeys(
-        (
-            "AWS_ACCESS_KEY_ID",
-            "AWS_SECRET_ACCESS_KEY",
-            "AWS_SESSION_TOKEN",
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-        ),
-        SECRET,
-    ),
-    **dict.fromkeys(
-        (
-            "AWS_WEB_IDENTITY_TOKEN_FILE",
-            "GOOGLE_APPLICATION_CREDENTIALS",
-            "AZURE_CLIENT_SECRET",
-            "HF_TOKEN",
-        ),
-        SECRET,
-    ),
-    **dict.fromkeys(
-        ("GITHUB_TOKEN", "TS_MANAGEMENT_TOKEN", "KUBECONFIG", "OTEL_EXPORTER_OTLP_HEADERS"), SECRET
-    ),
-}
+TOKENS = ("INFERENCE_TOKEN", "MANAGEMENT_TOKEN", "KEYSTORE_PASS")
+CLOUD = """AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_CONTAINER_CREDENTIALS_FULL_URI
+AWS_WEB_IDENTITY_TOKEN_FILE GOOGLE_APPLICATION_CREDENTIALS AZURE_CLIENT_SECRET HF_TOKEN
+GITHUB_TOKEN TS_MANAGEMENT_TOKEN KUBECONFIG OTEL_EXPORTER_OTLP_HEADERS"""
+PLANTED = {f"TSX_{name}": SECRET + "-token" for name in TOKENS} | dict.fromkeys(
+    CLOUD.split(), SECRET
+)
 SPY = """
 import json, os, subprocess
 
@@ -85,16 +64,18 @@ def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_ca
     with serving(
         ["serve", "spy.mar", "trusted.mar", *FREE_PORTS], tmp_path, environment
     ) as running:
-        found = {name: ask(running.address("predictions"), name) for name in ("spy", "trusted")}
+        answers = {
+            name: predict(running.address("predictions"), name) for name in ("spy", "trusted")
+        }
         assert SECRET not in running.log
-        assert "pass_env names them: AWS_ACCESS_KEY_ID, " in running.log
-    assert SECRET not in found["spy"]
-    assert json.loads(found["spy"])["os"]["HARMLESS"] == "seen"
-    trusted = json.loads(found["trusted"])["os"]
+        assert "pass_env names them: AWS_" in running.log
+    assert SECRET not in answers["spy"]
+    assert json.loads(answers["spy"])["os"]["HARMLESS"] == "seen"
+    trusted = json.loads(answers["trusted"])["os"]
     assert {name for name, value in trusted.items() if SECRET in value} == {"HF_TOKEN"}
 
 
-def ask(address: str, model: str) -> str:
+def predict(address: str, model: str) -> str:
     request = urllib.request.Request(
         f"{address}/predictions/{model}",
         b"x",
@@ -106,10 +87,8 @@ def ask(address: str, model: str) -> str:
 
 @pytest.mark.usefixtures("processes")
 def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for an environment of its own and for torchrun, whose processes have the program's
-    variables.
-    """
-    plant(monkeypatch)
+    """Workers with their own environment and ranks of torchrun inherit from this program."""
+    set_secrets(monkeypatch)
     program, front = start_program(Launch(), None, hidden_variables(Settings(), os.environ))
     with front:
         block = environment_of(program.pid)
@@ -121,7 +100,7 @@ def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("processes")
 def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+    set_secrets(monkeypatch)
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     with starting_without(hidden_variables(Settings(), os.environ), os.environ):
         process.start()
@@ -138,7 +117,7 @@ def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_program_of_the_machines_numbers_is_started_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plant(monkeypatch)
+    set_secrets(monkeypatch)
     system = System(Settings(system_metrics_cmd=f"sh -c 'env > {tmp_path}/env'"))
     asyncio.run(system._run(system._command or ""))
     reported = (tmp_path / "env").read_text()
@@ -146,39 +125,27 @@ def test_the_program_of_the_machines_numbers_is_started_without(
     assert SECRET not in reported
 
 
-def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+def set_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**PLANTED, "HARMLESS": "seen"}.items():
         monkeypatch.setenv(name, value)
 
 
 def test_patterns_let_models_have_credentials_and_never_the_servers_own() -> None:
-    assert hidden_variables(Settings(), PLANTED) == list(PLANTED)
-    assert (
-        hidden_variables(Settings(), ["DB_PASSWORD", "OPENAI_API_KEY"]) == []
-    )  # there for the handler
-    assert hidden_variables(Settings(blacklist_env_vars="DB_.*"), ["DB_PASSWORD"]) == [
-        "DB_PASSWORD"
-    ]
-    assert hidden_variables(Settings(pass_env=["*"]), PLANTED) == [
-        name for name in PLANTED if name in SERVERS
-    ]
-    assert "AWS_SESSION_TOKEN" not in hidden_variables(Settings(pass_env=["AWS_*"]), PLANTED)
-    assert "TSX_INFERENCE_TOKEN" not in hidden_variables(
-        Settings(pass_env=["TSX_INFERENCE_TOKEN"]), PLANTED
-    )
-    assert hidden_variables(Settings(pass_env=["*"], blacklist_env_vars="HF_.*"), ["HF_TOKEN"]) == [
-        "HF_TOKEN"
-    ]
-    assert (
-        hidden_variables(
-            Settings(),
-            ["PATH", "MAX_NEW_TOKENS", "TOKENIZERS_PARALLELISM", "HF_HOME", "AWS_REGION"],
-        )
-        == []
-    )
+    def hidden(*names: str, **settings: Any) -> list[str]:
+        return hidden_variables(Settings(**settings), names)
+
+    assert hidden(*PLANTED) == list(PLANTED)
+    assert hidden(*PLANTED, pass_env=["*"]) == [name for name in PLANTED if name in SERVERS]
+    # These are meant for the handler, or hold no secret.
+    assert hidden("DB_PASSWORD", "OPENAI_API_KEY", "PATH", "MAX_NEW_TOKENS", "HF_HOME") == []
+    assert hidden("HOME", "PATH", blacklist_env_vars="HOM.|ATH") == ["HOME"]
+    assert hidden("HF_TOKEN", pass_env=["*"], blacklist_env_vars="HF_.*") == ["HF_TOKEN"]
+    assert hidden("AWS_SESSION_TOKEN", "HF_TOKEN", pass_env=["AWS_*"]) == ["HF_TOKEN"]
+    token = "TSX_INFERENCE_TOKEN"
+    assert hidden(token, pass_env=[token]) == []
 
 
-def test_what_one_model_may_see_no_other_does() -> None:
+def test_a_variable_that_one_model_may_see_is_hidden_from_others() -> None:
     settings = Settings.model_validate(
         {"models": {"m": {"pass_env": ["AWS_*", "TSX_*"]}}, "blacklist_env_vars": "AWS_SESSION.*"}
     )

@@ -1,4 +1,4 @@
-"""What an archive says of how it was measured: told where it can be read, and never trusted."""
+"""The measurements that an archive carries, which the server reports but does not trust."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ def test_figures_from_here_are_reported_as_such_and_others_as_others() -> None:
 
 
 @given(JSON, OUTER, INNER)
-def test_whatever_stands_there_is_read_or_left_out(value: Any, key: str, inner: str) -> None:
+def test_any_file_is_read_or_left_out(value: Any, key: str, inner: str) -> None:
     for damaged in (
         value,
         KEPT | {key: value},
         KEPT | {"environment": HERE | {inner: value}, "best": KEPT["best"] | {inner: value}},
     ):
-        found = parse_measured(json.dumps(damaged).encode(errors="surrogatepass"))
-        assert found is None or str(found).isprintable()
+        record = parse_measured(json.dumps(damaged).encode(errors="surrogatepass"))
+        assert record is None or str(record).isprintable()
 
 
-def test_what_is_no_measurement_is_reported_once_and_left_out(
+def test_a_file_that_is_no_measurement_is_reported_once_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read_benchmark_record(tmp_path) is None
@@ -88,14 +88,14 @@ def test_what_is_no_measurement_is_reported_once_and_left_out(
 
 
 def test_a_machine_is_reported_by_what_it_computes_with() -> None:
-    one = Hardware("Some CPU", 2, ())
-    assert one.fingerprint == Hardware("Some CPU", 2, ()).fingerprint
+    machine = Hardware("Some CPU", 2, ())
+    assert machine.fingerprint == Hardware("Some CPU", 2, ()).fingerprint
     assert (
         len(
             {
-                one.fingerprint,
-                one._replace(cores=4).fingerprint,
-                one._replace(gpus=("H100",)).fingerprint,
+                machine.fingerprint,
+                machine._replace(cores=4).fingerprint,
+                machine._replace(gpus=("H100",)).fingerprint,
             }
         )
         == 3

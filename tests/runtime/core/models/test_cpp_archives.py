@@ -1,10 +1,7 @@
-"""Archives of TorchServe's C++ backend: TorchScript is served, anything else is refused with the
-reason.
-"""
+"""Archives of TorchServe's C++ backend, of which TorchScript is served."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import zipfile
@@ -13,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kit.jobs import a_waiting_job
+from tests.kit.jobs import a_waiting_job, answer_of
 from tests.support.clients.talker import order
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.worker.exceptions import BadRows
@@ -27,25 +24,27 @@ class Double(torch.nn.Module):
         return 2 * x
 
 
-def archive(place: Path, handler: str = "TorchScriptHandler", *, script: bool = True) -> Path:
+def write_cpp_archive(
+    path: Path, handler: str = "TorchScriptHandler", *, script: bool = True
+) -> Path:
     buffer = io.BytesIO()
     if script:
         torch.jit.save(torch.jit.script(Double()), buffer)
     else:
         torch.save({"weight": torch.zeros(2)}, buffer)
     model = {
-        "modelName": place.stem,
+        "modelName": path.stem,
         "modelVersion": "1.0",
         "handler": handler,
         "serializedFile": "model.pt",
     }
-    with zipfile.ZipFile(place, "w") as mar:
+    with zipfile.ZipFile(path, "w") as mar:
         mar.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "LSP", "model": model}))
         mar.writestr("model.pt", buffer.getvalue())
-    return place
+    return path
 
 
-def saved(tensor: torch.Tensor) -> bytes:
+def save_tensor(tensor: torch.Tensor) -> bytes:
     buffer = io.BytesIO()
     torch.save(tensor, buffer)
     return buffer.getvalue()
@@ -54,38 +53,38 @@ def saved(tensor: torch.Tensor) -> bytes:
 async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_them(
     registry, tmp_path
 ):
-    path = archive(tmp_path / "double.mar")
+    path = write_cpp_archive(tmp_path / "double.mar")
 
     version = await registry.register_path(path, order(batch_size=4))
     assert version.runtime == "LSP"
     bodies = [
-        saved(torch.tensor([1.0, 2.0])),
-        saved(torch.tensor([[3.0]])),
+        save_tensor(torch.tensor([1.0, 2.0])),
+        save_tensor(torch.tensor([[3.0]])),
         b"no tensor",
-        saved(torch.tensor([4.0, 5.0])),
+        save_tensor(torch.tensor([4.0, 5.0])),
     ]
     jobs = [a_waiting_job(body) for body in bodies]
     for job in jobs:
         version.submit(job)
-    answers = [await asyncio.wait_for(job.done, 30) for job in jobs]
+    answers = [await answer_of(job) for job in jobs]
     assert [answer.status for answer in answers] == [200, 200, 400, 200]
-    found = [
+    tensors = [
         torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist()
         for index in (0, 1, 3)
     ]
-    assert found == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
+    assert tensors == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
     assert b"torch.save writes it" in await answers[2].whole(1 << 20)
 
 
 @pytest.mark.parametrize("body", [b"\x80\x02R.", b"\x80\x02h\x01.", b"\x80\x02X\x05"])
 def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
     with pytest.raises(BadRows) as caught:
-        TorchScriptHandler().preprocess([{"body": saved(torch.zeros(1))}, {"body": body}])
+        TorchScriptHandler().preprocess([{"body": save_tensor(torch.zeros(1))}, {"body": body}])
     assert list(caught.value.faults) == [1]
 
 
 @pytest.mark.parametrize(
-    ("what", "text"),
+    ("options", "text"),
     [
         (
             {"handler": "libmnist:MnistHandler"},
@@ -94,8 +93,10 @@ def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
         ({"script": False}, "model.pt holds eager"),
     ],
 )
-async def test_what_only_cpp_can_run_is_refused_with_the_reason(registry, tmp_path, what, text):
-    path = archive(tmp_path / "other.mar", **what)
+async def test_models_that_only_cpp_can_run_are_refused_with_the_reason(
+    registry, tmp_path, options, text
+):
+    path = write_cpp_archive(tmp_path / "other.mar", **options)
 
     with pytest.raises(BadRequest, match=text):
         await registry.register_path(path, order())

@@ -1,6 +1,4 @@
-"""The load order of a worker: a directory's files may have changed since its manifest was
-written.
-"""
+"""The load order of a worker whose directory may have changed since its manifest was written."""
 
 from __future__ import annotations
 

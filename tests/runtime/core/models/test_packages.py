@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.clients.talker import a_registry, order
 from tests.support.models import make_model
-from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
+from tsx_archiver.metadata.huggingface import HANDLER
 from tsx_archiver.metadata.mlmodel import PYFUNC
 from tsx_runtime.core.models import packages
 from tsx_runtime.errors import InvalidModel
@@ -20,10 +20,8 @@ pytestmark = pytest.mark.anyio
     ("handler", "file", "extra"),
     [
         (HANDLER, None, "transformers"),
-        (GENERATION_HANDLER, None, "transformers"),
         (PYFUNC, None, "mlflow"),
         ("base_handler", "net.onnx", "onnx"),
-        ("image_classifier", "net.onnx", "onnx"),
     ],
 )
 async def test_a_missing_extra_is_named_before_a_worker_starts(

@@ -1,6 +1,4 @@
-"""The reply cache in front of a dispatcher that the test moves: nothing is lost, nothing is
-answered twice, and it keeps to its size.
-"""
+"""The reply cache in front of a dispatcher that the test moves."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ class Client(FakeJob):
 
 
 class Model:
-    """In place of a dispatcher: holds what it gets until the test answers it."""
+    """A dispatcher that holds jobs until the test answers them."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.now = 0.0
@@ -74,26 +72,26 @@ class Model:
         )
 
 
-def model(size: int = 1 << 20, ttl: float = 60.0, key: tuple[str, ...] = ()) -> Model:
+def a_model(size: int = 1 << 20, ttl: float = 60.0, key: tuple[str, ...] = ()) -> Model:
     return Model(CacheConfig(size, ttl, key))
 
 
 def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
-    made = model(ttl=60)
+    model = a_model(ttl=60)
     first, second, late = Client(), Client(), Client()
-    made.send(first)
-    made.answer(headers=b"x-own: 1\r\n")
-    made.now = 59.9
-    made.send(second)
+    model.send(first)
+    model.answer(headers=b"x-own: 1\r\n")
+    model.now = 59.9
+    model.send(second)
     assert first.answers == [(200, b"x-own: 1\r\n", b"of x")]
     assert second.answers == [(200, b"x-own: 1\r\nage: 59\r\nx-cache: hit\r\n", b"of x")]
-    made.now = 60.0
-    made.send(late)
-    assert (len(made.running), made.cache.hits, made.cache.misses) == (1, 1, 2)
+    model.now = 60.0
+    model.send(late)
+    assert (len(model.running), model.cache.hits, model.cache.misses) == (1, 1, 2)
 
 
 @pytest.mark.parametrize(
-    "other",
+    "variation",
     [
         {"body": b"y"},
         {"query": b"a=1"},
@@ -109,22 +107,22 @@ def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
         {"headers": [(b"X-User", b"ada")]},
     ],
 )
-def test_what_may_change_the_answer_is_part_of_the_key(other: dict[str, Any]) -> None:
-    made = model(key=("x-user",))
-    made.send(Client())
-    made.answer()
-    made.send(Client(**other))
-    assert len(made.running) == 1
+def test_all_that_may_change_the_answer_is_part_of_the_key(variation: dict[str, Any]) -> None:
+    model = a_model(key=("x-user",))
+    model.send(Client())
+    model.answer()
+    model.send(Client(**variation))
+    assert len(model.running) == 1
 
 
 def test_other_headers_and_the_pieces_of_a_body_do_not_matter() -> None:
-    made = model()
-    made.send(Client(b"a" * 100))
-    made.answer()
+    model = a_model()
+    model.send(Client(b"a" * 100))
+    model.answer()
     parts = wire.Parts([b"a" * 40, memoryview(b"a" * 60)], 100)
-    same = Client(parts, headers=[(b"user-agent", b"curl"), (b"x-tsx-timeout-ms", b"5")])
-    made.send(same)
-    assert same.is_hit
+    hit = Client(parts, headers=[(b"user-agent", b"curl"), (b"x-tsx-timeout-ms", b"5")])
+    model.send(hit)
+    assert hit.is_hit
 
 
 @pytest.mark.parametrize(
@@ -137,11 +135,11 @@ def test_other_headers_and_the_pieces_of_a_body_do_not_matter() -> None:
     ],
 )
 def test_some_requests_are_neither_answered_nor_stored(request_: dict[str, Any]) -> None:
-    made = model(size=1 << 30)
+    model = a_model(size=1 << 30)
     for _ in range(2):
-        made.send(Client(**request_))
-        made.answer(body=b"fresh")
-    assert (made.cache.hits, made.cache.misses, made.cache.size) == (0, 0, 0)
+        model.send(Client(**request_))
+        model.answer(body=b"fresh")
+    assert (model.cache.hits, model.cache.misses, model.cache.size) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -161,14 +159,14 @@ def test_some_requests_are_neither_answered_nor_stored(request_: dict[str, Any])
 def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(
     status: int, headers: bytes
 ) -> None:
-    made = model()
+    model = a_model()
     first, waits = Client(), Client()
-    made.send(first, waits)
-    assert len(made.running) == 1
-    made.answer(status, headers)
-    assert made.running == [waits]
-    made.answer()
-    assert (first.answers[0][0], waits.answers, made.cache.size) == (
+    model.send(first, waits)
+    assert len(model.running) == 1
+    model.answer(status, headers)
+    assert model.running == [waits]
+    model.answer()
+    assert (first.answers[0][0], waits.answers, model.cache.size) == (
         status,
         [(200, b"", b"of x")],
         0,
@@ -181,108 +179,99 @@ def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(
 def test_an_answer_that_varies_by_headers_of_the_key_is_stored_for_each_of_them(
     vary: bytes,
 ) -> None:
-    made = model(key=("x-user",))
-    first, same, other = (Client(headers=[(b"x-user", name)]) for name in (b"ada", b"ada", b"bob"))
-    made.send(first)
-    made.answer(headers=vary)
-    made.send(same, other)
-    assert same.is_hit
-    assert made.running != []
+    model = a_model(key=("x-user",))
+    first, hit, miss = (Client(headers=[(b"x-user", name)]) for name in (b"ada", b"ada", b"bob"))
+    model.send(first)
+    model.answer(headers=vary)
+    model.send(hit, miss)
+    assert hit.is_hit
+    assert model.running != []
 
 
 def test_a_stream_is_for_its_own_client() -> None:
-    made = model()
+    model = a_model()
     first, waits = Client(), Client()
-    made.send(first, waits)
-    made.running[0].piece(b"", b"part", NO_FLOW)
-    assert made.running[1:] == [waits]
-    made.answer(body=b"end")
-    made.send(Client())
-    assert (first.pieces, first.answers[0][2], made.cache.size, len(made.running)) == (
-        [b"part"],
-        b"end",
-        0,
-        2,
-    )
+    model.send(first, waits)
+    model.running[0].piece(b"", b"part", NO_FLOW)
+    assert model.running[1:] == [waits]
+    model.answer(body=b"end")
+    model.send(Client())
+    assert (first.pieces, first.answers[0][2]) == ([b"part"], b"end")
+    assert (model.cache.size, len(model.running)) == (0, 2)
 
 
 def test_equal_requests_that_run_share_one_answer() -> None:
-    made = model()
-    clients = [Client() for _ in range(5)]
-    made.send(*clients, Client(b"y"))
-    assert len(made.running) == 2
-    made.answer()
-    assert [client.answers[0][2] for client in clients] == [b"of x"] * 5
-    assert [client.is_hit for client in clients] == [False, True, True, True, True]
+    model = a_model()
+    clients = [Client() for _ in range(3)]
+    model.send(*clients, Client(b"y"))
+    assert len(model.running) == 2
+    model.answer()
+    assert [client.is_hit for client in clients] == [False, True, True]
 
 
 def test_a_request_waits_only_for_one_that_is_as_urgent() -> None:
-    made = model()
-    made.send(
+    model = a_model()
+    model.send(
         Client(deadline=10.0),
         Client(deadline=11.0),
         Client(),
         Client(priority=1),
         Client(deadline=9.0),
     )
-    assert [(job.deadline, job.priority) for job in made.running] == [
-        (10.0, 0),
-        (None, 1),
-        (9.0, 0),
-    ]
+    assert [job.deadline for job in model.running] == [10.0, None, 9.0]
 
 
 def test_a_request_goes_on_while_anybody_waits_for_it() -> None:
-    made = model()
+    model = a_model()
     first, second = Client(), Client()
-    made.send(first, second)
-    made.cache.leave(first)
-    assert not made.left
-    assert not made.running[0].gone
-    made.answer()
+    model.send(first, second)
+    model.cache.leave(first)
+    assert not model.left
+    assert not model.running[0].gone
+    model.answer()
     assert second.answers
     third, fourth = Client(b"y"), Client(b"y")
-    made.send(third, fourth)
-    made.cache.leave(third)
-    made.cache.leave(fourth)
-    assert made.left == made.running
+    model.send(third, fourth)
+    model.cache.leave(third)
+    model.cache.leave(fourth)
+    assert model.left == model.running
 
 
 @pytest.mark.parametrize(
     "error", [WorkerDied("x"), DeadlinePassed("x"), AnswerLate("x"), ClientLeft("x")]
 )
-def test_who_waits_is_refused_with_what_is_refused_unless_that_concerned_the_other_alone(
+def test_a_refusal_reaches_the_requests_that_wait_unless_it_concerned_one_alone(
     error: TsxError,
 ) -> None:
-    made = model()
+    model = a_model()
     first, second = Client(), Client()
-    made.send(first, second)
-    made.running.pop(0).refuse(error)
+    model.send(first, second)
+    model.running.pop(0).refuse(error)
     assert first.refusals == [error]
     if isinstance(error, WorkerDied):
         assert second.refusals == [error]
-        assert made.stats.refusals == {"WorkerDied": 1}
+        assert model.stats.refusals == {"WorkerDied": 1}
     else:
-        made.answer()
+        model.answer()
         assert second.answers
 
 
 def test_the_least_recently_used_goes_first() -> None:
     entry = OVERHEAD + len(b"of a")
-    made = model(size=2 * entry)
+    model = a_model(size=2 * entry)
     for body in (b"a", b"b"):
-        made.send(Client(body))
-        made.answer()
-    made.send(Client(b"a"), Client(b"c"))
-    made.answer()
-    kept = Client(b"a")
-    made.send(kept, Client(b"b"))
-    assert kept.is_hit
-    assert (len(made.running), made.cache.evictions, made.cache.size) == (1, 1, 2 * entry)
-    made.answer(body=b"z" * 2 * entry)
-    assert made.cache.size == 2 * entry, "an answer larger than the cache is not stored"
-    made.cache.clear()
-    assert made.cache.size == 0
+        model.send(Client(body))
+        model.answer()
+    model.send(Client(b"a"), Client(b"c"))
+    model.answer()
+    hit = Client(b"a")
+    model.send(hit, Client(b"b"))
+    assert hit.is_hit
+    assert (len(model.running), model.cache.evictions, model.cache.size) == (1, 1, 2 * entry)
+    model.answer(body=b"z" * 2 * entry)
+    assert model.cache.size == 2 * entry, "an answer larger than the cache is not stored"
+    model.cache.clear()
+    assert model.cache.size == 0
 
 
 STEPS = st.lists(
@@ -299,55 +288,58 @@ STEPS = st.lists(
 def test_whatever_happens_each_request_is_answered_once_and_rightly(
     steps: list[tuple[str, int]],
 ) -> None:
-    made = model(size=3 * (OVERHEAD + 5), ttl=3)
+    model = a_model(size=3 * (OVERHEAD + 5), ttl=3)
     clients: list[Client] = []
 
-    def act(what: str, number: int) -> None:
+    def act(action: str, number: int) -> None:
         job = (
-            made.running.pop(number % len(made.running))
-            if made.running and what in ("answer", "fail", "refuse")
+            model.running.pop(number % len(model.running))
+            if model.running and action in ("answer", "fail", "refuse")
             else None
         )
-        if what == "send":
+        if action == "send":
             clients.append(
                 Client(b"%d" % (number % 3), deadline=None if number < 3 else float(number))
             )
-            made.send(clients[-1])
-        elif what == "wait":
-            made.now += number
-        elif what == "clear" and not number:
-            made.cache.clear()
-        elif what == "leave" and clients:
-            made.cache.leave(clients[number % len(clients)])
-        elif what == "stream" and made.running:
-            made.running[number % len(made.running)].piece(b"", b"p", NO_FLOW)
-        elif job is not None and what == "refuse":
+            model.send(clients[-1])
+        elif action == "wait":
+            model.now += number
+        elif action == "clear" and not number:
+            model.cache.clear()
+        elif action == "leave" and clients:
+            model.cache.leave(clients[number % len(clients)])
+        elif action == "stream" and model.running:
+            model.running[number % len(model.running)].piece(b"", b"p", NO_FLOW)
+        elif job is not None and action == "refuse":
             job.refuse(WorkerDied("x") if number % 2 else DeadlinePassed("x"))
         elif job is not None:
             job.answer(
-                200 if what == "answer" else 500, b"", b"of " + bytes(cast(bytes, job.body)), BATCH
+                200 if action == "answer" else 500,
+                b"",
+                b"of " + bytes(cast(bytes, job.body)),
+                BATCH,
             )
-        assert 0 <= made.cache.size <= made.cache.config.size
+        assert 0 <= model.cache.size <= model.cache.config.size
 
     for step in steps:
         act(*step)
-    while made.running:
+    while model.running:
         act("answer", 0)
     for client in clients:
         assert len(client.answers) + len(client.refusals) == 1
         assert all(
             body == b"of " + bytes(cast(bytes, client.body)) for _, _, body in client.answers
         )
-    assert not made.cache._waiting
-    assert not made.cache._running
+    assert not model.cache._waiting
+    assert not model.cache._running
 
 
 def test_a_request_that_waits_for_another_is_not_kept_once_its_client_has_left() -> None:
-    made = model()
+    model = a_model()
     first, second, third = Client(), Client(), Client()
-    made.send(first, second, third)
-    made.cache.leave(second)
+    model.send(first, second, third)
+    model.cache.leave(second)
     assert isinstance(second.refusals[0], ClientLeft)
-    assert set(made.cache._waiting) == {first, third}
-    made.answer()
+    assert set(model.cache._waiting) == {first, third}
+    model.answer()
     assert (len(first.answers), second.answers, len(third.answers)) == (1, [], 1)

@@ -36,7 +36,7 @@ def until(condition):
         time.sleep(0.01)
 
 
-def server(directory, environment):
+def serve_model(directory, environment):
     return serving(
         ["serve", make_model(directory / "one", HANDLER), *FREE_PORTS], directory, environment
     )
@@ -46,20 +46,18 @@ def predict(running):
     return httpx.post(running.address("predictions") + "/predictions/one", timeout=DEADLINE)
 
 
-def is_well(running):
+def is_serving(running):
     with contextlib.suppress(httpx.TransportError):
         return predict(running).status_code == 200
     return False
 
 
-def test_it_allows_itself_what_the_system_allows_and_leaves_its_workers_as_they_were(
-    tmp_path, user_environment
-):
+def test_a_server_raises_its_own_limit_and_leaves_that_of_its_workers(tmp_path, user_environment):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = min(soft, 500)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
     try:
-        with server(tmp_path, user_environment) as running:
+        with serve_model(tmp_path, user_environment) as running:
             allowed = psutil.Process(running.process.pid).rlimit(psutil.RLIMIT_NOFILE)
             assert allowed == (hard, hard)
             assert predict(running).json() == [before, hard]
@@ -67,10 +65,8 @@ def test_it_allows_itself_what_the_system_allows_and_leaves_its_workers_as_they_
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_more_connections_than_it_may_have_cost_it_nothing_but_those_connections(
-    tmp_path, user_environment
-):
-    with server(tmp_path, user_environment) as running, contextlib.ExitStack() as stack:
+def test_a_server_survives_more_connections_than_it_may_have(tmp_path, user_environment):
+    with serve_model(tmp_path, user_environment) as running, contextlib.ExitStack() as stack:
         seen = psutil.Process(running.process.pid)
         seen.rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))
         parts = urlsplit(running.address("predictions"))
@@ -83,10 +79,12 @@ def test_more_connections_than_it_may_have_cost_it_nothing_but_those_connections
         held[0].settimeout(1.0)
         with contextlib.suppress(TimeoutError):
             held[0].recv(1)
-        assert sum(seen.cpu_times()[:2]) - before < 0.5  # it does not turn round and round
-        assert not is_well(running)  # let go at once, not left to wait
+        # The server waits, and does not use up a core.
+        assert sum(seen.cpu_times()[:2]) - before < 0.5
+        # Further connections are closed at once.
+        assert not is_serving(running)
         assert running.process.poll() is None
         for connection in held:
             connection.close()
-        until(lambda: is_well(running))
+        until(lambda: is_serving(running))
         assert running.process.poll() is None

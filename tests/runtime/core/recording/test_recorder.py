@@ -1,10 +1,11 @@
-"""What of a request is written, and how much of it is kept."""
+"""The parts of requests that are recorded, and the recordings that are kept."""
 
 from __future__ import annotations
 
-import asyncio
 import stat
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,12 @@ from tsx_runtime.core.recording.recorder import (
 from tsx_runtime.core.recording.segments import PARTS, Segments
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
+pytestmark = pytest.mark.anyio
 SECRETS = """Authorization Proxy-Authorization Cookie Set-Cookie X-Api-Key apikey X-Auth-Token X-Amz-Security-Token X-Amz-Date
 X-Csrf-Token X-Session-Id X-Forwarded-For Forwarded X-Real-IP CF-Connecting-IP X-Goog-Iap-Jwt-Assertion X-Password x-signature"""
 
 
-def block(*names: str) -> str:
+def header_block(*names: str) -> str:
     return "".join(f"{name}: v\r\n" for name in names)
 
 
@@ -41,23 +43,27 @@ def test_headers_that_tell_who_asked_or_belong_to_the_connection_are_not_kept() 
         "Expect",
         ":workflow-node",
     ]
-    kept = [
+    harmless = [
         "Content-Type",
         "X-Request-Kind",
         "ts_request_sequence_id",
         "Accept-Language",
         "x-tsx-priority",
     ]
-    assert HeaderFilter(None).headers(block(*names, *kept)) == [(name, "v") for name in kept]
-    only = HeaderFilter(
-        ["accept-language", "Authorization"]
-    )  # which is none of those that can be asked for
-    assert only.headers(block(*names, *kept)) == [("Content-Type", "v"), ("Accept-Language", "v")]
+    assert HeaderFilter(None).headers(header_block(*names, *harmless)) == [
+        (name, "v") for name in harmless
+    ]
+    # Headers that hold secrets cannot be asked for.
+    only = HeaderFilter(["accept-language", "Authorization"])
+    assert only.headers(header_block(*names, *harmless)) == [
+        ("Content-Type", "v"),
+        ("Accept-Language", "v"),
+    ]
 
 
 def test_secrets_of_a_url_in_a_header_are_not_recorded() -> None:
-    found = HeaderFilter(None).headers("x-tsx-callback-url: https://a.example/?token=s3cret\r\n")
-    assert found == [("x-tsx-callback-url", "https://a.example/?token=***")]
+    headers = HeaderFilter(None).headers("x-tsx-callback-url: https://a.example/?token=s3cret\r\n")
+    assert headers == [("x-tsx-callback-url", "https://a.example/?token=***")]
 
 
 def test_parameters_that_tell_who_asked_are_not_kept() -> None:
@@ -68,7 +74,7 @@ def test_parameters_that_tell_who_asked_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "share", "size", "age"),
+    ("values", "share", "size", "age"),
     [
         ({}, 100, 100_000_000, 86400),
         ({"share": "1%", "max_size": "2GB", "max_age": "7d"}, 1, 2 * 10**9, 7 * 86400),
@@ -77,9 +83,9 @@ def test_parameters_that_tell_who_asked_are_not_kept() -> None:
     ],
 )
 def test_terms_are_numbers_or_texts_for_people(
-    given: dict[str, object], share: float, size: int, age: float
+    values: dict[str, object], share: float, size: int, age: float
 ) -> None:
-    terms = RecordingConfig.model_validate(given)
+    terms = RecordingConfig.model_validate(values)
     assert (terms.share, terms.max_size, terms.max_age) == (share, size, age)
     assert RecordingConfig.model_validate(terms.model_dump()) == terms
 
@@ -101,7 +107,7 @@ def test_terms_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
         RecordingConfig.model_validate(wrong)
 
 
-def entry(at: float, size: int) -> Recorded:
+def an_entry(at: float, size: int) -> Recorded:
     return Recorded(at, "1.0", "", (), b"x" * size)
 
 
@@ -116,7 +122,7 @@ def test_files_never_hold_more_than_they_may_and_lose_the_oldest_first(
     segments = Segments(directory, "m", most, 10**9)
     for number, (passed, size) in enumerate(steps):
         now += passed
-        data = encode(entry(now, size))
+        data = encode(an_entry(now, size))
         if segments.write(data, now):
             written.append(now)
         else:
@@ -126,32 +132,31 @@ def test_files_never_hold_more_than_they_may_and_lose_the_oldest_first(
             segments = Segments(directory, "m", most, 10**9)
         assert segments.kept().size <= most
     segments.close()
-    kept = [found.at for found in read(directory)] if written else []
-    assert kept == written[len(written) - len(kept) :]
-    assert kept or not written
+    times = [entry.at for entry in read(directory)] if written else []
+    assert times == written[len(written) - len(times) :]
+    assert times or not written
 
 
 def test_files_are_the_users_own_and_go_when_they_are_old(tmp_path: Path) -> None:
     now = 1_700_000_000.0
     segments = Segments(tmp_path / "m", "m", 1_000_000, 80)
-    segments.write(encode(entry(now, 10)), now)
-    segments.write(encode(entry(now + 1, 10)), now + 1)
+    segments.write(encode(an_entry(now, 10)), now)
+    segments.write(encode(an_entry(now + 1, 10)), now + 1)
     (file,) = (tmp_path / "m").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == 0o700
-    segments.write(
-        encode(entry(now + 11, 10)), now + 11
-    )  # an eighth of the age later: another file
+    # A new file begins after an eighth of the age.
+    segments.write(encode(an_entry(now + 11, 10)), now + 11)
     assert segments.kept().files == 2
     assert segments.kept().oldest == now
     segments.sweep(file.stat().st_mtime + 200)
     assert segments.kept().files == 0
-    assert segments.write(encode(entry(now + 500, 10)), now + 500)
+    assert segments.write(encode(an_entry(now + 500, 10)), now + 500)
     segments.remove()
     assert not (tmp_path / "m").exists()
 
 
-def note(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
+def record_request(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
     recorder.note(
         CapturedRequest(
             at,
@@ -166,27 +171,24 @@ def note(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
     )
 
 
-def with_recorder(directory: Path, test, **terms: object) -> None:  # type: ignore[no-untyped-def]
-    async def main() -> None:
-        recorder = Recorder(
-            "m", RecordingConfig.model_validate(terms), directory, HeaderFilter(None)
-        )
-        try:
-            await test(recorder)
-        finally:
-            await recorder.close()
-
-    asyncio.run(main())
-
-
-def test_what_was_noted_is_written_when_it_ends_and_nothing_afterwards(tmp_path: Path) -> None:
-    async def test(recorder: Recorder) -> None:
-        for at in (3.0, 1.0, 2.0):
-            note(recorder, b"%d" % at, at)
+@asynccontextmanager
+async def recording(directory: Path, **values: object) -> AsyncIterator[Recorder]:
+    config = RecordingConfig.model_validate(values)
+    recorder = Recorder("m", config, directory / "m", HeaderFilter(None))
+    try:
+        yield recorder
+    finally:
         await recorder.close()
-        note(recorder)
 
-    with_recorder(tmp_path / "m", test)
+
+async def test_requests_are_written_when_the_recorder_ends_and_none_afterwards(
+    tmp_path: Path,
+) -> None:
+    async with recording(tmp_path) as recorder:
+        for at in (3.0, 1.0, 2.0):
+            record_request(recorder, b"%d" % at, at)
+        await recorder.close()
+        record_request(recorder)
     entries = list(read(tmp_path))
     assert [entry.body for entry in entries] == [b"1", b"2", b"3"]
     assert entries[0] == Recorded(
@@ -194,27 +196,25 @@ def test_what_was_noted_is_written_when_it_ends_and_nothing_afterwards(tmp_path:
     )
 
 
-def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(
+async def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
     write = Segments.write
-    monkeypatch.setattr(Segments, "write", lambda *what: go.wait(30) and write(*what))
+    monkeypatch.setattr(Segments, "write", lambda *arguments: go.wait(30) and write(*arguments))
 
-    async def test(recorder: Recorder) -> None:
+    async with recording(tmp_path, max_size="1GB") as recorder:
         body = b"x" * (MOST_WAITING // 4)
         for _ in range(6):
-            note(recorder, body)
+            record_request(recorder, body)
         assert recorder.dropped == {"slow": 3}
         go.set()
         await until(lambda: recorder.recorded == 3)
-        note(recorder, body)
+        record_request(recorder, body)
         await until(lambda: recorder.recorded == 4)
 
-    with_recorder(tmp_path / "m", test, max_size="1GB")
 
-
-def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_came_whole_can_be_read(
+async def test_requests_are_dropped_and_counted_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import resource
@@ -222,53 +222,47 @@ def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_c
     monkeypatch.setattr("tsx_runtime.core.recording.recorder.REST", 0.0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    async def test(recorder: Recorder) -> None:
-        note(recorder, b"a")
+    async with recording(tmp_path) as recorder:
+        record_request(recorder, b"a")
         await until(lambda: recorder.recorded == 1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
         try:
             for count in (1, 2):
-                note(recorder, b"b" * 2000)
+                record_request(recorder, b"b" * 2000)
                 await until(lambda count=count: recorder.dropped == {"disk": count})  # type: ignore[misc]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert recorder.problem is not None
-        note(recorder, b"c")
+        record_request(recorder, b"c")
         await until(lambda: recorder.recorded == 2)
         assert recorder.problem is None
-
-    with_recorder(tmp_path / "m", test)
     assert [entry.body for entry in read(tmp_path)] == [b"a", b"c"]
     assert caplog.text.count("cannot be recorded") == 1
 
 
-def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_is_logged_once(
+async def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def encoded(entry: Recorded) -> bytes:
+    def encode_or_fail(entry: Recorded) -> bytes:
         if entry.body == b"odd":
             raise ValueError("odd")
         return encode(entry)
 
-    monkeypatch.setattr("tsx_runtime.core.recording.recorder.encode", encoded)
+    monkeypatch.setattr("tsx_runtime.core.recording.recorder.encode", encode_or_fail)
 
-    async def test(recorder: Recorder) -> None:
+    async with recording(tmp_path) as recorder:
         for body in (b"odd", b"odd", b"even"):
-            note(recorder, body)
+            record_request(recorder, body)
         await until(lambda: recorder.recorded == 1)
         assert recorder.dropped == {"disk": 2}
-
-    with_recorder(tmp_path / "m", test)
     assert [entry.body for entry in read(tmp_path)] == [b"even"]
     assert caplog.text.count("Traceback") == 1
 
 
-def test_one_request_that_would_push_out_all_others_is_not_recorded(tmp_path: Path) -> None:
-    async def test(recorder: Recorder) -> None:
-        note(recorder, b"x" * (64 << 10))
+async def test_one_request_that_would_push_out_all_others_is_not_recorded(tmp_path: Path) -> None:
+    async with recording(tmp_path, max_size=64 << 10) as recorder:
+        record_request(recorder, b"x" * (64 << 10))
         await until(lambda: recorder.dropped == {"size": 1})
-
-    with_recorder(tmp_path / "m", test, max_size=64 << 10)
     assert not (tmp_path / "m").exists()
 
 

@@ -1,3 +1,5 @@
+"""The search for exported programs in archives and directories."""
+
 from __future__ import annotations
 
 import os
@@ -6,7 +8,7 @@ import zipfile
 from tsx_runtime.core.registry.registry import holds_exported_program
 
 
-def test_exported_programs_are_seen_in_archives_and_directories_and_nothing_else_disturbs(tmp_path):
+def test_exported_programs_are_found_in_archives_and_directories(tmp_path):
     for name, member in (("one.mar", "m.pt2"), ("two.mar", "m.pt")):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(member, b"x")

@@ -10,13 +10,14 @@ import threading
 import psutil
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of, refusal_of
 from tests.support.clients.talker import (
-    TIMEOUT,
     a_registry,
     a_talker,
-    ask,
+    cancel,
     gone,
     order,
+    register,
     submit,
     talker,
     until,
@@ -25,71 +26,14 @@ from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import (
     BadRequest,
-    CannotRemoveDefault,
-    CleanupTimeout,
     Conflict,
     LoadFailed,
     ModelNotFound,
-    ModelVersionNotFound,
     Unavailable,
     WorkerDied,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
-
-
-async def test_a_model_that_does_not_load_is_reported_with_the_workers_own_traceback_and_is_not_registered(
-    registry,
-    tmp_path,
-):
-    path = talker(tmp_path / "m", "import nothing_of_that_name\n")
-    with pytest.raises(LoadFailed, match="nothing_of_that_name") as caught:
-        await registry.register_path(path, order())
-    assert "handler.py" in caught.value.traceback
-    assert not registry.models
-
-
-async def test_workers_do_not_see_variables_that_are_none_of_their_business(tmp_path):
-    handler = "import os\n\ndef handle(data, context):\n    return [os.environ.get(bytes(row['body']).decode(), '') for row in data or []]\n"
-
-    async with a_registry(blacklist_env_vars="HOM.|ATH") as registry:
-        version = await registry.register_path(make_model(tmp_path / "m", handler), order())
-        assert await ask(version, "HOME") == ""
-        assert await ask(version, "PATH") != ""
-
-
-async def test_versions_stand_side_by_side(registry, tmp_path):
-    one = await registry.register_path(talker(tmp_path / "1"), order())
-    two = await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
-    assert registry.find("talker") is one
-    registry.set_default("talker", "2.0")
-    assert registry.find("talker") is two
-    assert registry.find("talker", "1.0") is one
-    with pytest.raises(Conflict, match=r"Model version 2.0 is already registered for model talker"):
-        await registry.register_path(tmp_path / "2", order())
-    with pytest.raises(CannotRemoveDefault):
-        await registry.unregister("talker")
-    with pytest.raises(
-        ModelVersionNotFound, match=r"Model version 9 does not exist for model talker"
-    ):
-        registry.set_default("talker", "9")
-    await registry.unregister("talker", "1.0")
-    await registry.unregister("talker")
-    with pytest.raises(ModelNotFound):
-        registry.find("talker")
-
-
-async def test_unregistering_waits_for_what_was_accepted_and_gives_up_after_its_timeout(tmp_path):
-    async with a_registry(unregister_model_timeout=1) as registry:
-        version = await a_talker(registry, tmp_path)
-        go = tmp_path / "go"
-        job = submit(version, f"until {go}")
-        with pytest.raises(CleanupTimeout, match="Timed out while cleaning resources: talker"):
-            await registry.unregister("talker")
-        assert registry.find("talker") is version
-        go.touch()
-        await registry.unregister("talker")
-        assert (await job.done).status == 200
 
 
 async def test_unregistering_does_not_wait_for_requests_to_stop_coming(registry, tmp_path):
@@ -98,7 +42,8 @@ async def test_unregistering_does_not_wait_for_requests_to_stop_coming(registry,
     accepted = [submit(version, f"until {go}") for _ in range(3)]
     unregistering = asyncio.create_task(registry.unregister("talker"))
     await asyncio.sleep(0)
-    with pytest.raises(ModelNotFound):  # what comes now would keep it busy for ever
+    # Requests that come now would keep the model busy for ever.
+    with pytest.raises(ModelNotFound):
         registry.find("talker")
     with pytest.raises(Conflict):
         await registry.register_path(tmp_path / "m", order())
@@ -108,59 +53,49 @@ async def test_unregistering_does_not_wait_for_requests_to_stop_coming(registry,
     await registry.register_path(tmp_path / "m", order())
 
 
-async def test_unregistering_goes_on_where_its_client_leaves(tmp_path, monkeypatch):
+async def test_unregistering_goes_on_where_its_client_leaves(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.5)
 
-    async with a_registry() as registry:
-        version = await a_talker(registry, tmp_path)
-        pid = version.workers[0].pid
-        os.kill(pid, signal.SIGSTOP)  # so that it takes its time to end
-        unregistering = asyncio.create_task(registry.unregister("talker"))
-        await until(lambda: not version.workers)
-        unregistering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await unregistering
-        await until(lambda: gone(pid) and not registry._background)
-        await registry.register_path(tmp_path / "m", order())
+    version = await a_talker(registry, tmp_path)
+    pid = version.workers[0].pid
+    # A stopped process takes its time to end.
+    os.kill(pid, signal.SIGSTOP)
+    unregistering = asyncio.create_task(registry.unregister("talker"))
+    await until(lambda: not version.workers)
+    await cancel(unregistering)
+    await until(lambda: gone(pid) and not registry._background)
+    await registry.register_path(tmp_path / "m", order())
 
 
 async def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(registry, tmp_path):
     hanging = "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
 
-    registering = asyncio.create_task(
-        registry.register_path(talker(tmp_path / "m", hanging), order())
-    )
+    registering = asyncio.create_task(register(registry, tmp_path / "m", hanging))
     await until((tmp_path / "m" / "began").exists)
     pid = registry.find("talker").workers[0].pid
-    registering.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await registering
+    await cancel(registering)
     await until(lambda: gone(pid) and not registry._background)
     assert not registry.models
 
 
-async def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(
-    registry, tmp_path, monkeypatch
-):
+async def test_a_download_for_a_client_that_has_left_is_removed(registry, tmp_path, monkeypatch):
     file = tmp_path / "m.mar"
     began, goes_on, came = threading.Event(), threading.Event(), threading.Event()
 
-    def fetch(*what, **how):
+    def fetch(*arguments, **options):
         began.set()
         assert goes_on.wait(TIMEOUT)
         file.touch()
         came.set()
         return file
 
-    monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *what: None)
+    monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *arguments: None)
     monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
     registering = asyncio.create_task(
         registry.register(RegisterOrder(url="https://models.example/m.mar"))
     )
     await until(began.is_set)
-    registering.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await registering
+    await cancel(registering)
     goes_on.set()
     await until(lambda: came.is_set() and not file.exists())
 
@@ -175,11 +110,9 @@ async def test_a_worker_that_is_taken_away_ends_also_where_who_asked_for_it_leav
     scaling = asyncio.create_task(registry.scale("talker", None, 0))
     await asyncio.sleep(0)
     assert not version.workers
-    scaling.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await scaling
+    await cancel(scaling)
     go.touch()
-    assert (await asyncio.wait_for(job.done, TIMEOUT)).status == 200
+    assert (await answer_of(job)).status == 200
     await until(lambda: gone(pid))
 
 
@@ -192,8 +125,7 @@ async def test_closing_ends_a_model_that_is_being_unregistered(registry, tmp_pat
     await asyncio.sleep(0)
     await registry.close()
     await asyncio.wait_for(unregistering, TIMEOUT)
-    with pytest.raises(WorkerDied):
-        await job.done
+    await refusal_of(job, WorkerDied)
     assert not psutil.pid_exists(pid)
 
 
@@ -204,41 +136,14 @@ async def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_a
         await registry.close(drain=TIMEOUT)
         assert (await quick.done).body == b"slow"
     async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "n"), order(initial_workers=2))
+        version = await a_talker(registry, tmp_path, initial_workers=2)
         hanging = [submit(version, "hang") for _ in range(2)]
         late = submit(version, "late")
         await until(lambda: all(worker.channel.batches for worker in version.workers))
         await registry.close(drain=0.05)
-        with pytest.raises(Unavailable, match="stopping"):
-            await late.done
+        await refusal_of(late, Unavailable, "stopping")
         for job in hanging:
-            with pytest.raises(WorkerDied):
-                await asyncio.wait_for(job.done, TIMEOUT)
-
-
-@pytest.mark.parametrize(
-    ("url", "error", "text"),
-    [
-        ("", BadRequest, "Parameter url is required"),
-        (
-            "missing.mar",
-            ModelNotFound,
-            "Model not found at: missing.mar.*Copy the file into this server's store, /",
-        ),
-        ("../fake.mar", ModelNotFound, "Relative path is not allowed in url: ../fake.mar"),
-        ("a\\..\\b.mar", ModelNotFound, "Relative path is not allowed"),
-        ("/etc/passwd", ModelNotFound, "/etc/passwd is not in the store. Copy the file"),
-        ("http://169.254.169.254/m.mar", ModelNotFound, "does not match any allowed URL"),
-        ("file:///etc/passwd", ModelNotFound, "does not match any allowed URL"),
-        ("text.mar", BadRequest, "text.mar"),
-    ],
-)
-async def test_only_archives_in_the_model_store_are_registered(tmp_path, url, error, text):
-    (tmp_path / "text.mar").write_text("this is no archive")
-
-    async with a_registry(model_store=tmp_path) as registry:
-        with pytest.raises(error, match=text):
-            await registry.register(RegisterOrder(url=url))
+            await refusal_of(job, WorkerDied)
 
 
 async def test_names_that_could_leave_their_place_are_refused(registry, tmp_path):
@@ -249,16 +154,16 @@ async def test_names_that_could_leave_their_place_are_refused(registry, tmp_path
 
 
 @pytest.mark.parametrize("file", ["r.txt", ""])
-async def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that_installs_them(
+async def test_a_missing_module_names_the_setting_that_installs_requirements(
     registry, tmp_path, file
 ):
-    place = make_model(
+    directory = make_model(
         tmp_path / "own", "import not_there", **({"requirementsFile": file} if file else {})
     )
-    (place / "r.txt").write_text("not-there")
+    (directory / "r.txt").write_text("not-there")
 
     with pytest.raises(LoadFailed) as caught:
-        await registry.register_path(place, order())
+        await registry.register_path(directory, order())
     assert ("--set install_py_dep_per_model=true" in caught.value.message) is bool(file)
 
 
@@ -273,15 +178,15 @@ async def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):
         assert (version.workers, version.min_workers) == ([], 0)
 
 
-@pytest.mark.parametrize("place", ["archive", "models", "model_versions"])
-async def test_the_own_max_workers_of_a_model_allow_more(tmp_path, place):
-    config = {"config": "maxWorkers: 70\n"} if place == "archive" else {}
+@pytest.mark.parametrize("source", ["archive", "models", "model_versions"])
+async def test_the_own_max_workers_of_a_model_allow_more(tmp_path, source):
+    config = {"config": "maxWorkers: 70\n"} if source == "archive" else {}
     settings = {
         "models": {"models": {"talker": {"max_workers": 70}}},
         "model_versions": {"model_versions": {"talker": {"1.0": {"maxWorkers": 70}}}},
     }
 
-    async with a_registry(cpus=2, **settings.get(place, {})) as registry:
+    async with a_registry(cpus=2, **settings.get(source, {})) as registry:
         version = await registry.register_path(
             talker(tmp_path / "m", **config), order(initial_workers=0)
         )

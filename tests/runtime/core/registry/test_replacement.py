@@ -1,26 +1,31 @@
-"""One version takes the place of another, with real workers."""
+"""Versions that take the place of others, with real workers."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.kit.jobs import TIMEOUT, a_waiting_job, answer_of
 from tests.support.clients.talker import (
-    TIMEOUT,
+    HANDLER,
     a_registry,
     ask,
+    cancel,
     gone,
     order,
+    register,
     submit,
     talker,
     until,
 )
-from tests.support.models import STATEFUL, make_model
+from tests.support.models import STATEFUL
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, LoadFailed, ModelVersionNotFound, TsxError
 from tsx_runtime.settings.schema import ModelSettings
 from tsx_runtime.settings.traffic_policy import parse_traffic
@@ -28,28 +33,46 @@ from tsx_runtime.settings.traffic_policy import parse_traffic
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: {idle}\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\n"
-WHO = "def handle(data, context):\n    return [{who!r}] * len(data or [])\n"
 WAITS = "import time\nfrom pathlib import Path\nPath('began').touch()\nwhile not Path('go').exists():\n    time.sleep(0.005)\n"
 
 
-def replaces(**values) -> RegisterOrder:
+def a_handler(text: str) -> str:
+    """Return a handler that gives the same answer to each request."""
+    return f"def handle(data, context):\n    return [{text!r}] * len(data or [])\n"
+
+
+def replacement_order(**values) -> RegisterOrder:
     return RegisterOrder(url="talker", replaces=True, **values)
+
+
+async def replace(
+    registry: Registry,
+    directory: Path,
+    handler: str = HANDLER,
+    *,
+    config: str = "",
+    version: str = "1.0",
+    **values: Any,
+) -> ModelVersion:
+    """Register a model in place of the one that is there, with the `values` of an order."""
+    path = talker(directory, handler, config=config, version=version)
+    return await registry.register_path(path, replacement_order(**values))
 
 
 async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_what_it_has(
     registry, tmp_path
 ):
-    old = await registry.register_path(talker(tmp_path / "1"), order(initial_workers=2))
+    old = await register(registry, tmp_path / "1", initial_workers=2)
     pids = [worker.pid for worker in old.workers]
     under_way = submit(old, f"until {tmp_path / 'go'}")
-    new = await registry.register_path(talker(tmp_path / "2", WHO.format(who="new")), replaces())
+    new = await replace(registry, tmp_path / "2", a_handler("new"))
     assert registry.find("talker") is registry.find("talker", "1.0") is new
     assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
     assert await ask(new, "x") == "new"
-    assert await ask(old, "x") == "new"  # whoever found it before
+    assert await ask(old, "x") == "new"
     assert not under_way.done.done()
     (tmp_path / "go").touch()
-    assert (await asyncio.wait_for(under_way.done, TIMEOUT)).status == 200
+    assert (await answer_of(under_way)).status == 200
     await until(lambda: all(map(gone, pids)) and not registry._background)
     assert await ask(old, "x") == "new"
     with pytest.raises(Conflict):
@@ -58,18 +81,18 @@ async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_w
     await registry.register_path(tmp_path / "2", order())
 
 
-async def test_one_that_does_not_load_leaves_everything_as_it_was(registry, tmp_path):
-    old = await registry.register_path(talker(tmp_path / "1"), order())
+async def test_a_replacement_that_does_not_load_changes_nothing(registry, tmp_path):
+    old = await register(registry, tmp_path / "1")
     broken = talker(tmp_path / "2", "import nothing_of_that_name\n")
     with pytest.raises(LoadFailed, match="nothing_of_that_name"):
-        await registry.register_path(broken, replaces())
+        await registry.register_path(broken, replacement_order())
     assert "nothing_of_that_name" in old.last_error
     assert registry.find("talker") is old
     assert await ask(old, "x") == "x"
-    await registry.register_path(broken, replaces(), wait=False)
+    await registry.register_path(broken, replacement_order(), wait=False)
     await until(lambda: not registry._background)
     assert await ask(registry.find("talker"), "x") == "x"
-    await registry.register_path(talker(tmp_path / "3", WHO.format(who="new")), replaces())
+    await replace(registry, tmp_path / "3", a_handler("new"))
     assert await ask(registry.find("talker"), "x") == "new"
 
 
@@ -78,46 +101,35 @@ async def test_a_version_is_warm_before_it_takes_over(registry, tmp_path):
     handler = f"def handle(data, context):\n    print(len(data or []), file=open({str(notes)!r}, 'a'))\n    return ['new'] * len(data or [])\n"
     fails = "def handle(data, context):\n    if data:\n        raise ValueError('too cold')\n"
 
-    old = await registry.register_path(talker(tmp_path / "1"), order())
-    cold = make_model(
+    old = await register(registry, tmp_path / "1")
+    cold = talker(
         tmp_path / "2",
         fails,
-        name="talker",
         config="warmup: [{file: handler.py, strict: true}]",
     )
-    with pytest.raises(
-        LoadFailed,
-        match=r"warm-up of the model failed: a request of handler\.py was answered with 500",
-    ):
-        await registry.register_path(cold, replaces())
+    with pytest.raises(LoadFailed, match=r"warm-up .* handler\.py was answered with 500"):
+        await registry.register_path(cold, replacement_order())
     assert registry.find("talker") is old
     config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
-    new = await registry.register_path(
-        make_model(tmp_path / "3", handler, name="talker", config=config), replaces()
-    )
+    new = await replace(registry, tmp_path / "3", handler, config=config)
     assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
-    assert notes.read_text().split() == ["0", "4", "4"]  # the first is the call that loads it
-
-
-async def test_where_there_is_nothing_to_replace_it_is_registered(registry, tmp_path):
-    version = await registry.register_path(talker(tmp_path / "1"), replaces(initial_workers=1))
-    assert version.replaced is None
-    assert await ask(registry.find("talker"), "x") == "x"
+    # The first call is the one that loads the model.
+    assert notes.read_text().split() == ["0", "4", "4"]
 
 
 async def test_another_number_takes_the_place_of_the_default_version_with_all_that_named_it(
     registry, tmp_path
 ):
-    await registry.register_path(talker(tmp_path / "1"), order())
-    await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
-    said = {
+    await register(registry, tmp_path / "1")
+    await register(registry, tmp_path / "2", version="2.0")
+    traffic = {
         "weights": {"1.0": 90, "2.0": 10},
         "labels": {"stable": "1.0"},
         "rules": [{"header": "X", "equals": "1", "to": "1.0"}],
     }
     registry.set_traffic("talker", parse_traffic({}))
-    registry.set_traffic("talker", parse_traffic(said))
-    new = await registry.register_path(talker(tmp_path / "3", version="3.0"), replaces())
+    registry.set_traffic("talker", parse_traffic(traffic))
+    new = await replace(registry, tmp_path / "3", version="3.0")
     assert registry.find("talker") is registry.find("talker", "stable") is new
     assert [*registry.models["talker"].versions] == ["3.0", "2.0"]
     assert registry.shares("talker") == {"3.0": 0.9, "2.0": 0.1}
@@ -126,37 +138,33 @@ async def test_another_number_takes_the_place_of_the_default_version_with_all_th
         registry.find("talker", "1.0")
     registry.rollback("talker")
     assert registry.shares("talker") == {"3.0": 1.0}
-    same = await registry.register_path(
-        talker(tmp_path / "4", WHO.format(who="new"), version="2.0"), replaces()
-    )
-    assert registry.find("talker", "2.0") is same
+    replacement = await replace(registry, tmp_path / "4", a_handler("new"), version="2.0")
+    assert registry.find("talker", "2.0") is replacement
     assert registry.find("talker") is new
     await until(lambda: not registry._background)
-    await registry.register_path(tmp_path / "1", order())  # its number is free again
+    await registry.register_path(tmp_path / "1", order())
 
 
 async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
-    await registry.register_path(talker(tmp_path / "1"), order(job_queue_size=7, batch_size=3))
+    await register(registry, tmp_path / "1", job_queue_size=7, batch_size=3)
     registry.change("talker", None, {"batch_size": 5, "client_timeout": 900})
     await registry.scale("talker", None, 2)
-    waits = make_model(
+    waits = talker(
         tmp_path / "2",
-        WAITS + WHO.format(who="new"),
-        name="talker",
+        WAITS + a_handler("new"),
         config="batchSize: 9\nminWorkers: 1\n",
     )
-    replacing = asyncio.create_task(registry.register_path(waits, replaces(batch_size=4)))
+    replacing = asyncio.create_task(registry.register_path(waits, replacement_order(batch_size=4)))
     await until((waits / "began").exists)
-    registry.change("talker", None, {"client_timeout": 800})  # while the new one loads
+    # The new version is still loading.
+    registry.change("talker", None, {"client_timeout": 800})
     await registry.scale("talker", None, 1)
     (waits / "go").touch()
     new = await asyncio.wait_for(replacing, TIMEOUT)
     plan = new.plan
     assert (plan.batch_size, plan.job_queue_size, plan.client_timeout) == (4, 7, 800)
     await until(lambda: len(new.workers) == 1)
-    third = await registry.register_path(
-        make_model(tmp_path / "3", WHO.format(who="3"), name="talker"), replaces()
-    )
+    third = await replace(registry, tmp_path / "3", a_handler("3"))
     assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (
         4,
         7,
@@ -164,86 +172,66 @@ async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
     )
 
 
-async def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version_that_has_one(
-    registry, tmp_path
-):
-    await registry.register_path(talker(tmp_path / "1"), order())
-    waits = make_model(tmp_path / "2", WAITS + WHO.format(who="new"), name="talker")
-    replacing = asyncio.create_task(registry.register_path(waits, replaces(slo="p99<60s")))
+async def test_batch_settings_do_not_follow_to_a_version_with_a_latency_target(registry, tmp_path):
+    await register(registry, tmp_path / "1")
+    waits = talker(tmp_path / "2", WAITS + a_handler("new"))
+    replacing = asyncio.create_task(registry.register_path(waits, replacement_order(slo="p99<60s")))
     await until((waits / "began").exists)
-    registry.change(
-        "talker", None, {"batch_size": 5, "client_timeout": 800}
-    )  # while the new one loads
+    # The new version is still loading.
+    registry.change("talker", None, {"batch_size": 5, "client_timeout": 800})
     (waits / "go").touch()
     new = await asyncio.wait_for(replacing, TIMEOUT)
     assert (new.plan.slo, new.plan.client_timeout) == ("p99<60s", 800)
     assert "batch_size" not in new.changed
 
 
-async def test_an_archive_says_its_own_where_nobody_else_did(tmp_path):
+async def test_the_archive_sets_limits_that_nobody_else_has_set(tmp_path):
     async with a_registry(models={"talker": ModelSettings(response_timeout=77)}) as registry:
-        one = await registry.register_path(
-            make_model(
-                tmp_path / "1",
-                WHO.format(who="1"),
-                name="talker",
-                config="minWorkers: 1\nbatchSize: 2\n",
-            ),
-            replaces(),
+        first = await replace(
+            registry, tmp_path / "1", a_handler("1"), config="minWorkers: 1\nbatchSize: 2\n"
         )
-        assert (one.min_workers, one.batch_size, one.plan.response_timeout) == (1, 2, 77)
-        two = await registry.register_path(
-            make_model(
-                tmp_path / "2",
-                WHO.format(who="2"),
-                name="talker",
-                config="minWorkers: 2\nbatchSize: 4\n",
-            ),
-            replaces(),
+        assert (first.min_workers, first.batch_size, first.plan.response_timeout) == (1, 2, 77)
+        second = await replace(
+            registry, tmp_path / "2", a_handler("2"), config="minWorkers: 2\nbatchSize: 4\n"
         )
-        assert (two.min_workers, two.batch_size, two.plan.response_timeout) == (2, 4, 77)
+        assert (second.min_workers, second.batch_size, second.plan.response_timeout) == (2, 4, 77)
 
 
 async def test_a_second_replacement_meanwhile_is_refused(registry, tmp_path):
-    old = await registry.register_path(talker(tmp_path / "1"), order())
-    waits = talker(tmp_path / "2", WAITS + WHO.format(who="new"))
-    replacing = asyncio.create_task(registry.register_path(waits, replaces()))
+    old = await register(registry, tmp_path / "1")
+    waits = talker(tmp_path / "2", WAITS + a_handler("new"))
+    replacing = asyncio.create_task(registry.register_path(waits, replacement_order()))
     await until((waits / "began").exists)
     with pytest.raises(Conflict, match="is already being replaced"):
-        await registry.register_path(tmp_path / "1", replaces())
+        await registry.register_path(tmp_path / "1", replacement_order())
     assert await ask(old, "x") == "x"
-    replacing.cancel()  # its client leaves
-    with pytest.raises(asyncio.CancelledError):
-        await replacing
+    await cancel(replacing)
     assert await ask(registry.find("talker"), "x") == "x"
-    again = asyncio.create_task(registry.register_path(waits, replaces()))
+    again = asyncio.create_task(registry.register_path(waits, replacement_order()))
     await until(lambda: registry._table._coming)
     await registry.unregister("talker")
     (waits / "go").touch()
     with pytest.raises(Conflict, match="was unregistered while"):
         await again
     assert not registry.models
-    await registry.register_path(tmp_path / "1", replaces(initial_workers=1))
+    await registry.register_path(tmp_path / "1", replacement_order(initial_workers=1))
 
 
 async def test_counts_go_on_where_the_old_version_left_them(registry, tmp_path):
-    old = await registry.register_path(talker(tmp_path / "1"), order())
+    old = await register(registry, tmp_path / "1")
     await ask(old, "x")
-    new = await registry.register_path(talker(tmp_path / "2"), replaces())
+    new = await replace(registry, tmp_path / "2")
     await ask(new, "x")
     assert new.stats.requests == 2
 
 
-async def add(version: ModelVersion, id: str, word: str) -> int | str:
-    """The total of the sequence, or why there is none."""
-    job = WaitingJob(
-        wire.request_meta("r", b"", [(b"ts_request_sequence_id", id.encode())]),
-        word.encode(),
-        asyncio.get_running_loop().time(),
-    )
+async def add_to_sequence(version: ModelVersion, id: str, text: str) -> int | str:
+    """Return the total of a sequence, or the error that its request is refused with."""
+    meta = wire.request_meta("r", b"", [(b"ts_request_sequence_id", id.encode())])
+    job = a_waiting_job(text.encode(), meta=meta)
     version.submit(job)
     try:
-        answer = await asyncio.wait_for(job.done, TIMEOUT)
+        answer = await answer_of(job)
     except TsxError as error:
         return error.message
     assert answer.status == 200
@@ -254,56 +242,60 @@ SUMS = STATEFUL.replace("totals.get(id, 0)", "totals.get(id, {start})")
 assert SUMS != STATEFUL
 
 
-def sums(place, start: int, idle: int = 60_000):
-    return make_model(
-        place,
-        SUMS.replace("{start}", str(start)),
-        name="talker",
-        config=SEQUENCES.format(idle=idle),
+def write_summing_model(directory: Path, start: int, idle_ms: int = 60_000) -> Path:
+    """Write a model whose totals begin with a number that tells its version."""
+    return talker(
+        directory, SUMS.replace("{start}", str(start)), config=SEQUENCES.format(idle=idle_ms)
     )
 
 
 async def test_sequences_stay_with_the_version_that_has_their_state_until_they_end(
     registry, tmp_path
 ):
-    one = await registry.register_path(sums(tmp_path / "1", 0), order())
-    assert await add(one, "a", "1") == 1
-    two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
-    assert await add(two, "a", "1") == 2
-    assert await add(two, "b", "1") == 1001
-    three = await registry.register_path(sums(tmp_path / "3", 2000), replaces())
-    assert [await add(three, id, "1") for id in "abc"] == [3, 1002, 2001]
-    assert await add(one, "a", "1") == 4  # whoever found the first before
-    assert await add(three, "a", "close") == 4
-    await until(lambda: not one.workers)
-    assert await add(three, "a", "1") == 2001
-    assert await add(three, "b", "close") == 1002
+    first = await registry.register_path(write_summing_model(tmp_path / "1", 0), order())
+    assert await add_to_sequence(first, "a", "1") == 1
+    second = await registry.register_path(
+        write_summing_model(tmp_path / "2", 1000), replacement_order()
+    )
+    assert await add_to_sequence(second, "a", "1") == 2
+    assert await add_to_sequence(second, "b", "1") == 1001
+    third = await registry.register_path(
+        write_summing_model(tmp_path / "3", 2000), replacement_order()
+    )
+    assert [await add_to_sequence(third, id, "1") for id in "abc"] == [3, 1002, 2001]
+    assert await add_to_sequence(first, "a", "1") == 4
+    assert await add_to_sequence(third, "a", "close") == 4
+    await until(lambda: not first.workers)
+    assert await add_to_sequence(third, "a", "1") == 2001
+    assert await add_to_sequence(third, "b", "close") == 1002
     await until(lambda: not registry._background)
-    assert await add(three, "c", "1") == 2002
+    assert await add_to_sequence(third, "c", "1") == 2002
 
 
 async def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versions(tmp_path):
     async with a_registry(unregister_model_timeout=10_000) as registry:
-        one = await registry.register_path(sums(tmp_path / "1", 0), order())
-        assert await add(one, "a", "1") == 1
-        await registry.register_path(sums(tmp_path / "2", 1000), replaces())
+        first = await registry.register_path(write_summing_model(tmp_path / "1", 0), order())
+        assert await add_to_sequence(first, "a", "1") == 1
+        await registry.register_path(write_summing_model(tmp_path / "2", 1000), replacement_order())
         await asyncio.wait_for(registry.close(), TIMEOUT)
-        assert not one.workers
+        assert not first.workers
 
 
-async def test_sequences_that_take_too_long_are_ended_and_reported_so(tmp_path):
-    async with a_registry(unregister_model_timeout=1) as registry:
-        one = await registry.register_path(sums(tmp_path / "1", 0), order())
-        assert await add(one, "a", "1") == 1
-        two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
-        await until(lambda: not one.workers)
-        assert "Sequence a is over" in str(await add(two, "a", "1"))
-        assert await add(two, "a", "1") == 1001
-
-
-async def test_sequences_that_expire_meanwhile_are_reported_so(registry, tmp_path):
-    one = await registry.register_path(sums(tmp_path / "1", 0, idle=200), order())
-    assert await add(one, "a", "1") == 1
-    two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
-    await until(lambda: not one.workers)
-    assert "has expired" in str(await add(two, "a", "1"))
+@pytest.mark.parametrize(
+    ("settings", "idle_ms", "reason"),
+    [({"unregister_model_timeout": 1}, 60_000, "is over"), ({}, 200, "has expired")],
+)
+async def test_sequences_of_a_replaced_version_end_by_its_timeout_or_their_own(
+    tmp_path, settings, idle_ms, reason
+):
+    async with a_registry(**settings) as registry:
+        first = await registry.register_path(
+            write_summing_model(tmp_path / "1", 0, idle_ms), order()
+        )
+        assert await add_to_sequence(first, "a", "1") == 1
+        second = await registry.register_path(
+            write_summing_model(tmp_path / "2", 1000), replacement_order()
+        )
+        await until(lambda: not first.workers)
+        assert reason in str(await add_to_sequence(second, "a", "1"))
+        assert await add_to_sequence(second, "a", "1") == 1001

@@ -1,4 +1,4 @@
-"""The decisions of rollouts are read when a server starts, and written without it waiting."""
+"""The log of a rollout's decisions, which is read only when a server starts."""
 
 from __future__ import annotations
 

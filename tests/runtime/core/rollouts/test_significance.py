@@ -1,4 +1,4 @@
-"""Tests of proportions and their intervals, beside scipy's and those of the books."""
+"""Tests of proportions and their intervals, compared with scipy and textbooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`assign` and the queue as properties: jobs are plain data, the clock is a number."""
+"""Batches and the queue as properties: jobs are plain data, and the clock is a number."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ limits = st.builds(
 )
 
 
-def waiting(jobs) -> RequestQueue:
-    """As the dispatcher fills it; who is gone has left since."""
+def fill_queue(jobs) -> RequestQueue:
+    """Fill a queue as the dispatcher does, before some clients leave."""
     queue = RequestQueue(jobs)
     for job in jobs:
         if job.gone:
@@ -61,48 +61,30 @@ def is_over(job: FakeJob) -> bool:
     return job.gone or (job.deadline is not None and job.deadline <= NOW)
 
 
-def ids(jobs) -> list[int]:
+def sorted_ids(jobs) -> list[int]:
     return sorted(map(id, jobs))
 
 
 @given(queues, workers, limits)
-def test_every_job_is_in_exactly_one_place_afterwards_and_served_in_order(queued, idle, caps):
-    queue = waiting(queued)
+def test_batches_keep_the_order_and_the_caps_and_no_job_is_lost(queued, idle, caps):
+    queue = fill_queue(queued)
     result = assign(queue, idle, NOW, caps)
-    sent = [job for _, batch in result.batches for job in batch]
-    assert ids([*sent, *result.skipped, *queue.jobs]) == ids(queued)
-    assert [*sent, *queue.jobs] == sorted(
-        (job for job in queued if not is_over(job)), key=urgency
-    )  # stable: ties as they came
+    batches = [batch for _, batch in result.batches]
+    sent = [job for batch in batches for job in batch]
+    assert sorted_ids([*sent, *result.skipped, *queue.jobs]) == sorted_ids(queued)
+    # Jobs of equal urgency keep the order in which they came.
+    assert [*sent, *queue.jobs] == sorted((job for job in queued if not is_over(job)), key=urgency)
     assert queue.size == sum(len(job.body) for job in queue.jobs)
-
-
-@given(queues, workers, limits)
-def test_caps_hold_and_only_one_request_alone_may_exceed_the_cap_on_bytes(queued, idle, caps):
-    for _, batch in assign(waiting(queued), idle, NOW, caps).batches:
+    for batch in batches:
         assert 1 <= len(batch) <= caps.max_items
         assert len(batch) == 1 or sum(len(job.body) for job in batch) <= caps.max_bytes
-
-
-@given(queues, workers, limits)
-def test_who_is_gone_or_too_late_is_skipped_at_once_and_nobody_else(queued, some, caps):
-    """Also where all workers are busy, or there are none."""
-    assert ids(assign(waiting(queued), some, NOW, caps).skipped) == ids(filter(is_over, queued))
-
-
-@given(queues, workers, limits)
-def test_it_is_asked_again_by_the_earliest_deadline_that_is_left(queued, some, caps):
-    queue = waiting(queued)
-    result = assign(queue, some, NOW, caps)
-    assert result.wake <= min(
-        (job.deadline for job in queue.jobs if job.deadline is not None), default=NEVER
-    )
-    assert result.wake > NOW
+    deadlines = [job.deadline for job in queue.jobs if job.deadline is not None]
+    assert NOW < result.wake <= min(deadlines, default=NEVER)
 
 
 @given(queues, workers, st.integers(1, 8))
 def test_no_request_waits_while_a_worker_is_idle(queued, idle, size):
-    queue = waiting(queued)
+    queue = fill_queue(queued)
     result = assign(queue, idle, NOW, BatchLimits(size))
     busy = {id(worker) for worker, _ in result.batches}
     assert not (
@@ -116,22 +98,22 @@ def test_no_request_waits_while_a_worker_is_idle(queued, idle, size):
     limits,
 )
 def test_with_several_workers_a_busy_one_gets_nothing_early(queued, busy, caps):
-    assert not assign(waiting(queued), busy, NOW, caps).batches
+    assert not assign(fill_queue(queued), busy, NOW, caps).batches
 
 
 @given(queues, workers.filter(lambda some: len(some) > 1), limits)
 def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_idle(
     queued, some, caps
 ):
-    queue = waiting(queued)
+    queue = fill_queue(queued)
     batches = assign(queue, some, NOW, caps).batches
     early = [
-        (place, worker, batch) for place, (worker, batch) in enumerate(batches) if worker.batches
+        (index, worker, batch) for index, (worker, batch) in enumerate(batches) if worker.batches
     ]
-    for place, worker, batch in early:
+    for index, worker, batch in early:
         assert (worker.batches, worker.prefetch, worker.suspected) == (1, True, False)
-        rest = [*(job for _, later in batches[place + 1 :] for job in later), *queue.jobs]
-        following = len(rest[0].body) if rest else 1
+        behind = [*(job for _, later in batches[index + 1 :] for job in later), *queue.jobs]
+        following = len(behind[0].body) if behind else 1
         assert (
             len(batch) == caps.max_items
             or sum(len(job.body) for job in batch) + following > caps.max_bytes
@@ -145,13 +127,13 @@ def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_id
 
 @given(queues, limits)
 def test_nothing_is_sent_early_behind_requests_with_which_a_worker_died(queued, caps):
-    for others in range(3):
-        some = [FakeWorker(batches=1, prefetch=True, suspected=True) for _ in range(others + 1)]
-        assert not assign(waiting(queued), some, NOW, caps).batches
+    for count in range(3):
+        some = [FakeWorker(batches=1, prefetch=True, suspected=True) for _ in range(count + 1)]
+        assert not assign(fill_queue(queued), some, NOW, caps).batches
 
 
 @given(st.lists(plain, min_size=1, max_size=8))
-def test_what_was_prepared_when_a_worker_died_is_suspected_as_what_ran(jobs):
+def test_requests_that_were_prepared_when_a_worker_died_are_suspected_too(jobs):
     groups = apart(jobs)
     assert [job for group in groups for job in group.jobs] == jobs
     assert all(group.deaths == 1 for group in groups)
@@ -160,21 +142,21 @@ def test_what_was_prepared_when_a_worker_died_is_suspected_as_what_ran(jobs):
 
 @given(queues, limits)
 def test_a_single_busy_worker_gets_one_more_batch_only_when_nobody_could_join_it(queued, caps):
-    queue = waiting(queued)
+    queue = fill_queue(queued)
     for _, batch in assign(queue, [FakeWorker(batches=1)], NOW, caps).batches:
         following = len(queue.jobs[0].body) if queue.jobs else 1
         assert (
             len(batch) == caps.max_items
             or sum(len(job.body) for job in batch) + following > caps.max_bytes
         )
-    assert not assign(waiting(queued), [FakeWorker(batches=2)], NOW, caps).batches
+    assert not assign(fill_queue(queued), [FakeWorker(batches=2)], NOW, caps).batches
 
 
 @given(
     st.lists(st.floats(NOW - 10, NOW), min_size=1, max_size=20), st.integers(1, 8), st.floats(0, 10)
 )
 def test_a_model_that_waits_for_company_never_waits_longer_than_it_said(arrivals, size, wait):
-    queue = waiting([FakeJob(arrived=at) for at in sorted(arrivals)])
+    queue = fill_queue([FakeJob(arrived=at) for at in sorted(arrivals)])
     result = assign(queue, [FakeWorker()], NOW, BatchLimits(size, wait=wait))
     if result.batches:
         assert len(arrivals) >= size or min(arrivals) + wait <= NOW
@@ -185,7 +167,7 @@ def test_a_model_that_waits_for_company_never_waits_longer_than_it_said(arrivals
 
 @given(st.lists(urgent, min_size=1, max_size=10), st.floats(0, 10))
 def test_waiting_for_company_leaves_each_request_half_of_its_time(queued, wait):
-    queue = waiting(queued)
+    queue = fill_queue(queued)
     wake = assign(queue, [FakeWorker()], NOW, BatchLimits(100, wait=wait)).wake
     for job in queue.jobs:
         assert wake <= job.arrived + wait
@@ -193,7 +175,7 @@ def test_waiting_for_company_leaves_each_request_half_of_its_time(queued, wait):
 
 
 def test_a_batch_that_is_full_by_bytes_does_not_wait_for_company():
-    queue = waiting([FakeJob(body=b"12345"), FakeJob(body=b"67890")])
+    queue = fill_queue([FakeJob(body=b"12345"), FakeJob(body=b"67890")])
     [(_, batch)] = assign(
         queue, [FakeWorker()], NOW, BatchLimits(8, max_bytes=7, wait=10.0)
     ).batches
@@ -201,7 +183,7 @@ def test_a_batch_that_is_full_by_bytes_does_not_wait_for_company():
 
 
 @given(st.lists(urgent, max_size=30), st.lists(urgent, max_size=30), st.integers(0, 8))
-def test_what_is_put_back_gets_its_old_place(early, late, size):
+def test_requests_that_are_put_back_get_their_old_places(early, late, size):
     queue = RequestQueue(early)
     taken = queue.take(BatchLimits(size or 1)) if early else []
     for job in late:
@@ -214,28 +196,20 @@ def test_what_is_put_back_gets_its_old_place(early, late, size):
     )
 
 
-@given(st.lists(plain, max_size=30), st.integers(1, 8))
-def test_without_priorities_and_deadlines_the_queue_is_plain(queued, size):
+@given(st.lists(urgent, max_size=30), st.integers(1, 8))
+def test_the_queue_is_ordered_only_while_a_request_has_a_priority_or_a_deadline(queued, size):
     queue = RequestQueue(queued)
-    assert not queue.ordered
-    assert queue.earliest == NEVER
+    assert queue.ordered == any(job.deadline is not None or job.priority for job in queued)
     while queue.jobs:
         queue.take(BatchLimits(size))
     assert (queue.size, queue.ordered, queue.earliest) == (0, False, NEVER)
-
-
-def test_the_queue_is_plain_again_once_it_was_empty():
-    queue = RequestQueue([FakeJob(deadline=NOW + 1, priority=3), FakeJob()])
-    assert queue.ordered
-    queue.take(BatchLimits(8))
-    assert (queue.ordered, queue.earliest) == (False, NEVER)
 
 
 @given(queues, workers, limits, st.booleans())
 def test_nothing_is_sent_early_while_a_request_has_a_deadline_or_a_priority(
     queued, some, caps, early
 ):
-    batches = assign(waiting(queued), some, NOW, caps, early).batches
+    batches = assign(fill_queue(queued), some, NOW, caps, early).batches
     if any(job.deadline is not None or job.priority for job in queued):
         assert all(worker.batches == 0 for worker, _ in batches)
     assert len({id(worker) for worker, _ in batches}) == len(batches)
@@ -247,25 +221,25 @@ def test_where_batches_are_long_only_a_worker_that_prepares_ahead_gets_one_early
 ):
     assert all(
         worker.batches == 0 or worker.prefetch
-        for worker, _ in assign(waiting(queued), some, NOW, caps, early=False).batches
+        for worker, _ in assign(fill_queue(queued), some, NOW, caps, early=False).batches
     )
 
 
 @given(st.lists(st.lists(urgent, min_size=1, max_size=5), max_size=4), queues, workers)
 def test_suspects_go_first_to_idle_workers_and_among_themselves(groups, queued, idle):
-    queue = waiting(queued)
+    queue = fill_queue(queued)
     queue.suspect(Suspects(group, 1) for group in groups)
     for job in (job for group in groups for job in group if job.gone):
         queue.leave(job)
     result = assign(queue, idle, NOW, BatchLimits(4))
-    left = [job for group in queue.suspects for job in group.jobs]
+    suspects = [job for group in queue.suspects for job in group.jobs]
     sent = [job for _, group in result.retries for job in group.jobs] + [
         job for _, batch in result.batches for job in batch
     ]
-    assert ids([*sent, *result.skipped, *queue.jobs, *left]) == ids(
+    assert sorted_ids([*sent, *result.skipped, *queue.jobs, *suspects]) == sorted_ids(
         [*queued, *(job for group in groups for job in group)]
     )
-    assert not any(is_over(job) for job in [*sent, *left])
+    assert not any(is_over(job) for job in [*sent, *suspects])
     assert all(worker.batches == 0 for worker, _ in result.retries)
     assert all(
         any(set(map(id, group.jobs)) <= set(map(id, origin)) for origin in groups)
@@ -290,12 +264,12 @@ def test_one_request_that_kills_workers_ends_three_at_most_and_is_found(count, d
         else:
             answered += group.jobs
     assert deaths <= 3
-    assert ids(answered) == ids(job for job in everyone if job is not guilty)
+    assert sorted_ids(answered) == sorted_ids(job for job in everyone if job is not guilty)
 
 
 @dataclass
 class Worker:
-    """One that takes a while for a batch, on the test's clock."""
+    """A worker that takes some time for a batch, on the test's clock."""
 
     prefetch: bool
     free_at: deque[float] = field(default_factory=deque)
@@ -317,12 +291,8 @@ class Worker:
         wait=st.none() | st.floats(0, 1),
     ),
 )
-def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_and_in_time(
-    arrivals, kinds, seconds, caps
-):
-    """A whole run on a fake clock: the next event is an arrival, a reply, or what `assign` asked to
-    be woken for.
-    """
+def test_each_request_ends_once_and_in_time_whatever_arrives(arrivals, kinds, seconds, caps):
+    """Each event is an arrival, a reply, or the time that `assign` asked to be woken at."""
     queue, pool = RequestQueue(), [Worker(prefetch) for prefetch in kinds]
     now, wake, ended, todo = NOW, NEVER, [], []
     for gap, job in arrivals:
@@ -355,33 +325,4 @@ def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_a
         ended += result.skipped
         assert all(job.deadline is None or job.deadline > now for job in queue.jobs)
         assert not (caps.wait is None and queue.jobs and not all(worker.batches for worker in pool))
-    assert ids(ended) == ids(job for _, job in arrivals)
-
-
-def test_idle_worker_takes_what_is_there():
-    first, second = FakeJob(), FakeJob()
-    worker = FakeWorker()
-    assert assign(RequestQueue([first, second]), [worker], NOW, BatchLimits(8)).batches == [
-        (worker, [first, second])
-    ]
-
-
-def test_two_idle_workers_share_in_order_of_arrival():
-    jobs = [FakeJob() for _ in range(5)]
-    one, two = FakeWorker(), FakeWorker()
-    result = assign(RequestQueue(jobs), [one, two], NOW, BatchLimits(4))
-    assert result.batches == [(one, jobs[:4]), (two, jobs[4:])]
-
-
-def test_priority_goes_before_deadline_and_deadline_before_arrival():
-    first, hurried, soon, important = (
-        FakeJob(),
-        FakeJob(deadline=NOW + 5),
-        FakeJob(deadline=NOW + 1),
-        FakeJob(priority=1),
-    )
-    last = FakeJob(priority=-1, deadline=NOW + 0.1)
-    worker = FakeWorker()
-    assert assign(
-        RequestQueue([last, first, hurried, soon, important]), [worker], NOW, BatchLimits(8)
-    ).batches == [(worker, [important, soon, hurried, first, last])]
+    assert sorted_ids(ended) == sorted_ids(job for _, job in arrivals)

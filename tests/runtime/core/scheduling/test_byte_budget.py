@@ -1,4 +1,4 @@
-"""The budget of bytes under way: what fits, who is refused, who is cut off."""
+"""The budget of bytes in flight: requests that fit, are refused, or are cut off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsx_runtime.errors import NoRoom
 pytestmark = pytest.mark.anyio
 
 
-class Slow:
+class SlowReader:
     def __init__(self) -> None:
         self.is_cut_off = False
 
@@ -33,14 +33,16 @@ def test_bodies_fit_into_seven_eighths_and_what_does_not_takes_nothing() -> None
 
 def test_clients_with_the_most_to_read_are_cut_off_until_the_rest_fits() -> None:
     budget = ByteBudget(1000)
-    readers = [Slow() for _ in range(4)]
+    readers = [SlowReader() for _ in range(4)]
     for reader, size in zip(readers, (100, 300, 50, 200), strict=True):
         budget.set_unread(reader, size)
-    assert budget.overdrawn  # 650 of 1000: more than a half
+    # 650 of 1000 bytes are more than a half.
+    assert budget.overdrawn
     budget.shed()
     assert [reader.is_cut_off for reader in readers] == [False, True, False, False]
     budget.take(500)
-    budget.set_unread(readers[0], 250)  # 1000 in all: it fits
+    # These are 1000 bytes in all, which fit.
+    budget.set_unread(readers[0], 250)
     assert not budget.overdrawn
     budget.set_unread(readers[0], 251)
     budget.shed()
@@ -48,8 +50,8 @@ def test_clients_with_the_most_to_read_are_cut_off_until_the_rest_fits() -> None
     assert (budget.used, budget.unread, budget.cut_off) == (750, 250, 2)
 
 
-def test_what_a_client_has_to_read_is_counted_once_whatever_it_was_before() -> None:
-    budget, reader = ByteBudget(1000), Slow()
+def test_unread_bytes_of_a_client_are_counted_once() -> None:
+    budget, reader = ByteBudget(1000), SlowReader()
     for size in (10, 400, 400, 3, 0, 0):
         budget.set_unread(reader, size)
         assert (budget.used, budget.unread) == (size, size)

@@ -1,4 +1,4 @@
-"""Batches by cost and preferred sizes, as properties of `choose` and of the queue."""
+"""Batches by cost and preferred sizes, as properties of the queue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
 from tsx_runtime.wire import BATCH_COST, MetricDelta, request_meta
 
 NOW = 100.0
-MOST = 1000  # of a batch
+# The highest cost that a client is believed.
+MOST = 1000
 jobs_of_cost = st.builds(
-    lambda size, said, priority: FakeJob(meta_of(said), b"x" * size, priority=priority),
+    lambda size, claimed, priority: FakeJob(cost_header(claimed), b"x" * size, priority=priority),
     st.integers(0, 30),
     st.none() | st.integers(0, 50),
     st.sampled_from([0, 0, 0, 1]),
@@ -32,18 +33,18 @@ bounds = st.builds(
 )
 
 
-def meta_of(cost: int | None = None) -> bytes:
+def cost_header(cost: int | None = None) -> bytes:
     return request_meta("id", b"", [] if cost is None else [(b"X-Tsx-Cost", b"%d" % cost)])
 
 
-def waiting(*jobs: FakeJob, rate: float = 1.0) -> CostQueue:
+def fill_queue(*jobs: FakeJob, rate: float = 1.0) -> CostQueue:
     queue = CostQueue(rate, MOST)
     for job in jobs:
         queue.put(job, len(job.body))
     return queue
 
 
-def measured(cost: float) -> list[MetricDelta]:
+def cost_metrics(cost: float) -> list[MetricDelta]:
     return [
         {"name": BATCH_COST, "type": "counter", "unit": "count", "value": cost, "dimensions": {}}
     ]
@@ -53,20 +54,20 @@ def measured(cost: float) -> list[MetricDelta]:
 def test_each_batch_has_the_first_keeps_the_bounds_and_nothing_is_lost(
     jobs: list[FakeJob], limits: BatchLimits
 ) -> None:
-    queue = waiting(*jobs)
-    left = list(queue.jobs)
+    queue = fill_queue(*jobs)
+    remaining = list(queue.jobs)
     while queue.jobs:
         batch = queue.take(limits)
-        assert batch[0] is left[0], (
+        assert batch[0] is remaining[0], (
             "so a request waits for no more batches than requests stood before it"
         )
         assert len(batch) <= limits.max_items
         assert len(batch) == 1 or sum(map(queue.cost, batch)) <= limits.max_cost
         assert len(batch) == 1 or sum(len(job.body) for job in batch) <= limits.max_bytes
         taken = {id(job) for job in batch}
-        left = [job for job in left if id(job) not in taken]
-        assert list(queue.jobs) == left, "the others keep their order"
-        assert queue.size == sum(len(job.body) for job in left)
+        remaining = [job for job in remaining if id(job) not in taken]
+        assert list(queue.jobs) == remaining, "the others keep their order"
+        assert queue.size == sum(len(job.body) for job in remaining)
 
 
 @given(st.lists(jobs_of_cost, min_size=1, max_size=40), bounds)
@@ -74,7 +75,7 @@ def test_a_full_batch_is_one_that_nothing_could_join(
     jobs: list[FakeJob], limits: BatchLimits
 ) -> None:
     limits = limits._replace(buckets=())
-    queue = waiting(*jobs)
+    queue = fill_queue(*jobs)
     if not queue.fills(limits):
         assert len(queue.take(limits)) == len(jobs)
 
@@ -83,7 +84,7 @@ def test_a_full_batch_is_one_that_nothing_could_join(
 def test_an_idle_worker_gets_what_the_bounds_allow(
     jobs: list[FakeJob], limits: BatchLimits
 ) -> None:
-    queue = waiting(*jobs)
+    queue = fill_queue(*jobs)
     assert len(assign(queue, [FakeWorker()], NOW, limits._replace(wait=None)).batches) == min(
         len(jobs), 1
     )
@@ -91,7 +92,7 @@ def test_an_idle_worker_gets_what_the_bounds_allow(
 
 def test_requests_of_like_cost_go_together() -> None:
     costs = [10, 90, 12, 95, 9]
-    queue = waiting(*(FakeJob(meta_of(cost)) for cost in costs))
+    queue = fill_queue(*(FakeJob(cost_header(cost)) for cost in costs))
     limits = BatchLimits(max_items=3, max_cost=300.0)
     assert [[queue.cost(job) for job in queue.take(limits)] for _ in range(2)] == [
         [10, 12, 9],
@@ -100,8 +101,10 @@ def test_requests_of_like_cost_go_together() -> None:
 
 
 def test_a_more_urgent_request_goes_before_one_of_like_cost() -> None:
-    queue = waiting(
-        FakeJob(meta_of(10)), FakeJob(meta_of(90), priority=1), FakeJob(meta_of(80), priority=1)
+    queue = fill_queue(
+        FakeJob(cost_header(10)),
+        FakeJob(cost_header(90), priority=1),
+        FakeJob(cost_header(80), priority=1),
     )
     assert [queue.cost(job) for job in queue.take(BatchLimits(max_items=2, max_cost=1000.0))] == [
         90,
@@ -110,50 +113,52 @@ def test_a_more_urgent_request_goes_before_one_of_like_cost() -> None:
 
 
 def test_the_cost_of_a_byte_is_what_workers_have_measured() -> None:
-    job = FakeJob(meta_of(), b"x" * 100)
-    queue = waiting(job)
+    job = FakeJob(cost_header(), b"x" * 100)
+    queue = fill_queue(job)
     assert queue.cost(job) == 100
-    queue.learn([job, job], measured(50.0))
+    queue.learn([job, job], cost_metrics(50.0))
     assert queue.cost(job) == 25
     for _ in range(100):
-        queue.learn([job], measured(10.0))
+        queue.learn([job], cost_metrics(10.0))
     assert queue.cost(job) == pytest.approx(10, abs=0.1)
     queue.learn([job], [])
-    job.meta = meta_of(7)
+    job.meta = cost_header(7)
     assert queue.cost(job) == 7, "a client that says it knows better"
 
 
 @pytest.mark.parametrize(
-    ("most", "said", "cost"), [(MOST, 10**15 - 1, MOST), (MOST, 0, 1), (0, 10**15 - 1, 2)]
+    ("most", "claimed", "cost"), [(MOST, 10**15 - 1, MOST), (MOST, 0, 1), (0, 10**15 - 1, 2)]
 )
-def test_a_client_is_believed_up_to_what_fills_a_batch(most: int, said: int, cost: float) -> None:
-    assert CostQueue(1.0, most).cost(FakeJob(meta_of(said), b"xy")) == cost
+def test_a_client_is_believed_up_to_what_fills_a_batch(
+    most: int, claimed: int, cost: float
+) -> None:
+    assert CostQueue(1.0, most).cost(FakeJob(cost_header(claimed), b"xy")) == cost
 
 
 def test_tokens_are_not_guessed_from_bytes() -> None:
     jobs = [
-        FakeJob(meta_of(), b"x"),
-        FakeJob(meta_of(), b"y"),
-        FakeJob(meta_of(3)),
-        FakeJob(meta_of(4)),
+        FakeJob(cost_header(), b"x"),
+        FakeJob(cost_header(), b"y"),
+        FakeJob(cost_header(3)),
+        FakeJob(cost_header(4)),
     ]
-    queue = waiting(*jobs, rate=math.inf)
+    queue = fill_queue(*jobs, rate=math.inf)
     limits = BatchLimits(max_items=8, max_cost=100.0)
     assert queue.fills(limits)
     assert [len(queue.take(limits)) for _ in range(3)] == [1, 1, 2]
-    queue = waiting(*jobs, rate=math.inf)
-    queue.learn(jobs[:1], measured(5.0))
+    queue = fill_queue(*jobs, rate=math.inf)
+    queue.learn(jobs[:1], cost_metrics(5.0))
     assert len(queue.take(limits)) == 4
 
 
 @given(st.integers(1, 20), st.integers(0, 20), st.lists(st.integers(1, 16), max_size=6))
 def test_a_preferred_size_leaves_nobody_waiting_for_more_than_the_next_batch(
-    count: int, left: int, buckets: list[int]
+    count: int, remaining: int, buckets: list[int]
 ) -> None:
-    size = preferred(count, left, buckets)
+    size = preferred(count, remaining, buckets)
     assert 0 < size <= count
     assert size == count or size in buckets
-    if not left and size < count:
+    if not remaining and size < count:
         assert preferred(count - size, 0, buckets) == count - size
 
 
@@ -162,7 +167,7 @@ def test_a_preferred_size_leaves_nobody_waiting_for_more_than_the_next_batch(
     [(8, [8]), (5, [4, 1]), (6, [4, 2]), (7, [7]), (19, [8, 8, 2, 1]), (3, [2, 1])],
 )
 def test_batches_of_preferred_sizes(count: int, sizes: list[int]) -> None:
-    queue = waiting(*(FakeJob() for _ in range(count)))
+    queue = fill_queue(*(FakeJob() for _ in range(count)))
     limits = BatchLimits(max_items=8, buckets=(1, 2, 4, 8))
     assert [len(queue.take(limits)) for _ in sizes] == sizes
     assert not queue.jobs

@@ -1,6 +1,4 @@
-"""Workers that prepare the next batch while the model runs: they hold two, and what was only
-prepared is not lost with them.
-"""
+"""Workers that prepare the next batch while the model runs, and so hold two batches."""
 
 from __future__ import annotations
 
@@ -8,7 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until
+from tests.kit.jobs import TIMEOUT, answer_of, refusal_of
+from tests.support.clients.talker import a_talker, ask, submit, until
 from tsx_runtime.errors import WorkerDied
 
 pytestmark = pytest.mark.anyio
@@ -40,19 +39,19 @@ class Talker(BaseHandler):
 CONFIG = "overlapPreprocessing: true"
 
 
-def held(version) -> list[int]:
+def count_batches(version) -> list[int]:
     return [channel.batches for channel in version._dispatcher.channels]
 
 
 async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(registry, tmp_path):
-    version = await registry.register_path(
-        talker(tmp_path / "m", HANDLER, config=CONFIG), order(initial_workers=2, batch_size=2)
+    version = await a_talker(
+        registry, tmp_path, HANDLER, config=CONFIG, initial_workers=2, batch_size=2
     )
     gate = tmp_path / "gate"
     jobs = [submit(version, f"until {gate}") for _ in range(4)]
-    await until(lambda: held(version) == [1, 1])
+    await until(lambda: count_batches(version) == [1, 1])
     jobs += [submit(version, f"until {gate}") for _ in range(7)]
-    await until(lambda: held(version) == [2, 2])
+    await until(lambda: count_batches(version) == [2, 2])
     assert version.pending == 3
     gate.touch()
     answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
@@ -60,25 +59,23 @@ async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(regis
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(
+async def test_a_request_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(
     registry, tmp_path, workers
 ):
-    version = await registry.register_path(
-        talker(tmp_path / "m", HANDLER, config=CONFIG),
-        order(initial_workers=workers, batch_size=4),
+    version = await a_talker(
+        registry, tmp_path, HANDLER, config=CONFIG, initial_workers=workers, batch_size=4
     )
     gate = tmp_path / "gate"
     running = [submit(version, f"until {gate}") for _ in range(4 * workers)]
-    await until(lambda: held(version) == [1] * workers)
-    prepared = [submit(version, word) for word in ("a", "b", "exit", "d")]
-    await until(lambda: sum(held(version)) < workers + 1)  # the worker is dead
+    await until(lambda: count_batches(version) == [1] * workers)
+    prepared = [submit(version, body) for body in ("a", "b", "exit", "d")]
+    await until(lambda: sum(count_batches(version)) < workers + 1)
     gate.touch()
     for job in running:
-        assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == f"until {gate}"
-    for job, word in zip(prepared, ("a", "b", "exit", "d"), strict=True):
-        if word == "exit":
-            with pytest.raises(WorkerDied):
-                await asyncio.wait_for(job.done, TIMEOUT)
+        assert (await answer_of(job)).body.decode() == f"until {gate}"
+    for job, body in zip(prepared, ("a", "b", "exit", "d"), strict=True):
+        if body == "exit":
+            await refusal_of(job, WorkerDied)
         else:
-            assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == word
+            assert (await answer_of(job)).body.decode() == body
     assert await ask(version, "still here") == "still here"

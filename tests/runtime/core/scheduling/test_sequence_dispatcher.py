@@ -1,6 +1,4 @@
-"""The dispatcher of stateful models against a peer on a real socket; `test_sequences.py` has its
-decisions.
-"""
+"""The dispatcher of stateful models, whose decisions `test_sequences.py` has."""
 
 from __future__ import annotations
 
@@ -8,18 +6,15 @@ import asyncio
 
 import pytest
 
-from tests.kit.jobs import a_waiting_job as job
-from tests.runtime.core.scheduling.test_dispatcher import (
-    TIMEOUT,
-    Peer,
-    add_worker,
+from tests.kit.jobs import TIMEOUT, a_waiting_job, refusal_of
+from tests.kit.peers import (
     answer,
     counts,
+    serve,
     soon,
     submit,
 )
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
@@ -29,31 +24,31 @@ from tsx_runtime.errors import DeadlinePassed
 pytestmark = pytest.mark.anyio
 
 
-async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
-    dispatcher = SequenceDispatcher(
-        'Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4)
+async def start_dispatcher():
+    return await serve(
+        SequenceDispatcher(
+            'Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4)
+        )
     )
-    dispatcher.accept(True)
-    return dispatcher, *await add_worker(dispatcher)
 
 
-async def test_a_request_whose_sequence_got_its_name_here_is_forgotten_once_it_is_answered():
-    dispatcher, _, peer = await serving()
+async def test_a_sequence_that_was_named_by_the_server_is_forgotten_once_it_is_answered():
+    dispatcher, _, peer = await start_dispatcher()
     jobs = submit(dispatcher, b"a", b"b")
-    await peer.reply(await peer.read())
-    assert [await answer(each) for each in jobs] == [b"a", b"b"]
+    await peer.serve()
+    assert [await answer(job) for job in jobs] == [b"a", b"b"]
     assert b"ts_request_sequence_id: ts-seq-" in (await jobs[0].done).headers
     assert not dispatcher._given
 
 
-async def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away():
-    dispatcher, channel, peer = await serving()
-    first = job(b"a")
+async def test_a_retiring_process_ends_when_its_worker_is_taken_away():
+    dispatcher, channel, peer = await start_dispatcher()
+    first = a_waiting_job(b"a")
     first.meta += wire.header_block(
         [(b"ts_request_sequence_id", b"a"), (b"ts_request_sequence_start", b"true")]
     )
     dispatcher.submit(first)
-    await peer.reply(await peer.read())
+    await peer.serve()
     assert await answer(first) == b"a"
     retiring = asyncio.create_task(dispatcher.release(channel))
     await asyncio.sleep(0)
@@ -63,20 +58,19 @@ async def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away()
 
 
 async def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_request():
-    dispatcher, channel, peer = await serving()
-    late, following = job(b"late", soon()), job(b"following")
-    for each in (late, following):
-        each.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])
+    dispatcher, channel, peer = await start_dispatcher()
+    late, following = a_waiting_job(b"late", soon()), a_waiting_job(b"following")
+    for job in (late, following):
+        job.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])
     dispatcher.submit(late)
     frame = await peer.read()
     dispatcher.submit(following)
-    with pytest.raises(DeadlinePassed, match="did not answer"):
-        await answer(late)
+    await refusal_of(late, DeadlinePassed, "did not answer")
     assert (await peer.read()).kind is wire.Kind.CANCEL
     dispatcher._flush()
     assert (channel.batches, dispatcher.pending) == (1, 1)
     await peer.reply(frame)
-    await peer.reply(await peer.read())
+    await peer.serve()
     assert await answer(following) == b"following"
     assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
     assert not dispatcher._due

@@ -1,9 +1,8 @@
-"""Sequences as properties: a model that is played with random requests, workers and a clock that
-the test turns.
-"""
+"""Sequences as properties: random requests, workers and a clock that the test turns."""
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -11,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.kit.jobs import FakeJob
+from tests.kit.jobs import FakeJob, refusal_of
+from tests.kit.peers import submit
 from tests.runtime.core.scheduling.test_batching import FakeWorker
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -30,8 +30,13 @@ def mark(id: str = "a", *, start: bool = False, end: bool = False) -> SequenceMa
     return SequenceMark(id, start, end)
 
 
-def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
-    """Sequences whose first requests are answered, all by one worker."""
+def admit(sequences: Sequences, now: float, id: str = "a", **marks: bool) -> str | None:
+    """Offer a request, and return the reason if it is refused."""
+    return sequences.admit(FakeJob(), mark(id, **marks), now)
+
+
+def start_sequences(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
+    """Start sequences whose first requests are answered, all by one worker."""
     sequences: Sequences = Sequences(terms)
     worker = FakeWorker()
     for id in ids or ("a",):
@@ -43,8 +48,9 @@ def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWo
 
 
 class Play(RuleBasedStateMachine):
-    """Each accepted request is sent once, or refused once; of a sequence one at a time, in order,
-    to one worker.
+    """A play in which each accepted request is sent once, or refused once.
+
+    Requests of a sequence are sent one at a time, in order, to one worker.
     """
 
     terms = TERMS
@@ -72,8 +78,8 @@ class Play(RuleBasedStateMachine):
             meta=id.encode(), arrived=self.now, deadline=None if late is None else self.now + late
         )
         known = self.sequences._chains.get(id)
-        why = self.sequences.admit(job, mark(id, start=start, end=end), self.now)
-        if why is None:
+        error = self.sequences.admit(job, mark(id, start=start, end=end), self.now)
+        if error is None:
             self.waiting.setdefault(id, []).append(job)
         else:
             assert (
@@ -83,7 +89,9 @@ class Play(RuleBasedStateMachine):
                 or self.now >= known.began + 60
             )
             assert known or not start or self.sequences.active == TERMS.most
-            assert known or self.sequences.active == TERMS.most or why.startswith(f"Sequence {id} ")
+            assert (
+                known or self.sequences.active == TERMS.most or error.startswith(f"Sequence {id} ")
+            )
 
     @rule(joining=st.booleans())
     def assign(self, joining: bool) -> None:
@@ -95,15 +103,18 @@ class Play(RuleBasedStateMachine):
             for job in jobs:
                 id = job.meta.decode()
                 assert self.waiting[id].pop(0) is job
-                assert all(other in self.streams for _, other, its in self.under_way if its == id)
+                assert all(
+                    earlier in self.streams for _, earlier, owner in self.under_way if owner == id
+                )
                 assert self.place.setdefault(id, worker) is worker
                 self.under_way.append((worker, job, id))
             worker.batches += len(jobs) if joining else 1
             assert (
-                len({id for each, _, id in self.under_way if each is worker}) <= LIMITS.max_items
+                len({id for user, _, id in self.under_way if user is worker}) <= LIMITS.max_items
                 or not joining
             )
-        for worker in self.workers:  # nobody waits who could be served
+        # Nobody waits who could be served.
+        for worker in self.workers:
             if worker.batches == 0:
                 assert not [
                     chain
@@ -116,7 +127,7 @@ class Play(RuleBasedStateMachine):
     def answer(self, data: st.DataObject, last: bool) -> None:
         worker, job, id = data.draw(st.sampled_from(self.under_way))
         self.under_way.remove((worker, job, id))
-        worker.batches = len([True for other, _, _ in self.under_way if other is worker])
+        worker.batches = len([True for user, _, _ in self.under_way if user is worker])
         self.refused(self.sequences.answered(job, self.now, last=last))
         self.forget_ended()
 
@@ -174,8 +185,9 @@ class Play(RuleBasedStateMachine):
 
 
 class PlayOverlapping(Play):
-    """Where requests of a sequence overlap, the next one is sent once those before it stream,
-    though its worker has no other place.
+    """A play in which requests of a sequence overlap.
+
+    The next request is sent once those before it stream, though its worker has no free place.
     """
 
     terms = TERMS._replace(overlap=True)
@@ -194,28 +206,28 @@ for play in (Play, PlayOverlapping):
 TestPlay, TestPlayOverlapping = Play.TestCase, PlayOverlapping.TestCase
 
 
-def test_a_later_request_is_sent_while_the_one_before_it_streams_and_takes_no_place_of_others():
-    sequences, worker = started(TERMS._replace(overlap=True), "a", "b")
-    one = BatchLimits(1)
-    stream, cancel, other = (FakeJob() for _ in range(3))
+def test_a_later_request_is_sent_while_the_one_before_it_streams():
+    sequences, worker = start_sequences(TERMS._replace(overlap=True), "a", "b")
+    single = BatchLimits(1)
+    stream, cancel, of_b = (FakeJob() for _ in range(3))
     assert sequences.admit(stream, mark("a"), 0.0) is None
-    assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [stream])]
+    assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [stream])]
     worker.batches = 1
     assert sequences.admit(cancel, mark("a"), 0.0) is None
-    assert sequences.admit(other, mark("b"), 0.0) is None
-    assert sequences.assign([worker], 0.0, one, joining=True) == [], (
+    assert sequences.admit(of_b, mark("b"), 0.0) is None
+    assert sequences.assign([worker], 0.0, single, joining=True) == [], (
         "its first call may still be running"
     )
     assert sequences.begun(stream)
-    assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [cancel])]
+    assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [cancel])]
     worker.batches = 2
     assert sequences.answered(stream, 0.0) == sequences.answered(cancel, 0.0) == []
     worker.batches = 0
-    assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [other])]
+    assert sequences.assign([worker], 0.0, single, joining=True) == [(worker, [of_b])]
 
 
 def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answer():
-    sequences, worker = started(TERMS._replace(overlap=True))
+    sequences, worker = start_sequences(TERMS._replace(overlap=True))
     stream, end = FakeJob(), FakeJob()
     sequences.admit(stream, mark("a"), 0.0)
     sequences.assign([worker], 0.0, LIMITS, joining=True)
@@ -229,74 +241,61 @@ def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answ
     assert sequences.active == 0
 
 
-def test_the_first_request_of_an_id_starts_a_sequence_also_where_it_does_not_say_so():
-    assert Sequences(TERMS).admit(FakeJob(), mark(), 0.0) is None
-
-
 def test_a_new_sequence_goes_to_the_idle_worker_with_the_fewest():
-    sequences, first = started()
+    sequences, first = start_sequences()
     second = FakeWorker()
     job = FakeJob()
     sequences.admit(job, mark("b", start=True), 1.0)
     assert sequences.assign([first, second], 1.0, LIMITS) == [(second, [job])]
 
 
-def test_a_sequence_waits_for_its_own_worker_while_another_idles():
-    sequences, worker = started()
-    worker.batches = 1
-    sequences.admit(FakeJob(), mark(), 1.0)
-    assert sequences.assign([worker, FakeWorker()], 1.0, LIMITS) == []
-
-
 def test_a_worker_that_leaves_serves_its_sequences_and_gets_no_new_one():
-    sequences, worker = started()
+    sequences, worker = start_sequences()
     old, new = FakeJob(), FakeJob()
     sequences.admit(new, mark("b", start=True), 1.0)
     sequences.admit(old, mark("a"), 1.0)
     assert sequences.assign([worker], 1.0, LIMITS, leaving=[worker]) == [(worker, [old])]
 
 
-def test_an_idle_sequence_expires_and_says_so_to_who_asks_again():
-    sequences, _ = started()
+def test_an_idle_sequence_expires_and_its_next_request_is_told_so():
+    sequences, _ = start_sequences()
     assert sequences.next_end == 10.0
     assert sequences.expire(10.0) == []
-    why = "Sequence a has expired: no request of it came for 10 s (sequenceMaxIdleMSec)"
-    assert sequences.admit(FakeJob(), mark(), 11.0) == why
-    assert sequences.admit(FakeJob(), mark(), 11.0) is None  # it was told
+    error = admit(sequences, 11.0)
+    assert re.match(r"Sequence a has expired: .* 10 s .*sequenceMaxIdleMSec", error)
+    assert admit(sequences, 11.0) is None
 
 
 def test_many_that_expire_at_once_are_ended_in_several_calls():
-    sequences, _ = started(
+    sequences, _ = start_sequences(
         SequenceConfig(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500))
     )
-    left = []
+    active = []
     while sequences.next_end <= 10.0:
         sequences.expire(10.0)
-        left.append(sequences.active)
-    assert left == [1500, 500, 0]
+        active.append(sequences.active)
+    assert active == [1500, 500, 0]
 
 
-def test_who_starts_a_sequence_again_need_not_be_notified_that_it_was_lost():
-    sequences, worker = started()
+def test_a_request_that_starts_a_lost_sequence_again_is_accepted():
+    sequences, worker = start_sequences()
     sequences.lost(worker, "is over")
-    assert sequences.admit(FakeJob(), mark(start=True), 1.0) is None
+    assert admit(sequences, 1.0, start=True) is None
 
 
 def test_a_sequence_is_over_after_its_time_however_busy_it_is():
-    sequences, worker = started()
+    sequences, worker = start_sequences()
     for now in range(5, 60, 5):
         job = FakeJob()
         assert sequences.admit(job, mark(), now) is None
         sequences.assign([worker], now, LIMITS)
         sequences.answered(job, now)
-    assert (
-        sequences.admit(FakeJob(), mark(), 60.0)
-        == "Sequence a is over: it was started more than 60 s ago (sequenceTimeoutMSec)"
-    )
+    error = admit(sequences, 60.0)
+    assert re.match(r"Sequence a is over: .* 60 s .*sequenceTimeoutMSec", error)
 
 
 def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
-    sequences, worker = started()
+    sequences, worker = start_sequences()
     job = FakeJob()
     sequences.admit(job, mark(), 1.0)
     sequences.assign([worker], 1.0, LIMITS)
@@ -306,33 +305,28 @@ def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
 
 
 def test_the_last_request_closes_its_sequence_once_it_is_answered():
-    sequences, worker = started()
+    sequences, worker = start_sequences()
     job = FakeJob()
     sequences.admit(job, mark(end=True), 1.0)
-    closed = "Sequence a is closed: an earlier request ended it"
-    assert sequences.admit(FakeJob(), mark(), 1.0) == closed
+    assert "Sequence a is closed" in admit(sequences, 1.0)
     sequences.assign([worker], 1.0, LIMITS)
     sequences.answered(job, 2.0)
     assert sequences.active == 0
-    assert sequences.admit(FakeJob(), mark(), 3.0) is None
+    assert admit(sequences, 3.0) is None
 
 
-def test_no_more_sequences_than_the_model_says_and_no_longer_queues():
-    sequences, _ = started(SequenceConfig(10, None, most=1, queue=1))
-    assert (
-        sequences.admit(FakeJob(), mark("b", start=True), 1.0)
-        == "1 sequences are active, which is the limit (maxNumSequence)"
-    )
-    sequences.admit(FakeJob(), mark(), 1.0)
-    too_many = "1 requests of sequence a wait, which is the limit (maxSequenceJobQueueSize)"
-    assert sequences.admit(FakeJob(), mark(), 1.0) == too_many
+def test_the_number_of_sequences_and_their_queues_are_bounded():
+    sequences, _ = start_sequences(SequenceConfig(10, None, most=1, queue=1))
+    assert "maxNumSequence" in admit(sequences, 1.0, "b", start=True)
+    admit(sequences, 1.0)
+    assert "maxSequenceJobQueueSize" in admit(sequences, 1.0)
 
 
 def test_a_lost_worker_ends_its_sequences_and_no_others():
-    sequences, worker = started()
-    other, job, waits = FakeWorker(), FakeJob(), FakeJob()
+    sequences, worker = start_sequences()
+    second, job, waits = FakeWorker(), FakeJob(), FakeJob()
     sequences.admit(job, mark("b", start=True), 1.0)
-    sequences.assign([other], 1.0, LIMITS)
+    sequences.assign([second], 1.0, LIMITS)
     sequences.admit(waits, mark(), 1.0)
     assert sequences.lost(worker, "is over: its worker has died") == [
         (waits, "Sequence a is over: its worker has died")
@@ -350,13 +344,13 @@ def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bod
 
 
 def test_what_a_request_costs_does_not_grow_with_the_sequences_that_live() -> None:
-    """Counted in calls of Python functions, not in seconds."""
-    few, many = (calls_of_a_turn(count) for count in (10, 5000))
+    """The costs are calls of Python functions, since seconds vary."""
+    few, many = (count_calls(count) for count in (10, 5000))
     assert many < few + 20
 
 
-def calls_of_a_turn(count: int) -> int:
-    sequences, worker = started(
+def count_calls(count: int) -> int:
+    sequences, worker = start_sequences(
         SequenceConfig(max_idle=10, timeout=60, most=count, queue=1), *map(str, range(count))
     )
     seen = 0
@@ -389,33 +383,27 @@ def test_sequences_that_ended_leave_nothing_behind() -> None:
         sequences.answered(job, number)
     assert sequences.active == 0
     assert (
-        sum(len(kept) for kept in vars(sequences).values() if isinstance(kept, dict | list | set))
+        sum(
+            len(table) for table in vars(sequences).values() if isinstance(table, dict | list | set)
+        )
         < 100
     )
 
 
-async def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_notified_so() -> (
-    None
-):
+async def test_a_request_that_follows_one_that_left_before_its_sequence_began_is_refused() -> None:
     dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS)
     dispatcher.accept(True)
     jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
-    for job in jobs:
-        dispatcher.submit(job)
+    submit(dispatcher, *jobs)
     dispatcher.leave(jobs[0])
-    with pytest.raises(
-        Unavailable,
-        match=r"Its sequence did not start: the client of its first request disconnected, or its deadline passed\.",
-    ):
-        await jobs[1].done
-    with pytest.raises(ClientLeft):
-        await jobs[0].done
+    await refusal_of(jobs[1], Unavailable, "Its sequence did not start")
+    await refusal_of(jobs[0], ClientLeft)
     await dispatcher.wait_idle()
     assert len(dispatcher.sequences) == 0
 
 
 def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():
     long = "a" * 10_000
-    sequences, worker = started(TERMS, long)
+    sequences, worker = start_sequences(TERMS, long)
     sequences.lost(worker, "is over")
-    assert sequences.admit(FakeJob(), mark(long), 1.0) is None
+    assert admit(sequences, 1.0, long) is None

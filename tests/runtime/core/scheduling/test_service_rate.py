@@ -1,4 +1,4 @@
-"""How fast workers are, as measured, and what is reckoned with it."""
+"""The measured speed of workers, and the predictions that are made with it."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_the_rate_lies_between_those_of_the_slowest_and_the_fastest_batch(measur
 
 
 @given(batches, st.integers(1, 64), st.floats(0.1, 5))
-def test_what_was_long_ago_is_forgotten(before, items, busy):
+def test_old_batches_are_forgotten(before, items, busy):
     pace = ServiceRate()
-    for each in before:
-        pace.add(each[0], each[1], each[1])
+    for batch in before:
+        pace.add(batch[0], batch[1], batch[1])
     for _ in range(math.ceil(12 * MEMORY / busy)):
         pace.add(items, busy, 2 * busy)
     assert pace.rate == pytest.approx(items / busy, rel=0.05)
@@ -79,7 +79,7 @@ def test_retry_after_is_whole_seconds_in_which_the_queue_empties(waiting, rate):
 
 
 @given(st.integers(0, 10**6), st.floats(0, 10**6), st.floats(0, 1000))
-def test_what_comes_before_the_first_request_is_begun_counts_as_well(waiting, rate, before):
+def test_the_time_before_the_first_request_begins_counts_as_well(waiting, rate, before):
     assert (
         before
         <= retry_after(waiting, rate, before)
@@ -88,13 +88,15 @@ def test_what_comes_before_the_first_request_is_begun_counts_as_well(waiting, ra
 
 
 @given(st.integers(0, 10**4), st.integers(0, 10**4), st.floats(0.01, 10**4), st.floats(0.01, 10**4))
-def test_a_longer_queue_is_never_promised_sooner_nor_a_faster_worker_later(one, other, slow, fast):
-    assert retry_after(min(one, other), fast) <= retry_after(max(one, other), fast)
-    assert retry_after(one, max(slow, fast)) <= retry_after(one, min(slow, fast))
+def test_a_longer_queue_is_never_promised_sooner_nor_a_faster_worker_later(
+    first, second, slow, fast
+):
+    assert retry_after(min(first, second), fast) <= retry_after(max(first, second), fast)
+    assert retry_after(first, max(slow, fast)) <= retry_after(first, min(slow, fast))
 
 
 @given(st.floats(0, 1000), st.floats(0.001, 1000), st.floats(0, 1000))
-def test_a_request_may_wait_for_half_of_its_time_and_leaves_the_time_for_an_answer_if_it_can(
+def test_a_request_waits_for_half_of_its_time_or_leaves_time_for_an_answer(
     arrived, given_time, answer_time
 ):
     deadline = arrived + given_time

@@ -1,4 +1,4 @@
-"""What is told of a shadow: latencies, and examples that keep no secrets and no large bodies."""
+"""The report on a shadow: latencies, and examples without secrets and large bodies."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tsx_runtime.wire import Parts
 def test_a_quantile_is_one_of_the_values_that_enough_others_do_not_exceed(
     values: list[float], part: float
 ) -> None:
-    found = nearest_rank(sorted(values), part)
-    assert found in values
-    assert sum(value <= found for value in values) >= part * len(values)
+    quantile = nearest_rank(sorted(values), part)
+    assert quantile in values
+    assert sum(value <= quantile for value in values) >= part * len(values)
 
 
 def test_latencies_are_those_of_the_newest_pairs() -> None:
@@ -43,8 +43,8 @@ def test_latencies_are_those_of_the_newest_pairs() -> None:
     assert (tally.primary_errors, tally.shadow_errors) == (0, 1)
 
 
-def test_headers_that_let_somebody_in_are_left_out() -> None:
-    kept = {"Content-Type": "text/csv", "X-User": "ann", "User-Agent": "x"}
+def test_headers_that_hold_secrets_are_left_out() -> None:
+    harmless = {"Content-Type": "text/csv", "X-User": "ann", "User-Agent": "x"}
     secret = (
         "Authorization",
         "Proxy-Authorization",
@@ -57,7 +57,7 @@ def test_headers_that_let_somebody_in_are_left_out() -> None:
         "X-Auth-Token",
         "X-Amz-Security-Token",
     )
-    assert without_secrets(kept | dict.fromkeys(secret, "s3cret")) == kept
+    assert without_secrets(harmless | dict.fromkeys(secret, "s3cret")) == harmless
 
 
 def test_secrets_of_a_url_in_a_header_are_not_shown() -> None:
@@ -66,7 +66,7 @@ def test_secrets_of_a_url_in_a_header_are_not_shown() -> None:
     }
 
 
-def test_of_a_body_the_beginning_is_kept() -> None:
+def test_the_beginning_of_a_body_is_kept() -> None:
     assert excerpt_of(b"abc") == Excerpt(b"abc", 3)
     assert excerpt_of(memoryview(b"x" * 5000)) == Excerpt(b"x" * CUT, 5000)
     assert excerpt_of(Parts([b"a" * 2000, memoryview(b"b" * 2000), b"c"], 4001)) == Excerpt(

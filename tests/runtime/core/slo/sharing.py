@@ -1,4 +1,4 @@
-"""Simulates models with latency targets that share a device, by several rules of who is next."""
+"""A simulation of models with latency targets that share a device, by several rules."""
 
 from __future__ import annotations
 
@@ -16,12 +16,6 @@ from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import LatencyCurve
 
 QUANTILE = 0.99
-TURNS = (
-    "deadline",
-    "first come",
-    # rules by which one batch runs at a time; "at once": all run, each as much slower as there are;
-    # "shares": each has its part
-)
 
 
 class SharingModel:
@@ -33,7 +27,7 @@ class SharingModel:
         self.waiting: list[float] = []
         self.batch: list[float] = []
         self.began = self.left = 0.0  # seconds of work
-        self.offered = self.accepted = self.kept = 0
+        self.offered = self.accepted = self.in_time = 0
 
     def claim(self, arrived: float) -> Claim:
         return Claim(arrived, self.case.bound, self.control.ahead(max(1, len(self.waiting))))
@@ -55,7 +49,7 @@ class SharedDevice:
         self.end = min(model.arrivals[-1] for model in self.models)
 
     def run(self) -> list[SharingModel]:
-        coming = [(model.arrivals[0], place, 0) for place, model in enumerate(self.models)]
+        coming = [(model.arrivals[0], index, 0) for index, model in enumerate(self.models)]
         heapq.heapify(coming)
         while True:
             running = [model for model in self.models if model.batch]
@@ -69,11 +63,11 @@ class SharedDevice:
                 return self.models
             else:
                 self._pass(running, (arrival - self.now) / max(1, slower), max(1, slower))
-                self.now, place, number = heapq.heappop(coming)
-                self._arrive(self.models[place])
-                if number + 1 < len(self.models[place].arrivals):
+                self.now, index, number = heapq.heappop(coming)
+                self._arrive(self.models[index])
+                if number + 1 < len(self.models[index].arrivals):
                     heapq.heappush(
-                        coming, (self.models[place].arrivals[number + 1], place, number + 1)
+                        coming, (self.models[index].arrivals[number + 1], index, number + 1)
                     )
 
     def _pass(self, running: list[SharingModel], work: float, slower: int) -> None:
@@ -87,9 +81,9 @@ class SharedDevice:
         model.control.learn(len(batch), self.now - model.began, self.now, 1, late)
         if self.now > self.end / 4:
             model.accepted += len(batch)
-            model.kept += len(batch) - late
-        for each in self.models:
-            each.control.changed()
+            model.in_time += len(batch) - late
+        for sharer in self.models:
+            sharer.control.changed()
         self._start()
 
     def _arrive(self, model: SharingModel) -> None:
@@ -97,7 +91,7 @@ class SharedDevice:
         model.offered += self.now > self.end / 4
         outlook = (
             (lambda now: self._outlook(model, now))
-            if self.rule in TURNS
+            if self.rule == "deadline"
             else (lambda now: (now, 0.0))
         )
         held = HeldBatches(model.began, [len(model.batch)] if model.batch else [])
@@ -106,22 +100,23 @@ class SharedDevice:
             self._start()
 
     def _outlook(self, model: SharingModel, now: float) -> tuple[float, float]:
-        others = [each for each in self.models if each is not model]
-        start = max([each.end(now) for each in others if each.batch], default=now)
-        waiting = [each.claim(each.waiting[0]) for each in others if each.waiting]
-        idle = [each.next_batch(now) for each in others if not each.waiting]
-        between = sum(each.control.aim.ahead for each in others if each.batch or each.waiting)
-        if self.rule != "deadline":
-            return start + sum(claim.ahead for claim in waiting), between
-        if not waiting and not any(each.batch for each in others):
+        rivals = [rival for rival in self.models if rival is not model]
+        start = max([rival.end(now) for rival in rivals if rival.batch], default=now)
+        waiting = [rival.claim(rival.waiting[0]) for rival in rivals if rival.waiting]
+        idle = [rival.next_batch(now) for rival in rivals if not rival.waiting]
+        between = sum(rival.control.aim.ahead for rival in rivals if rival.batch or rival.waiting)
+        if not waiting and not any(rival.batch for rival in rivals):
             return now, between
         return start + expected_wait(
-            model.next_batch(now), waiting, idle, max(each.control.caution for each in self.models)
+            model.next_batch(now),
+            waiting,
+            idle,
+            max(sharer.control.caution for sharer in self.models),
         ), between
 
     def _start(self) -> None:
         while ready := [model for model in self.models if model.waiting and not model.batch]:
-            if self.rule in TURNS and any(model.batch for model in self.models):
+            if self.rule == "deadline" and any(model.batch for model in self.models):
                 return
             claims = [model.claim(model.waiting[0]) for model in ready]
             keys = (
@@ -141,8 +136,9 @@ class SharedDevice:
 
 
 def fleet(load: float, seed: int) -> list[Case]:
-    """Two to four models with bounds from 50 to 500 ms, which together have `load` times what the
-    device can do.
+    """Draw two to four models with bounds from 50 to 500 ms.
+
+    Together they have `load` times the load that the device can serve.
     """
     chance = np.random.default_rng(seed)
     count = int(chance.choice([2, 3, 4]))
@@ -150,6 +146,8 @@ def fleet(load: float, seed: int) -> list[Case]:
     for number in range(count):
         bound = float(chance.choice([0.05, 0.1, 0.2, 0.5]))
         first = bound / float(chance.uniform(8, 20))
-        each = first * float(chance.uniform(0.02, 0.5))
-        cases.append(Case("affine", first, each, 1024, bound, 1, load / count, seed * 10 + number))
+        further = first * float(chance.uniform(0.02, 0.5))
+        cases.append(
+            Case("affine", first, further, 1024, bound, 1, load / count, seed * 10 + number)
+        )
     return cases

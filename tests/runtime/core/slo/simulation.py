@@ -1,6 +1,4 @@
-"""Simulates workers that take batches of a synthetic model: with a latency target, and with fixed
-batch sizes, queue lengths and delays.
-"""
+"""A simulation of workers that take batches, with a latency target and with fixed settings."""
 
 from __future__ import annotations
 
@@ -16,23 +14,27 @@ from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-Service = Callable[[float, float], float]  # seconds of a batch of that size that begins then
+# Seconds that a batch takes, from its size and the time at which it begins.
+Service = Callable[[float, float], float]
 
 
 class Case(NamedTuple):
     kind: str
     first: float  # seconds for one request
-    each: float  # and for each further one; of a concave curve, the exponent
-    limit: float  # of batches: of what hardware takes at once
+    # Seconds for each further request; the exponent of a concave curve.
+    further: float
+    # The largest batch that the hardware takes.
+    limit: float
     bound: float
     workers: int
-    load: float  # of capacity
+    # The load as a share of the capacity.
+    load: float
     seed: int
 
     def typical(self, size: float) -> float:
         if self.kind == "concave":
-            return self.first * size**self.each
-        return self.first + self.each * (size - 1)
+            return self.first * size**self.further
+        return self.first + self.further * (size - 1)
 
     @property
     def largest(self) -> int:
@@ -41,8 +43,9 @@ class Case(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Requests a second: `load` times what all workers can do with half of the bound for a
-        batch: the other half is for the queue.
+        """Requests a second, of which the capacity is that of batches of half the bound.
+
+        The other half of the bound is for the queue.
         """
         half = self._largest(self.bound / 2)
         return self.load * self.workers * half / self.typical(half)
@@ -52,9 +55,9 @@ class Case(NamedTuple):
 
     def service(self) -> Service:
         chance = np.random.default_rng(self.seed)
-        noise = iter_of(lambda: chance.lognormal(0.0, 0.05, 4096))
-        spread = iter_of(lambda: chance.random(4096))
-        tail = iter_of(lambda: chance.lognormal(0.0, 0.35, 4096))
+        noise = repeat_draws(lambda: chance.lognormal(0.0, 0.05, 4096))
+        spread = repeat_draws(lambda: chance.random(4096))
+        tail = repeat_draws(lambda: chance.lognormal(0.0, 0.35, 4096))
 
         def seconds(size: float, start: float) -> float:
             typical = self.typical(size) * next(noise)
@@ -73,7 +76,7 @@ class Case(NamedTuple):
         return np.cumsum(chance.exponential(1 / self.rate, count)).tolist()
 
 
-def iter_of(more: Callable[[], np.ndarray]) -> Iterator[float]:
+def repeat_draws(more: Callable[[], np.ndarray]) -> Iterator[float]:
     while True:
         yield from more().tolist()
 
@@ -81,28 +84,29 @@ def iter_of(more: Callable[[], np.ndarray]) -> Iterator[float]:
 class Outcome(NamedTuple):
     offered: int
     accepted: int
-    kept: int  # answered within the bound
+    in_time: int  # answered within the bound
     seconds: float
 
     @property
     def goodput(self) -> float:
-        return self.kept / self.seconds
+        return self.in_time / self.seconds
 
     @property
     def attainment(self) -> float:
-        return self.kept / max(1, self.accepted)
+        return self.in_time / max(1, self.accepted)
 
 
-def static(
+def simulate_fixed(
     case: Case, arrivals: list[float], size: int, queue: int, delay: float, warm: float
 ) -> Outcome:
-    """Batches of up to `size`, for which a worker waits up to `delay`, and a queue of `queue`: what
-    comes beyond is refused.
+    """Simulate batches of up to `size`, for which a worker waits up to `delay`.
+
+    Requests beyond the `queue` are refused.
     """
     service = case.service()
     free = [0.0] * case.workers
     waiting: list[float] = []
-    position = accepted = kept = 0
+    position = accepted = in_time = 0
     end = arrivals[-1]
     while position < len(arrivals) or waiting:
         start = free[0]
@@ -133,12 +137,12 @@ def static(
         heapq.heapreplace(free, done)
         if warm <= done <= end:
             accepted += len(batch)
-            kept += len(batch) - bisect_left(batch, done - case.bound)
+            in_time += len(batch) - bisect_left(batch, done - case.bound)
     offered = len(arrivals) - bisect_left(arrivals, warm)
-    return Outcome(offered, accepted, kept, end - warm)
+    return Outcome(offered, accepted, in_time, end - warm)
 
 
-def with_target(
+def simulate_target(
     case: Case,
     arrivals: list[float],
     quantile: float,
@@ -147,26 +151,25 @@ def with_target(
     known: bool = True,
     matters: bool = True,
 ) -> Outcome:
-    """As `SloDispatcher` does it, but for batches that leave early.
+    """Simulate a latency target as `SloDispatcher` keeps it, without batches that leave early.
 
-    `costs`: of the requests, on average 1; `known`: whether the control is told of them; `matters`:
-    whether batches take their time by them, and not by the number of requests.
+    The `costs` of requests are 1 on average. The control is told of them if they are `known`.
+    Batches take their time by their costs if it `matters`, or else by their sizes.
     """
     control = SloControl(LatencyTarget("", quantile, case.bound), LatencyCurve(quantile))
     service = case.service()
-    workers: list[
-        tuple[float, float, float, int, int, float]
-    ] = []  # busy ones: end, begin, size, requests, that will be late, cost
+    # Busy workers: end, begin, weight, requests, requests that will be late, cost.
+    workers: list[tuple[float, float, float, int, int, float]] = []
     waiting: list[float] = []
-    theirs: list[float] = []  # costs
-    accepted = kept = 0
+    theirs: list[float] = []
+    accepted = in_time = 0
     end = arrivals[-1]
 
     def weights() -> list[float]:
         return [control.weights.weigh(1, cost) for cost in theirs] if control.weighs else []
 
     def begin(now: float) -> None:
-        nonlocal accepted, kept
+        nonlocal accepted, in_time
         while waiting and len(workers) < case.workers:
             size = control.batch_size(waiting, now, 1024, weights())
             batch = waiting[: min(size, int(case.limit))]
@@ -181,7 +184,7 @@ def with_target(
             control.sent(weight, cut=count < size and bool(waiting))
             if warm <= done <= end:
                 accepted += count
-                kept += count - bisect_left(batch, done - case.bound)
+                in_time += count - bisect_left(batch, done - case.bound)
 
     def until(now: float) -> None:
         while workers and workers[0][0] <= now:
@@ -194,12 +197,12 @@ def with_target(
         cost = costs[number] if costs else 0.0
         weight = control.weights.weigh(1, cost)
         control.offered(weight)
-        held = [HeldBatches(each[1], [each[2]]) for each in workers] + [HeldBatches(0.0, [])] * (
-            case.workers - len(workers)
-        )
+        held = [HeldBatches(worker[1], [worker[2]]) for worker in workers] + [
+            HeldBatches(0.0, [])
+        ] * (case.workers - len(workers))
         if control.admits(waiting, held, now, weights, weight):
             waiting.append(now)
             theirs.append(cost)
             begin(now)
     offered = len(arrivals) - bisect_left(arrivals, warm)
-    return Outcome(offered, accepted, kept, end - warm)
+    return Outcome(offered, accepted, in_time, end - warm)

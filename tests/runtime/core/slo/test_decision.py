@@ -1,17 +1,14 @@
-"""What holds for every curve, queue and moment: batches keep the target where they can, and no
-request waits in vain.
-"""
+"""Decisions for a latency target that hold for every curve, queue and moment."""
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_archiver.metadata.slo import LatencyTarget, latency_target
+from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime.core.elastic.decision import LatencyBound
 from tsx_runtime.core.slo.attainment import Attainment
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
@@ -53,8 +50,8 @@ def test_no_batch_breaks_the_target_where_a_smaller_one_keeps_it(curve, arrivals
 
 
 @given(curves(), st.floats(0, TARGET), st.floats(0, TARGET), st.integers(1, 200))
-def test_more_time_never_makes_a_smaller_batch(curve, one, other, aimed):
-    less, more = sorted([one, other])
+def test_more_time_never_makes_a_smaller_batch(curve, first, second, aimed):
+    less, more = sorted([first, second])
     if curve.known and TARGET - more >= curve.typical(1) * factor(curve, TARGET):
         assert batch_size(curve, TARGET, [0.0], less, aimed) >= batch_size(
             curve, TARGET, [0.0], more, aimed
@@ -68,27 +65,27 @@ def test_more_time_never_makes_a_smaller_batch(curve, one, other, aimed):
     st.integers(0, 100),
     st.lists(st.floats(0, 1), max_size=8),
 )
-def test_who_arrives_later_or_finds_workers_sooner_free_is_not_worse_off(
-    curve, rate, workers, waiting, left
+def test_a_later_arrival_or_a_sooner_free_worker_is_no_disadvantage(
+    curve, rate, workers, waiting, ends
 ):
     aimed = aim(curve, TARGET, rate, workers)
     assert 1 <= aimed.size <= curve.most
     arrivals = [0.0] * waiting
-    found = admission(curve, TARGET, aimed, arrivals, left, 0.0)
-    if found.waiting <= waiting and waiting == 0:
-        assert found.opens > 0
+    room = admission(curve, TARGET, aimed, arrivals, ends, 0.0)
+    if room.waiting <= waiting and waiting == 0:
+        assert room.opens > 0
         assert (
             admission(
                 curve,
                 TARGET,
                 aimed,
                 arrivals,
-                [max(end, found.opens) for end in left],
-                found.opens + 1e-9,
+                [max(end, room.opens) for end in ends],
+                room.opens + 1e-9,
             ).waiting
             > waiting
         )
-        assert admission(curve, TARGET, aimed, arrivals, [0.0 for _ in left], 0.0).waiting > waiting
+        assert admission(curve, TARGET, aimed, arrivals, [0.0 for _ in ends], 0.0).waiting > waiting
 
 
 @given(curves(), st.floats(0, 1e6), st.integers(0, 8), st.integers(0, 8))
@@ -105,9 +102,9 @@ def test_a_worker_is_never_expected_to_have_been_done_in_the_past(curve, sizes, 
 
 
 @given(curves(), st.integers(1, 2000), st.integers(1, 2000))
-def test_a_larger_batch_never_takes_less_time(curve, one, other):
+def test_a_larger_batch_never_takes_less_time(curve, first, second):
     if curve.known:
-        less, more = sorted([one, other])
+        less, more = sorted([first, second])
         assert curve.typical(less) <= curve.typical(more) * 1.000001
 
 
@@ -120,14 +117,19 @@ def test_a_larger_batch_never_takes_less_time(curve, one, other):
         {8: 8.0, 9: 9.0, 10: 10.0},
     ],
 )
-def test_a_measured_size_takes_as_long_as_was_measured_also_where_no_times_are_kept_for_it(
+def test_a_measured_size_takes_the_measured_time_even_between_the_kept_sizes(
     measured: dict[int, float],
 ) -> None:
     curve = LatencyCurve(0.5, measured.items())
     assert {size: curve.typical(size) for size in measured} == pytest.approx(measured)
 
 
-def served(curve: LatencyCurve, seconds, sizes, now=0.0) -> float:
+def a_control(*points: tuple[int, float]) -> SloControl:
+    """Make the control of a target of 50 ms, from the seconds of batches of some sizes."""
+    return SloControl(latency_target("p99<50ms"), LatencyCurve(0.99, points))
+
+
+def add_batches(curve: LatencyCurve, seconds, sizes, now=0.0) -> float:
     for size in sizes:
         now += seconds(size)
         curve.add(size, seconds(size), now)
@@ -136,13 +138,13 @@ def served(curve: LatencyCurve, seconds, sizes, now=0.0) -> float:
 
 def test_the_curve_is_learned_between_the_sizes_that_were_served():
     curve = LatencyCurve(0.99)
-    served(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16, 32] * 3)
+    add_batches(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16, 32] * 3)
     assert curve.typical(12) == pytest.approx(0.022, rel=0.02)
     assert curve.typical(20) == pytest.approx(0.030, rel=0.02)
 
 
 def test_batches_grow_step_by_step_as_far_as_the_target_allows():
-    control = SloControl(LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99))
+    control = a_control()
     now, tried = 0.0, []
     for _ in range(400):
         size = control.batch_size([now] * 500, now, 1024)
@@ -156,7 +158,7 @@ def test_batches_grow_step_by_step_as_far_as_the_target_allows():
 
 def test_one_outlier_changes_nothing_and_a_second_mode_is_expected():
     curve = LatencyCurve(0.99)
-    now = served(curve, lambda _: 0.01, [4] * 300)
+    now = add_batches(curve, lambda _: 0.01, [4] * 300)
     curve.add(4, 1.0, now)
     assert curve.typical(4) * curve.tail == pytest.approx(0.01)
     for number in range(300):
@@ -168,8 +170,8 @@ def test_one_outlier_changes_nothing_and_a_second_mode_is_expected():
 @pytest.mark.parametrize("times", [0.5, 2.0])
 def test_drift_is_followed_also_where_no_batch_is_served_now(times):
     curve = LatencyCurve(0.99)
-    now = served(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16] * 10)
-    served(curve, lambda size: times * (0.01 + 0.001 * size), [4] * 400, now + 60)
+    now = add_batches(curve, lambda size: 0.01 + 0.001 * size, [1, 2, 4, 8, 16] * 10)
+    add_batches(curve, lambda size: times * (0.01 + 0.001 * size), [4] * 400, now + 60)
     assert curve.typical(4) == pytest.approx(times * 0.014, rel=0.01)
     assert curve.typical(4) <= curve.typical(16) <= 4 * curve.typical(4) * 1.001
     assert curve.tail < 1.05
@@ -196,20 +198,16 @@ def test_times_that_a_clock_did_not_see_are_short_ones(points):
 
 
 def test_refusals_say_when_there_will_be_room():
-    control = SloControl(
-        LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.04), (8, 0.045)])
-    )
+    control = a_control((1, 0.04), (8, 0.045))
     busy = [HeldBatches(10.0, [8])]
     assert not control.admits([], busy, 10.0)
     assert 10.0 < control.opens < 10.1
-    assert not control.admits(
-        [], busy, (10.0 + control.opens) / 2, pytest.fail
-    )  # what waits is not weighed for each
+    assert not control.admits([], busy, (10.0 + control.opens) / 2, pytest.fail)
     assert control.admits([], busy, control.opens + 0.001)
 
 
 def test_a_target_that_cannot_be_kept_refuses_what_would_wait_and_serves_the_rest():
-    control = SloControl(LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.2)]))
+    control = a_control((1, 0.2))
     assert control.admits([], [HeldBatches(0.0, [])], 10.0)
     control.changed()
     assert not control.admits([], [HeldBatches(9.9, [1])], 10.0)
@@ -224,40 +222,34 @@ def test_attainment_is_of_the_last_minutes_and_the_budget_of_the_hour():
     counts.add(90, 5)
     now = 30 * 60.0
     counts.add(105, 0)
-    found = counts.report(target, 1, 1)
-    assert (found.attained, found.missed, found.attainment, found.budget_left) == (
-        195,
-        5,
-        1.0,
-        pytest.approx(0.75),
-    )
+    report = counts.report(target, 1, 1)
+    assert (report.attained, report.missed, report.attainment) == (195, 5, 1.0)
+    assert report.budget_left == pytest.approx(0.75)
     now = 80 * 60.0
     assert counts.report(target, 1, 1).budget_left == 1
-    assert math.isclose(SIZES[-1], 1024)
+    assert SIZES[-1] == pytest.approx(1024)
 
 
 def test_a_limit_of_bytes_that_cuts_batches_is_learned_and_forgotten():
-    control = SloControl(
-        LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.001), (64, 0.002)])
-    )
+    control = a_control((1, 0.001), (64, 0.002))
     assert control.batch_size([0.0] * 100, 0.0, 1024) > 64
     for _ in range(10):
         control.sent(12, cut=True)
     assert control.curve.most == 12
-    assert (
-        control.batch_size([0.0] * 100, 0.0, 1024) == 14
-    )  # a little more is asked for, in case it passes now
+    # A little more is tried, in case it fits now.
+    assert control.batch_size([0.0] * 100, 0.0, 1024) == 14
     control.sent(14, cut=False)
     assert control.curve.most == 14
 
 
 def test_misses_in_overload_make_the_margin_smaller_and_answers_in_time_larger():
-    control = SloControl(LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.01)]))
+    control = a_control((1, 0.01))
     before = control.margin
     control.learn(1, 0.01, 1.0, 1, 1)
     after = control.margin
     assert after < before
-    control.learn(1, 0.06, 2.0, 1, 1)  # no admission could have helped
+    # No admission could have avoided this miss.
+    control.learn(1, 0.06, 2.0, 1, 1)
     assert control.margin == after
     for number in range(200):
         control.learn(1, 0.01, 3.0 + number, 1, 0)
@@ -287,16 +279,15 @@ def test_a_target_that_is_always_kept_is_expected_to_take_the_median_at_least(te
     st.floats(0, TARGET),
 )
 def test_room_for_requests_of_any_weight_is_found_and_a_lone_one_always_has_it(
-    curve, weights, weight, busy, left
+    curve, weights, weight, busy, end
 ):
     aimed = aim(curve, TARGET, 100.0, busy + 1)
     arrivals = [0.0] * len(weights)
-    found = admission(curve, TARGET, aimed, arrivals, [left] * (busy + 1), 0.0, weights, weight)
-    assert found.waiting >= len(weights)
-    assert found.waiting >= len(weights) + weight or found.opens > 0
+    room = admission(curve, TARGET, aimed, arrivals, [end] * (busy + 1), 0.0, weights, weight)
+    assert room.waiting >= len(weights)
+    assert room.waiting >= len(weights) + weight or room.opens > 0
     assert (
-        admission(curve, TARGET, aimed, [], [left] * busy + [0.0], 0.0, [], weight).waiting
-        >= weight
+        admission(curve, TARGET, aimed, [], [end] * busy + [0.0], 0.0, [], weight).waiting >= weight
     )
     count, total = fill(5.0, weights, 0, len(weights))
     assert count == 1 or total <= 5.0

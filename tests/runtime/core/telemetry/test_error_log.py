@@ -1,6 +1,4 @@
-"""What is kept of a version's errors and output: bounded, the newest errors first, the same one
-counted.
-"""
+"""The bounded log of a version's errors and output."""
 
 from __future__ import annotations
 
@@ -28,29 +26,29 @@ class Clock:
 
 
 def test_the_newest_comes_first_and_the_same_again_is_counted() -> None:
-    kept = ErrorLog(Clock())
-    kept.add_error("request 1 failed", "Traceback\nValueError: a")
-    kept.add_error("request 2 failed", "Traceback\nValueError: a", count=3)
-    kept.add_error("worker 9000 ended")
-    kept.add_error("request 3 failed", "Traceback\nValueError: a")
-    assert [(error.at, error.first, error.times, error.message) for error in kept.errors] == [
+    log = ErrorLog(Clock())
+    log.add_error("request 1 failed", "Traceback\nValueError: a")
+    log.add_error("request 2 failed", "Traceback\nValueError: a", count=3)
+    log.add_error("worker 9000 ended")
+    log.add_error("request 3 failed", "Traceback\nValueError: a")
+    assert [(error.at, error.first, error.times, error.message) for error in log.errors] == [
         (4.0, 1.0, 5, "request 3 failed"),
         (3.0, 3.0, 1, "worker 9000 ended"),
     ]
-    assert kept.total == 6
+    assert log.total == 6
 
 
 def test_errors_that_only_say_something_else_are_counted_together_and_push_out_no_other() -> None:
-    kept = ErrorLog(Clock())
-    kept.add_error("failed", "Traceback\n  File a, line 3\nKeyError: 'id'")
+    log = ErrorLog(Clock())
+    log.add_error("failed", "Traceback\n  File a, line 3\nKeyError: 'id'")
     for number in range(3 * KEPT_ERRORS):
-        kept.add_error("failed", f"Traceback\n  File a, line 7\nValueError: row {number}: bad")
-    *alike, other = kept.errors
+        log.add_error("failed", f"Traceback\n  File a, line 7\nValueError: row {number}: bad")
+    *alike, single = log.errors
     assert len(alike) == KEPT_ALIKE
     assert alike[0].traceback.endswith(f"row {3 * KEPT_ERRORS - 1}: bad")
-    assert {kept.kinds[error.kind] for error in alike} == {(3 * KEPT_ERRORS, 2.0)}
-    assert (other.times, kept.kinds[other.kind]) == (1, (1, 1.0))
-    assert kept.kinds.keys() == {error.kind for error in kept.errors}
+    assert {log.kinds[error.kind] for error in alike} == {(3 * KEPT_ERRORS, 2.0)}
+    assert (single.times, log.kinds[single.kind]) == (1, (1, 1.0))
+    assert log.kinds.keys() == {error.kind for error in log.errors}
 
 
 def test_a_kind_is_the_exception_and_its_place_whatever_it_says() -> None:
@@ -67,10 +65,10 @@ def test_a_kind_is_the_exception_and_its_place_whatever_it_says() -> None:
 
 
 def test_an_error_names_the_newest_requests_that_met_it() -> None:
-    kept = ErrorLog(Clock())
+    log = ErrorLog(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 1}
     for number in range(KEPT_IDS + 5):
-        kept.add_report(
+        log.add_report(
             "9000",
             {
                 "errors": [error | {"request_ids": [f"id-{number}", "x" * 2 * LONGEST_ID]}],
@@ -78,66 +76,55 @@ def test_an_error_names_the_newest_requests_that_met_it() -> None:
                 "lines": [],
             },
         )
-    (found,) = kept.errors
-    assert len(found.request_ids) == KEPT_IDS
-    assert found.request_ids[-2:] == (f"id-{KEPT_IDS + 4}", "x" * LONGEST_ID)
-
-
-def test_messages_without_a_traceback_are_keptapart() -> None:
-    kept = ErrorLog(Clock())
-    kept.add_error("worker 9000 ended")
-    kept.add_error("worker 9001 ended")
-    kept.add_error("worker 9001 ended")
-    assert [(error.message, error.times) for error in kept.errors] == [
-        ("worker 9001 ended", 2),
-        ("worker 9000 ended", 1),
-    ]
+    (record,) = log.errors
+    assert len(record.request_ids) == KEPT_IDS
+    assert record.request_ids[-2:] == (f"id-{KEPT_IDS + 4}", "x" * LONGEST_ID)
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * KEPT_ERRORS))
 def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(
     reported: list[tuple[str, str]],
 ) -> None:
-    kept = ErrorLog(Clock())
+    log = ErrorLog(Clock())
     for message, trace in reported:
-        kept.add_error(message, trace)
-    assert len(kept.errors) <= KEPT_ERRORS
-    assert kept.total == len(reported)
-    assert sum(error.times for error in kept.errors) <= len(reported)
-    assert kept.kinds.keys() == {error.kind for error in kept.errors}
-    assert sum(kind.times for kind in kept.kinds.values()) <= len(reported)
+        log.add_error(message, trace)
+    assert len(log.errors) <= KEPT_ERRORS
+    assert log.total == len(reported)
+    assert sum(error.times for error in log.errors) <= len(reported)
+    assert log.kinds.keys() == {error.kind for error in log.errors}
+    assert sum(kind.times for kind in log.kinds.values()) <= len(reported)
 
 
-def test_of_a_long_traceback_both_ends_stay() -> None:
-    kept = ErrorLog(Clock())
-    kept.add_error("deep", "begin" + "x" * 5 * LONGEST + "end")
-    (error,) = kept.errors
+def test_both_ends_of_a_long_traceback_are_kept() -> None:
+    log = ErrorLog(Clock())
+    log.add_error("deep", "begin" + "x" * 5 * LONGEST + "end")
+    (error,) = log.errors
     assert len(error.traceback) < 1.1 * LONGEST
     assert error.traceback.startswith("begin")
     assert error.traceback.endswith("end")
 
 
 def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
-    kept = ErrorLog(Clock())
+    log = ErrorLog(Clock())
     for start in range(0, KEPT_LINES + 200, 100):
         lines = [[1.0, "stdout", f"line {number}", []] for number in range(start, start + 100)]
-        kept.add_report("9000", {"errors": [], "lost": 0, "lines": lines})
-    assert len(kept.lines) == KEPT_LINES
-    assert (kept.lines[-1].number, kept.lines[-1].text) == (
+        log.add_report("9000", {"errors": [], "lost": 0, "lines": lines})
+    assert len(log.lines) == KEPT_LINES
+    assert (log.lines[-1].number, log.lines[-1].text) == (
         KEPT_LINES + 200,
         f"line {KEPT_LINES + 199}",
     )
 
 
 def test_a_report_says_what_it_left_out() -> None:
-    kept = ErrorLog(Clock())
+    log = ErrorLog(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 2, "request_ids": []}
-    kept.add_report(
+    log.add_report(
         "9000", {"errors": [error], "lost": 7, "lines": [[5.0, "stderr", "last", ["id-1"]]]}
     )
-    assert [(line.worker, line.text) for line in kept.lines] == [
+    assert [(line.worker, line.text) for line in log.lines] == [
         ("9000", "[7 lines omitted]"),
         ("9000", "last"),
     ]
-    assert [line.request_ids for line in kept.lines] == [[], ["id-1"]]
-    assert (kept.total, kept.errors[0].times) == (2, 2)
+    assert [line.request_ids for line in log.lines] == [[], ["id-1"]]
+    assert (log.total, log.errors[0].times) == (2, 2)

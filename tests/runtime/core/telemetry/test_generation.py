@@ -1,4 +1,4 @@
-"""What the charts of text generation show of a handler's metrics."""
+"""The charts of text generation, which show a handler's metrics."""
 
 from __future__ import annotations
 
@@ -12,33 +12,25 @@ from tsx_runtime.core.telemetry.generation import (
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
-def report(stats: Stats, name: str, kind: str, value: float, adapter: str = "") -> None:
-    stats.add_handler_metrics(
-        [
-            {
-                "name": f"tsx_generation_{name}",
-                "type": kind,
-                "unit": "",
-                "value": value,
-                "dimensions": {"model_name": "m", "adapter": adapter},
-            }
-        ]
-    )
+def add_metric(stats: Stats, name: str, kind: str, value: float, **dimensions: str) -> None:
+    name = f"tsx_generation_{name}"
+    metric = {"name": name, "type": kind, "unit": "", "value": value, "dimensions": dimensions}
+    stats.add_handler_metrics([metric])
 
 
 def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
     stats = Stats()
     assert read_generation(stats.handler_metrics) is None
     assert generation_between(None, None, 1.0) is None
-    report(stats, "time_to_first_token_seconds", "histogram", 9.0)
-    report(stats, "tokens_total", "counter", 1000)
+    add_metric(stats, "time_to_first_token_seconds", "histogram", 9.0)
+    add_metric(stats, "tokens_total", "counter", 1000)
     before = read_generation(stats.handler_metrics)
     for adapter in ("", "pirate"):
-        report(stats, "time_to_first_token_seconds", "histogram", 0.2, adapter)
-        report(stats, "tokens_total", "counter", 30, adapter)
-        report(stats, "prompt_tokens_total", "counter", 7, adapter)
-    report(stats, "running_sequences", "gauge", 2)
-    report(stats, "cache_use_ratio", "gauge", 0.25)
+        add_metric(stats, "time_to_first_token_seconds", "histogram", 0.2, adapter=adapter)
+        add_metric(stats, "tokens_total", "counter", 30, adapter=adapter)
+        add_metric(stats, "prompt_tokens_total", "counter", 7, adapter=adapter)
+    add_metric(stats, "running_sequences", "gauge", 2)
+    add_metric(stats, "cache_use_ratio", "gauge", 0.25)
     after = read_generation(stats.handler_metrics)
     assert generation_between(before, after, 2.0) == GenerationPoint(
         pytest.approx(0.175),
@@ -51,7 +43,8 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
         waiting=0,
         cache_use=0.25,
     )
-    first = generation_between(None, after, 1.0)  # the metrics of a first answer are of that second
+    # The metrics of a first answer belong to its second.
+    first = generation_between(None, after, 1.0)
     assert first is not None
     assert first.tokens == 1060
 
@@ -59,19 +52,8 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
 def test_each_worker_has_an_engine() -> None:
     stats = Stats()
     for worker, value in (("9000", 3), ("9001", 2)):
-        labels = {"worker": worker}
-        for name, part in (("running_sequences", value), ("cache_use_ratio", value / 10)):
-            stats.add_handler_metrics(
-                [
-                    {
-                        "name": f"tsx_generation_{name}",
-                        "type": "gauge",
-                        "unit": "",
-                        "value": part,
-                        "dimensions": labels,
-                    }
-                ]
-            )
-    found = read_generation(stats.handler_metrics)
-    assert found is not None
-    assert (found.running, found.waiting, found.cache_use) == (5, 0, 0.3)
+        add_metric(stats, "running_sequences", "gauge", value, worker=worker)
+        add_metric(stats, "cache_use_ratio", "gauge", value / 10, worker=worker)
+    generation = read_generation(stats.handler_metrics)
+    assert generation is not None
+    assert (generation.running, generation.waiting, generation.cache_use) == (5, 0, 0.3)

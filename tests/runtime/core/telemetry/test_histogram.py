@@ -1,4 +1,4 @@
-"""Durations: what was added is counted once, and quantiles are right to a tenth."""
+"""Histograms of durations, whose quantiles are right to a tenth."""
 
 from __future__ import annotations
 
@@ -21,29 +21,21 @@ def test_a_quantile_is_within_a_bucket_of_the_exact_one(lasted: list[float], q: 
     exact = next(
         value for rank, value in enumerate(ranked, start=1) if rank >= q * len(ranked) - 1e-9
     )
-    found = durations.quantile(q)
-    assert found is not None
-    assert exact / 1.26 <= found <= exact * 1.26
+    result = durations.quantile(q)
+    assert result is not None
+    assert exact / 1.26 <= result <= exact * 1.26
 
 
 @pytest.mark.parametrize(
-    ("lasted", "q", "found"),
+    ("lasted", "q", "expected"),
     [([0.004], 0.5, 0.00375), ([150.0], 0.99, 100.0), ([0.3, 0.3, 0.6], 0.5, 0.4375)],
 )
 def test_a_quantile_lies_evenly_in_its_bucket_and_is_no_longer_than_the_last_bound(
-    lasted: list[float], q: float, found: float
+    lasted: list[float], q: float, expected: float
 ) -> None:
     durations = Durations(SHOWN)
     durations.add(lasted)
-    assert quantile(durations.counts(), q, SHOWN) == pytest.approx(found)
-
-
-def test_a_fifth_more_can_be_distinguished() -> None:
-    before, after = Durations(FINE), Durations(FINE)
-    before.add([0.010 + number * 1e-5 for number in range(1000)])
-    after.add([1.2 * (0.010 + number * 1e-5) for number in range(1000)])
-    slower = (after.quantile(0.99) or 0) / (before.quantile(0.99) or 1)
-    assert 1.1 < slower < 1.3
+    assert quantile(durations.counts(), q, SHOWN) == pytest.approx(expected)
 
 
 def test_the_difference_of_two_snapshots_is_what_happened_between_them() -> None:
@@ -63,7 +55,9 @@ def test_prometheus_is_shown_how_many_were_not_longer(
 ) -> None:
     durations = Durations(bounds)
     durations.add(lasted)
-    assert list(durations.shown()) == [sum(each <= bound for each in lasted) for bound in SHOWN]
+    assert list(durations.shown()) == [
+        sum(duration <= bound for duration in lasted) for bound in SHOWN
+    ]
 
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1), st.sampled_from([FINE, SHOWN]))

@@ -1,4 +1,4 @@
-"""`metrics.yaml`, as TorchServe's users write it."""
+"""`metrics.yaml` as TorchServe's users write it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ model_metrics:
 """
 
 
-def write(directory: Path, text: str) -> Path:
+def write_config(directory: Path, text: str) -> Path:
     file = directory / "metrics.yaml"
     file.write_text(text)
     return file
 
 
 def test_the_usual_file_says_what_there_is(tmp_path: Path) -> None:
-    config = read_metrics_config(write(tmp_path, USUAL))
+    config = read_metrics_config(write_config(tmp_path, USUAL))
     assert config.shows("QueueTime")
     assert not config.shows("CPUUtilization")
     assert config.shows("tsx_workers")
@@ -66,7 +66,7 @@ def test_without_a_file_everything_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("- a", "must hold"),
         ("metrics: {}", "'metrics' is none of"),
@@ -83,12 +83,12 @@ def test_without_a_file_everything_is_shown() -> None:
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_reason(
-    tmp_path: Path, text: str, why: str
+    tmp_path: Path, text: str, reason: str
 ) -> None:
-    file = write(tmp_path, text)
+    file = write_config(tmp_path, text)
     with pytest.raises(SettingError, match="metrics_config") as caught:
         read_metrics_config(file)
-    assert why in caught.value.message
+    assert reason in caught.value.message
     assert str(file) in caught.value.message
 
 

@@ -1,4 +1,4 @@
-"""The newest requests and the slowest: bounded, and each found under its id."""
+"""The newest and the slowest requests, which are found under their ids."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tsx_runtime.core.telemetry.recent_requests import (
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
-def add(
+def add_batch(
     recent: RecentRequests,
     number: int,
     took: list[float],
     now: float,
     statuses: list[int] | None = None,
 ) -> None:
-    """As `Stats` does."""
+    """Add a batch as `Stats` does."""
     jobs = [
-        FakeJob(b"%d-%d" % (number, position), arrived=now - each)
-        for position, each in enumerate(took)
+        FakeJob(b"%d-%d" % (number, position), arrived=now - duration)
+        for position, duration in enumerate(took)
     ]
     if now >= recent.due or max(took) > recent.threshold:
         recent.add(
@@ -42,55 +42,56 @@ def add(
 def test_the_slowest_are_the_slowest(batches: list[list[int]]) -> None:
     recent = RecentRequests()
     for number, took in enumerate(batches):
-        add(recent, number, [float(each) for each in took], 2.0**21)
-    longest = sorted((each for took in batches for each in took), reverse=True)[:SLOWEST]
+        add_batch(recent, number, [float(duration) for duration in took], 2.0**21)
+    longest = sorted((duration for took in batches for duration in took), reverse=True)[:SLOWEST]
     assert [round(seen.took) for seen in recent.slowest()] == longest
 
 
 def test_the_newest_are_kept_and_found_with_their_own_status() -> None:
     recent = RecentRequests()
     for number in range(NEWEST):
-        add(recent, number, [0.001, 0.002], 1000.0 + number, [200, 400 + number % 3])
+        add_batch(recent, number, [0.001, 0.002], 1000.0 + number, [200, 400 + number % 3])
     newest = list(recent.newest())
     assert len(newest) == NEWEST
-    found = recent.find(b"%d-1" % (NEWEST - 1))
-    assert found is not None
-    assert (found.status, round(found.took, 6)) == (400 + (NEWEST - 1) % 3, 0.002)
+    record = recent.find(b"%d-1" % (NEWEST - 1))
+    assert record is not None
+    assert (record.status, round(record.took, 6)) == (400 + (NEWEST - 1) % 3, 0.002)
     assert recent.find(b"0-0") is None
 
 
 def test_a_batch_larger_than_the_ring_is_there_until_the_next_one() -> None:
     recent = RecentRequests()
-    add(recent, 1, [0.1] * (NEWEST + 10), 10.0)
+    add_batch(recent, 1, [0.1] * (NEWEST + 10), 10.0)
     assert recent.find(b"1-2005") is not None
-    add(recent, 2, [0.1], 20.0)
+    add_batch(recent, 2, [0.1], 20.0)
     assert [seen.request_id for seen in recent.newest()] == [b"2-0"]
 
 
-def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
+def test_a_part_of_very_many_requests_is_kept_and_the_slowest_too() -> None:
     recent = RecentRequests()
     for number in range(12000):
-        add(
+        add_batch(
             recent, number, [0.001] * 50 + [5.0 if number == 777 else 0.002], 1000.0 + number * 1e-3
         )
-    kept = {seen.request_id.split(b"-")[0] for seen in recent.newest()}
-    assert len(kept) == NEWEST // 51
-    first = min(map(int, kept))
-    assert (11999 - first) * 1e-3 > 7.5  # seconds, where all would be those of the last 40 ms
+    numbers = {seen.request_id.split(b"-")[0] for seen in recent.newest()}
+    assert len(numbers) == NEWEST // 51
+    first = min(map(int, numbers))
+    # All requests of the last 40 ms would fill the ring.
+    assert (11999 - first) * 1e-3 > 7.5
     assert recent.slowest()[0].took == 5.0
     assert recent.find(b"777-50") is not None
 
 
-def test_who_asked_is_remembered_in_any_case() -> None:
+def test_a_request_that_asked_for_its_times_is_always_remembered() -> None:
     stats = Stats()
     count(stats, (10.0, 10.0, 10.5), [FakeJob(b"asked", arrived=10.0)], statuses=[418])
     assert stats.newest is not None
     stats.keep(b"asked", 10.0, 418, times_of(stats.newest))
     for number in range(NEWEST + 1):
-        add(stats.recent, number, [1.0], 1000.0 + number)
-    found = stats.recent.find(b"asked")
-    assert found is not None
-    assert (found.status, found.took) == (418, 0.5)
+        add_batch(stats.recent, number, [1.0], 1000.0 + number)
+    record = stats.recent.find(b"asked")
+    assert record is not None
+    assert (record.status, record.took) == (418, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_who_asked_is_remembered_in_any_case() -> None:
         FakeJob(b"urgent", arrived=99.9, deadline=101.0),
     ],
 )
-def test_who_waited_behind_more_urgent_ones_is_among_the_slowest(urgent: FakeJob) -> None:
+def test_a_request_that_waited_behind_urgent_ones_is_among_the_slowest(urgent: FakeJob) -> None:
     stats = Stats()
     count(stats, (99.0, 99.0, 99.5), [FakeJob(arrived=98.0)] * NEWEST)
     assert stats.recent.due > 100.0
@@ -111,10 +112,10 @@ def test_who_waited_behind_more_urgent_ones_is_among_the_slowest(urgent: FakeJob
 
 def test_a_slow_start_is_forgotten_after_two_periods() -> None:
     recent = RecentRequests()
-    add(recent, 0, [60.0] * SLOWEST, 1000.0)
-    add(recent, 1, [1.0], 1000.0 + PERIOD)
+    add_batch(recent, 0, [60.0] * SLOWEST, 1000.0)
+    add_batch(recent, 1, [1.0], 1000.0 + PERIOD)
     assert recent.slowest()[0].took == 60.0
-    add(recent, 2, [2.0], 1000.0 + 2 * PERIOD)
+    add_batch(recent, 2, [2.0], 1000.0 + 2 * PERIOD)
     assert [seen.took for seen in recent.slowest()] == [2.0, 1.0]
     assert recent.find(b"1-0") is not None
 
@@ -122,7 +123,7 @@ def test_a_slow_start_is_forgotten_after_two_periods() -> None:
 def test_a_refusal_is_seen_too() -> None:
     recent = RecentRequests()
     recent.refused(RequestRecord(b"late", 100.0, 503, 30.0, None, "DeadlinePassed"))
-    found = recent.find(b"late")
-    assert found is not None
-    assert found.error == "DeadlinePassed"
-    assert recent.slowest() == [found]
+    record = recent.find(b"late")
+    assert record is not None
+    assert record.error == "DeadlinePassed"
+    assert recent.slowest() == [record]

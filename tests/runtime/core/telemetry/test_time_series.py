@@ -1,6 +1,4 @@
-"""Points of charts: rates from counters, a bounded ring, what takes the place of a version goes
-on.
-"""
+"""The points of charts: rates from counters, in a bounded ring."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from tsx_runtime.wire import TIMES
 
 
 class Server:
-    """One model with one version, whose clock goes by seconds."""
+    """A server that has one version, and whose clock goes by seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -89,27 +87,27 @@ def test_a_second_without_answers_has_no_latency() -> None:
     )
 
 
-def test_the_time_of_a_second_is_divided_among_the_stages_and_its_batches_are_as_full_as_they_were() -> (
-    None
-):
+def test_a_point_divides_the_time_among_the_stages_and_counts_the_places() -> None:
     server = Server()
     add_batches(server.version.stats, 2)
     server.second()
     add_batches(server.version.stats, 5)
     server.second(0.5)
     *_, point = server.points()
-    assert (point.rate, point.places) == (40.0, 80.0)  # four of eight places
-    queue, batch, preprocess, inference, postprocess, other = point.stages
+    # Each batch fills four of eight places.
+    assert (point.rate, point.places) == (40.0, 80.0)
+    queue, batch, preprocess, inference, postprocess, rest_s = point.stages
     assert (queue, batch) == pytest.approx((0.01, 0.02), abs=1e-6)
     assert (preprocess, inference, postprocess) == pytest.approx((0.001, 0.005, 0.002), abs=1e-6)
-    assert queue + batch + preprocess + inference + postprocess + other == pytest.approx(
+    assert queue + batch + preprocess + inference + postprocess + rest_s == pytest.approx(
         0.042, abs=1e-5
     )
 
 
 def add_batches(stats: Stats, count: int) -> None:
-    """Of four requests: 10 ms until a worker is free, 20 ms until it begins, 12 ms in the
-    worker.
+    """Add batches of four requests that take 42 ms.
+
+    A worker is free after 10 ms, begins 20 ms later, and takes 12 ms.
     """
     jobs: list[Any] = [
         SimpleNamespace(request_id=b"id", arrived=1.0, deadline=None, priority=0)
@@ -128,9 +126,7 @@ def test_only_what_is_newer_is_reported_and_ten_minutes_are_kept() -> None:
     assert server.points(server.series.number) == []
 
 
-def test_what_takes_the_place_of_a_version_goes_on_with_its_points_though_its_counters_start_again() -> (
-    None
-):
+def test_a_replacement_continues_the_points_though_its_counters_start_again() -> None:
     server = Server()
     server.second()
     server.version.stats.answers[200] = 1000
@@ -150,7 +146,7 @@ def test_requests_of_a_versions_first_second_are_counted() -> None:
     assert (point.rate, point.failures) == (3.0, 1.0)
 
 
-def test_of_a_version_that_is_gone_nothing_is_kept() -> None:
+def test_nothing_is_kept_of_a_version_that_is_gone() -> None:
     server = Server()
     server.second()
     server.second()

@@ -1,4 +1,4 @@
-"""Which requests are traced, what their spans are, and what a handler is told of it."""
+"""Traces of requests: which requests have one, their spans, and the header for the handler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 NAN = float("nan")
 
 
-def read(traceparent: str, *states: str) -> Parent | None:
+def read_header(traceparent: str, *states: str) -> Parent | None:
     return parent_of(
         [
             (b"traceparent", traceparent.encode()),
@@ -29,11 +29,12 @@ def read(traceparent: str, *states: str) -> Parent | None:
 
 
 def test_a_traceparent_is_read_as_w3c_says() -> None:
-    assert read(f"00-{TRACE}-{SPAN}-01", "a=1", "b=2") == Parent(
+    assert read_header(f"00-{TRACE}-{SPAN}-01", "a=1", "b=2") == Parent(
         int(TRACE, 16), int(SPAN, 16), True, "a=1,b=2"
     )
-    assert read(f"00-{TRACE}-{SPAN}-00") == Parent(int(TRACE, 16), int(SPAN, 16), False, "")
-    assert read(f"01-{TRACE}-{SPAN}-03-more") is not None  # of a later version
+    assert read_header(f"00-{TRACE}-{SPAN}-00") == Parent(int(TRACE, 16), int(SPAN, 16), False, "")
+    # Later versions of the header may hold more.
+    assert read_header(f"01-{TRACE}-{SPAN}-03-more") is not None
 
 
 @pytest.mark.parametrize(
@@ -48,16 +49,16 @@ def test_a_traceparent_is_read_as_w3c_says() -> None:
         TRACE,
     ],
 )
-def test_what_is_no_traceparent_is_as_none(value: str) -> None:
-    assert read(value) is None
+def test_a_header_that_is_no_traceparent_counts_as_none(value: str) -> None:
+    assert read_header(value) is None
 
 
-def test_of_two_traceparents_neither_counts() -> None:
+def test_two_traceparents_count_as_none() -> None:
     assert parent_of([(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())] * 2) is None
 
 
 @given(st.floats(0, 1), st.floats(0, 1, exclude_max=True))
-def test_the_client_s_word_goes_before_the_share(share: float, drawn: float) -> None:
+def test_the_clients_choice_goes_before_the_share(share: float, drawn: float) -> None:
     tracer = Tracer(share, lambda make: None, lambda: drawn)
     assert tracer.wants(None) == (drawn < share)
     assert tracer.wants(Parent(1, 2, True, ""))
@@ -78,25 +79,25 @@ HEADERS = st.lists(
 
 
 @given(st.sampled_from([b"", b"a=b"]), HEADERS)
-def test_the_handler_is_reported_one_traceparent(
-    query: bytes, headers: list[tuple[bytes, bytes]]
-) -> None:
+def test_the_handler_gets_one_traceparent(query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
     above = Tracer(1, lambda make: None).begin(None, 1.0)
     request_id, reported_query, block = parse_request_meta(
         JobTrace(above).with_traceparent(request_meta("id-1", query, headers))
     )
     assert (request_id, reported_query) == ("id-1", query.decode())
     reported = list(parse_header_block(block))
-    others = [
+    expected = [
         (name.decode(), value.decode()) for name, value in headers if name.lower() != b"traceparent"
     ]
-    assert reported[:-1] == others
+    assert reported[:-1] == expected
     assert reported[-1][0] == "traceparent"
     assert re.fullmatch(f"00-{above.trace_id:032x}-[0-9a-f]{{16}}-01", reported[-1][1])
 
 
-def passed(*arrivals: float, times: BatchTimes, status: int = 200) -> tuple[list[Span], OpenSpan]:
-    """The spans of requests of one batch."""
+def trace_batch(
+    *arrivals: float, times: BatchTimes, status: int = 200
+) -> tuple[list[Span], OpenSpan]:
+    """Return the spans of requests of one batch, and the span above them."""
     spans: list[Span] = []
     tracer = Tracer(1, lambda make: spans.extend(make()))
     stats = SimpleNamespace(
@@ -122,8 +123,8 @@ TIMES = BatchTimes(
 )
 
 
-def test_where_the_time_went() -> None:
-    spans, above = passed(1.0, times=TIMES)
+def test_spans_divide_the_time_of_a_request() -> None:
+    spans, above = trace_batch(1.0, times=TIMES)
     assert {span.name: (span.start, span.end) for span in spans} == {
         "queue": (1.0, 2.0),
         "batch wait": (2.0, 3.0),
@@ -135,8 +136,8 @@ def test_where_the_time_went() -> None:
     assert above.attributes == {"tsx.model.name": "m", "tsx.model.version": "1.0"}
 
 
-def test_who_found_a_worker_did_not_queue_and_steps_that_are_not_known_are_left_out() -> None:
-    spans, _ = passed(
+def test_a_request_that_found_a_worker_did_not_queue_and_unknown_steps_have_no_span() -> None:
+    spans, _ = trace_batch(
         2.25, times=TIMES._replace(preprocess=NAN, postprocess=NAN, inference=3.0), status=500
     )
     assert [(span.name, span.start, span.end) for span in spans] == [
@@ -148,14 +149,14 @@ def test_who_found_a_worker_did_not_queue_and_steps_that_are_not_known_are_left_
     assert [span.error for span in spans] == ["", "", "status 500", ""]
 
 
-def test_those_of_one_batch_are_linked() -> None:
-    spans, _ = passed(1.0, 1.5, times=TIMES)
+def test_the_spans_of_one_batch_are_linked() -> None:
+    spans, _ = trace_batch(1.0, 1.5, times=TIMES)
     first, second = (span for span in spans if span.name == "handler")
     assert first.links == ()
     assert second.links == ((first.trace_id, first.span_id),)
 
 
-def test_what_was_refused_has_waited_and_no_more() -> None:
+def test_a_refused_request_has_a_span_of_its_wait_alone() -> None:
     spans: list[Span] = []
     above = Tracer(1, lambda make: spans.extend(make())).begin(Parent(5, 6, True, "a=1"), 1.0)
     JobTrace(above).refused(SimpleNamespace(name="m"), 1.0, QueueFull("full"))

@@ -1,4 +1,4 @@
-"""What is counted of a batch: the same for each request, whether it came alone or with others."""
+"""The counts of batches, which are the same for requests alone and in company."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.wire import TIMES
 
-MANY = ROOM // OF_A_BATCH  # batches of one request: more than are counted at a time
+# More batches of one request than are counted at a time.
+MANY = ROOM // OF_A_BATCH
 moments = st.floats(0, 3)
 steps = st.sampled_from([NAN, 0.0, 0.25, 7.0])
 
@@ -53,9 +54,9 @@ def test_a_request_counts_the_same_alone_and_in_company(
     for job, status in zip(jobs, statuses, strict=True):
         count(apart, points, [job], of_worker, [status] if status != 200 else None)
     for name in ("latency", "queue", "batch_wait"):
-        one, other = getattr(together, name), getattr(apart, name)
-        assert one.count == other.count, name
-        assert abs(one.sum - other.sum) < 1e-9, name
+        durations, durations_apart = getattr(together, name), getattr(apart, name)
+        assert durations.count == durations_apart.count, name
+        assert abs(durations.sum - durations_apart.sum) < 1e-9, name
     assert together.answers == apart.answers
     assert together.errors == apart.errors == sum(status >= 500 for status in statuses)
     assert abs(together.queue_seconds - apart.queue_seconds) < 1e-9
@@ -63,8 +64,8 @@ def test_a_request_counts_the_same_alone_and_in_company(
     assert together.preprocess.count * len(jobs) == apart.preprocess.count
     assert together.inference.count * len(jobs) == apart.inference.count
     for job, status in zip(jobs, statuses, strict=True):
-        found = together.recent.find(job.request_id), apart.recent.find(job.request_id)
-        assert [(seen.status, seen.took) for seen in found if seen is not None] == [
+        records = together.recent.find(job.request_id), apart.recent.find(job.request_id)
+        assert [(seen.status, seen.took) for seen in records if seen is not None] == [
             (status, answered - job.arrived)
         ] * 2
 
@@ -111,7 +112,7 @@ urgencies = st.sampled_from(
 
 
 @given(st.lists(st.tuples(moments, urgencies), min_size=1, max_size=12), st.integers(1, 6))
-def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(
+def test_the_oldest_request_of_a_batch_is_seen_to_be_slow(
     waiting: list[tuple[float, Any]], most: int
 ) -> None:
     queue = RequestQueue()
@@ -120,11 +121,11 @@ def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(
     while queue.jobs:
         jobs = queue.take(BatchLimits(max_items=most))
         longest = 5.0 - min(job.arrived for job in jobs)
-        for threshold, found in ((longest - 1e-6, True), (longest, False)):
+        for threshold, is_slow in ((longest - 1e-6, True), (longest, False)):
             stats = Stats()
             stats.recent.due, stats.recent.threshold = math.inf, threshold
             count(stats, (4.0, 4.0, 5.0), jobs)
-            assert bool(stats.recent.slowest()) == found
+            assert bool(stats.recent.slowest()) == is_slow
 
 
 def test_the_time_of_a_workers_thread_is_what_a_batch_takes_beside_the_worker() -> None:
@@ -146,11 +147,11 @@ def test_more_batches_than_are_counted_at_a_time_are_counted_from_whatever_threa
     done = threading.Event()
     seen: list[list[int]] = [[] for _ in range(threads)]
 
-    def look(found: list[int]) -> None:
+    def look(counts: list[int]) -> None:
         while not done.is_set():
-            found.append(stats.answers[200])
+            counts.append(stats.answers[200])
 
-    readers = [threading.Thread(target=look, args=(found,)) for found in seen]
+    readers = [threading.Thread(target=look, args=(counts,)) for counts in seen]
     for reader in readers:
         reader.start()
     for _ in range(5 * MANY + 7):
@@ -158,7 +159,7 @@ def test_more_batches_than_are_counted_at_a_time_are_counted_from_whatever_threa
     done.set()
     for reader in readers:
         reader.join()
-    assert all(found == sorted(found) for found in seen), "a count went back"
+    assert all(counts == sorted(counts) for counts in seen), "a count went back"
     assert stats.answers == {200: 5 * MANY + 7}
     assert stats.latency.count == stats.batches == 5 * MANY + 7
 

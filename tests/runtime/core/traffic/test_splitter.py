@@ -1,18 +1,16 @@
-"""Splits without a server: what they hand on, what an observer's job passes on, and what cannot be
-changed.
-"""
+"""Splits without a server: the versions and observers that get a job, and refused changes."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.clients.talker import a_registry
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
@@ -20,36 +18,34 @@ from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob, WaitingJob
 from tsx_runtime.core.traffic.routing import make_table
 from tsx_runtime.core.traffic.splitter import Splitter
 from tsx_runtime.errors import Conflict
-from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic
 
+pytestmark = pytest.mark.anyio
 SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 
-def stand_in(number: str, client_timeout: float = 0.0) -> Any:
-    """A version that keeps what is submitted."""
-    plan = SimpleNamespace(strategy=SimpleNamespace(sequences=None))
+def a_version(number: str, client_timeout: float = 0.0) -> Any:
+    """Make a version that keeps the jobs that are submitted to it."""
     jobs: list[Job] = []
     return SimpleNamespace(
         version=number,
         client_timeout=client_timeout,
-        plan=plan,
+        plan=SimpleNamespace(strategy=SimpleNamespace(sequences=None)),
         jobs=jobs,
         submit=jobs.append,
         leave=jobs.remove,
     )
 
 
-def in_loop(test: Callable[[], None]) -> None:
-    async def run() -> None:
-        test()
+def split(traffic: Traffic, *versions: Any, draws: tuple[float, ...] = (0.5,)) -> Splitter:
+    by_number = {version.version: version for version in versions}
+    splitter = Splitter("digits", iter(draws).__next__)
+    splitter.set(make_table("digits", traffic, by_number, by_number, "1.0"), by_number)
+    return splitter
 
-    asyncio.run(run())
 
-
-def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
-    """Else a share of one in ten would see only those who go to the first version."""
-    draws = iter([0.7, 0.2, 0.9])
+async def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
+    """A shared draw would show an observer of few requests only those of the first version."""
     seen: list[float] = []
 
     class Observer:
@@ -58,121 +54,93 @@ def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
             return draw < 0.5
 
         def watch(self, job: Job, version: Any) -> Job:
-            return ObservedJob(job, lambda *seen: None, 0)
+            return ObservedJob(job, lambda *values: None, 0)
 
-    def test() -> None:
-        versions = {"1.0": stand_in("1.0"), "2.0": stand_in("2.0")}
-        split = Splitter("digits", lambda: next(draws))
-        split.set(
-            make_table(
-                "digits", Traffic(weights={"1.0": 60, "2.0": 40}), versions, versions, "1.0"
-            ),
-            versions,
-        )
-        split.observers = [Observer(), Observer()]
-        job = WaitingJob(b"", b"x", time.monotonic())
-        split.submit(job)
-        assert seen == [0.2, 0.9]
-        assert job.routed is versions["2.0"]
-        (submitted,) = versions["2.0"].jobs
-        assert isinstance(submitted, ObservedJob)
-        assert submitted.job is job
-        split.leave(job)
-        assert versions["2.0"].jobs == []
-
-    in_loop(test)
+    first, second = a_version("1.0"), a_version("2.0")
+    weights = Traffic(weights={"1.0": 60, "2.0": 40})
+    splitter = split(weights, first, second, draws=(0.7, 0.2, 0.9))
+    splitter.observers = [Observer(), Observer()]
+    job = WaitingJob(b"", b"x", time.monotonic())
+    splitter.submit(job)
+    assert seen == [0.2, 0.9]
+    assert job.routed is second
+    (submitted,) = second.jobs
+    assert isinstance(submitted, ObservedJob)
+    assert submitted.job is job
+    splitter.leave(job)
+    assert second.jobs == []
 
 
 @pytest.mark.parametrize(
-    ("own", "of_version", "due"),
+    ("deadline", "client_timeout", "due"),
     [(None, 0.0, None), (None, 5.0, 105.0), (103.0, 5.0, 103.0), (107.0, 5.0, 105.0)],
 )
-def test_the_sooner_deadline_holds(own: float | None, of_version: float, due: float | None) -> None:
-    def test() -> None:
-        versions = {"1.0": stand_in("1.0", of_version)}
-        split = Splitter("digits")
-        split.set(make_table("digits", NOTHING, versions, versions, "1.0"), versions)
-        job = WaitingJob(b"", b"x", 100.0, own)
-        split.submit(job)
-        assert job.deadline == due
-
-    in_loop(test)
+async def test_the_sooner_deadline_holds(
+    deadline: float | None, client_timeout: float, due: float | None
+) -> None:
+    job = WaitingJob(b"", b"x", 100.0, deadline)
+    split(NOTHING, a_version("1.0", client_timeout)).submit(job)
+    assert job.deadline == due
 
 
-def test_a_client_that_reads_slowly_holds_the_job_that_the_worker_knows() -> None:
-    held: list[tuple[str, Job]] = []
+async def test_a_client_that_reads_slowly_holds_the_job_that_the_worker_knows() -> None:
+    calls: list[tuple[str, Job]] = []
+    worker: Any = SimpleNamespace(
+        hold=lambda job: calls.append(("hold", job)),
+        release=lambda job: calls.append(("release", job)),
+    )
 
-    class Worker:
-        def hold(self, job: Job) -> None:
-            held.append(("hold", job))
-
-        def release(self, job: Job) -> None:
-            held.append(("release", job))
-
-    class Slow(WaitingJob):
+    class SlowJob(WaitingJob):
         def piece(self, headers: Any, body: Any, flow: Flow) -> None:
             flow.hold(self)
             flow.release(self)
 
-    def test() -> None:
-        job = Slow(b"", b"x", 0.0)
-        inner = ObservedJob(job, lambda *seen: None, 0)
-        watched = ObservedJob(inner, lambda *seen: None, 0)
-        watched.piece(b"", b"a", Worker())
-        assert held == [("hold", watched), ("release", watched)]
-        watched.gone = True
-        assert job.gone
-
-    in_loop(test)
+    job = SlowJob(b"", b"x", 0.0)
+    inner = ObservedJob(job, lambda *values: None, 0)
+    outer = ObservedJob(inner, lambda *values: None, 0)
+    outer.piece(b"", b"a", worker)
+    assert calls == [("hold", outer), ("release", outer)]
+    outer.gone = True
+    assert job.gone
 
 
-def with_registry(tmp_path: Path, test: Callable[[Registry], None], workflow: str = "") -> None:
+async def register(registry: Registry, directory: Path, workflow: str = "") -> None:
+    """Register versions 1.0 and 2.0 of a model without workers."""
     for number in ("1.0", "2.0"):
-        make_model(tmp_path / f"digits-{number}.mar", SILENT, name="digits", version=number)
-
-    async def run() -> None:
-        registry = Registry(
-            Settings(model_store=tmp_path, cache_dir=tmp_path / "cache", worker_preload=False)
-        )
-        try:
-            for number in ("1.0", "2.0"):
-                await registry.register(
-                    RegisterOrder(url=f"digits-{number}.mar", initial_workers=0, workflow=workflow)
-                )
-            test(registry)
-            if not workflow:
-                await registry.unregister(
-                    "digits", "1.0" if registry.find("digits").version == "2.0" else "2.0"
-                )
-                with pytest.raises(Conflict, match="is no longer registered"):
-                    registry.rollback("digits")
-        finally:
-            await registry.close()
-
-    asyncio.run(run())
+        path = make_model(directory / f"{number}.mar", SILENT, name="digits", version=number)
+        order = RegisterOrder(url=path.name, initial_workers=0, workflow=workflow)
+        await registry.register_path(path, order)
 
 
-def test_the_way_back_does_not_lead_to_a_version_that_is_gone(tmp_path: Path) -> None:
-    with_registry(tmp_path, lambda registry: registry.set_default("digits", "2.0"))
+@pytest.fixture
+async def digits(tmp_path: Path) -> AsyncIterator[Registry]:
+    async with a_registry(cache_dir=tmp_path / "cache", worker_preload=False) as registry:
+        await register(registry, tmp_path)
+        yield registry
 
 
-def test_a_node_of_a_workflow_has_no_traffic(tmp_path: Path) -> None:
-    def test(registry: Registry) -> None:
-        with pytest.raises(Conflict, match="Model digits is a node of workflow zoo"):
+async def test_the_way_back_does_not_lead_to_a_version_that_is_gone(digits: Registry) -> None:
+    digits.set_default("digits", "2.0")
+    await digits.unregister("digits", "1.0")
+    with pytest.raises(Conflict, match="is no longer registered"):
+        digits.rollback("digits")
+
+
+async def test_a_node_of_a_workflow_has_no_traffic(tmp_path: Path) -> None:
+    async with a_registry(cache_dir=tmp_path / "cache", worker_preload=False) as registry:
+        await register(registry, tmp_path, workflow="zoo")
+        with pytest.raises(Conflict, match="digits is a node of workflow zoo"):
             registry.set_traffic("digits", Traffic(weights={"2.0": 1}))
         registry.set_traffic("digits", NOTHING)
 
-    with_registry(tmp_path, test, "zoo")
 
-
-def test_models_are_reported_when_their_traffic_changes_or_they_come_and_go(tmp_path: Path) -> None:
+async def test_models_are_reported_when_their_traffic_or_their_versions_change(
+    digits: Registry,
+) -> None:
     reported: list[str] = []
-
-    def test(registry: Registry) -> None:
-        registry.on_traffic.append(reported.append)
-        registry.set_traffic("digits", Traffic(labels={"stable": "1.0"}))
-        registry.set_default("digits", "2.0")
-        assert reported == ["digits", "digits"]
-
-    with_registry(tmp_path, test)
-    assert reported.count("digits") == 4  # two versions went
+    digits.on_traffic.append(reported.append)
+    digits.set_traffic("digits", Traffic(labels={"stable": "1.0"}))
+    digits.set_default("digits", "2.0")
+    assert reported == ["digits", "digits"]
+    await digits.unregister("digits", "1.0")
+    assert reported == ["digits"] * 3

@@ -1,6 +1,4 @@
-"""The form that a version runs, and why not another, wherever a person looks: description, metrics,
-log, web page.
-"""
+"""The form that a version runs, in its description, metrics, log and web page."""
 
 from __future__ import annotations
 
@@ -34,19 +32,21 @@ def test_a_form_that_does_not_fit_is_passed_over_and_everybody_can_see_it(
             for family in text_string_to_metric_families(server.metrics.get("/metrics").text)
         }
         forms = families["tsx_model_form"].samples
-        assert {(each.labels["model_name"], each.labels["form"]): each.value for each in forms} == {
+        assert {
+            (sample.labels["model_name"], sample.labels["form"]): sample.value for sample in forms
+        } == {
             ("doubling", "channels-last"): 2,
             ("plain", "channels-last"): 1,
         }
         fallen_back = families["tsx_model_form_fallback"].samples
-        assert {each.labels["model_name"]: each.value for each in fallen_back} == {
+        assert {sample.labels["model_name"]: sample.value for sample in fallen_back} == {
             "doubling": 2,
             "plain": 0,
         }
         shown = server.management.get("/ui/api/state").json()["models"][0]["versions"][0]
         assert (shown["form"], shown["formsPassedOver"]) == ("channels-last", [REASON])
-    told = [record for record in caplog.records if "the model runs as" in record.message]
-    assert [(record.levelno, REASON in record.message) for record in told] == [
+    records = [record for record in caplog.records if "the model runs as" in record.message]
+    assert [(record.levelno, REASON in record.message) for record in records] == [
         (logging.WARNING, True),
         (logging.INFO, False),
     ]

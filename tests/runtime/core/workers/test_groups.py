@@ -1,6 +1,4 @@
-"""Workers of two processes under torchrun, on the CPU with gloo: who gets requests, who answers,
-and what a death does.
-"""
+"""Workers of two processes under torchrun, on the CPU with gloo."""
 
 from __future__ import annotations
 
@@ -13,10 +11,11 @@ import sys
 import psutil
 import pytest
 
+from tests.kit.jobs import refusal_of
 from tests.support import forked
 from tests.support.clients.talker import (
-    TIMEOUT,
     a_registry,
+    a_talker,
     ask,
     gone,
     order,
@@ -66,17 +65,15 @@ TENSOR = "parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n  OMP_NUMBER_THREADS
 
 @pytest.fixture(autouse=True)
 def forked_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun's own process has torch imported; the ranks that it starts import it as ever, by
-    their own environment.
-    """
+    """Fork the processes of torchrun from one that has imported torch."""
     monkeypatch.setattr("tsx_runtime.core.workers.subprocesses.subprocess", forked.SUBPROCESS)
 
 
-def handler(*, fails: bool = False, pipeline: bool = False) -> str:
+def a_handler(*, fails: bool = False, pipeline: bool = False) -> str:
     return f"from pathlib import Path\nFAILS, PIPELINE = {fails}, {pipeline}\n{HANDLER}"
 
 
-async def reported(version) -> dict:
+async def ask_ranks(version) -> dict:
     return json.loads(await ask(version, ""))
 
 
@@ -84,32 +81,32 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
     registry,
     tmp_path,
 ):
-    directory = talker(tmp_path / "m", handler(), config=TENSOR)
+    directory = talker(tmp_path / "m", a_handler(), config=TENSOR)
 
     version = await registry.register_path(directory, order(batch_size=4))
-    first = await reported(version)
+    first = await ask_ranks(version)
     assert (first["sum"], first["gpu"], first["threads"], first["omp"]) == (3.0, None, 1, "1")
     assert len(set(first["pids"])) == 2
     answers = await asyncio.gather(*(submit(version, "").done for _ in range(5)))
     assert {answer.status for answer in answers} == {200}
-    for _ in range(3):  # what another rank returns goes nowhere, and fills nothing
+    # The large answers of the other rank fill no buffer.
+    for _ in range(3):
         assert len(await ask(version, "big")) == 2_000_000
     failed = await submit(version, "boom").done
     assert failed.status == 500
-    assert (await reported(version))["pids"] == first["pids"]  # the ranks are in step still
+    # The ranks are still in step.
+    assert (await ask_ranks(version))["pids"] == first["pids"]
     [worker] = version.workers
     assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
 
-    os.kill(first["pids"][1], signal.SIGSTOP)  # so that the batch is under way when the rank dies
+    # The batch is under way when the rank dies.
+    os.kill(first["pids"][1], signal.SIGSTOP)
     lost = submit(version, "")
     await until(lambda: worker.channel.batches)
     os.kill(first["pids"][1], signal.SIGKILL)
-    with pytest.raises(
-        OutOfResources
-    ):  # and not what the collective of rank 0 said when its peer was gone
-        await asyncio.wait_for(lost.done, TIMEOUT)
+    await refusal_of(lost, OutOfResources)
     await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
-    second = await reported(version)
+    second = await ask_ranks(version)
     assert not set(second["pids"]) & set(first["pids"])
     await until(lambda: not [pid for pid in first["pids"] if not gone(pid)])
     assert "exit code 137" in version.last_error
@@ -119,25 +116,23 @@ async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_star
 
 
 async def test_a_group_on_one_machine_listens_at_loopback_alone(registry, tmp_path):
-    """torch's stores ask for no password, and its own rendezvous unpickles what anybody writes into
-    one.
-    """
+    """The stores of torch ask for no password, and its rendezvous unpickles its input."""
     directory = talker(
         tmp_path / "m",
-        handler(),
+        a_handler(),
         config=f"{TENSOR}  rdzv-backend: c10d\n  rdzv-endpoint: 0.0.0.0:0\n",
     )
 
     version = await registry.register_path(directory, order())
-    agent = psutil.Process((await reported(version))["pids"][0]).parent()
+    agent = psutil.Process((await ask_ranks(version))["pids"][0]).parent()
     sockets = [
-        each
+        connection
         for process in (agent, *agent.children())
-        for each in process.net_connections("inet")
-        if each.status == "LISTEN"
+        for connection in process.net_connections("inet")
+        if connection.status == "LISTEN"
     ]
     assert sockets
-    assert {each.laddr.ip for each in sockets} == {"127.0.0.1"}
+    assert {connection.laddr.ip for connection in sockets} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])
@@ -145,18 +140,20 @@ async def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nob
     registry, tmp_path, mode
 ):
     directory = talker(
-        tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}"
+        tmp_path / "m",
+        a_handler(pipeline=True),
+        config=f"parallelType: pp\nparallelLevel: 2\n{mode}",
     )
 
     version = await registry.register_path(directory, order())
-    pids = (await reported(version))["pids"]
+    pids = (await ask_ranks(version))["pids"]
     assert sorted(path.name for path in directory.glob("called-*")) == ["called-0"]
     version.workers[0].kill("the test wants it")
     await until(lambda: not [pid for pid in pids if not gone(pid)])
 
 
 async def test_a_rank_that_cannot_load_is_named_with_its_reason(registry, tmp_path):
-    directory = talker(tmp_path / "m", handler(fails=True), config=TENSOR)
+    directory = talker(tmp_path / "m", a_handler(fails=True), config=TENSOR)
 
     with pytest.raises(LoadFailed, match=r"rank 1: .*no weights for this rank"):
         await registry.register_path(directory, order())
@@ -165,8 +162,7 @@ async def test_a_rank_that_cannot_load_is_named_with_its_reason(registry, tmp_pa
 @pytest.mark.usefixtures("processes")
 async def test_models_with_latency_targets_see_all_gpus_of_a_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    directory = talker(tmp_path / "m", config="parallelType: custom\nparallelLevel: 2\n")
-
     async with a_registry() as registry:
-        version = await registry.register_path(directory, order())
+        config = "parallelType: custom\nparallelLevel: 2\n"
+        version = await a_talker(registry, tmp_path, config=config)
         assert [worker.channel.devices for worker in version.workers] == [(0, 1)]

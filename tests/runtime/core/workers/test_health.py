@@ -1,4 +1,4 @@
-"""The decisions about a worker's health, look by look."""
+"""Decisions on a worker's health, look by look."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tsx_runtime.core.workers.health import JITTER, MEGA, Heartbeat, Recycling, Verdict
 
 
-def look(
+def look_at(
     heartbeat: Heartbeat,
     *,
     stopped: bool = False,
@@ -22,15 +22,15 @@ def look(
 
 def test_an_idle_worker_is_asked_and_a_busy_or_lively_one_is_not():
     heartbeat = Heartbeat(2, 10)
-    assert look(heartbeat) is Verdict.ASK
-    assert look(heartbeat, busy=True) is Verdict.FINE
-    assert look(heartbeat, answered=5) is Verdict.FINE
-    assert look(heartbeat, answered=5) is Verdict.ASK
+    assert look_at(heartbeat) is Verdict.ASK
+    assert look_at(heartbeat, busy=True) is Verdict.FINE
+    assert look_at(heartbeat, answered=5) is Verdict.FINE
+    assert look_at(heartbeat, answered=5) is Verdict.ASK
 
 
-def test_one_that_does_not_answer_is_silent_once_the_bound_is_over_and_not_before():
+def test_a_worker_that_does_not_answer_is_silent_once_the_bound_is_over():
     heartbeat = Heartbeat(2, 6)
-    assert [look(heartbeat, pings=1, busy=busy) for busy in (False, True, False)] == [
+    assert [look_at(heartbeat, pings=1, busy=busy) for busy in (False, True, False)] == [
         Verdict.FINE,
         Verdict.FINE,
         Verdict.SILENT,
@@ -39,18 +39,20 @@ def test_one_that_does_not_answer_is_silent_once_the_bound_is_over_and_not_befor
 
 def test_an_answer_begins_the_wait_again():
     heartbeat = Heartbeat(2, 4)
-    assert look(heartbeat, pings=1) is Verdict.FINE
-    assert look(heartbeat) is Verdict.ASK
-    assert look(heartbeat, pings=1) is Verdict.FINE
+    assert look_at(heartbeat, pings=1) is Verdict.FINE
+    assert look_at(heartbeat) is Verdict.ASK
+    assert look_at(heartbeat, pings=1) is Verdict.FINE
 
 
 def test_a_bound_of_0_asks_nobody():
-    assert look(Heartbeat(2, 0)) is Verdict.FINE
+    assert look_at(Heartbeat(2, 0)) is Verdict.FINE
 
 
 def test_a_stopped_process_is_reported_at_the_second_look_in_a_row_also_at_work():
     heartbeat = Heartbeat(2, 60)
-    looks = [look(heartbeat, stopped=stopped, busy=True) for stopped in (True, False, True, True)]
+    looks = [
+        look_at(heartbeat, stopped=stopped, busy=True) for stopped in (True, False, True, True)
+    ]
     assert looks == [Verdict.FINE, Verdict.FINE, Verdict.FINE, Verdict.STOPPED]
 
 

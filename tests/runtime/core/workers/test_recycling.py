@@ -1,4 +1,4 @@
-"""Workers that have served long enough are replaced by fresh ones, and no request notices."""
+"""Workers that have served long enough and are replaced, while no request notices."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import signal
 import psutil
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of
 from tests.support.clients.talker import (
     HANDLER,
-    TIMEOUT,
     a_registry,
     a_talker,
     ask,
     order,
+    register,
     submit,
     talker,
     until,
@@ -88,10 +89,10 @@ async def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new
         assert psutil.pid_exists(old)
         assert not held.done.done()
         go.touch()
-        assert (await asyncio.wait_for(held.done, TIMEOUT)).body.decode() == f"until {go}"
+        assert (await answer_of(held)).body.decode() == f"until {go}"
 
 
-async def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_taken_away_while_another_loads(
+async def test_an_old_process_answers_what_it_holds_while_its_worker_is_taken_away(
     tmp_path,
 ):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
@@ -106,27 +107,23 @@ async def test_what_an_old_process_still_holds_is_answered_also_where_its_worker
         scaling = asyncio.create_task(registry.scale("talker", None, 0))
         await asyncio.sleep(0)
         go.touch()
-        assert (await asyncio.wait_for(held.done, TIMEOUT)).status == 200
+        assert (await answer_of(held)).status == 200
         await asyncio.wait_for(scaling, TIMEOUT)
 
 
-async def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_reported(
+async def test_a_worker_whose_memory_grows_is_replaced_unless_the_limit_is_too_low(
     tmp_path, caplog
 ):
     async with a_registry(heartbeat=0.2) as registry:
-        small = await registry.register_path(
-            talker(tmp_path / "s", LEAK, name="small"), order(max_worker_memory=1)
-        )
+        small = await register(registry, tmp_path / "s", LEAK, name="small", max_worker_memory=1)
         assert "more than maxWorkerMemory, which is 1" in caplog.text
         pid = await ask(small, "x")
-        await until(lambda: small.workers[0].channel.pings)  # it was looked at
+        # The worker's memory was measured.
+        await until(lambda: small.workers[0].channel.pings)
         assert await ask(small, "x") == pid
-        more = (
-            small.workers[0].memory() // (1 << 20) + 100
-        )  # than a worker has by itself; up to a tenth of it earlier, by chance
-        version = await registry.register_path(
-            talker(tmp_path / "m", LEAK), order(max_worker_memory=more)
-        )
+        # A worker is replaced up to a tenth before its limit, by chance.
+        more = small.workers[0].memory() // (1 << 20) + 100
+        version = await a_talker(registry, tmp_path, LEAK, max_worker_memory=more)
         first = await ask(version, "leak")
         await until(lambda: version.stats.recycled)
         assert await ask(version, "x") != first
@@ -137,7 +134,7 @@ async def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, mo
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.TRY_AGAIN", 0)
 
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        version = await registry.register_path(talker(tmp_path / "m", WITH_STATE), order())
+        version = await a_talker(registry, tmp_path, WITH_STATE)
         first = await ask(version, "x")
         (tmp_path / "m" / "switch").touch()
         await until(lambda: version.last_error)
@@ -152,9 +149,7 @@ async def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, mo
 @pytest.mark.parametrize("drain", [True, False])
 async def test_a_server_that_stops_while_a_worker_is_replaced_leaves_no_process(tmp_path, drain):
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
-        version = await registry.register_path(
-            talker(tmp_path / "m", HANGING + WITH_STATE), order()
-        )
+        version = await a_talker(registry, tmp_path, HANGING + WITH_STATE)
         (tmp_path / "m" / "hang").touch()
         await until((tmp_path / "m" / "began").exists)
         assert await ask(version, "x") == str(version.workers[0].pid)

@@ -1,6 +1,4 @@
-"""Workers that are stuck, and processes that die beside them: found from outside, replaced, and
-nothing lost.
-"""
+"""Stuck workers and dead processes beside them, which are replaced without a loss."""
 
 from __future__ import annotations
 
@@ -10,38 +8,44 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import AsyncIterator
 from multiprocessing import forkserver
 
 import psutil
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of, refusal_of
 from tests.support.clients.talker import (
-    TIMEOUT,
     a_registry,
     a_talker,
     ask,
-    order,
+    register,
     submit,
-    talker,
     until,
 )
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.instance import WorkerInstance
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import WorkerDied
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.usefixtures("processes"),
     pytest.mark.skipif(sys.platform != "linux", reason="stops processes and reads /proc"),
 ]
 
 FAST = {"heartbeat": 0.2}
 
+
+@pytest.fixture
+async def registry() -> AsyncIterator[Registry]:
+    async with a_registry(**FAST) as registry:
+        yield registry
+
+
 STUCK = """
 import os, signal, threading, time
 from pathlib import Path
-
-class Stubborn:  # unpickled under the interpreter's lock: nothing else runs
-    pass
 
 def hold(seconds):
     import re
@@ -61,38 +65,34 @@ def handle(data, context):
 """
 
 
-@pytest.mark.usefixtures("processes")
-async def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answered_as_it_is(
+async def test_the_batch_of_a_worker_that_is_stopped_runs_on_another_one(
+    registry,
     tmp_path,
 ):
-    async with a_registry(**FAST) as registry:
-        go = tmp_path / "go"
-        version = await a_talker(registry, tmp_path, batch_size=4)
-        jobs = [submit(version, f"until {go}") for _ in range(4)]
-        await until(lambda: version.workers[0].channel.batches)
-        os.kill(version.workers[0].pid, signal.SIGSTOP)
-        await until(lambda: version.workers[0].restarts)
-        go.touch()
-        answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
-        assert [answer.body.decode() for answer in answers] == [f"until {go}"] * 4
-        assert version.stats.batches == 1  # once more as one batch: nobody was suspected
-        assert version.stats.stuck == {"stopped": 1}
+    go = tmp_path / "go"
+    version = await a_talker(registry, tmp_path, batch_size=4)
+    jobs = [submit(version, f"until {go}") for _ in range(4)]
+    await until(lambda: version.workers[0].channel.batches)
+    os.kill(version.workers[0].pid, signal.SIGSTOP)
+    await until(lambda: version.workers[0].restarts)
+    go.touch()
+    answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
+    assert [answer.body.decode() for answer in answers] == [f"until {go}"] * 4
+    # The requests ran again as one batch, so none was suspected.
+    assert version.stats.batches == 1
+    assert version.stats.stuck == {"stopped": 1}
 
 
-@pytest.mark.usefixtures("processes")
-async def test_a_request_that_stops_its_worker_is_not_tried_without_end(tmp_path):
-    async with a_registry(**FAST) as registry:
-        version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
-        with pytest.raises(WorkerDied, match="SIGSTOP"):
-            await asyncio.wait_for(submit(version, "stop myself").done, TIMEOUT)
-        assert version.stats.stuck == {"stopped": 2}
-        assert await ask(version, "next") == "next"
+async def test_a_request_that_stops_its_worker_is_not_tried_without_end(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, STUCK)
+    await refusal_of(submit(version, "stop myself"), WorkerDied, "SIGSTOP")
+    assert version.stats.stuck == {"stopped": 2}
+    assert await ask(version, "next") == "next"
 
 
-@pytest.mark.usefixtures("processes")
 async def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
     async with a_registry(**FAST, heartbeat_timeout=1) as registry:
-        version = await registry.register_path(talker(tmp_path / "m", NEVER), order())
+        version = await a_talker(registry, tmp_path, NEVER)
         await until(lambda: version.workers[0].restarts)
         assert version.stats.stuck["silent"] >= 1
 
@@ -108,16 +108,14 @@ def handle(data, context):
 """
 
 
-@pytest.mark.usefixtures("processes")
-async def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
-    async with a_registry(**FAST) as registry:
-        version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
-        assert await ask(version, "hold 2") == "hold 2"
-        channel = version.workers[0].channel
-        await until(lambda: channel.pings)
-        await until(lambda: not channel.pings)
-        assert not version.stats.stuck
-        assert not version.stats.restarts
+async def test_a_worker_whose_threads_are_busy_is_left_alone(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, STUCK)
+    assert await ask(version, "hold 2") == "hold 2"
+    channel = version.workers[0].channel
+    await until(lambda: channel.pings)
+    await until(lambda: not channel.pings)
+    assert not version.stats.stuck
+    assert not version.stats.restarts
 
 
 async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(
@@ -129,45 +127,45 @@ async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_co
     await until(lambda: version.workers[0].channel.batches)
     first, worker = forkserver._forkserver._forkserver_pid, version.workers[0].pid
     os.kill(first, signal.SIGKILL)
-    await registry.scale("talker", None, 2)  # the new one is from a new fork server
+    # The new worker comes from a new fork server.
+    await registry.scale("talker", None, 2)
     go.touch()
-    assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == f"until {go}"
-    assert worker in {each.pid for each in version.workers}
+    assert (await answer_of(job)).body.decode() == f"until {go}"
+    assert worker in {member.pid for member in version.workers}
     assert forkserver._forkserver._forkserver_pid != first
     assert not version.stats.restarts
-    os.kill(worker, signal.SIGKILL)  # an orphan's end is seen as well
+    # The end of an orphan is seen as well.
+    os.kill(worker, signal.SIGKILL)
     await until(lambda: version.stats.restarts == 1)
-    await until(lambda: all(each.state is WorkerState.READY for each in version.workers))
+    await until(lambda: all(member.state is WorkerState.READY for member in version.workers))
 
 
-@pytest.mark.usefixtures("processes")
-async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypatch):
+async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(
+    registry, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tsx_runtime.core.workers.forked.LOOK", 0.1)
 
-    async with a_registry() as registry:
-        version = await a_talker(registry, tmp_path)
-        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
-        await asyncio.wait_for(registry.scale("talker", None, 2), TIMEOUT)
-        assert [each.state for each in version.workers] == [WorkerState.READY] * 2
+    version = await a_talker(registry, tmp_path)
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
+    await asyncio.wait_for(registry.scale("talker", None, 2), TIMEOUT)
+    assert [member.state for member in version.workers] == [WorkerState.READY] * 2
 
 
-@pytest.mark.usefixtures("processes")
 async def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(
-    tmp_path, monkeypatch
+    registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
 
-    async with a_registry(**FAST) as registry:
-        version = await a_talker(registry, tmp_path)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-        try:
-            os.kill(version.workers[0].pid, signal.SIGKILL)
-            await until(lambda: version.stats.restarts > 5)
-            assert "could not be started" in version.last_error
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert await ask(version, "again") == "again"
+    version = await a_talker(registry, tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        os.kill(version.workers[0].pid, signal.SIGKILL)
+        await until(lambda: version.stats.restarts > 5)
+        assert "could not be started" in version.last_error
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert await ask(version, "again") == "again"
 
 
 LEFT_BEHIND = """
@@ -188,10 +186,9 @@ def handle(data, context):
 
 
 async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(registry, tmp_path):
-    version = await registry.register_path(talker(tmp_path / "m", LEFT_BEHIND), order())
+    version = await a_talker(registry, tmp_path, LEFT_BEHIND)
     try:
-        with pytest.raises(WorkerDied, match="exit code 3"):
-            await asyncio.wait_for(submit(version, "fork").done, TIMEOUT)
+        await refusal_of(submit(version, "fork"), WorkerDied, "exit code 3")
         assert await ask(version, "next") == "OK"
     finally:
         os.kill(int((tmp_path / "m" / "child").read_text()), signal.SIGKILL)
@@ -199,59 +196,58 @@ async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(
 
 async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
     version = await a_talker(registry, tmp_path)
-    gc.disable()  # or it would hide what is left to it
+    # A collection would hide descriptors that only it closes.
+    gc.disable()
     try:
         counts = []
-        for number in range(30):
-            with pytest.raises(WorkerDied):
-                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+        for number in range(20):
+            await refusal_of(submit(version, "exit"), WorkerDied)
             assert await ask(version, "good") == "good"
             assert version.stats.restarts == number + 1
             counts.append(psutil.Process().num_fds())
-        # A leak grows with each of the 30 restarts; a few descriptors may come and go beside them.
+        # A leak grows with each of the 20 restarts; a few descriptors may come and go beside them.
         assert counts[-1] - counts[0] < 10, counts
         assert len(registry._starter._alive) <= 2
     finally:
         gc.enable()
 
 
-@pytest.mark.usefixtures("processes")
-async def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
-    async with a_registry(**FAST) as registry:
-        good = await registry.register_path(talker(tmp_path / "good"), order(initial_workers=2))
-        bad = [
-            await registry.register_path(
-                talker(tmp_path / f"bad{number}", "import os\nos._exit(7)\n", name=f"bad{number}"),
-                order(),
-                wait=False,
-            )
-            for number in range(4)
+async def test_a_model_that_does_not_start_disturbs_no_other(registry, tmp_path):
+    good = await register(registry, tmp_path / "good", initial_workers=2)
+    bad = [
+        await register(
+            registry,
+            tmp_path / f"bad{number}",
+            "import os\nos._exit(7)\n",
+            name=f"bad{number}",
+            wait=False,
+        )
+        for number in range(2)
+    ]
+    asked = 0
+    while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
+        assert await asyncio.gather(*(ask(good, f"{number}") for number in range(8))) == [
+            f"{number}" for number in range(8)
         ]
-        asked = 0
-        while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
-            assert await asyncio.gather(*(ask(good, f"{number}") for number in range(8))) == [
-                f"{number}" for number in range(8)
-            ]
-            asked += 8
-        assert asked
-        assert good.stats.answers == {200: asked}
-        assert not good.stats.refusals
-        assert not good.stats.restarts
-        for version in bad:
-            assert "exit code 7" in version.last_error
+        asked += 8
+    assert asked
+    assert good.stats.answers == {200: asked}
+    assert not good.stats.refusals
+    assert not good.stats.restarts
+    for version in bad:
+        assert "exit code 7" in version.last_error
 
 
-@pytest.mark.usefixtures("processes")
 async def test_a_watch_that_fails_is_reported_and_started_again(tmp_path, monkeypatch, caplog):
     looked, look = [], WorkerInstance.is_stopped
 
-    def fails_first(running):
+    def fail_first(running):
         looked.append(running)
         if len(looked) == 1:
             raise ValueError("nobody foresaw this")
         return look(running)
 
-    monkeypatch.setattr(WorkerInstance, "is_stopped", fails_first)
+    monkeypatch.setattr(WorkerInstance, "is_stopped", fail_first)
 
     async with a_registry(**FAST) as registry:
         version = await a_talker(registry, tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import signal
@@ -14,25 +13,23 @@ from multiprocessing import forkserver
 import psutil
 import pytest
 
+from tests.kit.jobs import TIMEOUT, answer_of, refusal_of
 from tests.support import forked, line_coverage
 from tests.support.clients.talker import (
-    TIMEOUT,
     a_registry,
     a_talker,
     ask,
-    order,
+    register,
     submit,
     talker,
     until,
 )
 from tsx_runtime.core.isolation import hidden_credentials
 from tsx_runtime.core.registry.registry import open_model
-from tsx_runtime.core.workers.instance import WorkerInstance, describe_exit
-from tsx_runtime.core.workers.lifecycle import SAME_LOAD_ERROR
+from tsx_runtime.core.workers.instance import describe_exit
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import (
     BadRequest,
-    DeadlinePassed,
     LoadFailed,
     NoWorker,
     OutOfResources,
@@ -66,11 +63,17 @@ asyncio.run(main())
 """
 
 
+NEEDS_WEIGHTS = """
+open("weights")
+
+def handle(data, context):
+    return data and ["x"] * len(data)
+"""
+
+
 @pytest.fixture
 def own_fork_server(monkeypatch):
-    """As a front end starts it: that of the other tests comes from a process that has imported all
-    that they need.
-    """
+    """Start a fork server as a front end does, without the imports of the tests."""
     server = forkserver._forkserver
     before = dict(vars(server))
     monkeypatch.setattr(hidden_credentials, "Popen", line_coverage.Popen)
@@ -99,26 +102,13 @@ async def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(
     assert not psutil.pid_exists(worker.pid)
 
 
-async def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    async with open_model(talker(tmp_path / "m"), Settings(), workers=2) as version:
-        assert int(await ask(version, "threads")) <= max(1, cores // 2)
-    async with open_model(talker(tmp_path / "n", config="threads: 3\n"), Settings()) as version:
-        assert await ask(version, "threads") in {
-            "3",
-            str(cores),
-        }  # MKL gives no more than there are cores, where nobody came before it
-
-
 @pytest.mark.skipif(cpu_count() == 1, reason="needs two cores")
 async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_wait_sleep(
     registry, tmp_path
 ):
     first = await a_talker(registry, tmp_path)
     assert await ask(first, "threads") == str(cpu_count())
-    second = await registry.register_path(
-        talker(tmp_path / "n", name="other"), order(model_name="other")
-    )
+    second = await register(registry, tmp_path / "n", name="other")
     assert await ask(second, "threads") == str(max(1, cpu_count() // 2))
     registry.cores.share()
     assert await ask(first, "threads") == str(max(1, cpu_count() // 2))
@@ -127,225 +117,147 @@ async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_w
     registry.cores.share()
     assert await ask(first, "threads") == str(cpu_count())
     assert await ask(first, "wait policy") == "PASSIVE"
+    single = await register(registry, tmp_path / "s", name="single", config="threads: 1\n")
+    assert await ask(single, "threads") == "1"
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "text"),
+    ("end", "error", "text"),
     [
         ("exit", WorkerDied, "Worker died.*exit code 3"),
         ("kill", OutOfResources, "Out of resources"),
     ],
 )
-async def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(
-    tmp_path, how, error, text
+async def test_a_dying_workers_request_is_refused_and_a_new_worker_serves_the_next(
+    tmp_path, end, error, text
 ):
     async with open_model(talker(tmp_path / "m"), Settings()) as version:
-        job = submit(version, "exit" if how == "exit" else "hang")
+        job = submit(version, "exit" if end == "exit" else "hang")
         waiting = submit(version, "next")
-        if how == "kill":
+        if end == "kill":
             await until(lambda: version.workers[0].channel.batches)
             os.kill(version.workers[0].pid, signal.SIGKILL)
-        with pytest.raises(error, match=text):
-            await asyncio.wait_for(job.done, TIMEOUT)
-        assert (await asyncio.wait_for(waiting.done, TIMEOUT)).body == b"next"
+        await refusal_of(job, error, text)
+        assert (await answer_of(waiting)).body == b"next"
         assert version.workers[0].restarts == version.stats.restarts == 1
 
 
-async def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(registry, tmp_path):
-    version = await a_talker(registry, tmp_path, batch_size=8)
-    jobs = [submit(version, "exit" if number == 2 else f"{number}") for number in range(8)]
-    answers = await asyncio.wait_for(
-        asyncio.gather(*(job.done for job in jobs), return_exceptions=True), TIMEOUT
-    )
-    guilty = answers.pop(2)
-    assert isinstance(guilty, WorkerDied)
-    assert (
-        "The request was retried without the others of its batch, and a worker died again: this request is the cause."
-        in guilty.message
-    )
-    assert [answer.body.decode() for answer in answers] == ["0", "1", "3", "4", "5", "6", "7"]
-    assert version.workers[0].restarts == 3
-
-
-async def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(registry, tmp_path):
-    gate = tmp_path / "gate"
-    version = await a_talker(registry, tmp_path, batch_size=2)
-    late, other = (
-        submit(version, f"until {gate}", timeout=0.5),
-        submit(version, f"until {gate}"),
-    )
-    with pytest.raises(DeadlinePassed, match="did not answer the request before its deadline"):
-        await asyncio.wait_for(late.done, TIMEOUT)
-    os.kill(version.workers[0].pid, signal.SIGKILL)
-    await until(lambda: version.workers[0].restarts)
-    gate.touch()
-    assert (await asyncio.wait_for(other.done, TIMEOUT)).body.decode() == f"until {gate}"
-    stats = version.stats
-    assert (stats.requests, stats.answers, stats.batch_sizes, stats.refusals) == (
-        2,
-        {200: 1},
-        {1: 1},
-        {"AnswerLate": 1},
-    )
-
-
-async def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(
+async def test_a_request_that_kills_workers_again_and_again_does_not_shut_out_others(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(
-        "tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 250)
-    )  # longer than this test, shorter than after which a worker is given up
+    # The pause is longer than this test, but too short for the worker to be given up.
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 250))
 
     async with open_model(talker(tmp_path / "m"), Settings()) as version:
         for _ in range(3):
-            with pytest.raises(WorkerDied):
-                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+            await refusal_of(submit(version, "exit"), WorkerDied)
             assert await ask(version, "good") == "good"
-        with pytest.raises(WorkerDied):
-            await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
-        with pytest.raises(WorkerDied):  # a worker that has answered nothing backs off
-            await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+        for _ in range(2):
+            await refusal_of(submit(version, "exit"), WorkerDied)
+        # A worker that has answered nothing backs off.
         await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
 
 
 async def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(registry, tmp_path):
     version = await a_talker(registry, tmp_path, response_timeout=1)
     job = submit(version, "hang")
-    with pytest.raises(WorkerDied, match=r"did not answer within 1 s \(responseTimeout\)"):
-        await asyncio.wait_for(job.done, TIMEOUT)
+    await refusal_of(job, WorkerDied, r"within 1 s \(responseTimeout\)")
     assert await ask(version, "again") == "again"
 
 
 async def test_a_load_error_that_stays_the_same_is_given_up_visibly(registry, tmp_path):
-    version = await registry.register_path(talker(tmp_path / "m", "1 / 0\n"), order(), wait=False)
+    version = await a_talker(registry, tmp_path, "1 / 0\n", wait=False)
     waiting = submit(version, "x")
     await until(lambda: version.workers[0].state is WorkerState.FAILED)
     assert "ZeroDivisionError" in version.last_error
     assert version.workers[0].restarts == 2
     for job in (waiting, submit(version, "y")):
-        with pytest.raises(NoWorker, match=r"were given up.*has the last error"):
-            await asyncio.wait_for(job.done, TIMEOUT)
+        await refusal_of(job, NoWorker, r"were given up.*has the last error")
 
 
-async def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeypatch):
+async def test_scaling_is_the_way_back_of_workers_that_were_given_up(
+    registry, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
-    flag = tmp_path / "weights"
-    handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
-    async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
-        await until(lambda: version.workers[0].state is WorkerState.FAILED)
-        with pytest.raises(NoWorker, match=r"`tsx models scale talker 1 --version 1.0`"):
-            await asyncio.wait_for(submit(version, "x").done, TIMEOUT)
-        with pytest.raises(LoadFailed, match="No such file"):
-            await version.scale(1, 1)
-        await until(lambda: version.workers[0].state is WorkerState.FAILED)
-        flag.touch()
+    version = await a_talker(registry, tmp_path, NEEDS_WEIGHTS, wait=False)
+    await until(lambda: version.workers[0].state is WorkerState.FAILED)
+    await refusal_of(submit(version, "x"), NoWorker, "tsx models scale talker 1")
+    with pytest.raises(LoadFailed, match="No such file"):
         await version.scale(1, 1)
-        assert [worker.state for worker in version.workers] == [WorkerState.READY]
+    await until(lambda: version.workers[0].state is WorkerState.FAILED)
+    (tmp_path / "m" / "weights").touch()
+    await version.scale(1, 1)
+    assert [worker.state for worker in version.workers] == [WorkerState.READY]
 
 
 async def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_gone(
-    tmp_path, monkeypatch
+    registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.GIVEN_UP_PAUSES", (0.01,))
-    flag = tmp_path / "weights"
-    handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
-    async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
-        [worker] = version.workers
-        await until(lambda: worker.restarts >= 2)
-        assert worker.given_up
-        flag.touch()
-        await until(lambda: version.ready)
-        assert not worker.given_up
-        assert await ask(version, "x") == "x"
+    version = await a_talker(registry, tmp_path, NEEDS_WEIGHTS, wait=False)
+    [worker] = version.workers
+    await until(lambda: worker.restarts >= 2)
+    assert worker.given_up
+    (tmp_path / "m" / "weights").touch()
+    await until(lambda: version.ready)
+    assert not worker.given_up
+    assert await ask(version, "x") == "x"
 
 
-async def test_whoever_asks_for_workers_does_not_wait_for_one_that_backs_off(tmp_path, monkeypatch):
+async def test_scaling_does_not_wait_for_a_worker_that_backs_off(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (250,))
-    flag = tmp_path / "weights"
-    handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
-    async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
-        await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
-        with pytest.raises(LoadFailed, match="No such file"):
-            await version.scale(1, 1)
-        flag.touch()
+    version = await a_talker(registry, tmp_path, NEEDS_WEIGHTS, wait=False)
+    await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
+    with pytest.raises(LoadFailed, match="No such file"):
         await version.scale(1, 1)
-        assert version.ready
+    (tmp_path / "m" / "weights").touch()
+    await version.scale(1, 1)
+    assert version.ready
 
 
-async def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0))
-
-    async with a_registry() as registry:
-        version = await a_talker(registry, tmp_path)
-        start, failures = WorkerInstance.start, []
-
-        async def fail_often(*what):
-            if len(failures) < 2 * SAME_LOAD_ERROR:
-                failures.append(what)
-                raise OSError(errno.EMFILE, "Too many open files")
-            return await start(*what)
-
-        monkeypatch.setattr(WorkerInstance, "start", fail_often)
-        os.kill(version.workers[0].pid, signal.SIGKILL)
-        await until(lambda: failures)
-        assert await ask(version, "again") == "again"
-        assert len(failures) == 2 * SAME_LOAD_ERROR
-
-
-async def test_how_workers_died_that_were_given_up_is_reported(tmp_path, monkeypatch):
+async def test_the_end_of_workers_that_were_given_up_is_reported(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 1000))
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
-    async with a_registry() as registry:
-        version = await registry.register_path(
-            talker(tmp_path / "m", crashing), order(), wait=False
-        )
-        await until(lambda: version.workers[0].state is WorkerState.FAILED)
-        assert "exit code 9" in version.last_error
+    version = await a_talker(registry, tmp_path, crashing, wait=False)
+    await until(lambda: version.workers[0].state is WorkerState.FAILED)
+    assert "exit code 9" in version.last_error
 
 
-async def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_long_that_takes(
-    tmp_path, monkeypatch
-):
+async def test_a_refusal_says_how_long_a_worker_backs_off_or_loads(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (200,))
 
-    async with a_registry() as registry:
-        version = await a_talker(registry, tmp_path, job_queue_size=1)
-        [worker] = version.workers
-        assert version.retry_after() == 1
-        usual = worker.load_seconds
-        submit(version, "exit")
-        await until(lambda: worker.state is WorkerState.BACKING_OFF)
-        submit(version, "waits")
-        with pytest.raises(QueueFull) as caught:
-            await asyncio.wait_for(submit(version, "too many").done, TIMEOUT)
-        assert 200 - TIMEOUT < caught.value.retry_after <= 201 + usual
-        assert version.retry_after() <= 201 + usual
-        for state, since, left in (
-            (WorkerState.LOADING, 0.0, usual),
-            (WorkerState.LOADING, 10 * usual, 10 * usual),  # longer than it takes: as long again
-            (WorkerState.UNLOADING, 0.0, None),
-            (WorkerState.FAILED, 0.0, None),
-        ):
-            worker.state, worker.since = state, 0.0
-            assert worker.seconds_until_ready(since, usual) == left
-        assert version.retry_after() is None
-        worker.state = WorkerState.LOADING
-        assert worker.seconds_until_ready(7.0, None) == 7.0
+    version = await a_talker(registry, tmp_path, job_queue_size=1)
+    [worker] = version.workers
+    assert version.retry_after() == 1
+    usual = worker.load_seconds
+    submit(version, "exit")
+    await until(lambda: worker.state is WorkerState.BACKING_OFF)
+    submit(version, "waits")
+    caught = await refusal_of(submit(version, "too many"), QueueFull)
+    assert 200 - TIMEOUT < caught.retry_after <= 201 + usual
+    assert version.retry_after() <= 201 + usual
+    for state, since, seconds in (
+        (WorkerState.LOADING, 0.0, usual),
+        # A load that takes longer than usual may take as long again.
+        (WorkerState.LOADING, 10 * usual, 10 * usual),
+        (WorkerState.UNLOADING, 0.0, None),
+        (WorkerState.FAILED, 0.0, None),
+    ):
+        worker.state, worker.since = state, 0.0
+        assert worker.seconds_until_ready(since, usual) == seconds
+    assert version.retry_after() is None
+    worker.state = WorkerState.LOADING
+    assert worker.seconds_until_ready(7.0, None) == 7.0
 
 
 async def test_a_worker_that_dies_while_it_loads_is_reported_with_how_it_ended(registry, tmp_path):
-    with pytest.raises(LoadFailed, match="ended while it loaded the model: exit code 7"):
-        await registry.register_path(talker(tmp_path / "m", "import os\nos._exit(7)\n"), order())
+    with pytest.raises(LoadFailed, match=r"ended while it loaded .* 7"):
+        await a_talker(registry, tmp_path, "import os\nos._exit(7)\n")
 
 
 LINGERING = """
@@ -362,17 +274,16 @@ def handle(data, context):
 
 
 async def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(
-    tmp_path, monkeypatch
+    registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.1)
 
-    async with a_registry() as registry:
-        version = await registry.register_path(talker(tmp_path / "m", LINGERING), order())
-        pid = version.workers[0].pid
-        assert (await asyncio.wait_for(submit(version, "break").done, TIMEOUT)).status == 507
-        await until(lambda: version.workers[0].restarts)
-        assert await ask(version, "next") == "OK"
-        assert not psutil.pid_exists(pid)
+    version = await a_talker(registry, tmp_path, LINGERING)
+    pid = version.workers[0].pid
+    assert (await answer_of(submit(version, "break"))).status == 507
+    await until(lambda: version.workers[0].restarts)
+    assert await ask(version, "next") == "OK"
+    assert not psutil.pid_exists(pid)
 
 
 UNHEARD = """
@@ -387,34 +298,27 @@ def handle(data, context):
                 if stat.S_ISSOCK(os.fstat(fd).st_mode):
                     socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it is not open
+                pass
         time.sleep(600)
     return [row["body"] for row in data]
 """
 
 
 async def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(
-    tmp_path, monkeypatch
+    registry, tmp_path, monkeypatch
 ):
-    """Nobody waits for its end, and of its batch the guilty one alone is refused."""
+    """Nobody waits for its end, and only the guilty request of its batch is refused."""
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 600)
 
-    async with a_registry() as registry:
-        version = await registry.register_path(
-            talker(tmp_path / "m", UNHEARD, config="batchSize: 2\n"), order()
-        )
-        jobs = [submit(version, "hang up"), submit(version, "good")]
-        assert (await asyncio.wait_for(jobs[1].done, TIMEOUT)).body == b"good"
-        with pytest.raises(
-            WorkerDied, match="it closed its connection to the server, but did not exit"
-        ):
-            await asyncio.wait_for(jobs[0].done, TIMEOUT)
+    version = await a_talker(registry, tmp_path, UNHEARD, config="batchSize: 2\n")
+    jobs = [submit(version, "hang up"), submit(version, "good")]
+    assert (await answer_of(jobs[1])).body == b"good"
+    await refusal_of(jobs[0], WorkerDied, "closed its connection")
 
 
 async def test_loading_has_a_timeout_of_its_own(registry, tmp_path):
-    path = talker(tmp_path / "m", "import time\ntime.sleep(600)\n")
-    with pytest.raises(LoadFailed, match="not loaded within 1 s; raise startupTimeout"):
-        await registry.register_path(path, order(startup_timeout=1))
+    with pytest.raises(LoadFailed, match="within 1 s; raise startupTimeout"):
+        await a_talker(registry, tmp_path, "import time\ntime.sleep(600)\n", startup_timeout=1)
 
 
 async def test_workers_are_added_and_taken_away_and_none_means_refusal(registry, tmp_path):
@@ -422,14 +326,15 @@ async def test_workers_are_added_and_taken_away_and_none_means_refusal(registry,
     first = version.workers[0].pid
     await registry.scale("talker", None, 3)
     assert len({worker.pid for worker in version.workers}) == 3
-    await registry.scale("talker", None, 1, 2)  # the maximum caps, the minimum does not take away
+    # The maximum caps the workers; the minimum takes none away.
+    await registry.scale("talker", None, 1, 2)
     assert len(version.workers) == 2
     await registry.scale("talker", None, 1)
     assert [worker.pid for worker in version.workers] == [first]
     await registry.scale("talker", None, 0)
     with pytest.raises(NoWorker):
         await ask(version, "x")
-    with pytest.raises(BadRequest, match="max_worker cannot be less than min_worker"):
+    with pytest.raises(BadRequest, match=r"max_worker .* min_worker"):
         await registry.scale("talker", None, 3, 1)
 
 
@@ -478,7 +383,7 @@ async def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_ch
         before = worker.pid
         await version.scale(2, 2)
         await until(lambda: version.stats.recycled["cores"] == 1)
-        shares = [psutil.Process(each.pid).cpu_affinity() for each in version.workers]
+        shares = [psutil.Process(member.pid).cpu_affinity() for member in version.workers]
         assert sorted(shares[0] + shares[1]) == have[: len(have) // 2 * 2]
         assert first in shares[0]
         assert worker.pid != before
@@ -486,8 +391,9 @@ async def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_ch
 
 async def test_a_failure_to_load_is_logged_once_for_all_workers_and_attempts(tmp_path, caplog):
     async with a_registry() as registry:
-        path = talker(tmp_path / "m", "raise ValueError('no weights')\n")
-        version = await registry.register_path(path, order(initial_workers=2), wait=False)
+        version = await a_talker(
+            registry, tmp_path, "raise ValueError('no weights')\n", initial_workers=2, wait=False
+        )
         await until(lambda: all(worker.given_up for worker in version.workers))
     failures = [record for record in caplog.records if "no weights" in record.getMessage()]
     assert [record.name for record in failures] == ["tsx.supervisor"]

@@ -1,16 +1,16 @@
-"""A request in parts is accepted, answered, refused, given up and counted as one."""
+"""The dispatcher of requests in parts, each of which counts as one request."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from typing import Any
+from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.kit.jobs import a_waiting_job
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker
+from tests.kit.jobs import a_waiting_job, refusal_of
+from tests.kit.peers import Peer, add_worker, counts, submit, wait_idle
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -29,67 +29,66 @@ from tsx_runtime.errors import (
 )
 from tsx_runtime.worker.codecs.json_text import to_json
 
+pytestmark = pytest.mark.anyio
 
-def body(key: str, values: list[int]) -> bytes:
+
+def write_body(key: str, values: list[int]) -> bytes:
     return to_json(
         {key: [{"name": "x", "datatype": "INT64", "shape": [len(values), 1], "data": values}]}
     ).encode()
 
 
-def job(rows: int = 6, seconds: float | None = None, priority: int = 0) -> WaitingJob:
+def a_job(rows: int = 6, seconds: float | None = None, priority: int = 0) -> WaitingJob:
     meta = wire.request_meta(
         "id", b"", [(b"explain", b"False"), wire.V2_HEADER, (b"x-tsx-cost", b"7")]
     )
     due = None if seconds is None else time.monotonic() + seconds
-    return a_waiting_job(body("inputs", [*range(rows)]), due, priority, meta)
+    return a_waiting_job(write_body("inputs", [*range(rows)]), due, priority, meta)
 
 
-def values(item: wire.Item) -> list[int]:
+def read_values(item: wire.Item) -> list[int]:
     return list(json.loads(bytes(item[2]))["inputs"][0]["data"])
 
 
-async def reply(peer: Peer, frame: wire.Frame, *instead: tuple[int, bytes, bytes]) -> None:
+async def reply(peer: Peer, frame: wire.Frame, *errors: wire.Item) -> None:
+    """Double the values of a batch's items, but answer the last ones with these errors."""
     items = [
-        (200, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)]))
+        (200, wire.JSON_HEADER, write_body("outputs", [2 * value for value in read_values(item)]))
         for item in frame.items
     ]
-    items[len(items) - len(instead) :] = instead
-    await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, items))
+    await peer.answer(frame, *items[: len(items) - len(errors)], *errors)
 
 
-def run(test: Any, workers: int = 1, most: int = 10_000) -> None:
-    """Parts have two rows, and a batch two parts."""
-
-    async def main() -> None:
-        dispatcher = RowsDispatcher('Model "m" [Version 1.0]', BatchLimits(2), Bounds(10), 2, most)
-        dispatcher.accept(True)
-        peers = [(await add_worker(dispatcher))[1] for _ in range(workers)]
-        await asyncio.wait_for(test(dispatcher, *peers), TIMEOUT)
-        assert dispatcher.in_flight == 0
-        assert not dispatcher._requests
-        assert not dispatcher._due
-        assert not dispatcher._begun
-
-    asyncio.run(main())
+@asynccontextmanager
+async def serve_rows(workers: int = 1, most: int = 10_000):
+    """Serve in parts of two rows and batches of two parts, and check that nothing is left."""
+    dispatcher = RowsDispatcher('Model "m" [Version 1.0]', BatchLimits(2), Bounds(10), 2, most)
+    dispatcher.accept(True)
+    yield dispatcher, *[(await add_worker(dispatcher))[1] for _ in range(workers)]
+    await wait_idle(dispatcher)
+    assert dispatcher.in_flight == 0
+    assert not dispatcher._requests
+    assert not dispatcher._due
+    assert not dispatcher._begun
 
 
-def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_metrics():
-    async def test(dispatcher, one, other):
-        sent = job(7)
+async def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_metrics():
+    async with serve_rows(workers=2) as (dispatcher, peer, second_peer):
+        sent = a_job(7)
         dispatcher.submit(sent)
         assert dispatcher.stats.requests == 1
-        first, second = await one.read(), await other.read()
-        assert [values(item) for item in (*first.items, *second.items)] == [
+        first, second = await peer.read(), await second_peer.read()
+        assert [read_values(item) for item in (*first.items, *second.items)] == [
             [0, 1],
             [2, 3],
             [4, 5],
             [6],
         ]
         assert b"x-tsx-cost: 2\r\n" in first.items[0][1]
-        await reply(other, second)
-        await reply(one, first)
+        await reply(second_peer, second)
+        await reply(peer, first)
         answer = await sent.done
-        assert answer.body == body("outputs", [2 * value for value in range(7)])
+        assert answer.body == write_body("outputs", [2 * value for value in range(7)])
         assert (answer.status, answer.headers) == (200, wire.JSON_HEADER)
         stats = dispatcher.stats
         assert (stats.requests, stats.answers, stats.latency.count, stats.refusals) == (
@@ -100,114 +99,103 @@ def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_
         )
         assert [seen.status for seen in stats.recent.newest()] == [200]
 
-    run(test, workers=2)
 
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_request_of_few_rows_is_not_touched(rows):
-    async def test(dispatcher, peer):
-        sent = job(rows)
+async def test_a_request_of_few_rows_is_not_touched():
+    async with serve_rows() as (dispatcher, peer):
+        sent = a_job(2)
         dispatcher.submit(sent)
         frame = await peer.read()
         assert frame.items[0][1:] == (sent.meta, sent.body)
         await reply(peer, frame)
         await sent.done
 
-    run(test)
 
-
-def test_the_first_error_answers_and_parts_that_wait_do_not_run():
-    async def test(dispatcher, peer):
-        sent, next_one = job(12), job(1)
+async def test_the_first_error_answers_and_parts_that_wait_do_not_run():
+    async with serve_rows() as (dispatcher, peer):
+        sent, next_one = a_job(12), a_job(1)
         dispatcher.submit(sent)
         frame = await peer.read()
         dispatcher.submit(next_one)
         await reply(peer, frame, (507, b"x-why: 1\r\n", b"too much"), (500, b"", b"as well"))
         answer = await sent.done
         assert (answer.status, answer.headers, answer.body) == (507, b"x-why: 1\r\n", b"too much")
-        frame, cancelled = await peer.read(), await peer.read()  # what had left already
+        # The batch had been sent before the error came.
+        frame, cancelled = await peer.read(), await peer.read()
         assert (len(frame.items), cancelled.kind) == (2, wire.Kind.CANCEL)
         await reply(peer, frame)
         frame = await peer.read()
-        assert [values(item) for item in frame.items] == [[0]]
+        assert [read_values(item) for item in frame.items] == [[0]]
         await reply(peer, frame)
         await next_one.done
-        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (
+        assert counts(dispatcher) == (
             2,
             {507: 1, 200: 1},
             {},
         )
 
-    run(test)
 
-
-def refused(sent: WaitingJob, error: type[TsxError], match: str) -> None:
+def check_refusal(sent: WaitingJob, error: type[TsxError], match: str) -> None:
     with pytest.raises(error, match=match):
         sent.done.result()
 
 
-def test_all_parts_are_accepted_or_none():
-    async def test(dispatcher, peer):
-        first, second, urgent, huge = job(6), job(16), job(16, priority=1), job(50)
+async def test_all_parts_are_accepted_or_none():
+    async with serve_rows() as (dispatcher, peer):
+        first, second, urgent, huge = a_job(6), a_job(16), a_job(16, priority=1), a_job(50)
         dispatcher.submit(first)
         frame = await peer.read()
         dispatcher.submit(huge)
-        refused(
+        check_refusal(
             huge, PayloadTooLarge, "50 rows, in 25 parts of 2 .splitRows., and the queue holds 10"
         )
-        waits = [job(1) for _ in range(5)]
-        for each in waits:
-            dispatcher.submit(each)
+        waits = [a_job(1) for _ in range(5)]
+        submit(dispatcher, *waits)
         dispatcher.submit(second)
-        refused(second, QueueFull, "8 parts .* try again in 1 s")
+        check_refusal(second, QueueFull, "8 parts .* try again in 1 s")
         assert dispatcher.stats.requests == 6
-        dispatcher.submit(urgent)  # in the place of others
-        for each in waits[1:]:
-            refused(each, QueueFull, "The queue is full")
-        left = [first, waits[0], urgent]
-        while not all(each.done.done() for each in left):
+        # The urgent request takes the place of others.
+        dispatcher.submit(urgent)
+        for job in waits[1:]:
+            check_refusal(job, QueueFull, "The queue is full")
+        accepted = [first, waits[0], urgent]
+        while not all(job.done.done() for job in accepted):
             await reply(peer, frame)
             await asyncio.wait(
-                [each.done for each in left], timeout=0.01, return_when=asyncio.FIRST_COMPLETED
+                [job.done for job in accepted], timeout=0.01, return_when=asyncio.FIRST_COMPLETED
             )
             if dispatcher.in_flight:
                 frame = await peer.read()
-        assert [each.done.result().status for each in left] == [200] * 3
+        assert [job.done.result().status for job in accepted] == [200] * 3
         assert dispatcher.stats.refusals["QueueFull"] == 5
         assert dispatcher.stats.refusals["PayloadTooLarge"] == 1
 
-    run(test)
 
-
-def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
-    async def test(dispatcher, peer):
-        sent = job(12)
+async def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
+    async with serve_rows() as (dispatcher, peer):
+        sent = a_job(12)
         dispatcher.submit(sent)
         frame = await peer.read()
         dispatcher.leave(sent)
-        refused(sent, ClientLeft, "disconnected")
+        check_refusal(sent, ClientLeft, "disconnected")
         cancelled = await peer.read()
         assert cancelled.kind is wire.Kind.CANCEL
         assert dispatcher.pending == 0
         await reply(peer, frame)
         await dispatcher.wait_idle()
-        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (
+        assert counts(dispatcher) == (
             1,
             {},
             {"ClientLeft": 1},
         )
 
-    run(test)
-
 
 @pytest.mark.parametrize(("rows", "error"), [(4, AnswerLate), (12, DeadlinePassed)])
-def test_the_deadline_is_that_of_all_parts(rows, error):
-    async def test(dispatcher, peer):
-        sent = job(rows, seconds=0.05)
+async def test_the_deadline_is_that_of_all_parts(rows, error):
+    async with serve_rows() as (dispatcher, peer):
+        sent = a_job(rows, seconds=0.05)
         dispatcher.submit(sent)
         frame = await peer.read()
-        with pytest.raises(error):
-            await sent.done
+        await refusal_of(sent, error)
         while frame.kind is not wire.Kind.BATCH:
             frame = await peer.read()
         await reply(peer, frame)
@@ -218,159 +206,133 @@ def test_the_deadline_is_that_of_all_parts(rows, error):
             sum(dispatcher.stats.refusals.values()),
         ) == (1, {}, 1)
 
-    run(test)
 
-
-def test_without_a_worker_it_is_refused_once():
-    async def test(dispatcher, peer):
+async def test_a_request_without_a_worker_is_refused_once():
+    async with serve_rows() as (dispatcher, peer):
         dispatcher.accept(False)
-        sent = job()
+        sent = a_job()
         dispatcher.submit(sent)
-        refused(sent, NoWorker, "no worker")
+        check_refusal(sent, NoWorker, "no worker")
         dispatcher.accept(True)
-        sent = job(12)
+        sent = a_job(12)
         dispatcher.submit(sent)
         frame = await peer.read()
         dispatcher.refuse_waiting(NoWorker("gone"))
-        refused(sent, NoWorker, "gone")
+        check_refusal(sent, NoWorker, "gone")
         await reply(peer, frame)
         await dispatcher.wait_idle()
         assert (dispatcher.stats.requests, dispatcher.stats.refusals) == (1, {"NoWorker": 2})
 
-    run(test)
 
-
-def test_parts_that_died_with_their_worker_are_tried_again():
-    async def test(dispatcher, one, other):
-        sent = job(4)
+async def test_parts_that_died_with_their_worker_are_tried_again():
+    async with serve_rows(workers=2) as (dispatcher, peer, second_peer):
+        sent = a_job(4)
         dispatcher.submit(sent)
-        await one.read()
-        channel = next(each for each in dispatcher.channels if each.sent)
-        one.close()
+        await peer.read()
+        channel = next(candidate for candidate in dispatcher.channels if candidate.sent)
+        peer.close()
         await channel.closed
         dispatcher.retry_lost(channel.sent[0], (), WorkerDied("died"))
         for _ in range(2):
-            await reply(other, await other.read())
-        assert (await sent.done).body == body("outputs", [0, 2, 4, 6])
+            await reply(second_peer, await second_peer.read())
+        assert (await sent.done).body == write_body("outputs", [0, 2, 4, 6])
         assert dispatcher.stats.answers == {200: 1}
-
-    run(test, workers=2)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_next_time_or_none_runs(
+async def test_nothing_is_kept_of_parts_that_fail_after_their_worker_died(
     workers,
 ):
-    async def test(dispatcher, one, *others):
-        sent = job(4)
+    async with serve_rows(workers) as (dispatcher, first_peer, *peers):
+        sent = a_job(4)
         dispatcher.submit(sent)
-        await one.read()
-        channel = next(each for each in dispatcher.channels if each.sent)
-        one.close()
+        await first_peer.read()
+        channel = next(candidate for candidate in dispatcher.channels if candidate.sent)
+        first_peer.close()
         await channel.closed
         dispatcher.retry_lost(channel.sent.popleft(), (), WorkerDied("died"))
-        for other in others:
-            await reply(other, await other.read(), (400, b"", b"bad"))
+        for peer in peers:
+            await reply(peer, await peer.read(), (400, b"", b"bad"))
             assert (await sent.done).status == 400
-            await reply(other, await other.read())  # it had left already
+            await reply(peer, await peer.read())
         dispatcher.leave(sent)
         await asyncio.wait([sent.done])
         sent.done.exception()
         await dispatcher.wait_idle()
 
-    run(test, workers)
 
-
-def test_an_answer_with_another_status_of_success_is_joined_as_well():
-    async def test(dispatcher, peer):
-        sent = job(4)
+async def test_an_answer_with_another_status_of_success_is_joined_as_well():
+    async with serve_rows() as (dispatcher, peer):
+        sent = a_job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
         answers = [
-            (201, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)]))
+            (
+                201,
+                wire.JSON_HEADER,
+                write_body("outputs", [2 * value for value in read_values(item)]),
+            )
             for item in frame.items
         ]
         await reply(peer, frame, *answers)
         answer = await sent.done
-        assert (answer.status, answer.body) == (201, body("outputs", [0, 2, 4, 6]))
+        assert (answer.status, answer.body) == (201, write_body("outputs", [0, 2, 4, 6]))
         assert dispatcher.stats.answers == {201: 1}
 
-    run(test)
 
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [(body("outputs", [1]), "shape .1, 1. for 2 rows"), (b"text", "cannot be joined")],
-)
-def test_answers_that_cannot_be_joined_are_an_error_that_says_why(answer, why):
-    async def test(dispatcher, peer):
-        sent = job(4)
+async def test_answers_that_cannot_be_joined_are_an_error_that_says_why():
+    async with serve_rows() as (dispatcher, peer):
+        sent = a_job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
-        await reply(peer, frame, (200, b"", answer))
-        with pytest.raises(PredictionFailed, match=f"{why}.*Remove splitRows"):
-            await sent.done
-        assert (dispatcher.stats.answers, dispatcher.stats.refusals) == (
-            {},
-            {"PredictionFailed": 1},
-        )
-
-    run(test)
+        await reply(peer, frame, (200, b"", b"text"))
+        await refusal_of(sent, PredictionFailed, "cannot be joined.*Remove splitRows")
+        assert counts(dispatcher) == (1, {}, {"PredictionFailed": 1})
 
 
 @pytest.mark.parametrize(
     ("over", "error"),
     [(0, None), (1, "has 194 bytes or more, but max_response_size is 193. Raise it")],
 )
-def test_the_joined_answer_is_bounded_as_one_is(over, error):
-    async def test(dispatcher, peer):
-        sent = job(4)
+async def test_the_joined_answer_is_bounded_as_one_is(over, error):
+    size = len(write_body("outputs", [0, 2, 4, 6]))
+    async with serve_rows(most=size - over) as (dispatcher, peer):
+        sent = a_job(4)
         dispatcher.submit(sent)
         await reply(peer, await peer.read())
         await asyncio.wait([sent.done])
         if error is None:
             assert len(sent.done.result().body) == size
         else:
-            refused(sent, PredictionFailed, error)
+            check_refusal(sent, PredictionFailed, error)
             await dispatcher.wait_idle()
-            assert (dispatcher.stats.answers, dispatcher.stats.refusals) == (
-                {},
-                {"PredictionFailed": 1},
-            )
-
-    size = len(body("outputs", [0, 2, 4, 6]))
-    run(test, most=size - over)
+            assert counts(dispatcher) == (1, {}, {"PredictionFailed": 1})
 
 
-def test_answers_of_parts_are_not_kept_until_the_last_one_where_they_are_too_large_already(
+async def test_answers_of_parts_that_are_too_large_are_not_kept_until_the_last_one(
     monkeypatch,
 ):
     monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.LONGEST", 0)
 
-    async def test(dispatcher, peer):
-        sent = job(6)
+    async with serve_rows(most=100) as (dispatcher, peer):
+        sent = a_job(6)
         dispatcher.submit(sent)
         frame = await peer.read()
         await reply(peer, frame, (200, b"", b"x" * 101), (200, b"", b""))
-        with pytest.raises(PredictionFailed, match="max_response_size is 100"):
-            await sent.done
-        assert (await peer.read()).kind is wire.Kind.BATCH  # the last part had left already
+        await refusal_of(sent, PredictionFailed, "max_response_size is 100")
+        # The last part had been sent before.
+        assert (await peer.read()).kind is wire.Kind.BATCH
         await reply(peer, frame._replace(batch=frame.batch + 1, items=frame.items[:1]))
         await dispatcher.wait_idle()
 
-    run(test, most=100)
 
-
-def test_a_handler_that_streams_is_told_that_parts_cannot_be_joined():
-    async def test(dispatcher, peer):
-        sent = job(4)
+async def test_a_handler_that_streams_is_told_that_parts_cannot_be_joined():
+    async with serve_rows() as (dispatcher, peer):
+        sent = a_job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
-        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"a piece")]))
-        with pytest.raises(PredictionFailed, match="Remove splitRows"):
-            await sent.done
+        await peer.stream(frame, b"a piece")
+        await refusal_of(sent, PredictionFailed, "Remove splitRows")
         await reply(peer, frame)
         await dispatcher.wait_idle()
         assert (dispatcher.stats.requests, dispatcher.stats.answers) == (1, {})
-
-    run(test)

@@ -1,6 +1,4 @@
-"""Requests of rows in parts, read as a worker reads them; and their answers, joined to the bytes
-that a worker writes for all rows.
-"""
+"""Requests of rows that are split into parts, and answers that are joined."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from tsx_runtime.worker.codecs.v2_json import output_tensor, read_input
 
 FORMS = st.sampled_from(["flat", "nested", "binary"])
 arrays = st.builds(
-    lambda rows, others, dtype, seed: (
-        np.random.default_rng(seed).standard_normal((rows, *others)) * 100
+    lambda rows, dims, dtype, seed: (
+        np.random.default_rng(seed).standard_normal((rows, *dims)) * 100
     ).astype(dtype),
     st.integers(1, 12),
     st.lists(st.integers(1, 3), min_size=1, max_size=2),
@@ -31,33 +29,38 @@ arrays = st.builds(
 )
 
 
-def bytes_of(part: RowsPart) -> bytearray:
+def read_bytes(part: RowsPart) -> bytearray:
     return bytearray(b"".join(part.body.pieces) if isinstance(part.body, Parts) else part.body)
 
 
-def tensor(array: np.ndarray[Any, Any], form: str, raw: list[bytes]) -> dict[str, Any]:
-    made = output_tensor("x", array)
+def write_tensor(array: np.ndarray[Any, Any], form: str, raw: list[bytes]) -> dict[str, Any]:
+    output = output_tensor("x", array)
     if form == "binary":
         raw.append(array.tobytes())
-        del made["data"]
-        return {**made, "parameters": {"binary_data_size": len(raw[-1])}}
-    return {**made, "data": array.tolist()} if form == "nested" else made
+        del output["data"]
+        return {**output, "parameters": {"binary_data_size": len(raw[-1])}}
+    return {**output, "data": array.tolist()} if form == "nested" else output
 
 
-def read(part: RowsPart, raw: bool) -> list[Any]:
+def read_rows(part: RowsPart, raw: bool) -> list[Any]:
     if raw:
         return [
-            np.asarray(each["data"]).reshape(each["shape"])
-            for each in v2_binary.read(str(part.head), bytes_of(part))[0]["inputs"]
+            np.asarray(entry["data"]).reshape(entry["shape"])
+            for entry in v2_binary.read(str(part.head), read_bytes(part))[0]["inputs"]
         ]
-    return [np.asarray(read_input(each)["data"]) for each in json.loads(bytes_of(part))["inputs"]]
+    return [
+        np.asarray(read_input(entry)["data"]) for entry in json.loads(read_bytes(part))["inputs"]
+    ]
 
 
 @given(arrays, FORMS, FORMS, st.integers(1, 13), st.sampled_from([None, 2]))
-def test_a_worker_reads_the_same_rows_in_parts(array, form, other, most, indent):
+def test_a_worker_reads_the_same_rows_in_parts(array, form, second_form, most, indent):
     raw: list[bytes] = []
     head = json.dumps(
-        {"id": "é", "inputs": [tensor(array, form, raw), tensor(array * 1, other, raw)]},
+        {
+            "id": "é",
+            "inputs": [write_tensor(array, form, raw), write_tensor(array * 1, second_form, raw)],
+        },
         indent=indent,
     ).encode()
     parts = split(b"".join([head, *raw]), len(head) if raw else None, most, 99)
@@ -68,16 +71,16 @@ def test_a_worker_reads_the_same_rows_in_parts(array, form, other, most, indent)
     assert [part.rows for part in parts] == [
         len(array[start : start + most]) for start in range(0, len(array), most)
     ]
-    for column in zip(*(read(part, bool(raw)) for part in parts), strict=True):
+    for column in zip(*(read_rows(part, bool(raw)) for part in parts), strict=True):
         np.testing.assert_array_equal(np.concatenate(column), array)
 
 
 @given(arrays, st.integers(1, 5), st.sampled_from(["compact", "indented", "binary"]))
 def test_joined_answers_are_the_bytes_of_one_answer(array, most, form):
-    def answer(rows: np.ndarray[Any, Any]) -> RowsPart:
+    def write_answer(rows: np.ndarray[Any, Any]) -> RowsPart:
         raw: list[bytes] = []
         outputs = [
-            tensor(rows, "binary" if form == "binary" else "flat", raw),
+            write_tensor(rows, "binary" if form == "binary" else "flat", raw),
             output_tensor("text", [str(row) for row in rows]),
         ]
         text = (to_json if form == "indented" else to_compact_json)(
@@ -85,34 +88,36 @@ def test_joined_answers_are_the_bytes_of_one_answer(array, most, form):
         ).encode()
         return RowsPart(len(rows), len(text) if raw else None, b"".join([text, *raw]))
 
-    whole = answer(array)
-    head, body = join([answer(array[start : start + most]) for start in range(0, len(array), most)])
-    assert body == whole.body
-    assert head == (whole.head or len(body))
+    joined = write_answer(array)
+    head, body = join(
+        [write_answer(array[start : start + most]) for start in range(0, len(array), most)]
+    )
+    assert body == joined.body
+    assert head == (joined.head or len(body))
 
 
 def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
     texts = [b"a", b"", b"long " * 20_000]
     raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    made = {
+    entry = {
         "name": "x",
         "datatype": "BYTES",
         "shape": [3],
         "parameters": {"binary_data_size": len(raw)},
     }
-    head = json.dumps({"inputs": [made]}).encode()
+    head = json.dumps({"inputs": [entry]}).encode()
     parts = split(head + raw, len(head), 1, 99)
     assert parts is not None
     assert [
-        v2_binary.read(str(part.head), bytes_of(part))[0]["inputs"][0]["data"] for part in parts
+        v2_binary.read(str(part.head), read_bytes(part))[0]["inputs"][0]["data"] for part in parts
     ] == [[text] for text in texts]
     assert isinstance(parts[2].body, Parts)
     as_json = json.dumps(
-        {"inputs": [{**made, "parameters": {}, "data": ["a, [", "b", 'c"']}]}
+        {"inputs": [{**entry, "parameters": {}, "data": ["a, [", "b", 'c"']}]}
     ).encode()
     parts = split(as_json, None, 2, 99)
     assert parts is not None
-    assert [json.loads(bytes_of(part))["inputs"][0]["data"] for part in parts] == [
+    assert [json.loads(read_bytes(part))["inputs"][0]["data"] for part in parts] == [
         ["a, [", "b"],
         ['c"'],
     ]
@@ -125,7 +130,7 @@ def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
         b"no json",
         b"[1, 2]",
         b'{"inputs": 1}',
-        # one row of four values
+        # The tensor has one row, of four values.
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 1], "data": [1, 2, 3, 4]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4, 1], "data": [1, 2, 3]}]}',
@@ -136,7 +141,7 @@ def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4, 1], "parameters": {"binary_data_size": 16}}]}',
     ],
 )
-def test_what_cannot_be_split_with_certainty_stays_whole(body):
+def test_requests_that_cannot_be_split_with_certainty_stay_whole(body):
     assert split(body, None, 1, 99) is None
 
 
@@ -147,7 +152,7 @@ def test_a_head_that_ends_behind_the_body_is_left_to_the_worker_to_refuse():
 
 
 def test_a_small_request_does_not_become_parts_without_end():
-    """Neither in their number nor in what they repeat."""
+    """The number of parts is bounded, and so is the text that they repeat."""
     many = json.dumps(
         {
             "inputs": [
@@ -174,7 +179,7 @@ def test_no_bytes_make_it_fail(body, head, most):
 
 
 @pytest.mark.parametrize(
-    ("second", "why"),
+    ("second", "reason"),
     [
         (b"text", "not an answer of the Open Inference Protocol, JSONDecodeError"),
         (
@@ -188,9 +193,9 @@ def test_no_bytes_make_it_fail(body, head, most):
         ),
     ],
 )
-def test_answers_that_do_not_fit_each_other_are_not_joined(second, why):
+def test_answers_that_do_not_fit_each_other_are_not_joined(second, reason):
     first = b'{"outputs": [{"name": "x", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]}]}'
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(ValueError, match=reason):
         join([RowsPart(2, None, first), RowsPart(2, None, second)])
     with pytest.raises(ValueError):  # noqa: PT011  # any of these
         join([RowsPart(2, None, second), RowsPart(2, None, first)])
