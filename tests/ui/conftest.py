@@ -194,8 +194,7 @@ def page(context: Any) -> Iterator[Any]:
     )
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on(
-        "request",
-        lambda request: None if _is_local(request.url) else problems.append(request.url),
+        "request", lambda request: None if _is_local(request.url) else problems.append(request.url)
     )
     yield page
     # One test takes the storage away from the page.

@@ -13,14 +13,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import Running
 from tests.support.streaming import CONFIG, TALKER
-from tests.ui.looking import (
-    check_accessibility,
-    check_width,
-    expect,
-    look,
-    predict,
-    run_snippet,
-)
+from tests.ui.looking import check_accessibility, check_width, expect, look, predict, run_snippet
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import Running
 from tests.ui.conftest import LOOKS
-from tests.ui.looking import (
-    expect,
-    look,
-    png,
-    register,
-    row,
-    run_snippet,
-    send_json,
-    snippets_of,
-)
+from tests.ui.looking import expect, look, png, register, row, run_snippet, send_json, snippets_of
 
 TEXT = """it's "so": $HOME `date` \\n
 %s é {a}"""
