@@ -33,7 +33,7 @@ def test_a_server_counts_or_not_as_it_is_reported(tmp_path: Path) -> None:
         assert remembered(server) == before + 1
 
 
-def test_what_counting_adds_is_the_median_of_the_blocks() -> None:
+def test_the_cost_of_counting_is_the_median_of_the_blocks() -> None:
     blind = [turns.Cost(1 / rate, 10e-6, 5e-6) for rate in (1000, 2000, 4000)]
     seeing = [turns.Cost(1.02 / rate, 10.3e-6, 5e-6) for rate in (1000, 2000, 4000)]
     line, of_time, of_processor = row("ok, 16", [Compared(seeing, blind)] * 2)

@@ -14,7 +14,7 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="httptools is not there")
-def test_every_planned_request_is_in_the_row_and_only_answers_within_the_limit_are_goodput(
+def test_every_request_is_in_the_row_and_answers_within_the_limit_are_goodput(
     tmp_path: Path,
 ) -> None:
     seen: list[Request] = []

@@ -121,7 +121,7 @@ def test_a_peer_that_was_left_out_leaves_its_promises_open() -> None:
     assert came["LitServe: ok: at least 20 times the requests/s"] == "holds"
 
 
-def test_medians_are_taken_column_by_column_and_not_of_what_failed() -> None:
+def test_medians_are_taken_by_column_and_without_failures() -> None:
     good, bad = Key("ok", "tsx", 1), Key("ok", "tsx", 16)
     results = Results(
         closed={
@@ -151,7 +151,7 @@ def test_answers_are_compared_as_values(first: object, second: object, equal: bo
     assert field.read(json.dumps(first, indent=2).encode()) == first
 
 
-def test_the_report_names_what_was_left_out_what_failed_and_what_the_generator_spoilt() -> None:
+def test_the_report_names_omissions_failures_and_spoilt_loads() -> None:
     came = openloop.Result(
         *(
             100,

@@ -18,14 +18,14 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         kind = next((value for name, value in self.headers if name.lower() == "content-type"), "")
-        bodies = [
+        parts = [
             self.method,
             "management" if self.management else "",
             self.target,
             kind,
             repr((self.body or b"")[:40])[2:-1],
         ]
-        return " ".join(filter(None, bodies))
+        return " ".join(filter(None, parts))
 
 
 def part(name: str, value: bytes, *lines: str, disposition: str = "") -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from tests.differential.pair import Seen
 
 OF_THE_CONNECTION = {"date", "server", "connection", "keep-alive", "transfer-encoding"}
-# These headers are compared if there is no body.
+# Headers that are compared if there is no body.
 OF_THE_BODY = {"content-length"}
 OF_ONE_WORKER = {"id", "startTime", "memoryUsage", "pid", "gpuUsage"}
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -19,8 +19,8 @@ from tests.differential.cases import Case
 from tests.differential.models import MODELS
 from tests.support import forked
 
-# seconds; Java and workers that import torch
-START = 180.0
+# Java, and workers that import torch, start slowly.
+START = 180.0  # seconds
 ANSWER = 60.0
 
 PROPERTIES = """

@@ -75,7 +75,7 @@ def test_both_servers_are_measured_by_one_command_and_compared(
     ],
     ids=["an open loop", "SageMaker's address", "gRPC"],
 )
-def test_torchserve_takes_what_else_there_is(pair: Pair, options: tuple[str, ...]) -> None:
+def test_torchserve_takes_the_other_options(pair: Pair, options: tuple[str, ...]) -> None:
     point = (
         measured(
             pair.theirs, "out.json", *options, port=pair.theirs.grpc if "grpc" in options else None
@@ -87,7 +87,7 @@ def test_torchserve_takes_what_else_there_is(pair: Pair, options: tuple[str, ...
     assert point.rounds[0].ok > 0
 
 
-def test_a_file_of_the_auto_benchmark_runs_against_both_and_its_reports_have_the_same_columns(
+def test_an_auto_benchmark_file_runs_against_both_with_the_same_columns(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("PILOT", 0.3), ("LEAST", 0.3), ("WRITTEN", 0.7)):

@@ -153,7 +153,7 @@ def reader(
     "page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_what_a_page_shows_is_what_happens(page: Path, reader: Reader) -> None:
-    # The README runs as at its readers'.
+    # The README runs with its readers' settings.
     if page.name == "README.md":
         reader.environment["TSX_WORKER_PRELOAD"] = "true"
     for block in blocks(page):

@@ -204,7 +204,7 @@ def _upper(parameter: re.Match[str]) -> str:
     return parameter[1].upper()
 
 
-def test_the_table_of_tokens_is_what_the_routes_and_methods_ask_for(settings: Settings) -> None:
+def test_the_table_of_tokens_agrees_with_the_routes_and_methods(settings: Settings) -> None:
     opens = asyncio.run(opened_by_http(settings)) | asyncio.run(opened_by_grpc(settings))
     named = {
         (address, re.sub(r"\{(\w+)[^}]*\}", _upper, route)): token

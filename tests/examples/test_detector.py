@@ -103,7 +103,7 @@ def boxes_of(outputs: dict[str, torch.Tensor]) -> Things:
     ]
 
 
-def test_the_weights_find_what_metrics_say(example: dict[str, ModuleType]) -> None:
+def test_the_weights_are_as_good_as_their_metrics(example: dict[str, ModuleType]) -> None:
     measured = example["train"].measure(example["export"].trained(), count=12)
     assert METRICS["recall"] >= 0.95
     assert METRICS["precision"] >= 0.95
@@ -135,7 +135,7 @@ def test_a_drawing_is_the_same_each_time_and_its_symbols_lie_apart_within_it(
         )
 
 
-def test_an_exported_program_tells_what_the_weights_tell_for_one_drawing_and_for_many(
+def test_an_exported_program_answers_as_the_weights_for_one_drawing_and_for_many(
     example: dict[str, ModuleType], exported: dict[torch.dtype, Path]
 ) -> None:
     drawn = example["drawings"]

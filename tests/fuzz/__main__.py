@@ -20,7 +20,7 @@ import psutil
 # The targets are imported once they can be instrumented.
 NAMES = ("archive", "form", "frame", "lanes", "traffic")
 STALL = 0.05  # seconds of processor time
-# approximate factor of the instrumentation
+# Approximate factor of the instrumentation.
 INSTRUMENTED = 10
 GROWTH = 100 << 20  # bytes, after the first tenth of the time
 CORPORA = Path(__file__).parent / "corpora"

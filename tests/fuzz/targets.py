@@ -29,10 +29,10 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import parse_traffic
 
 ECHO = "def handle(data, context):\n    return data and [bytes(row.get('body') or row.get('data') or b'') for row in data]\n"
-# turns of the event loop for one input
+# Turns of the event loop for one input.
 TURNS = 400
 IDLE = 12  # turns without an answer after which none is on its way
-# most bytes written for each received byte
+# Most bytes written for each received byte.
 MOST_WRITTEN = 64
 LARGEST_ANSWER = 1 << 20
 

@@ -197,7 +197,7 @@ def page(context: Any) -> Iterator[Any]:
         "request", lambda request: None if _is_local(request.url) else problems.append(request.url)
     )
     yield page
-    # One test takes the storage away from the page.
+    # A test may have taken the storage away from the page.
     with suppress(Exception):
         page.evaluate("localStorage.clear()")
     page.close()

@@ -81,10 +81,30 @@ def row(page: Any, name: str) -> Any:
     return page.get_by_role("row", name=re.compile(name))
 
 
+def click(view: Any, button: str, **options: Any) -> None:
+    """Click a button of a page, or of a part of it."""
+    view.get_by_role("button", name=button, **options).click()
+
+
+def fill(view: Any, label: str, value: str, **options: Any) -> None:
+    """Fill a field of a page, or of a part of it."""
+    view.get_by_label(label, **options).fill(value)
+
+
+def expect_heading(view: Any, name: Any, **options: Any) -> None:
+    """Wait until a page, or a part of it, shows a heading."""
+    expect(view.get_by_role("heading", name=name, **options)).to_be_visible()
+
+
+def expect_text(view: Any, text: Any, **options: Any) -> None:
+    """Wait until a page, or a part of it, shows a text."""
+    expect(view.get_by_text(text, **options)).to_be_visible()
+
+
 def send_json(page: Any, value: object) -> None:
     """Send JSON by the playground."""
     page.get_by_label("JSON", exact=True).last.fill(json.dumps(value))
-    page.get_by_role("button", name="Send").click()
+    click(page, "Send")
 
 
 def check_accessibility(page: Any, view: str, *, dark: bool = True) -> None:

@@ -13,7 +13,18 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import Running
 from tests.support.streaming import CONFIG, TALKER
-from tests.ui.looking import check_accessibility, check_width, expect, look, predict, run_snippet
+from tests.ui.looking import (
+    check_accessibility,
+    check_width,
+    click,
+    expect,
+    expect_heading,
+    expect_text,
+    fill,
+    look,
+    predict,
+    run_snippet,
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,18 +34,18 @@ def served(start: Callable[..., Running], store: Path) -> Running:
 
 
 def ask(page: Any, text: str) -> None:
-    page.get_by_label("Message").fill(text)
-    page.get_by_role("button", name="Send").click()
+    fill(page, "Message", text)
+    click(page, "Send")
 
 
 def test_a_conversation_streams_and_its_code_repeats_it(
     page: Any, served: Running, tmp_path: Path
 ) -> None:
     look(page, served, "model/talker/try")
-    page.get_by_label("System prompt").fill("Be <b>brief</b>.")
-    page.get_by_label("Max tokens").fill("3")
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Stop", exact=True).fill("END\n")
+    fill(page, "System prompt", "Be <b>brief</b>.")
+    fill(page, "Max tokens", "3")
+    fill(page, "Temperature", "0")
+    fill(page, "Stop", "END\n", exact=True)
     turns = page.get_by_role("log", name="Conversation").get_by_role("listitem")
     with page.expect_request(
         lambda request: "/ui/api/predict/talker/1.0/v1/chat/completions" in request.url
@@ -70,7 +81,7 @@ def test_a_conversation_streams_and_its_code_repeats_it(
     page.get_by_role("tab", name="curl").click()
     line = page.locator("pre[data-for=curl]").inner_text()
     assert b"data: [DONE]" in run_snippet("curl", line, tmp_path).stdout
-    page.get_by_role("button", name="New conversation").click()
+    click(page, "New conversation")
     expect(turns).to_have_count(0)
     page.reload()
     expect(page.get_by_label("Message")).to_be_visible()
@@ -85,7 +96,7 @@ def test_enter_sends_and_breaks_the_line_only_with_shift(page: Any, served: Runn
     message.press("Shift+Enter")
     message.press_sequentially("two")
     expect(message).to_have_value("one\ntwo")
-    # This Enter ends a word of an input method.
+    # The Enter of an input method ends a word.
     message.dispatch_event("keydown", {"key": "Enter", "isComposing": True})
     expect(message).to_have_value("one\ntwo")
     message.press("Enter")
@@ -106,7 +117,7 @@ def test_stop_ends_the_answer_in_the_worker(
     ask(page, "slow words")
     answer = page.get_by_role("log").get_by_role("listitem").last
     expect(answer.locator(".said")).to_contain_text("slow")
-    page.get_by_role("button", name="Stop").click()
+    click(page, "Stop")
     expect(answer).to_contain_text("stopped")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     expect(page.get_by_label("Message")).to_be_focused()
@@ -114,20 +125,22 @@ def test_stop_ends_the_answer_in_the_worker(
     assert count() == before + 1
 
 
-def test_what_fails_is_said_and_can_be_sent_again(page: Any, served: Running) -> None:
+def test_a_failure_is_reported_and_the_message_can_be_sent_again(
+    page: Any, served: Running
+) -> None:
     look(page, served, "model/talker/try")
-    page.get_by_label("Max tokens").fill("5000")
+    fill(page, "Max tokens", "5000")
     ask(page, "too much")
     expect(
         page.get_by_role("alert").filter(has_text="max_tokens is more than the context has")
     ).to_be_visible()
     expect(page.get_by_label("Message")).to_have_value("too much")
-    page.get_by_label("Max tokens").fill("")
+    fill(page, "Max tokens", "")
     ask(page, "break it now")
-    expect(page.get_by_text("The answer was interrupted: the engine ended")).to_be_visible()
+    expect_text(page, "The answer was interrupted: the engine ended")
     expect(page.get_by_role("log").get_by_role("listitem").last).to_contain_text("interrupted")
     page.get_by_label("Task").select_option("Continue a text")
-    expect(page.get_by_role("heading", name="Continue a text")).to_be_visible()
+    expect_heading(page, "Continue a text")
     expect(page.get_by_label("System prompt")).to_be_hidden()
     ask(page, "once upon")
     expect(page.get_by_role("log").get_by_role("listitem")).to_have_count(2)
@@ -160,7 +173,7 @@ def test_the_charts_of_generation_are_those_of_its_metrics(page: Any, served: Ru
     chart(r"Sequences, 10 s mean: running [\d.]+, waiting 0")
     chart(r"Cache use, 10 s mean: in use [1-9]")
     look(page, served, "model/echo/overview")
-    expect(page.get_by_role("heading", name="Versions")).to_be_visible()
+    expect_heading(page, "Versions")
     expect(page.get_by_role("heading", name="Text generation")).to_be_hidden()
 
 
@@ -174,5 +187,5 @@ def test_the_chat_has_no_serious_finding_of_axe(page: Any, served: Running) -> N
     check_accessibility(page, "narrow", dark=False)
     check_width(page, "a conversation")
     look(page, served, "model/talker/overview")
-    expect(page.get_by_role("heading", name="Text generation")).to_be_visible()
+    expect_heading(page, "Text generation")
     check_accessibility(page, "charts")

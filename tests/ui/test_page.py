@@ -20,7 +20,11 @@ from tests.ui.looking import (
     PNG,
     check_accessibility,
     check_width,
+    click,
     expect,
+    expect_heading,
+    expect_text,
+    fill,
     look,
     png,
     predict,
@@ -58,17 +62,15 @@ def test_a_version_shows_its_form_and_the_unused_ones(
     make_model(store / "formed.mar", FORMED)
     register(management, "formed.mar")
     look(page, empty_server, "model/formed/overview")
-    expect(page.get_by_text("form bf16")).to_be_visible()
-    expect(
-        page.get_by_text("Forms that are not used: openvino-int8: it was built for cuda")
-    ).to_be_visible()
+    expect_text(page, "form bf16")
+    expect_text(page, "Forms that are not used: openvino-int8: it was built for cuda")
 
 
 def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     look(page, empty_server)
-    expect(page.get_by_text("No model is registered")).to_be_visible()
+    expect_text(page, "No model is registered")
     page.get_by_role("button", name="Register a model").focus()
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="Register a model")
@@ -91,7 +93,7 @@ def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(
     expect(row(page, "looks").get_by_text("ready", exact=True)).to_be_visible()
     row(page, "looks").get_by_role("link").focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="looks")).to_be_visible()
+    expect_heading(page, "looks")
     page.get_by_role("link", name="Overview").press("Enter")
     page.get_by_role("button", name="Unregister").focus()
     page.keyboard.press("Enter")
@@ -102,7 +104,7 @@ def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(
     assert management.get("/models/looks").status_code == 200
     page.keyboard.press("Enter")
     page.get_by_role("dialog").get_by_role("button", name="Unregister").press("Enter")
-    expect(page.get_by_text("This model is no longer registered")).to_be_visible()
+    expect_text(page, "This model is no longer registered")
     assert management.get("/models/looks").status_code == 404
 
 
@@ -114,13 +116,13 @@ def test_an_image_is_predicted_and_every_snippet_repeats_it(
     expect(page.get_by_role("radio", name="Image")).to_be_checked()
     page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "light.png")
     expect(page.get_by_alt_text("The image to be sent")).to_be_visible()
-    page.get_by_role("button", name="Send").click()
+    click(page, "Send")
     bars = page.get_by_role("list", name="Labels").get_by_role("listitem")
     expect(bars).to_have_count(2)
     expect(bars.first).to_contain_text("light")
     expect(bars.first).to_contain_text("80.0 %")
     expect(page.get_by_role("list", name="Where the time went")).to_contain_text("inference")
-    expect(page.get_by_text(re.compile(r"200 OK · .*s · .* B$"))).to_be_visible()
+    expect_text(page, re.compile(r"200 OK · .*s · .* B$"))
     tops = [
         page.get_by_role("list", name=name).bounding_box()["y"]
         for name in ("Labels", "Where the time went")
@@ -133,7 +135,7 @@ def test_an_image_is_predicted_and_every_snippet_repeats_it(
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("tab", name="requests")).to_be_focused()
     page.keyboard.press("ArrowLeft")
-    page.get_by_role("button", name="Copy the line for curl").click()
+    click(page, "Copy the line for curl")
     expect(page.get_by_role("button", name="Copy the line for curl")).to_have_text("Copied")
     assert (
         page.evaluate("navigator.clipboard.readText()")
@@ -143,10 +145,10 @@ def test_an_image_is_predicted_and_every_snippet_repeats_it(
 
 def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, served: Running) -> None:
     look(page, served, "model/looks/try")
-    page.get_by_role("button", name="Use camera").click()
-    page.get_by_role("button", name="Take picture").click()
-    expect(page.get_by_text("picture.jpg")).to_be_visible()
-    page.get_by_role("button", name="Send").click()
+    click(page, "Use camera")
+    click(page, "Take picture")
+    expect_text(page, "picture.jpg")
+    click(page, "Send")
     expect(page.get_by_role("list", name="Labels")).to_be_visible()
     transfer = page.evaluate_handle(
         """(bytes) => {
@@ -157,8 +159,8 @@ def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, served: Runn
         list(png(0)),
     )
     page.locator(".drop:visible").dispatch_event("drop", {"dataTransfer": transfer})
-    expect(page.get_by_text("dropped.png")).to_be_visible()
-    page.get_by_role("button", name="Send").click()
+    expect_text(page, "dropped.png")
+    click(page, "Send")
     expect(page.get_by_role("list", name="Labels").get_by_role("listitem").first).to_contain_text(
         "dark"
     )
@@ -175,7 +177,7 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
     expect(page.get_by_role("region", name="Detected objects")).to_contain_text("1, 2, 30, 40")
     send_json(page, [[[row % 2, 0.5] for _ in range(16)] for row in range(16)])
     expect(page.get_by_role("img", name="The class of each pixel")).to_be_visible()
-    # This answer begins like a mask.
+    # The answer begins like a mask.
     send_json(page, [[[0, 0.5]] * 16, *[[None] * 16] * 15])
     expect(page.locator("details.raw pre")).to_contain_text("null")
     send_json(page, [{"name": "a", "size": 1}, {"name": "b", "tags": ["x"]}])
@@ -185,7 +187,7 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
     send_json(page, {"deep": {"er": [1, "<img src=x onerror=alert(1)>"]}})
     expect(page.locator("details.raw pre")).to_contain_text("<img src=x onerror=alert(1)>")
     page.get_by_label("JSON", exact=True).last.fill('{"a": ')
-    page.get_by_role("button", name="Send").click()
+    click(page, "Send")
     expect(page.get_by_text("Not JSON yet")).to_have_count(1)
     expect(page.get_by_role("alert").get_by_text("Correct the JSON first.")).to_be_visible()
 
@@ -212,7 +214,7 @@ def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(
 ) -> None:
     look(page, served, "model/echo/try")
     send_json(page, "fail")
-    expect(page.get_by_text("the echo is broken")).to_be_visible()
+    expect_text(page, "the echo is broken")
     request = page.locator(".answer").get_by_text(re.compile("^request ")).inner_text()
     page.get_by_role("link", name="Show the traceback").click()
     summary = page.locator(".errors summary")
@@ -221,9 +223,7 @@ def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(
     expect(page.locator(".errors pre")).to_contain_text("handler.py")
     expect(page.locator(".errors").get_by_text(request, exact=True)).to_be_visible()
     look(page, served, "model/echo/errors/no-such-request")
-    expect(
-        page.get_by_text("The server has no traceback of request no-such-request")
-    ).to_be_visible()
+    expect_text(page, "The server has no traceback of request no-such-request")
 
 
 def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(
@@ -245,7 +245,7 @@ def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(
     link.click()
     expect(page.locator(".errors summary")).to_be_focused()
     expect(page.locator(".errors pre")).to_contain_text("handler.py")
-    expect(page.get_by_text("Last error: RuntimeError: the echo is broken")).to_be_visible()
+    expect_text(page, "Last error: RuntimeError: the echo is broken")
     page.get_by_role("link", name="Overview").click()
     card = page.get_by_role("region", name="Version 1.0")
     expect(card.get_by_role("link", name=re.compile("^7[45].* % errors$"))).to_be_visible()
@@ -261,7 +261,7 @@ def test_the_api_is_described_at_each_address_without_files_from_elsewhere(
     help_links = page.get_by_role("navigation", name="Help").get_by_role("link")
     expect(help_links).to_have_count(1)
     page.get_by_role("link", name="API").click()
-    expect(page.get_by_role("heading", name=re.compile("^tsx inference"))).to_be_visible()
+    expect_heading(page, re.compile("^tsx inference"))
     operation = page.locator("#operations-inference-post_predictions_model")
     operation.locator(".opblock-summary-control").click()
     operation.get_by_role("button", name="Try it out").click()
@@ -280,7 +280,7 @@ def test_errors_are_grouped_by_exception_and_counted_the_newest_first(
 ) -> None:
     register(management, "echo.mar")
     look(page, empty_server, "model/echo/errors")
-    expect(page.get_by_text("No errors so far.")).to_be_visible()
+    expect_text(page, "No errors so far.")
     for text in ("fail otherwise", "fail", "fail", "fail with 1", "fail with 2"):
         predict(empty_server, "echo", json=text)
     summary = page.locator(".errors summary")
@@ -294,13 +294,13 @@ def test_errors_are_grouped_by_exception_and_counted_the_newest_first(
 def test_an_unknown_address_says_so_and_the_page_goes_on(page: Any, served: Running) -> None:
     for route in ("model/%E0", "model", "model/echo/nonsense", "nonsense"):
         look(page, served, route)
-        expect(page.get_by_role("heading", name="This page does not exist")).to_be_visible()
+        expect_heading(page, "This page does not exist")
         expect(page.locator("main")).to_contain_text(route)
         # The page still polls the state.
         with page.expect_response(re.compile("ui/api/state")):
             pass
     page.get_by_role("link", name="All models").click()
-    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+    expect_heading(page, "Models")
 
 
 def test_the_skip_link_leads_to_the_content_and_not_to_another_view(
@@ -309,7 +309,7 @@ def test_the_skip_link_leads_to_the_content_and_not_to_another_view(
     look(page, served, "model/echo")
     page.get_by_role("link", name="Skip to the content").press("Enter")
     expect(page.locator("main")).to_be_focused()
-    expect(page.get_by_role("heading", name="echo")).to_be_visible()
+    expect_heading(page, "echo")
 
 
 def test_a_server_without_models_shows_commands_and_registers_an_archive(
@@ -325,14 +325,14 @@ def test_a_server_without_models_shows_commands_and_registers_an_archive(
             f"tsx predict model --sample --url {empty_server.address('predictions')}",
         ]
     )
-    page.get_by_role("button", name="Copy the command: Pack a model").click()
+    click(page, "Copy the command: Pack a model")
     assert page.evaluate("navigator.clipboard.readText()") == steps.first.inner_text()
     # A browser cannot put an archive into the model store.
     expect(page.locator("input[type=file], .drop")).to_have_count(0)
-    page.get_by_role("button", name="Register a model").click()
+    click(page, "Register a model")
     dialog = page.get_by_role("dialog", name="Register a model")
-    dialog.get_by_label("Archive").fill("looks.mar")
-    dialog.get_by_role("button", name="Register", exact=True).click()
+    fill(dialog, "Archive", "looks.mar")
+    click(dialog, "Register", exact=True)
     expect(row(page, "looks")).to_be_visible()
     expect(page.get_by_text("No model is registered")).to_be_hidden()
 
@@ -440,7 +440,7 @@ def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) 
 def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Running) -> None:
     """Ten points fill the plot, whatever its span of time is."""
     look(page, served)
-    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+    expect_heading(page, "Models")
     drawn = page.evaluate(
         """async () => {
             const { chart, stepOf } = await import('./chart.js');
@@ -505,7 +505,7 @@ def test_workers_and_versions_are_changed_from_the_page(
     register(management, "looks.mar", "looks2.mar")
     look(page, empty_server, "model/looks/overview")
     second = page.get_by_role("region", name="Version 2.0", exact=True)
-    second.get_by_role("button", name="Scaling and limits").click()
+    click(second, "Scaling and limits")
     drawer = page.get_by_role("dialog", name="Version 2.0: scaling and limits")
     names = (
         "Workers",
@@ -524,18 +524,18 @@ def test_workers_and_versions_are_changed_from_the_page(
         "0",
     ]
     expect(drawer.get_by_role("button", name="Apply")).to_be_disabled()
-    drawer.get_by_label("Workers", exact=True).fill("2")
-    drawer.get_by_label("Batch size", exact=True).fill("4")
-    drawer.get_by_label("Queue size", exact=True).fill("0")
+    fill(drawer, "Workers", "2", exact=True)
+    fill(drawer, "Batch size", "4", exact=True)
+    fill(drawer, "Queue size", "0", exact=True)
     # The field's own bound would keep the value from the server.
     drawer.get_by_label("Queue size", exact=True).evaluate("(field) => (field.min = '')")
     expect(drawer.get_by_role("region", name="Changes").get_by_role("listitem")).to_have_text(
         ["Workers1→2", "Batch size1→4", "Queue size100→0"]
     )
-    drawer.get_by_role("button", name="Apply").click()
+    click(drawer, "Apply")
     expect(drawer.get_by_role("alert")).to_contain_text("job_queue_size")
-    drawer.get_by_label("Queue size", exact=True).fill("50")
-    drawer.get_by_role("button", name="Apply").click()
+    fill(drawer, "Queue size", "50", exact=True)
+    click(drawer, "Apply")
     expect(drawer).to_have_count(0)
     second.locator("summary").click()
     expect(second.locator("tbody tr")).to_have_count(2)
@@ -544,12 +544,12 @@ def test_workers_and_versions_are_changed_from_the_page(
     assert [
         described[name] for name in ("minWorkers", "batchSize", "jobQueueSize", "responseTimeout")
     ] == [2, 4, 50, 120]
-    second.get_by_role("button", name="Make default").click()
+    click(second, "Make default")
     expect(page.get_by_role("dialog").get_by_role("listitem")).to_have_text(
         "Default version1.0→2.0"
     )
-    page.get_by_role("dialog").get_by_role("button", name="Make default").click()
-    expect(second.get_by_text("default", exact=True)).to_be_visible()
+    click(page.get_by_role("dialog"), "Make default")
+    expect_text(second, "default", exact=True)
     assert management.get("/models/looks").json()[0]["modelVersion"] == "2.0"
 
 
@@ -559,12 +559,12 @@ def test_a_version_that_takes_the_place_of_another_has_as_many_workers(
     register(management, "looks.mar")
     management.put("/models/looks", params={"min_worker": 2, "synchronous": "true"})
     look(page, empty_server)
-    page.get_by_role("button", name="Register a model").click()
-    page.get_by_label("Archive").fill("looks2.mar")
+    click(page, "Register a model")
+    fill(page, "Archive", "looks2.mar")
     page.get_by_label(
         re.compile("Replace the served version once this one is loaded; no request is lost")
     ).check()
-    page.get_by_role("button", name="Register", exact=True).click()
+    click(page, "Register", exact=True)
     expect(
         page.get_by_role("status").get_by_text("has taken the place of version 1.0")
     ).to_be_visible()
@@ -593,41 +593,41 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(
     page.keyboard.press("ArrowLeft")
     expect(border).to_have_attribute("aria-valuetext", "1.0: 39 %, 2.0: 61 %")
     expect(page.get_by_label("Share of version 2.0, percent")).to_have_value("61")
-    page.get_by_label("Share of version 2.0, percent").fill("75")
+    fill(page, "Share of version 2.0, percent", "75")
     page.get_by_label("Share of version 2.0, percent").press("Enter")
     expect(page.get_by_label("Share of version 1.0, percent")).to_have_value("25")
     # Nothing is sent without the dialog.
     assert management.get("/models/looks/traffic").json()["traffic"] == {}
-    page.get_by_role("button", name="Review and apply").click()
+    click(page, "Review and apply")
     dialog = page.get_by_role("dialog", name="Split requests")
     expect(dialog.get_by_role("listitem")).to_have_text(
         ["Version 1.0100 %→25 %", "Version 2.00 %→75 %"]
     )
-    dialog.get_by_role("button", name="Apply").click()
+    click(dialog, "Apply")
     expect(first).to_contain_text("25.0 %")
     expect(second).to_contain_text("75.0 %")
     expect(page.get_by_text("These shares are not applied yet.")).to_be_hidden()
     border.focus()
     page.keyboard.press("Home")
-    page.get_by_role("button", name="Review and apply").click()
-    dialog.get_by_role("button", name="Apply").click()
+    click(page, "Review and apply")
+    click(dialog, "Apply")
     expect(second).to_contain_text("100.0 %")
     answer = predict(empty_server, "looks", content=png(10), headers=PNG)
     assert (answer.headers["x-tsx-model-version"], "new" in answer.json()) == ("2.0", True)
-    page.get_by_role("button", name="Undo the last change").click()
+    click(page, "Undo the last change")
     dialog = page.get_by_role("dialog", name="Undo the last change")
     expect(dialog.get_by_role("listitem")).to_have_text(
         ["Version 1.00 %→25 %", "Version 2.0100 %→75 %"]
     )
-    dialog.get_by_role("button", name="Undo", exact=True).click()
+    click(dialog, "Undo", exact=True)
     expect(page.get_by_label("Share of version 2.0, percent")).to_have_value("75")
-    page.get_by_role("button", name="Set a label").click()
+    click(page, "Set a label")
     dialog = page.get_by_role("dialog", name="Set a label")
-    dialog.get_by_label("Label", exact=True).fill("canary")
+    fill(dialog, "Label", "canary", exact=True)
     expect(dialog.get_by_role("listitem")).to_have_text("canary2.0")
-    dialog.get_by_role("button", name="Set").click()
+    click(dialog, "Set")
     expect(second).to_contain_text("canary")
-    page.get_by_label("Share of version 2.0, percent").fill("-1")
+    fill(page, "Share of version 2.0, percent", "-1")
     page.get_by_label("Share of version 2.0, percent").press("Enter")
     # The browser itself refuses the share.
     expect(page.get_by_role("button", name="Review and apply")).to_be_hidden()
@@ -656,27 +656,27 @@ def test_rules_are_set_and_removed_and_changes_of_others_stay(
     register(management, "looks.mar", "looks2.mar")
     look(page, empty_server, "model/looks/traffic")
     panel = page.get_by_role("region", name="Traffic", exact=True)
-    expect(panel.get_by_text("None: the shares alone decide.")).to_be_visible()
-    panel.get_by_role("button", name="Edit rules").click()
+    expect_text(panel, "None: the shares alone decide.")
+    click(panel, "Edit rules")
     form = page.get_by_role("dialog", name="Rules and stickiness")
     for header, comparison, value, target in (
         ("X-Beta", "is", "1", "2.0"),
         ("X-User", "matches", "test-.*", "canary"),
     ):
-        form.get_by_role("button", name="Add rule").click()
+        click(form, "Add rule")
         expect(form.get_by_label("Header of the rule").last).to_be_focused()
         form.get_by_label("Header of the rule").last.fill(header)
         form.get_by_label("How its value is compared").last.select_option(comparison)
         form.get_by_label("Value of the header").last.fill(value)
         form.get_by_label("Version or label of the rule").last.fill(target)
-    form.get_by_label("Keep a client on one version by").fill("header:X-User")
+    fill(form, "Keep a client on one version by", "header:X-User")
     changes = form.get_by_role("region", name="Changes").get_by_role("listitem")
     expect(changes).to_have_count(3)
     expect(changes.last).to_have_text("Rule 2X-User matches test-.* → canary")
     # Another person sets a label meanwhile.
     management.put("/models/looks/labels/canary", json={"version": "2.0"})
-    form.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("The traffic policy was changed.")).to_be_visible()
+    click(form, "Apply")
+    expect_text(page, "The traffic policy was changed.")
     traffic = management.get("/models/looks/traffic").json()["traffic"]
     first, second = (
         {"header": "X-Beta", "equals": "1", "to": "2.0"},
@@ -696,17 +696,17 @@ def test_rules_are_set_and_removed_and_changes_of_others_stay(
     ):
         answer = predict(empty_server, "looks", content=png(10), headers=PNG | header)
         assert answer.headers["x-tsx-model-version"] == version
-    panel.get_by_role("button", name="Edit rules").click()
+    click(panel, "Edit rules")
     form.get_by_label("Value of the header").last.fill("(")
-    form.get_by_role("button", name="Apply").click()
+    click(form, "Apply")
     expect(form.get_by_role("alert")).to_contain_text("not a regular expression of RE2")
     expect(form.get_by_label("Value of the header").last).to_have_value("(")
     form.get_by_role("button", name="Remove this rule").last.click()
-    form.get_by_role("button", name="Apply").click()
+    click(form, "Apply")
     expect(form).to_have_count(0)
     expect(panel).not_to_contain_text("X-User matches")
-    page.get_by_role("button", name="Undo the last change").click()
-    page.get_by_role("dialog").get_by_role("button", name="Undo", exact=True).click()
+    click(page, "Undo the last change")
+    click(page.get_by_role("dialog"), "Undo", exact=True)
     expect(panel).to_contain_text("X-User matches test-.* → canary")
 
 
@@ -715,22 +715,20 @@ def test_requests_are_recorded_and_the_files_removed(
 ) -> None:
     register(management, "echo.mar")
     look(page, empty_server, "model/echo/traffic")
-    page.get_by_role("button", name="Record", exact=True).click()
+    click(page, "Record", exact=True)
     dialog = page.get_by_role("dialog", name="Record requests")
-    dialog.get_by_label("Percent recorded").fill("100")
-    dialog.get_by_label("Maximum size").fill("ten")
+    fill(dialog, "Percent recorded", "100")
+    fill(dialog, "Maximum size", "ten")
     dialog.get_by_label("Record the answers as well, so that a replay can compare them").check()
     expect(dialog.get_by_role("listitem").first).to_have_text(
         "Recorded0 %→100 % of the requests, with answers"
     )
-    dialog.get_by_role("button", name="Record", exact=True).click()
+    click(dialog, "Record", exact=True)
     expect(dialog.get_by_role("alert")).to_contain_text("max_size is 'ten'")
-    dialog.get_by_label("Maximum size").fill("1MB")
-    dialog.get_by_role("button", name="Record", exact=True).click()
+    fill(dialog, "Maximum size", "1MB")
+    click(dialog, "Record", exact=True)
     panel = page.get_by_role("region", name="Recording", exact=True)
-    expect(
-        panel.get_by_text("100 % of the requests, with answers, up to 1.0 MB, for 24 h")
-    ).to_be_visible()
+    expect_text(panel, "100 % of the requests, with answers, up to 1.0 MB, for 24 h")
     expect(page.get_by_role("button", name="Record", exact=True)).to_be_hidden()
     predict(empty_server, "echo", json=[1])
     expect(panel.locator(".tile", has_text="Recorded")).to_contain_text("1")
@@ -738,10 +736,10 @@ def test_requests_are_recorded_and_the_files_removed(
     assert Path(line.removeprefix("tsx replay ")) == Path(
         management.get("/models/echo/record").json()["directory"]
     )
-    panel.get_by_role("button", name="Stop recording").click()
-    expect(panel.get_by_text("off", exact=True)).to_be_visible()
-    panel.get_by_role("button", name="Remove files").click()
-    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    click(panel, "Stop recording")
+    expect_text(panel, "off", exact=True)
+    click(panel, "Remove files")
+    click(page.get_by_role("dialog"), "Remove")
     expect(panel).to_be_hidden()
     assert management.get("/models/echo/record").json()["files"] == 0
 
@@ -751,18 +749,18 @@ def test_a_rollout_is_begun_watched_and_taken_back(
 ) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, empty_server, "model/looks/traffic")
-    page.get_by_role("button", name="Start rollout").click()
+    click(page, "Start rollout")
     dialog = page.get_by_role("dialog", name="Start rollout")
-    dialog.get_by_label("Steps, percent").fill("40, 30")
-    dialog.get_by_role("button", name="Start rollout").click()
+    fill(dialog, "Steps, percent", "40, 30")
+    click(dialog, "Start rollout")
     expect(dialog.get_by_role("alert")).to_contain_text("steps")
-    dialog.get_by_label("Steps, percent").fill("40, 100")
+    fill(dialog, "Steps, percent", "40, 100")
     changes = dialog.get_by_role("listitem")
     expect(changes.first).to_have_text("Version 2.00 %→40 %, then 100 %")
     expect(changes.nth(1)).to_have_text("Version 1.0100 %→60 %, then 0 %")
-    dialog.get_by_role("button", name="Start rollout").click()
+    click(dialog, "Start rollout")
     panel = page.get_by_role("region", name="Rollout", exact=True)
-    expect(panel.get_by_text("version 1.0 to 2.0, step 1 of 2")).to_be_visible()
+    expect_text(panel, "version 1.0 to 2.0, step 1 of 2")
     expect(panel.get_by_role("list", name="Steps").locator("[aria-current=step]")).to_have_text(
         "40 %"
     )
@@ -771,8 +769,8 @@ def test_a_rollout_is_begun_watched_and_taken_back(
             "row", name=re.compile("^2.0")
         )
     ).to_contain_text("40.0 %")
-    panel.get_by_role("button", name="Roll back").click()
-    page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
+    click(panel, "Roll back")
+    click(page.get_by_role("dialog"), "Roll back")
     expect(panel.locator(".chip")).to_have_text("went back")
     assert management.get("/models/looks/rollout").json()["status"] == "went back"
 
@@ -782,18 +780,18 @@ def test_requests_are_mirrored_and_different_answers_are_shown(
 ) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, empty_server, "model/looks/traffic")
-    page.get_by_role("button", name="Mirror traffic").click()
+    click(page, "Mirror traffic")
     dialog = page.get_by_role("dialog", name="Mirror traffic")
-    dialog.get_by_label("Percent of the requests").fill("100")
+    fill(dialog, "Percent of the requests", "100")
     dialog.get_by_label("Compare answers").select_option("by numbers within a tolerance")
-    dialog.get_by_label("Relative tolerance").fill("0.25")
-    dialog.get_by_label("Fields to ignore").fill("id, outputs.*.took")
+    fill(dialog, "Relative tolerance", "0.25")
+    fill(dialog, "Fields to ignore", "id, outputs.*.took")
     expect(dialog.get_by_role("listitem").first).to_have_text(
         "Mirror100 % of the requests also to 2.0, answers compared by numbers within a tolerance"
     )
-    dialog.get_by_role("button", name="Mirror traffic").click()
+    click(dialog, "Mirror traffic")
     panel = page.get_by_role("region", name="Mirrored traffic", exact=True)
-    expect(panel.get_by_text("100 % of the requests also to 2.0")).to_be_visible()
+    expect_text(panel, "100 % of the requests also to 2.0")
     compare = management.get("/models/looks/shadow").json()["shadow"]["compare"]
     assert compare == {"kind": "numeric", "ignore": ["id", "outputs.*.took"], "rtol": 0.25}
     for light in (10, 200):
@@ -801,9 +799,9 @@ def test_requests_are_mirrored_and_different_answers_are_shown(
         assert "new" not in answer.json()
     expect(panel.locator(".tile", has_text="Disagreed")).to_contain_text("2")
     panel.locator("details summary").first.click()
-    expect(panel.get_by_role("heading", name=re.compile("^version 2.0: 200"))).to_be_visible()
-    panel.get_by_role("button", name="Stop mirroring").click()
-    expect(panel.get_by_text("off", exact=True)).to_be_visible()
+    expect_heading(panel, re.compile("^version 2.0: 200"))
+    click(panel, "Stop mirroring")
+    expect_text(panel, "off", exact=True)
     assert management.get("/models/looks/traffic").json()["traffic"].get("shadow") is None
 
 
@@ -814,7 +812,7 @@ def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, served: R
     expect(table.get_by_text("model_version=1.0").first).to_be_hidden()
     table.get_by_text("tsx_queue_capacity").click()
     expect(table.locator("details[open]")).to_contain_text("100")
-    page.get_by_label("Filter").fill("queue_depth")
+    fill(page, "Filter", "queue_depth")
     expect(table).not_to_contain_text("ts_inference_requests_total")
     predict(served, "echo", json=[1])
     expect(page.get_by_role("region", name="Slowest requests").first).to_contain_text("inference")
@@ -826,12 +824,12 @@ def test_a_request_is_explained_by_its_id(page: Any, served: Running) -> None:
     look(page, served, "model/echo/metrics")
     panel = page.get_by_role("region", name="Explain a request")
     for unknown in ("no-such-id", "a/b"):
-        panel.get_by_label("Request id").fill(unknown)
-        panel.get_by_role("button", name="Explain").click()
+        fill(panel, "Request id", unknown)
+        click(panel, "Explain")
         expect(panel.get_by_role("alert")).to_contain_text(f"Request {unknown} is not known")
-    panel.get_by_label("Request id").fill(request)
+    fill(panel, "Request id", request)
     page.keyboard.press("Enter")
-    expect(panel.get_by_text("echo 1.0: 200 after")).to_be_visible()
+    expect_text(panel, "echo 1.0: 200 after")
     expect(panel.get_by_role("list", name="Where the time went")).to_contain_text("inference")
     expect(panel.get_by_role("alert")).to_be_hidden()
 
@@ -840,26 +838,26 @@ def test_a_request_for_later_is_seen_in_the_queue_and_run_again(page: Any, serve
     look(page, served, "model/echo/try")
     page.get_by_label("Answer later").check()
     send_json(page, "fail")
-    expect(page.get_by_text("202 Accepted")).to_be_visible()
+    expect_text(page, "202 Accepted")
     assert "Prefer: respond-async" in page.locator("pre[data-for=curl]").inner_text()
     page.get_by_role("link", name="Show the job").click()
     job = row(page, "echo")
-    expect(job.get_by_text("failed", exact=True)).to_be_visible()
-    job.get_by_role("button", name="Show answer").click()
+    expect_text(job, "failed", exact=True)
+    click(job, "Show answer")
     expect(page.get_by_role("region", name="Answer")).to_contain_text("the echo is broken")
-    job.get_by_role("button", name="Retry").click()
-    expect(page.get_by_text("The job is queued again.")).to_be_visible()
-    expect(job.get_by_text("2 attempts")).to_be_visible()
+    click(job, "Retry")
+    expect_text(page, "The job is queued again.")
+    expect_text(job, "2 attempts")
     check_accessibility(page, "jobs")
     page.set_viewport_size({"width": 360, "height": 740})
     check_width(page, "jobs")
     page.get_by_label("State").select_option("cancelled")
-    expect(page.get_by_text("No job matches.")).to_be_visible()
+    expect_text(page, "No job matches.")
 
 
 def test_a_model_that_is_not_registered_is_reported(page: Any, served: Running) -> None:
     look(page, served, "model/nosuch")
-    expect(page.get_by_text("No model with this name is registered.")).to_be_visible()
+    expect_text(page, "No model with this name is registered.")
     expect(page.get_by_role("link", name="Playground")).to_be_hidden()
     page.get_by_role("link", name="All models").click()
     expect(row(page, "echo")).to_be_visible()
@@ -882,7 +880,7 @@ def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
     expect(page.get_by_role("alert").get_by_text("The server does not answer")).to_be_hidden()
     expect(model.get_by_text("ready", exact=True)).to_be_visible()
     model.get_by_role("link").click()
-    expect(page.get_by_role("heading", name="echo")).to_be_visible()
+    expect_heading(page, "echo")
 
 
 def test_the_theme_is_the_systems_until_one_is_chosen(page: Any, served: Running) -> None:
@@ -904,7 +902,7 @@ def test_no_view_has_a_serious_finding_of_axe_or_is_wider_than_a_phone(
 ) -> None:
     look(page, served)
     expect(row(page, "echo")).to_be_visible()
-    page.get_by_role("button", name="Register a model").click()
+    click(page, "Register a model")
     check_accessibility(page, "models")
     page.keyboard.press("Escape")
     tabs = ("try", "overview", "traffic", "errors", "metrics", "nonsense")
@@ -915,7 +913,7 @@ def test_no_view_has_a_serious_finding_of_axe_or_is_wider_than_a_phone(
         ).to_be_visible()
         if tab == "traffic":
             for button in ("Start rollout", "Mirror traffic", "Edit rules"):
-                page.get_by_role("button", name=button).click()
+                click(page, button)
                 check_accessibility(page, button)
                 page.keyboard.press("Escape")
             page.get_by_role("slider").press("PageDown")

@@ -14,7 +14,20 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import Running
 from tests.ui.conftest import LOOKS
-from tests.ui.looking import expect, look, png, register, row, run_snippet, send_json, snippets_of
+from tests.ui.looking import (
+    click,
+    expect,
+    expect_heading,
+    expect_text,
+    fill,
+    look,
+    png,
+    register,
+    row,
+    run_snippet,
+    send_json,
+    snippets_of,
+)
 
 TEXT = """it's "so": $HOME `date` \\n
 %s é {a}"""
@@ -39,7 +52,7 @@ def test_snippets_repeat_the_text_that_was_sent_to_a_labelled_version(
     look(page, server, "model/odd/try")
     page.get_by_label("Version", exact=True).select_option("stable")
     send_json(page, {"answer": {"text": TEXT}})
-    expect(page.get_by_text("200 OK")).to_be_visible()
+    expect_text(page, "200 OK")
     for tool, snippet in snippets_of(page).items():
         assert "stable" in snippet
         assert json.loads(run_snippet(tool, snippet, tmp_path).stdout)["text"] == TEXT, tool
@@ -50,7 +63,7 @@ def test_snippets_read_a_file_whatever_its_name(page: Any, server: Running, tmp_
     file.write_bytes(png(204))
     look(page, server, "model/looks/try")
     page.get_by_label("Image", exact=True).last.set_input_files(file)
-    page.get_by_role("button", name="Send").click()
+    click(page, "Send")
     expect(page.get_by_role("list", name="Labels")).to_be_visible()
     for tool, snippet in snippets_of(page).items():
         answer = json.loads(run_snippet(tool, snippet, tmp_path).stdout)
@@ -63,7 +76,7 @@ def test_snippets_read_a_file_whatever_its_name(page: Any, server: Running, tmp_
 def test_snippets_save_a_binary_answer(page: Any, server: Running, tmp_path: Path) -> None:
     look(page, server, "model/odd/try")
     send_json(page, {"bytes": 300})
-    expect(page.get_by_text("75 KiB of binary data.")).to_be_visible()
+    expect_text(page, "75 KiB of binary data.")
     for tool, snippet in snippets_of(page).items():
         run_snippet(tool, snippet, tmp_path)
         assert (tmp_path / "answer.bin").read_bytes() == bytes(range(256)) * 300, tool
@@ -87,17 +100,17 @@ def test_an_answer_may_be_empty_a_failure_or_more_than_is_shown(page: Any, serve
     for odd in ({"answer": ""}, {"answer": "", "status": 204}):
         send_json(page, odd)
         expect(answer.get_by_text(re.compile(f"^{odd.get('status', 200)} [A-Z]"))).to_be_visible()
-        expect(answer.get_by_text("The answer is empty.")).to_be_visible()
+        expect_text(answer, "The answer is empty.")
     send_json(page, {"answer": '{"error": {"message": "too odd", "hint": "less"}}', "status": 422})
     expect(answer.locator("pre.problem")).to_have_text("too odd")
     expect(answer.locator("details.raw pre")).to_contain_text('"hint": "less"')
     send_json(page, {"answer": [{f"k{column}": column for column in range(60)}] * 600})
-    expect(answer.get_by_text("The first 500 of 600 rows.")).to_be_visible()
-    expect(answer.get_by_text("The first 50 of 60 columns.")).to_be_visible()
+    expect_text(answer, "The first 500 of 600 rows.")
+    expect_text(answer, "The first 50 of 60 columns.")
     send_json(page, {"answer": [{"cat": [1, 2, 3, 4]}] * 400})
-    expect(answer.get_by_text("The first 300 of 400 boxes.")).to_be_visible()
+    expect_text(answer, "The first 300 of 400 boxes.")
     send_json(page, {"answer": "x" * 70_000})
-    expect(answer.get_by_text("The first 60,000 of 70,000 characters.")).to_be_visible()
+    expect_text(answer, "The first 60,000 of 70,000 characters.")
 
 
 def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(
@@ -106,10 +119,10 @@ def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(
     look(page, server, "model/odd/try")
     send_json(page, {"seconds": 1.5, "answer": "late"})
     expect(page.locator(".status")).to_have_text(re.compile(r"^Waiting for the answer … \d s$"))
-    page.get_by_role("button", name="Stop", exact=True).click()
+    click(page, "Stop", exact=True)
     expect(page.locator(".status")).to_have_text("Stopped.")
     send_json(page, {"answer": "soon"})
-    expect(page.get_by_text("soon", exact=True)).to_be_visible()
+    expect_text(page, "soon", exact=True)
 
 
 def test_a_file_that_has_changed_is_to_be_chosen_again(
@@ -120,11 +133,11 @@ def test_a_file_that_has_changed_is_to_be_chosen_again(
     page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "a.png")
     expect(page.get_by_alt_text("The image to be sent")).to_be_visible()
     (tmp_path / "a.png").write_bytes(png(200, (90, 90)))
-    page.get_by_role("button", name="Send").click()
+    click(page, "Send")
     expect(page.get_by_role("alert").get_by_text("a.png cannot be read")).to_be_visible()
     page.get_by_label("Image", exact=True).last.set_input_files([])
     page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "a.png")
-    page.get_by_role("button", name="Send").click()
+    click(page, "Send")
     expect(page.get_by_role("list", name="Labels")).to_be_visible()
 
 
@@ -141,10 +154,10 @@ def test_the_form_follows_the_handler_once_its_worker_reports_its_input(
     expect(text).to_be_checked()
     # A person's choice holds: for the next version, and after the page is loaded again.
     register(management, "looks2.mar")
-    expect(page.get_by_text("2 versions, default 1.0")).to_be_visible()
+    expect_text(page, "2 versions, default 1.0")
     expect(text).to_be_checked()
     page.reload()
-    expect(page.get_by_role("heading", name="looks")).to_be_visible()
+    expect_heading(page, "looks")
     expect(text).to_be_checked()
 
 
@@ -172,11 +185,11 @@ def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(
     bars = page.get_by_role("list", name="Labels").get_by_role("listitem")
     for name, label in (("light.png", "light"), ("dark.png", "dark")):
         page.get_by_role("button", name=name, exact=True).first.click()
-        expect(page.get_by_text(re.compile(f"^{name}, "))).to_be_visible()
-        page.get_by_role("button", name="Send").click()
+        expect_text(page, re.compile(f"^{name}, "))
+        click(page, "Send")
         expect(bars.first).to_contain_text(label)
     page.get_by_label("JSON", exact=True).last.evaluate("(area) => (area.value = '[]')")
-    page.get_by_role("button", name="row.json").click()
+    click(page, "row.json")
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
     expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"light": 1}')
     history = page.get_by_role("region", name="History").get_by_role("button")
@@ -187,7 +200,7 @@ def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(
     history.filter(has_text="light.png").click()
     expect(page.get_by_role("radio", name="Image")).to_be_checked()
     expect(bars.first).to_contain_text("light")
-    page.get_by_role("button", name="Send").click()
+    click(page, "Send")
     expect(history).to_have_count(3)
     expect(history.first).to_contain_text("light.png")
 
@@ -222,7 +235,7 @@ def test_the_camera_is_off_once_a_person_leaves_the_playground(page: Any, server
         navigator.mediaDevices.getUserMedia = async (wanted) => (window.seen = await ask(wanted));"""
     )
     look(page, server, "model/looks/try")
-    page.get_by_role("button", name="Use camera").click()
+    click(page, "Use camera")
     expect(page.get_by_role("button", name="Take picture")).to_be_visible()
     page.get_by_role("link", name="Overview").click()
     expect(page.get_by_role("button", name="Take picture")).to_have_count(0)
@@ -233,15 +246,13 @@ def test_a_file_that_is_dropped_beside_its_field_does_not_replace_the_page(
     page: Any, server: Running
 ) -> None:
     look(page, server)
-    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+    expect_heading(page, "Models")
     assert page.evaluate(
         "!document.body.dispatchEvent(new DragEvent('drop', { bubbles: true, cancelable: true }))"
     )
 
 
-def test_a_browser_that_keeps_nothing_shows_the_page_all_the_same(
-    page: Any, server: Running
-) -> None:
+def test_a_browser_without_storage_shows_the_page(page: Any, server: Running) -> None:
     page.add_init_script(
         """for (const name of ['localStorage', 'sessionStorage'])
             Object.defineProperty(window, name, { get() { throw new DOMException('denied', 'SecurityError'); } });"""
@@ -271,7 +282,7 @@ def test_a_token_is_asked_for_until_one_is_right_and_stays_in_this_tab(
     ):
         field.fill(token)
         page.keyboard.press("Enter")
-        expect(dialog.get_by_text(problem)).to_be_visible()
+        expect_text(dialog, problem)
         assert page.evaluate("sessionStorage.length") == 0
     field.fill("right")
     page.keyboard.press("Enter")
@@ -284,13 +295,13 @@ def test_a_token_is_asked_for_until_one_is_right_and_stays_in_this_tab(
     expect(dialog).to_have_count(0)
     look(page, guarded, "model/odd/try")
     send_json(page, {"answer": {"a": 1}})
-    expect(page.get_by_text("200 OK")).to_be_visible()
+    expect_text(page, "200 OK")
     for tool, snippet in snippets_of(page).items():
         result = run_snippet(tool, snippet, tmp_path, TSX_INFERENCE_TOKEN="it's other")
         assert json.loads(result.stdout) == {"a": 1}, tool
     page.reload()
-    expect(page.get_by_role("heading", name="odd")).to_be_visible()
-    page.get_by_role("button", name="Forget token").click()
+    expect_heading(page, "odd")
+    click(page, "Forget token")
     expect(dialog).to_be_visible()
 
 
@@ -355,17 +366,15 @@ def test_many_versions_and_models_are_distinguished(
     look(page, empty_server)
     rows = page.get_by_role("region", name="Models").locator("tbody tr th.name")
     expect(rows).to_have_count(11)
-    page.get_by_label("Filter").fill("odd1")
+    fill(page, "Filter", "odd1")
     expect(rows).to_have_count(2)
-    page.get_by_label("Filter").fill("nothing")
-    expect(page.get_by_text("No model matches the filter.")).to_be_visible()
+    fill(page, "Filter", "nothing")
+    expect_text(page, "No model matches the filter.")
     look(page, empty_server, "model/many/overview")
     expect(page.get_by_role("heading", level=3)).to_have_text(
         [f"Version {number}.0" for number in range(1, 13)]
     )
-    expect(
-        page.get_by_text("The charts show 1 of 12 versions: those with the most recent requests.")
-    ).to_be_visible()
+    expect_text(page, "The charts show 1 of 12 versions: those with the most recent requests.")
 
 
 def test_a_long_error_is_reported_in_short_until_it_is_opened(page: Any, server: Running) -> None:

@@ -12,7 +12,18 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import Running
-from tests.ui.looking import check_accessibility, check_width, expect, look, predict, register
+from tests.ui.looking import (
+    check_accessibility,
+    check_width,
+    click,
+    expect,
+    expect_heading,
+    expect_text,
+    fill,
+    look,
+    predict,
+    register,
+)
 
 LONG = "long-" + "x" * 195
 MARKUP = "<img src=x onerror=console.error(1)><b>"
@@ -71,13 +82,13 @@ def test_the_bar_names_the_views_and_marks_the_one_that_is_shown(
     expect(bar.get_by_role("link")).to_have_text(["Models", "Jobs", "Logs", "Server"])
     for name in ("Jobs", "Logs", "Server", "Models"):
         bar.get_by_role("link", name=name).press("Enter")
-        expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
+        expect_heading(page, name, level=1)
         expect(bar.locator("[aria-current=page]")).to_have_text([name])
         assert page.title() == f"{name} · tsx"
     look(page, served, "model/first/overview")
     expect(bar.locator("[aria-current=true]")).to_have_text(["Models"])
     look(page, served, "nonsense")
-    expect(page.get_by_role("heading", name="This page does not exist")).to_be_visible()
+    expect_heading(page, "This page does not exist")
     expect(bar.locator("[aria-current]")).to_have_count(0)
 
 
@@ -142,9 +153,9 @@ def test_models_without_workers_are_a_closed_group(page: Any, served: Running) -
     expect(group).to_have_attribute("aria-expanded", "true")
     group.press("Enter")
     expect(rows(page)).to_have_text(["a"])
-    page.get_by_label("Filter").fill("idle4")
+    fill(page, "Filter", "idle4")
     expect(rows(page)).to_have_text(["idle4", *(f"idle4{digit}" for digit in range(7))])
-    page.get_by_label("Filter").fill("")
+    fill(page, "Filter", "")
     expect(rows(page)).to_have_text(["a"])
 
 
@@ -158,11 +169,11 @@ def test_a_row_is_one_line_whatever_its_name(page: Any, served: Running) -> None
         assert max(heights) - min(heights) < 1.5, "rounded to the pixels of a border"
         expect(page.get_by_role("link", name=LONG)).to_have_attribute("title", LONG)
         check_width(page, f"models at {width}")
-        page.get_by_role("button", name="47 without workers").click()
+        click(page, "47 without workers")
         expect(rows(page)).to_have_count(50)
         check_width(page, f"50 models at {width}")
         check_accessibility(page, f"50 models at {width}", dark=False)
-        page.get_by_role("button", name="47 without workers").click()
+        click(page, "47 without workers")
     look(page, served, f"model/{LONG}/overview")
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     check_width(page, "a long name")
@@ -178,15 +189,15 @@ def test_logs_are_those_of_all_models_or_of_one(page: Any, served: Running) -> N
     page.get_by_label("Model", exact=True).select_option("second")
     expect(log).not_to_contain_text("one")
     expect(log).to_contain_text("two")
-    page.get_by_label("Filter").fill("nowhere")
-    expect(page.get_by_text("No line matches the filter.")).to_be_visible()
-    page.get_by_label("Filter").fill("seen")
+    fill(page, "Filter", "nowhere")
+    expect_text(page, "No line matches the filter.")
+    fill(page, "Filter", "seen")
     log.get_by_role("link", name="second").click()
-    expect(page.get_by_role("heading", name="second")).to_be_visible()
+    expect_heading(page, "second")
     expect(page.get_by_role("log")).to_contain_text("two")
 
 
-def test_the_server_shows_what_it_is_and_its_settings_without_secrets(
+def test_the_server_shows_its_figures_and_its_settings_without_secrets(
     page: Any, start: Callable[..., Running]
 ) -> None:
     server = start(
@@ -196,7 +207,7 @@ def test_the_server_shows_what_it_is_and_its_settings_without_secrets(
         drain_timeout=7,
     )
     look(page, server, "server")
-    page.get_by_label("Management token").fill("hunter2")
+    fill(page, "Management token", "hunter2")
     page.keyboard.press("Enter")
     tiles = page.locator(".tile")
     expect(tiles.locator("dt")).to_have_text(
@@ -219,7 +230,7 @@ def test_the_server_shows_what_it_is_and_its_settings_without_secrets(
     expect(settings.get_by_role("row", name="job_queue_size")).to_have_count(0)
     page.get_by_label("Show defaults too").check()
     expect(settings.get_by_role("row", name="job_queue_size")).to_be_visible()
-    page.get_by_label("Filter").fill("drain")
+    fill(page, "Filter", "drain")
     expect(settings.locator("tbody tr")).to_have_count(1)
 
 
@@ -237,7 +248,7 @@ def test_a_server_without_models_has_all_its_views(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     look(page, empty_server)
-    expect(page.get_by_text("Serve your first model")).to_be_visible()
+    expect_text(page, "Serve your first model")
     expect(page.get_by_role("region", name="Models", exact=True)).to_be_hidden()
     look(page, empty_server, "logs")
     expect(page.get_by_role("log")).to_be_visible()

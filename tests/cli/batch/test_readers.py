@@ -235,7 +235,7 @@ def test_files_that_are_rows_have_no_fields(tmp_path: Path) -> None:
         InputReader([str(tmp_path)], rows=RowFormat("x"))
 
 
-def test_what_is_no_regular_file_is_left_out_of_a_directory(tmp_path: Path) -> None:
+def test_only_regular_files_of_a_directory_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "a.txt").write_text("a")
     assert [row.id for row in all_rows(InputReader([str(tmp_path)]))] == ["a.txt"]

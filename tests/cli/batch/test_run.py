@@ -197,7 +197,7 @@ def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
     assert {path.name for path in directory.iterdir()} - {"out.tsx-batch"} == {"rows.jsonl", "out"}
 
 
-def test_what_is_committed_is_not_computed_again(tmp_path: Path) -> None:
+def test_committed_rows_are_not_computed_again(tmp_path: Path) -> None:
     make_rows(tmp_path, 20)
     stop = threading.Event()
     first, second = stopping_at(5, stop), EchoEngine()

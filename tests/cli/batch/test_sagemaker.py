@@ -206,7 +206,7 @@ def test_ctrl_c_leaves_the_job_which_the_same_command_waits_for_or_ends(
     assert "no job of this command is under way" in capsys.readouterr().err
 
 
-def test_what_the_output_has_already_is_not_written_again(
+def test_rows_of_the_output_are_not_written_again(
     archive: Path, platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(10, 30)))

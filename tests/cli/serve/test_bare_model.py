@@ -36,6 +36,8 @@ from tsx_cli.serve.server import (
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
+ECHO = "def handle(data, context):\n    return data\n"
+
 
 @contextmanager
 def unpacked(path: Path, parts: HandlerFiles) -> Iterator[tuple[Path, list[str]]]:
@@ -191,7 +193,7 @@ def test_one_start_names_all_that_cannot_be_served(
             (tmp_path / name).write_text("garbage")
         else:
             make_model(tmp_path / name, "raise ValueError('no')")
-    make_model(tmp_path / "third.mar", "def handle(data, context):\n    return data")
+    make_model(tmp_path / "third.mar", ECHO)
     environment = {"TSX_CACHE_DIR": str(session_cache)}
     ended = tsx(["serve", *arguments, *FREE_PORTS], tmp_path, environment)
     assert ended.returncode == 1
@@ -256,7 +258,7 @@ MANIFEST = "MAR-INF/MANIFEST.json"
         (("other",), "net/MLmodel", "store/net"),
     ],
 )
-def test_a_directory_that_is_no_model_hides_nothing_in_the_model_store_and_what_hides_is_named(
+def test_a_model_in_the_working_directory_hides_one_of_the_store_and_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -315,7 +317,7 @@ def test_the_working_directory_has_its_name_as_the_address_of_its_model(
 
 @pytest.mark.usefixtures("processes")
 def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> None:
-    assert run("archive", "--no-import", DIGITS / "digits.pt").code == 0
+    make_model(Path("digits.mar"), ECHO)
     with socket.create_server(("127.0.0.1", 0)) as in_use:
         ended = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
     assert ended.code == 1
@@ -326,7 +328,7 @@ def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> Non
 def test_of_two_ports_in_use_that_of_http_is_reported(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run("archive", DIGITS / "digits.pt").code == 0
+    make_model(Path("digits.mar"), ECHO)
     with (
         socket.create_server(("127.0.0.1", 0)) as http,
         socket.create_server(("127.0.0.1", 0)) as grpc,
@@ -350,7 +352,7 @@ def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
 
 
 def test_options_of_a_bare_model_do_not_go_with_other_models(run: Run, tmp_path: Path) -> None:
-    make_model(tmp_path / "echo.mar", "def handle(data, context):\n    return data\n")
+    make_model(tmp_path / "echo.mar", ECHO)
     (tmp_path / "iris").mkdir()
     (tmp_path / "iris" / "MLmodel").write_text("flavors: {pytorch: {}}")
     for model in ("echo.mar", "iris", "models:/iris/1"):
@@ -388,7 +390,7 @@ def test_ports_and_host_change_only_what_they_name() -> None:
         with_addresses(Settings(), "a b", {"inference": None, "management": None, "metrics": None})
 
 
-def test_what_is_missing_for_a_bare_model_is_reported() -> None:
+def test_missing_parts_of_a_bare_model_are_reported() -> None:
     with (
         pytest.raises(UsageError, match="add --model-file"),
         unpacked(DIGITS / "digits.pth", HandlerFiles()),

@@ -11,6 +11,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,11 @@ def predict(run: Run, server: Running) -> Run:
 @pytest.fixture
 def models(run: Run, server: Running) -> Run:
     return lambda *arguments: run("models", *arguments, "--url", server.address("models"))
+
+
+def describe(models: Run, *arguments: str) -> dict[str, Any]:
+    description: dict[str, Any] = json.loads(models("describe", *arguments, "--json").out)[0]
+    return description
 
 
 def test_the_start_is_reported_in_plain_lines_where_no_terminal_is(server: Running) -> None:
@@ -170,12 +176,7 @@ def test_models_are_listed_and_described(models: Run) -> None:
     }
     reported = models("describe", "digits").out
     assert "READY" in reported
-    assert (
-        json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0][
-            "modelVersion"
-        ]
-        == "1.0"
-    )
+    assert describe(models, "digits", "--version", "1.0")["modelVersion"] == "1.0"
     for arguments in (
         ["describe", "digit"],
         ["scale", "digit", 2],
@@ -189,7 +190,7 @@ def test_models_are_listed_and_described(models: Run) -> None:
         )
 
 
-def test_an_address_of_another_kind_is_reported_with_the_option_that_names_the_right_one(
+def test_an_address_of_another_kind_is_reported_with_the_right_option(
     run: Run, server: Running
 ) -> None:
     for arguments in (["list"], ["describe", "digits"], ["register", "x.mar"]):
@@ -205,8 +206,8 @@ def test_an_address_of_another_kind_is_reported_with_the_option_that_names_the_r
 
 
 def test_settings_of_one_model_hold_for_it_alone(models: Run) -> None:
-    assert json.loads(models("describe", "echo", "--json").out)[0]["batchSize"] == 3
-    assert json.loads(models("describe", "digits", "--json").out)[0]["batchSize"] == 1
+    assert describe(models, "echo")["batchSize"] == 3
+    assert describe(models, "digits")["batchSize"] == 1
 
 
 @pytest.mark.usefixtures("processes")
@@ -250,10 +251,7 @@ def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     )
     rows = [line.split() for line in models("list").out.splitlines() if line.startswith("echo")]
     assert [(row[1], "yes" in row) for row in rows] == [("1.0", False), ("2.0", True)]
-    assert (
-        json.loads(models("describe", "echo", "--version", "2.0", "--json").out)[0]["batchSize"]
-        == 5
-    )
+    assert describe(models, "echo", "--version", "2.0")["batchSize"] == 5
     refused = models("unregister", "echo", "--version", "2.0")
     assert refused.code == 1
     assert "Cannot remove default version for model echo" in refused.err
@@ -331,7 +329,7 @@ def test_a_file_that_the_server_was_started_with_is_replaced_without_a_model_sto
 
 def test_workers_are_scaled(models: Run) -> None:
     assert models("scale", "echo", 2).out == "Workers scaled to 2 for model: echo\n"
-    assert len(json.loads(models("describe", "echo", "--json").out)[0]["workers"]) == 2
+    assert len(describe(models, "echo")["workers"]) == 2
     assert models("scale", "echo", "--min", 1, "--max", 1).code == 0
     assert models("scale", "echo", "--workers", 1).out == "Workers scaled to 1 for model: echo\n"
     assert models("scale", "echo", 2, "--workers", 1).code == 2
@@ -349,7 +347,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
         0,
         'Changed for model "echo" Version: 1.0: batch_size = 8, overload_status = 429\n',
     )
-    reported = json.loads(models("describe", "echo", "--json").out)[0]
+    reported = describe(models, "echo")
     assert (reported["batchSize"], reported["overloadStatus"], len(reported["workers"])) == (
         8,
         429,
@@ -366,9 +364,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
     assert models("set", "echo", "batchSize=3", "overload_status=503").code == 0
 
 
-def test_a_model_that_does_not_load_is_reported_with_the_place_and_with_debug_the_workers_traceback(
-    models: Run,
-) -> None:
+def test_a_model_that_does_not_load_is_reported_with_its_line_or_traceback(models: Run) -> None:
     ended = models("register", "broken1.0.mar", "--workers", 1)
     assert ended.code == 1
     assert ended.err.startswith("Error: ")

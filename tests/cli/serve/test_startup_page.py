@@ -149,7 +149,7 @@ def test_a_long_load_shows_its_bytes_and_seconds(tmp_path, user_environment):
     assert output.index("loading slow ...") < output.index(" serves 1 model")
 
 
-def test_what_is_read_and_unpacked_is_shown_in_bytes():
+def test_progress_of_a_start_is_shown_in_bytes():
     status = LoadStatus(
         12.4,
         [("big.mar", "unpacking", 3_200_000_000, 14_000_000_000)],

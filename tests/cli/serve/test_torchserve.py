@@ -278,7 +278,7 @@ def test_a_start_returns_when_the_server_answers_or_has_ended_or_takes_long(
     assert (tmp_path / "answers").exists() is answers
 
 
-def test_a_server_whose_starter_has_gone_starts_all_the_same() -> None:
+def test_a_server_starts_after_its_starter_has_gone() -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     tell = teller(theirs)
@@ -287,7 +287,7 @@ def test_a_server_whose_starter_has_gone_starts_all_the_same() -> None:
     os.close(theirs)
 
 
-def test_what_is_wrong_with_a_start_is_in_its_exit_code(torchserve: TorchServe) -> None:
+def test_a_failed_start_has_an_exit_code(torchserve: TorchServe) -> None:
     code, out, err = torchserve.call(*START)
     assert (code, out) == (1, "Missing mandatory parameter --model-store\n"), err
     assert torchserve.call(*START[1:], "--model-store", "none")[:2] == (
@@ -331,9 +331,7 @@ def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path
     )
 
 
-def test_a_handler_that_fails_is_answered_as_in_torchserve_unless_the_file_says_otherwise(
-    tmp_path: Path,
-) -> None:
+def test_handler_errors_have_torchserves_status_unless_the_file_has_another(tmp_path: Path) -> None:
     (tmp_path / "config.properties").write_text("handler_error_status=500\n")
     arguments = parser().parse_args(["--ncs", "--ts-config", str(tmp_path / "config.properties")])
     assert configure(arguments, {}, warn=print).settings.handler_error_status == 500
@@ -412,7 +410,7 @@ def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_server_that_nobody_waits_for_has_ended_all_the_same(tmp_path: Path) -> None:
+def test_a_server_that_is_a_zombie_has_ended(tmp_path: Path) -> None:
     # The process becomes a zombie at its end.
     orphan = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)
     assert end_server(psutil.Process(orphan.pid))
