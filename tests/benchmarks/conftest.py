@@ -1,4 +1,4 @@
-"""The servers of these tests answer what needs no torch, and other tests count their lines."""
+"""Light servers for the tests of the benchmarks: no torch, and no count of lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from benchmarks import servers
 
 @pytest.fixture(autouse=True)
 def light_servers(processes: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured is started as it is at anybody's; here only that it can be measured."""
-    own = servers.clean_environment
+    """Start servers without torch, since these tests time nothing."""
+    environment_of_user = servers.clean_environment
     monkeypatch.setattr(
-        servers, "clean_environment", lambda: own() | {"TSX_WORKER_PRELOAD": "false"}
+        servers,
+        "clean_environment",
+        lambda: environment_of_user() | {"TSX_WORKER_PRELOAD": "false"},
     )

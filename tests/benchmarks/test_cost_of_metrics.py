@@ -1,6 +1,4 @@
-"""A server counts or not as it is told, and what its turns come to. The load is measured by
-hand.
-"""
+"""The cost of metrics: servers with and without them, and the effect of their turns."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def test_a_server_counts_or_not_as_it_is_reported(tmp_path: Path) -> None:
         assert remembered(server) == before + 1
 
 
-def test_what_counting_adds_is_the_median_of_the_blocks() -> None:
+def test_the_cost_of_counting_is_the_median_of_the_blocks() -> None:
     blind = [turns.Cost(1 / rate, 10e-6, 5e-6) for rate in (1000, 2000, 4000)]
     seeing = [turns.Cost(1.02 / rate, 10.3e-6, 5e-6) for rate in (1000, 2000, 4000)]
     line, of_time, of_processor = row("ok, 16", [Compared(seeing, blind)] * 2)
@@ -47,9 +45,9 @@ def test_what_counting_adds_is_the_median_of_the_blocks() -> None:
 
 
 def test_an_interval_that_holds_the_bound_decides_nothing() -> None:
-    found = turns.effect([[1.0, 1.01, 1.02], [1.04, 1.05, 1.06]])
-    assert found.low < 3 < found.high
-    assert found.verdict(3) == "not decided: 3 % is within the interval"
+    effect = turns.effect([[1.0, 1.01, 1.02], [1.04, 1.05, 1.06]])
+    assert effect.low < 3 < effect.high
+    assert effect.verdict(3) == "not decided: 3 % is within the interval"
     assert turns.effect([[1.01] * 5] * 3) == turns.effect([[1.01]])
 
 

@@ -1,4 +1,4 @@
-"""The handler in a bare loop is loaded with all that a worker is told."""
+"""The handler in a bare loop has all that a worker gives it."""
 
 from __future__ import annotations
 

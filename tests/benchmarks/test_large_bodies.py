@@ -1,6 +1,4 @@
-"""What is sent to a server, and between two processes, is all that is counted: tried on a real
-server and with small bodies.
-"""
+"""The benchmark of large bodies counts all bytes, on a real server with small bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers that are timed are those of the server: what they rely on in it is there."""
+"""The timed layers are those of the server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the comparison makes of its rounds: medians, verdicts, tables.
-
-The servers themselves are measured by hand.
-"""
+"""The results of the comparison with other servers: medians, verdicts, tables."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from benchmarks.peers import environments, field, report, verdict
 from benchmarks.peers.measure import CONNECTIONS, WORKLOADS, Key, OpenKey, Point, Results, Workload
 
 ROOT = Path(__file__).parents[2]
+OK_MODEL = ROOT / "benchmarks" / "models" / "ok.py"
 
 
 def point(rate: float, p50: float = 1, p99: float = 2) -> Point:
@@ -38,7 +36,8 @@ def states(
     bare: dict[str, float] | None = None,
 ) -> dict[str, str]:
     return {
-        each.promise: each.state for each in verdict.judge_all(medians, failed or {}, bare or {})
+        judgement.promise: judgement.state
+        for judgement in verdict.judge_all(medians, failed or {}, bare or {})
     }
 
 
@@ -64,9 +63,9 @@ def test_the_torchserve_command_is_measured_beside_tsx_serve_and_torchserve() ->
         Key("ok", "tsx-torchserve", 16): point(790, p99=3)
     }
     short = {
-        each.promise: each.short
-        for each in verdict.judge_all(medians, {}, {})
-        if each.promise.startswith("tsx-torchserve")
+        judgement.promise: judgement.short
+        for judgement in verdict.judge_all(medians, {}, {})
+        if judgement.promise.startswith("tsx-torchserve")
     }
     assert short == {
         "tsx-torchserve beside tsx: every workload: at least 0.8 times the requests/s": (
@@ -85,7 +84,9 @@ def test_one_point_decides_and_is_named() -> None:
         Key("ok", "tsx", 64): point(799, 0.1, 0.2)
     }
     (short,) = [
-        each for each in verdict.judge_all(medians, {}, {}) if "TorchServe: ok at" in each.promise
+        judgement
+        for judgement in verdict.judge_all(medians, {}, {})
+        if "TorchServe: ok at" in judgement.promise
     ]
     assert (short.state, short.ratio, short.where, short.short) == (
         "falls short",
@@ -120,7 +121,7 @@ def test_a_peer_that_was_left_out_leaves_its_promises_open() -> None:
     assert came["LitServe: ok: at least 20 times the requests/s"] == "holds"
 
 
-def test_medians_are_taken_column_by_column_and_not_of_what_failed() -> None:
+def test_medians_are_taken_by_column_and_without_failures() -> None:
     good, bad = Key("ok", "tsx", 1), Key("ok", "tsx", 16)
     results = Results(
         closed={
@@ -135,7 +136,7 @@ def test_medians_are_taken_column_by_column_and_not_of_what_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "second", "equal"),
     [
         ("OK", "OK", True),
         ("OK", "KO", False),
@@ -145,12 +146,12 @@ def test_medians_are_taken_column_by_column_and_not_of_what_failed() -> None:
         ({"code": 500}, "OK", False),
     ],
 )
-def test_answers_are_compared_as_values(one: object, other: object, same: bool) -> None:
-    assert field.alike(one, other) == same
-    assert field.read(json.dumps(one, indent=2).encode()) == one
+def test_answers_are_compared_as_values(first: object, second: object, equal: bool) -> None:
+    assert field.alike(first, second) == equal
+    assert field.read(json.dumps(first, indent=2).encode()) == first
 
 
-def test_the_report_names_what_was_left_out_what_failed_and_what_the_generator_spoilt() -> None:
+def test_the_report_names_omissions_failures_and_spoilt_loads() -> None:
     came = openloop.Result(
         *(
             100,
@@ -217,9 +218,12 @@ def test_every_workload_has_a_model_whose_two_entrances_agree(workload: Workload
     spec.loader.exec_module(model)
     model.start()
     body = model.sample()
-    one, two = model.answers([body, body]), model.handle([{"body": bytearray(body)}] * 2, None)
-    assert len(one) == 2
-    assert field.alike(one, two)
+    direct, handled = (
+        model.answers([body, body]),
+        model.handle([{"body": bytearray(body)}] * 2, None),
+    )
+    assert len(direct) == 2
+    assert field.alike(direct, handled)
 
 
 def test_an_environment_that_is_named_is_taken_as_it_is(
@@ -235,22 +239,25 @@ def test_a_program_that_is_not_there_is_named_with_its_package() -> None:
         environments.program("no-such-program", "no-such-package")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the comparison is for Linux")
-def test_the_front_end_is_the_process_that_holds_the_clients_connections(tmp_path: Path) -> None:
-    model = ROOT / "benchmarks" / "models" / "ok.py"
-    archive = servers.archive(tmp_path, "ok", "--handler", model)
-    with field.contender("tsx", tmp_path, tmp_path, model, archive, b"{}", "OK") as each:
-        assert [process.pid for process in each.front_end] == [each.server.process.pid]
-        assert each.cpu_seconds() > 0
-        assert each.url.endswith("/predictions/ok")
+@pytest.fixture(scope="module")
+def ok_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return servers.archive(tmp_path_factory.mktemp("ok"), "ok", "--handler", OK_MODEL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the comparison is for Linux")
-def test_who_answers_something_else_does_not_take_part(tmp_path: Path) -> None:
-    model = ROOT / "benchmarks" / "models" / "ok.py"
-    archive = servers.archive(tmp_path, "ok", "--handler", model)
+def test_the_front_end_is_the_process_that_holds_the_clients_connections(
+    ok_archive: Path, tmp_path: Path
+) -> None:
+    with field.contender("tsx", tmp_path, tmp_path, OK_MODEL, ok_archive, b"{}", "OK") as contender:
+        assert [process.pid for process in contender.front_end] == [contender.server.process.pid]
+        assert contender.cpu_seconds() > 0
+        assert contender.url.endswith("/predictions/ok")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the comparison is for Linux")
+def test_a_server_with_other_answers_does_not_take_part(ok_archive: Path, tmp_path: Path) -> None:
     with (
-        pytest.raises(RuntimeError, match="answered 'OK', and the handler alone 'KO'"),
-        field.contender("tsx", tmp_path, tmp_path, model, archive, b"{}", "KO"),
+        pytest.raises(RuntimeError, match=r"answered 'OK'.* 'KO'"),
+        field.contender("tsx", tmp_path, tmp_path, OK_MODEL, ok_archive, b"{}", "KO"),
     ):
         pytest.fail("it took part")

@@ -1,4 +1,4 @@
-"""What wrk prints, read back."""
+"""The reader of wrk's output."""
 
 from __future__ import annotations
 

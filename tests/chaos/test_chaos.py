@@ -1,5 +1,6 @@
-"""Whatever is done to a server under load: each request is answered exactly once, and other models'
-clients see nothing of it.
+"""A server under load and under attack answers each request exactly once.
+
+The clients of other models notice nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tests.support import forked
 pytestmark = [
     pytest.mark.skipif(
         sys.platform != "linux", reason="the faults, and the looks from outside, are Linux's"
-    ),
+    )
 ]
 
 SCENARIOS = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS, *stop.SCENARIOS]
 
 
 def kind(scenario: Scenario) -> str:
-    """Scenarios of one kind run in turn on one server."""
+    """Run the scenarios of one kind in turn on one server."""
     alone = scenario.own_server or scenario.output or scenario.instead or scenario.why_not()
     return repr([scenario.victim, scenario.settings, scenario.name if alone else ""])
 

@@ -1,4 +1,4 @@
-"""What the soak calls flat."""
+"""The soak's judgement of what is flat."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.chaos.flatness import MIB, Usage, mib_per_hour, rising
 
-SECONDS = range(0, 1440, 15)  # of a soak of half an hour, without its warm-up
+# A soak takes half an hour, without its warm-up.
+SECONDS = range(0, 1440, 15)
 
 
 def test_memory_that_swings_about_a_level_is_flat() -> None:

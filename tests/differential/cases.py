@@ -1,6 +1,4 @@
-"""The requests. Those of `STATELESS` change nothing; those of `STORY` are sent in order, and each
-finds what the ones before it left.
-"""
+"""The requests: those of `STATELESS` change nothing, those of `STORY` build on each other."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         kind = next((value for name, value in self.headers if name.lower() == "content-type"), "")
-        words = [
+        parts = [
             self.method,
             "management" if self.management else "",
             self.target,
             kind,
             repr((self.body or b"")[:40])[2:-1],
         ]
-        return " ".join(filter(None, words))
+        return " ".join(filter(None, parts))
 
 
 def part(name: str, value: bytes, *lines: str, disposition: str = "") -> bytes:

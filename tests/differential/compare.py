@@ -1,6 +1,4 @@
-"""What must be equal in two answers, after taking out what differs from one run of the same server
-to the next.
-"""
+"""The comparison of two answers, without what differs between runs of one server."""
 
 from __future__ import annotations
 
@@ -11,30 +9,32 @@ from typing import Any
 from tests.differential.pair import Seen
 
 OF_THE_CONNECTION = {"date", "server", "connection", "keep-alive", "transfer-encoding"}
-OF_THE_BODY = {"content-length"}  # compared where there is no body to compare
+# Headers that are compared if there is no body.
+OF_THE_BODY = {"content-length"}
 OF_ONE_WORKER = {"id", "startTime", "memoryUsage", "pid", "gpuUsage"}
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def differences(theirs: Seen, ours: Seen) -> dict[str, tuple[Any, Any]]:
-    """What differs: `status`, `body`, `body.FIELD` of JSON objects, `header NAME`; each with their
-    value and ours.
+    """Return both values of each part that differs.
+
+    The parts are `status`, `body`, `body.FIELD` of JSON objects, and `header NAME`.
     """
-    found: dict[str, tuple[Any, Any]] = {}
+    different: dict[str, tuple[Any, Any]] = {}
     if theirs.status != ours.status:
-        found["status"] = (theirs.status, ours.status)
+        different["status"] = (theirs.status, ours.status)
     their_body, our_body = steady_body(theirs.body), steady_body(ours.body)
     if isinstance(their_body, dict) and isinstance(our_body, dict):
         for key in sorted({*their_body, *our_body}):
             if their_body.get(key) != our_body.get(key):
-                found[f"body.{key}"] = (their_body.get(key), our_body.get(key))
+                different[f"body.{key}"] = (their_body.get(key), our_body.get(key))
     elif their_body != our_body:
-        found["body"] = (their_body, our_body)
+        different["body"] = (their_body, our_body)
     their_headers, our_headers = steady_headers(theirs), steady_headers(ours)
     for name in sorted({*their_headers, *our_headers}):
         if their_headers.get(name) != our_headers.get(name):
-            found[f"header {name}"] = (their_headers.get(name), our_headers.get(name))
-    return found
+            different[f"header {name}"] = (their_headers.get(name), our_headers.get(name))
+    return different
 
 
 def steady_headers(seen: Seen) -> dict[str, str]:
@@ -49,9 +49,7 @@ def steady_headers(seen: Seen) -> dict[str, str]:
 
 
 def steady_body(body: bytes) -> Any:
-    """JSON as values, so that its spaces and the order of its keys say nothing; all else as it
-    is.
-    """
+    """Parse JSON, since its spaces and the order of its keys do not matter."""
     try:
         return steady(json.loads(body))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The two servers, started once, and what they answered to each request."""
+"""Both servers, started once, and their answers to each request."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Answers(NamedTuple):
 
 @pytest.fixture(scope="session")
 def torchserve(processes: None) -> Path:
-    """The programs of a TorchServe of its own: the one that TSX_PEER_TORCHSERVE names, or one made
-    from PyPI and kept.
+    """Return the programs of a TorchServe, which may be installed from PyPI first.
+
+    TSX_PEER_TORCHSERVE names another one.
     """
     if shutil.which("java") is None:
         pytest.skip("the comparison with TorchServe needs Java, which is not here")
@@ -45,23 +46,23 @@ def pair(
     tmp_path_factory: pytest.TempPathFactory,
     free_ports: Callable[[int], list[int]],
 ) -> Iterator[Pair]:
-    place = tmp_path_factory.mktemp("differential")
-    store = place / "store"
+    directory = tmp_path_factory.mktemp("differential")
+    store = directory / "store"
     write_store(store)
     ports = free_ports(10)
     ours = [sys.executable, "-m", "tsx_cli.serve.torchserve"]
     with (
         serving(
-            [torchserve / "torchserve"], place / "theirs", store, ports[:5], str(torchserve)
+            [torchserve / "torchserve"], directory / "theirs", store, ports[:5], str(torchserve)
         ) as they,
-        serving(ours, place / "ours", store, ports[5:], str(Path(sys.executable).parent)) as we,
+        serving(ours, directory / "ours", store, ports[5:], str(Path(sys.executable).parent)) as we,
     ):
         yield Pair(they, we)
 
 
 @pytest.fixture(scope="session")
 def answers(pair: Pair) -> dict[Case | int, Answers]:
-    """By case, or by its number in the story."""
+    """Return the answers by case, or by the number in the story."""
     seen: dict[Case | int, Answers] = {
         case: Answers(pair.theirs.send(case), pair.ours.send(case)) for case in stateless()
     }

@@ -1,4 +1,4 @@
-"""The archives that both servers get. No handler imports torch: what is compared is the server."""
+"""The archives of both servers; no handler imports torch."""
 
 from __future__ import annotations
 
@@ -155,8 +155,7 @@ class Full:
         return ["never"]
 """
 
-# In the place of torch for TorchServe's workers, which import it, two seconds of the processor
-# each, to tell if an answer is a tensor
+# TorchServe's workers import torch to tell if an answer is a tensor. This stub saves the time.
 TORCH = "class Tensor:\n    pass\n"
 
 MODELS = {

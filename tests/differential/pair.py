@@ -1,4 +1,4 @@
-"""Both servers on one configuration, and one request sent to each."""
+"""Both servers with one configuration, and one request to each of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.differential.cases import Case
 from tests.differential.models import MODELS
 from tests.support import forked
 
-START = 180.0  # seconds for Java, and for a Python that imports torch in each worker
+# Java, and workers that import torch, start slowly.
+START = 180.0  # seconds
 ANSWER = 60.0
 
 PROPERTIES = """
@@ -38,7 +39,7 @@ load_models={models}
 
 
 class Seen(NamedTuple):
-    """An answer. Header names are in lower case, since HTTP does not tell them apart."""
+    """An answer, with header names in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -46,7 +47,7 @@ class Seen(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Its ports, and where its logs are."""
+    """The ports and the logs of one server."""
 
     inference: int
     management: int
@@ -71,7 +72,7 @@ class Side(NamedTuple):
 def serving(
     command: Sequence[str | Path], directory: Path, store: Path, ports: list[int], path: str
 ) -> Iterator[Side]:
-    """A server by this `torchserve` command; `path` is where it finds its own programs first."""
+    """Start a server by this `torchserve` command; `path` comes first on its PATH."""
     directory.mkdir()
     properties = directory / "config.properties"
     properties.write_text(
@@ -87,11 +88,11 @@ def serving(
         "TEMP": str(directory),
         "LOG_LOCATION": str(directory),
     }
-    environment["JAVA_TOOL_OPTIONS"] = (
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # it ends before it has become fast
-    )
+    # The server ends before compiled code would pay.
+    environment["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     if command[0] != sys.executable:
-        environment["PYTHONPATH"] = str(store.parent)  # see `models.TORCH`
+        # `models.TORCH` explains the stub.
+        environment["PYTHONPATH"] = str(store.parent)
     elif "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     arguments = ["--start", "--foreground", "--ncs", "--ts-config", properties]
@@ -140,4 +141,5 @@ def wait_for(
                     f"{url} does not answer ({error}): {log.read_text(errors='replace')[-3000:]}"
                 ) from error
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(0.3)  # neither server tells anybody that its workers are there
+                # Neither server reports that its workers are ready.
+                server.wait(0.3)

@@ -1,6 +1,4 @@
-"""Several hundred requests to TorchServe 0.12 and to tsx: what differs is accepted by name, or the
-test fails.
-"""
+"""Several hundred requests to TorchServe 0.12 and tsx, whose differences have names."""
 
 from __future__ import annotations
 
@@ -24,25 +22,25 @@ def test_a_step_of_the_story_is_answered_alike(answers, number: int) -> None:
 
 
 def test_each_accepted_difference_is_still_there(answers) -> None:
-    left = {difference.name for difference in ACCEPTED}
+    unused = {difference.name for difference in ACCEPTED}
     for key, pair in answers.items():
         case = STORY[key] if isinstance(key, int) else key
-        for what, (theirs, ours) in differences(*pair).items():
-            left -= {
+        for part, (theirs, ours) in differences(*pair).items():
+            unused -= {
                 difference.name
                 for difference in ACCEPTED
-                if difference.covers(case, what, theirs, ours, pair)
+                if difference.covers(case, part, theirs, ours, pair)
             }
-    assert not left, (
+    assert not unused, (
         "these are no differences any more; take them out of accepted.py and docs/reference/torchserve.md"
     )
 
 
 def check(case: Case, pair) -> None:
     unexpected = {
-        what: f"{theirs!r} -> {ours!r}"
-        for what, (theirs, ours) in differences(*pair).items()
-        if not any(difference.covers(case, what, theirs, ours, pair) for difference in ACCEPTED)
+        part: f"{theirs!r} -> {ours!r}"
+        for part, (theirs, ours) in differences(*pair).items()
+        if not any(difference.covers(case, part, theirs, ours, pair) for difference in ACCEPTED)
     }
     reported = " and ".join(
         f"{who} {seen.status} {seen.body[:300]!r}"

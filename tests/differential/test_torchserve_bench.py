@@ -1,10 +1,9 @@
-"""`tsx bench` measures a real TorchServe as it measures tsx: by the load generator, and by
-TorchServe's own auto-benchmark.
-"""
+"""`tsx bench` measures a real TorchServe, with the options of both."""
 
 from __future__ import annotations
 
 import csv
+import shlex
 from pathlib import Path
 
 import pytest
@@ -33,24 +32,18 @@ described:
 
 
 @pytest.fixture(autouse=True)
-def _there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _enter_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "input.txt").write_text("some words")
     monkeypatch.chdir(tmp_path)
 
 
-def measured(side: Side, name: str, *words: str, port: int | None = None) -> Results:
+def measured(side: Side, name: str, *options: str, port: int | None = None) -> Results:
     at = f"http://127.0.0.1:{port or side.inference}"
     assert (
         main(
             [
-                "bench",
-                "--against",
-                at,
-                "--model",
-                "echo",
-                "--input",
-                "input.txt",
-                *words,
+                *shlex.split(f"bench --against {at} --model echo --input input.txt"),
+                *options,
                 *SHORT,
                 name,
             ]
@@ -63,9 +56,9 @@ def measured(side: Side, name: str, *words: str, port: int | None = None) -> Res
 def test_both_servers_are_measured_by_one_command_and_compared(
     pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--connections", "4", "--rounds", "2")
+    options = ("--connections", "4", "--rounds", "2")
     for side, name in ((pair.theirs, "theirs.json"), (pair.ours, "ours.json")):
-        point = measured(side, name, *words).trials[0].points[0]
+        point = measured(side, name, *options).trials[0].points[0]
         assert point.error_rate == 0
         assert point.throughput.value > 0
     capsys.readouterr()
@@ -74,7 +67,7 @@ def test_both_servers_are_measured_by_one_command_and_compared(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "options",
     [
         ("--rate", "40"),
         ("--protocol", "invocations", "--connections", "2"),
@@ -82,10 +75,10 @@ def test_both_servers_are_measured_by_one_command_and_compared(
     ],
     ids=["an open loop", "SageMaker's address", "gRPC"],
 )
-def test_torchserve_takes_what_else_there_is(pair: Pair, words: tuple[str, ...]) -> None:
+def test_torchserve_takes_the_other_options(pair: Pair, options: tuple[str, ...]) -> None:
     point = (
         measured(
-            pair.theirs, "out.json", *words, port=pair.theirs.grpc if "grpc" in words else None
+            pair.theirs, "out.json", *options, port=pair.theirs.grpc if "grpc" in options else None
         )
         .trials[0]
         .points[0]
@@ -94,7 +87,7 @@ def test_torchserve_takes_what_else_there_is(pair: Pair, words: tuple[str, ...])
     assert point.rounds[0].ok > 0
 
 
-def test_a_file_of_the_auto_benchmark_runs_against_both_and_its_reports_have_the_same_columns(
+def test_an_auto_benchmark_file_runs_against_both_with_the_same_columns(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("PILOT", 0.3), ("LEAST", 0.3), ("WRITTEN", 0.7)):
@@ -102,7 +95,7 @@ def test_a_file_of_the_auto_benchmark_runs_against_both_and_its_reports_have_the
     Path("described.yaml").write_text(CASE)
     rows = []
     for side, output in ((pair.theirs, "theirs"), (pair.ours, "ours")):
-        words = (
+        options = (
             "--against",
             f"http://127.0.0.1:{side.inference}",
             "--management",
@@ -112,12 +105,8 @@ def test_a_file_of_the_auto_benchmark_runs_against_both_and_its_reports_have_the
             main(
                 [
                     "bench",
-                    *words,
-                    "--logs",
-                    str(logs_of(side)),
-                    "--output",
-                    output,
-                    "described.yaml",
+                    *options,
+                    *shlex.split(f"--logs {logs_of(side)} --output {output} described.yaml"),
                 ]
             )
             == 0
@@ -153,5 +142,5 @@ def test_a_file_of_the_auto_benchmark_runs_against_both_and_its_reports_have_the
 
 
 def logs_of(side: Side) -> Path:
-    """Where its metric logs are: TorchServe puts them where it is told to, or into `logs` there."""
+    """Return the directory of a server's metric logs."""
     return next(file.parent for file in side.logs.rglob("ts_metrics.log"))

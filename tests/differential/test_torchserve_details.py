@@ -1,6 +1,4 @@
-"""What TorchServe and tsx do beside answering requests: tokens, calls without a name, tracebacks,
-compilation, batches, directories.
-"""
+"""Details of TorchServe and tsx: tokens, tracebacks, compilation, batches, directories."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,9 +56,7 @@ OURS = [sys.executable, "-m", "tsx_cli.serve.torchserve"]
 
 
 class Server(NamedTuple):
-    """A running server with tokens: its ports, its directory, and its `torchserve` command with its
-    environment.
-    """
+    """A running server with tokens: its ports, its directory, its command and environment."""
 
     ports: list[int]
     directory: Path
@@ -123,15 +120,9 @@ def running(
     environment["TS_OPEN_INFERENCE_PROTOCOL"] = "oip"
     environment.pop("TMPDIR", None)
     server = Server(ports, directory, command, environment)
-    arguments = [
-        "--start",
-        "--foreground",
-        "--ncs",
-        "--ts-config",
-        "config.properties",
-        "--model-store",
-        str(store),
-    ]
+    arguments = shlex.split(
+        f"--start --foreground --ncs --ts-config config.properties --model-store {store}"
+    )
     with (directory / "log").open("wb") as log:
         process = forked.Popen(
             [*command, *arguments],
@@ -164,9 +155,9 @@ def servers(
     tmp_path_factory: pytest.TempPathFactory,
     free_ports: Callable[[int], list[int]],
 ) -> Iterator[list[Server]]:
-    """TorchServe and tsx."""
-    place = tmp_path_factory.mktemp("details")
-    store = place / "store"
+    """Start TorchServe and tsx."""
+    directory = tmp_path_factory.mktemp("details")
+    store = directory / "store"
     store.mkdir()
     archive(store / "count.mar", COUNT, "")
     archive(store / "waits.mar", COUNT, "batchPolicy: wait\n")
@@ -175,9 +166,15 @@ def servers(
     ports = free_ports(10)
     with (
         running(
-            [str(torchserve / "torchserve")], place / "theirs", store, ports[:5], str(torchserve)
+            [str(torchserve / "torchserve")],
+            directory / "theirs",
+            store,
+            ports[:5],
+            str(torchserve),
         ) as theirs,
-        running(OURS, place / "ours", store, ports[5:], str(Path(sys.executable).parent)) as ours,
+        running(
+            OURS, directory / "ours", store, ports[5:], str(Path(sys.executable).parent)
+        ) as ours,
     ):
         yield [theirs, ours]
 
@@ -213,10 +210,8 @@ def test_a_call_without_a_name_is_refused_in_the_same_words(
             refusals.append((refused.value.code(), refused.value.details().splitlines()[0]))
     (their_code, their_words), (our_code, our_words) = refusals
     assert their_words == our_words
-    assert (their_code, our_code) == (
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.INVALID_ARGUMENT,
-    )  # documented: a retry cannot help
+    # The difference is documented, since a retry cannot help.
+    assert (their_code, our_code) == (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
 
 
 def test_a_temporary_directory_that_is_not_there_ends_the_start_alike(
@@ -225,19 +220,21 @@ def test_a_temporary_directory_that_is_not_there_ends_the_start_alike(
     ends = []
     for server in servers:
         environment = {**server.environment, "TEMP": str(tmp_path / "nowhere")}
-        words = [["--start", "--model-store", str(tmp_path)], ["--stop"], ["--version"]]
+        commands = [["--start", "--model-store", str(tmp_path)], ["--stop"], ["--version"]]
         done = [
             forked.run(
-                [*server.command, *each],
+                [*server.command, *command],
                 cwd=tmp_path,
                 env=environment,
                 capture_output=True,
                 text=True,
                 timeout=ANSWER,
             )
-            for each in words
+            for command in commands
         ]
-        ends.append([(one.returncode, one.stdout.partition(" (tsx")[0].strip()) for one in done])
+        ends.append(
+            [(process.returncode, process.stdout.partition(" (tsx")[0].strip()) for process in done]
+        )
     assert ends[0] == ends[1]
 
 
@@ -290,5 +287,5 @@ def test_only_torchserve_holds_a_batch_unless_the_model_asks_for_it(
             both = [
                 pool.submit(server.ask, 0, f"/predictions/{model}", "inference") for _ in range(2)
             ]
-            answers.append([one.result().decode() for one in both])
+            answers.append([future.result().decode() for future in both])
     assert answers == sizes

@@ -1,10 +1,9 @@
-"""What the documentation shows is what happens: its marked blocks run, in the order of the page,
-against the real commands.
+"""The marked blocks of the documentation run in their order, with the real commands.
 
 A fence is marked behind its language: `python write NAME` is written to a file, `python run` is
-executed, and of `console run` every line that begins with `$ ` is a command; the lines below it are
+executed, and each line of `console run` that begins with `$ ` is a command. The lines below it are
 its output, in which `...` stands for anything. `tsx serve` stays up until the page ends or serves
-something else. The ports 8080 to 8082, 7070 and 7071 of the page are free ports of this machine.
+something else. The ports 8080 to 8082, 7070 and 7071 of a page become free ports.
 """
 
 from __future__ import annotations
@@ -33,13 +32,15 @@ PAGES = sorted(
     ]
 )
 PORTS = {"INFERENCE": 8080, "MANAGEMENT": 8081, "METRICS": 8082}
-PROGRAMS = {"python": sys.executable, "tsx": "tsx"}  # those that can be forked
+# The tests fork these programs.
+PROGRAMS = {"python": sys.executable, "tsx": "tsx"}
 GRPC_PORTS = {"INFERENCE": 7070, "MANAGEMENT": 7071}
 
 
 class Block(NamedTuple):
     language: str
-    file: str | None  # to write the text to; None: run it
+    # The text is run if there is no file.
+    file: str | None
     text: str
 
 
@@ -51,14 +52,14 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """(command, expected output) of a console block."""
+    """Return each command of a console block and its expected output."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, output = part.partition("\n")
         yield command, output
 
 
-def words(command: str) -> list[str]:
-    """Those of a program of Python, or of a shell that runs it where it needs one."""
+def command_words(command: str) -> list[str]:
+    """Split a command for a program of Python, or give it to a shell."""
     name, unquoted = command.partition(" ")[0], re.sub(r"'[^']*'", "", command)
     if name in PROGRAMS and not set("|&;<>()$`*?#~\n") & set(unquoted):
         return [PROGRAMS[name], *shlex.split(command)[1:]]
@@ -66,7 +67,7 @@ def words(command: str) -> list[str]:
 
 
 class Reader:
-    """A person at a terminal, who types what the page says."""
+    """A person at a terminal who types the commands of a page."""
 
     def __init__(
         self, directory: Path, environment: dict[str, str], start_server: Callable[..., Any]
@@ -96,10 +97,12 @@ class Reader:
                 if command.startswith("tsx serve "):
                     self.stop()
                     self.server = self.start_server(
-                        words(command), self.directory, self.environment
+                        command_words(command), self.directory, self.environment
                     )
                 else:
-                    self._run(words(self._with_addresses(command)), self._with_addresses(expected))
+                    self._run(
+                        command_words(self._with_addresses(command)), self._with_addresses(expected)
+                    )
 
     def stop(self) -> None:
         if self.server is not None:
@@ -139,9 +142,8 @@ def reader(
         f"TSX_GRPC_{role}_PORT": str(port)
         for role, port in zip(GRPC_PORTS, free_ports(2), strict=True)
     }
-    client = {
-        "PYTHONPATH": str(ROOT / "packages" / "tsx-client" / "src")
-    }  # as if it were installed
+    # The package looks installed.
+    client = {"PYTHONPATH": str(ROOT / "packages" / "tsx-client" / "src")}
     return Reader(
         tmp_path, user_environment | ports | client | {"TSX_ENABLE_GRPC": "true"}, start_server
     )
@@ -151,7 +153,8 @@ def reader(
     "page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_what_a_page_shows_is_what_happens(page: Path, reader: Reader) -> None:
-    if page.name == "README.md":  # the first that people read runs as it does at theirs
+    # The README runs with its readers' settings.
+    if page.name == "README.md":
         reader.environment["TSX_WORKER_PRELOAD"] = "true"
     for block in blocks(page):
         reader.follow(block)

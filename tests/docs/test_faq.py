@@ -1,6 +1,4 @@
-"""The page of questions: its twelve answers, nginx as it configures it, and its JavaScript in a
-browser.
-"""
+"""The page of questions: its twelve answers, its nginx configuration, and its JavaScript."""
 
 from __future__ import annotations
 
@@ -48,13 +46,13 @@ def answers() -> dict[str, str]:
 
 
 def block(language: str) -> str:
-    found = re.search(
+    match = re.search(
         rf"^```{language}[^\n]*\n(.*?)^```$",
         PAGE.read_text(encoding="utf-8"),
         re.MULTILINE | re.DOTALL,
     )
-    assert found is not None
-    return found[1]
+    assert match is not None
+    return match[1]
 
 
 def test_each_question_has_one_answer_with_code_and_the_page_that_has_the_rest() -> None:
@@ -88,8 +86,10 @@ def test_the_page_works_behind_nginx_with_a_prefix_and_a_name(
         "TSX_STATE_DIR": str(tmp_path / "state"),
         "TSX_CACHE_DIR": str(tmp_path / "cache"),
     }
-    words = ["--set", f"cors_allowed_origin={SITE}:{port}", "--set", "trusted_proxies=127.0.0.1"]
-    with serving(["serve", tmp_path / "echo.mar", *words, *FREE_PORTS], tmp_path, tokens) as server:
+    options = ["--set", f"cors_allowed_origin={SITE}:{port}", "--set", "trusted_proxies=127.0.0.1"]
+    with serving(
+        ["serve", tmp_path / "echo.mar", *options, *FREE_PORTS], tmp_path, tokens
+    ) as server:
         config = block("nginx").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
         config = config.replace("http://127.0.0.1:8080", server.address("predictions"))
         config = config.replace("http://127.0.0.1:8081", server.address("models"))
@@ -103,7 +103,8 @@ def test_the_page_works_behind_nginx_with_a_prefix_and_a_name(
                 headers={"host": "ml.example.com"},
             ) as client:
                 assert client.post("/ml/predictions/echo", json=[1]).json() == [1]
-                assert client.get("/ml-admin/ui").headers["location"] == "ui/"  # below the prefix
+                # The location is relative to the prefix.
+                assert client.get("/ml-admin/ui").headers["location"] == "ui/"
                 foreign = {"origin": "http://evil.example", "authorization": "Bearer manage"}
                 assert client.post("/ml-admin/models", headers=foreign).status_code == 403
             program = installed_browser()

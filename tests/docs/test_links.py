@@ -32,8 +32,8 @@ def test_every_link_of_a_markdown_file_leads_to_a_file_and_a_heading() -> None:
     assert len(pages) > 70
     dead = []
     for page in pages:
+        # Files in `changes` become a part of CHANGELOG.md.
         for target, anchor in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
-            # what lies in `changes` will be a part of CHANGELOG.md
             folder = ROOT if page.parent.name == "changes" else page.parent
             file = (folder / target).resolve() if target else page
             is_heading = anchor and file.suffix == ".md" and not anchor.startswith("tsx_")

@@ -1,4 +1,4 @@
-"""What the documentation lists is what the code has."""
+"""The lists of the documentation are those of the code."""
 
 from __future__ import annotations
 

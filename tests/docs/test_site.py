@@ -1,6 +1,4 @@
-"""The documentation as a site (mkdocs.yml): it builds without a warning, and every link of it leads
-somewhere.
-"""
+"""The documentation as a site (mkdocs.yml): no warnings, and no broken links."""
 
 from __future__ import annotations
 
@@ -22,7 +20,8 @@ from tests.support.browser import installed_browser
 from tests.ui.conftest import ARGUMENTS
 
 ROOT = Path(__file__).parents[2]
-GUIDES = {  # words that people search for, and the page that the search of the site lists first
+# Each search has its first result.
+GUIDES = {
     "authentication": "/start/faq/",
     "API key": "/start/faq/",
     "return an image": "/start/faq/",
@@ -51,7 +50,7 @@ GUIDES = {  # words that people search for, and the page that the search of the 
 
 
 class Html(HTMLParser):
-    """What a page links to, what it loads, and the anchors that it has."""
+    """The links, the loaded files and the anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -147,13 +146,13 @@ def test_a_search_finds_the_guide_first(site: Path) -> None:
         browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
         try:
             page = browser.new_page()
-            assert {words: first_result(page, address, words) for words in GUIDES} == GUIDES
+            assert {query: first_result(page, address, query) for query in GUIDES} == GUIDES
         finally:
             browser.close()
 
 
-def first_result(page: Any, address: str, words: str) -> str:
-    page.goto(f"{address}?{urlencode({'q': words})}")
+def first_result(page: Any, address: str, query: str) -> str:
+    page.goto(f"{address}?{urlencode({'q': query})}")
     page.locator(".md-search-result__meta", has_text="matching").wait_for(state="attached")
     link = page.locator("a.md-search-result__link").first.get_attribute("href")
     return urlsplit(urljoin(page.url, link)).path

@@ -1,6 +1,4 @@
-"""The table in docs/guides/security.md of the calls that each token opens, compared with what a
-server with tokens answers.
-"""
+"""The table of tokens in docs/guides/security.md, compared with a server that has tokens."""
 
 from __future__ import annotations
 
@@ -35,12 +33,13 @@ TOKENS = {
     "api_token": "of tokens",
 }
 REFUSED = FAILED, FAILED_TO_RENEW
-# What grpc's client reports instead of the server's error if that came while it still sent.
+# The gRPC client reports this if the server's error comes while it still sends.
 CLIENTS_OWN = "Internal error from Core"
 ADDRESSES = {
     f"{role}_{'port' if role in GRPC_ROLES else 'address'}": role for role in (*ROLES, *GRPC_ROLES)
 }
-Opens = dict[tuple[str, str], str]  # (address, route) -> the token that opens it
+# The keys are addresses and routes.
+Opens = dict[tuple[str, str], str]
 
 
 def in_table() -> Iterator[tuple[str, str, str]]:
@@ -65,18 +64,19 @@ def matches(pattern: str, route: str) -> bool:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    own = {
+    values = {
         "inference_token": TOKENS["inference_token"],
         "management_token": TOKENS["management_token"],
         "max_failed_tokens": 0,
     }
-    own |= {f"{role}_address": "http://192.0.2.1:80" for role in ROLES} | {
+    values |= {f"{role}_address": "http://192.0.2.1:80" for role in ROLES} | {
         "max_requests_per_client": 0,
         "worker_preload": False,
     }
-    own["key_file"] = tmp_path / "key_file.json"  # which generated tokens are written to
+    # The server writes generated tokens to this file.
+    values["key_file"] = tmp_path / "key_file.json"
     return Settings(
-        **own, model_store=tmp_path, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache"
+        **values, model_store=tmp_path, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache"
     )  # type: ignore[arg-type]
 
 
@@ -96,20 +96,18 @@ async def opened_by_http(settings: Settings) -> Opens:
     registry = Registry(settings)
     jobs = make_jobs(registry, settings)
     opens: Opens = {}
-    for generated in (
-        False,
-        True,
-    ):  # a token that is set does not expire, and then there is no GET /token
+    # A token from a setting does not expire, and then there is no GET /token.
+    for generated in (False, True):
         keys = build_keys(settings)
         if generated:
-            made = settings.model_copy(
+            changed = settings.model_copy(
                 update={
                     "inference_token": None,
                     "generate_tokens": True,
                     "api_token": TOKENS["api_token"],
                 }
             )
-            keys = build_keys(made)
+            keys = build_keys(changed)
         for role, app in zip(
             ROLES, build_apps(registry, settings, keys=keys, jobs=jobs), strict=True
         ):
@@ -164,7 +162,7 @@ async def opened_by_grpc(settings: Settings) -> Opens:
                         for name, token in TOKENS.items()
                     }
                     opened = next(name for name, text in texts.items() if FAILED not in text)
-                    # two packages have the Open Inference Protocol
+                    # Two packages have the Open Inference Protocol.
                     short = f"{service.rpartition('.')[2]}/{method.name}"
                     assert opens.setdefault((role, short), opened) == opened
         await server.stop(0)
@@ -185,7 +183,7 @@ async def services(channel: grpc.aio.Channel, token: str) -> list[str]:
 
 
 async def answer_of(channel: grpc.aio.Channel, path: str, token: str) -> str:
-    """Return the text of an error; empty where there is none."""
+    """Return the text of an error, or an empty text."""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     text = CLIENTS_OWN
     for _ in range(20):
@@ -206,7 +204,7 @@ def _upper(parameter: re.Match[str]) -> str:
     return parameter[1].upper()
 
 
-def test_the_table_of_tokens_is_what_the_routes_and_methods_ask_for(settings: Settings) -> None:
+def test_the_table_of_tokens_agrees_with_the_routes_and_methods(settings: Settings) -> None:
     opens = asyncio.run(opened_by_http(settings)) | asyncio.run(opened_by_grpc(settings))
     named = {
         (address, re.sub(r"\{(\w+)[^}]*\}", _upper, route)): token
@@ -214,14 +212,14 @@ def test_the_table_of_tokens_is_what_the_routes_and_methods_ask_for(settings: Se
     }
     patterns = list(in_table())
     for (address, route), token in named.items():
-        found = [each for each in patterns if each[1] == address and matches(each[2], route)]
-        best = max(found, key=lambda each: len(each[2]), default=("nothing", address, route))
+        matching = [row for row in patterns if row[1] == address and matches(row[2], route)]
+        best = max(matching, key=lambda row: len(row[2]), default=("nothing", address, route))
         assert best[0] == token, (
             f"docs/guides/security.md says of {route} at the {address} address: {best[0]}. It is {token}."
         )
     unused = [
-        each
-        for each in patterns
-        if not any(each[1] == address and matches(each[2], route) for address, route in named)
+        row
+        for row in patterns
+        if not any(row[1] == address and matches(row[2], route) for address, route in named)
     ]
     assert not unused, "docs/guides/security.md names what no server has"

@@ -1,6 +1,4 @@
-"""The detector finds the symbols in drawings that it has not seen, in each form and precision in
-which it is served.
-"""
+"""The example detector finds symbols in new drawings, in each form and precision."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ Things = list[dict[str, Any]]
 
 @contextmanager
 def as_scripts_import() -> Iterator[None]:
-    """The example's scripts find each other by bare names, which no other test should find
-    afterwards.
-    """
+    """Let the example's scripts import each other, and forget their bare names afterwards."""
     before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
     sys.path.insert(0, str(DETECTOR))
     try:
@@ -71,13 +67,13 @@ def exported(
 
 @pytest.fixture(scope="module")
 def truth(example: dict[str, ModuleType]) -> list[Things]:
-    """What is in each sample, boxes as fractions of its sides."""
+    """Return the symbols of each sample, with boxes as fractions of its sides."""
     drawn = example["drawings"]
     first = drawn.HELD_OUT_SEED + METRICS["held_out"]
     return [
         [
-            {drawn.NAMES[thing.label]: [side / SIZE for side in thing.box]}
-            for thing in drawn.draw(first + number).things
+            {drawn.NAMES[symbol.label]: [side / SIZE for side in symbol.box]}
+            for symbol in drawn.draw(first + number).things
         ]
         for number in range(len(SAMPLES))
     ]
@@ -91,31 +87,28 @@ def overlap(first: list[float], second: list[float]) -> float:
     return common / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - common)
 
 
-def found(things: Things, there: Things) -> int:
-    """How many of the symbols that are there are among those that are told, by name and with half
-    of the area in common.
-    """
+def count_found(detections: Things, symbols: Things) -> int:
+    """Count the symbols that are detected by name and with half of the area in common."""
     return sum(
-        any(overlap(box, thing[name]) >= 0.5 for thing in things if name in thing)
-        for symbol in there
+        any(overlap(box, detection[name]) >= 0.5 for detection in detections if name in detection)
+        for symbol in symbols
         for name, box in symbol.items()
     )
 
 
-def boxes_of(things: dict[str, torch.Tensor]) -> Things:
+def boxes_of(outputs: dict[str, torch.Tensor]) -> Things:
     return [
         {str(label): box}
-        for label, box in zip(things["labels"].tolist(), things["boxes"].tolist(), strict=True)
+        for label, box in zip(outputs["labels"].tolist(), outputs["boxes"].tolist(), strict=True)
     ]
 
 
-def test_the_weights_find_what_metrics_say(example: dict[str, ModuleType]) -> None:
+def test_the_weights_are_as_good_as_their_metrics(example: dict[str, ModuleType]) -> None:
     measured = example["train"].measure(example["export"].trained(), count=12)
     assert METRICS["recall"] >= 0.95
     assert METRICS["precision"] >= 0.95
-    assert measured["recall"] == pytest.approx(
-        METRICS["recall"], abs=0.06
-    )  # of 12 drawings instead of 200
+    # The test draws 12 pictures instead of 200.
+    assert measured["recall"] == pytest.approx(METRICS["recall"], abs=0.06)
     assert measured["precision"] == pytest.approx(METRICS["precision"], abs=0.06)
 
 
@@ -134,7 +127,7 @@ def test_a_drawing_is_the_same_each_time_and_its_symbols_lie_apart_within_it(
         again = draw(seed)
         assert again.things == drawing.things
         assert again.image.tobytes() == drawing.image.tobytes()
-        boxes = [thing.box for thing in drawing.things]
+        boxes = [symbol.box for symbol in drawing.things]
         assert len(boxes) >= 3
         assert all(0 <= side <= SIZE for box in boxes for side in box)
         assert all(
@@ -142,7 +135,7 @@ def test_a_drawing_is_the_same_each_time_and_its_symbols_lie_apart_within_it(
         )
 
 
-def test_an_exported_program_tells_what_the_weights_tell_for_one_drawing_and_for_many(
+def test_an_exported_program_answers_as_the_weights_for_one_drawing_and_for_many(
     example: dict[str, ModuleType], exported: dict[torch.dtype, Path]
 ) -> None:
     drawn = example["drawings"]
@@ -154,12 +147,14 @@ def test_an_exported_program_tells_what_the_weights_tell_for_one_drawing_and_for
         maps = model(images)
         torch.testing.assert_close(programs[torch.float32](images), maps, rtol=1e-3, atol=1e-3)
         for program in programs.values():
-            whole = program(images)
-            assert whole.dtype is torch.float32
-            torch.testing.assert_close(program(images[:1]), whole[:1], rtol=0.05, atol=0.2)
-            for things, expected in zip(decode(whole), decode(maps), strict=True):
-                assert len(things["labels"]) == len(expected["labels"])
-                assert found(boxes_of(things), boxes_of(expected)) == len(expected["labels"])
+            outputs = program(images)
+            assert outputs.dtype is torch.float32
+            torch.testing.assert_close(program(images[:1]), outputs[:1], rtol=0.05, atol=0.2)
+            for detections, expected in zip(decode(outputs), decode(maps), strict=True):
+                assert len(detections["labels"]) == len(expected["labels"])
+                assert count_found(boxes_of(detections), boxes_of(expected)) == len(
+                    expected["labels"]
+                )
 
 
 def test_two_peaks_of_one_symbol_are_one_box_and_an_empty_page_has_none(
@@ -168,16 +163,17 @@ def test_two_peaks_of_one_symbol_are_one_box_and_an_empty_page_has_none(
     decode = example["decoding"].decode
     maps = torch.full((2, 12, 8, 8), -9.0)
     maps[0, 8:] = 1.5
-    maps[0, 2, 3, 3:5] = 4.0  # as alike as bfloat16 makes neighbours
-    one, none = decode(maps.bfloat16())
-    assert one["labels"].tolist() == [2]
-    assert one["boxes"].dtype is torch.float32
-    assert one["boxes"][0].tolist() == pytest.approx([0.25, 0.25, 0.625, 0.625])
+    # Rounding to bfloat16 makes neighbours equal.
+    maps[0, 2, 3, 3:5] = 4.0
+    detected, none = decode(maps.bfloat16())
+    assert detected["labels"].tolist() == [2]
+    assert detected["boxes"].dtype is torch.float32
+    assert detected["boxes"][0].tolist() == pytest.approx([0.25, 0.25, 0.625, 0.625])
     assert none["boxes"].shape == (0, 4)
 
 
-async def asked(archive: Path, cache: Path) -> list[Things]:
-    """What one worker says of the samples, all of them in one batch."""
+async def detect(archive: Path, cache: Path) -> list[Things]:
+    """Return one worker's answers to one batch of the samples."""
     async with open_model(archive, Settings(cache_dir=cache), batch_size=len(SAMPLES)) as version:
         meta = request_meta("test", b"", [(b"Content-Type", b"image/png")])
         jobs = [WaitingJob(meta, sample.read_bytes(), time.monotonic()) for sample in SAMPLES]
@@ -204,14 +200,14 @@ def test_each_form_is_served_and_finds_the_symbols_of_the_samples(
         extra_files=[DETECTOR / "decoding.py", DETECTOR / "index_to_name.json"],
         config_file=config,
     )
-    answers = asyncio.run(asked(write_archive(spec, tmp_path), tmp_path / "cache"))
+    answers = asyncio.run(detect(write_archive(spec, tmp_path), tmp_path / "cache"))
     symbols = sum(map(len, truth))
-    assert sum(map(found, answers, truth)) >= 0.95 * symbols
+    assert sum(map(count_found, answers, truth)) >= 0.95 * symbols
     assert sum(map(len, answers)) <= 1.05 * symbols
-    for things in answers:
-        names = [next(iter(thing)) for thing in things]
+    for detections in answers:
+        names = [next(iter(detection)) for detection in detections]
         assert names == sorted(names)
-        assert all(thing["score"] >= 0.5 for thing in things)
+        assert all(detection["score"] >= 0.5 for detection in detections)
 
 
 def test_samples_are_whole_drawings_of_little_size() -> None:

@@ -31,7 +31,7 @@ METRICS = json.loads((DIGITS / "metrics.json").read_text(encoding="utf-8"))
 
 
 def load(name: str) -> ModuleType:
-    """A module of the example, without putting a name as common as `model` into `sys.modules`."""
+    """Load a module of the example without a common name in `sys.modules`."""
     spec = importlib.util.spec_from_file_location(f"examples_digits_{name}", DIGITS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -72,9 +72,8 @@ def test_each_variant_reaches_the_stored_accuracy(
     accuracy = float((guesses == labels).mean())
     assert len(labels) == METRICS["held_out"]
     assert accuracy >= 0.98
-    assert accuracy == pytest.approx(
-        METRICS["accuracy"], abs=1.5 / len(labels)
-    )  # one picture may tip where sums are added in another order
+    # One picture may differ if sums are added in another order.
+    assert accuracy == pytest.approx(METRICS["accuracy"], abs=1.5 / len(labels))
 
 
 @pytest.mark.parametrize("file", VARIANTS)
@@ -104,8 +103,8 @@ def test_sample_images_are_held_out_pictures_of_their_digit(
     for digit in range(10):
         with Image.open(DIGITS / "images" / f"{digit}.png") as picture:
             pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)
-        same = (images[:, 0] == pixels).all(dim=2).all(dim=1).numpy()
-        assert labels[same].tolist() == [digit]
+        equal = (images[:, 0] == pixels).all(dim=2).all(dim=1).numpy()
+        assert labels[equal].tolist() == [digit]
 
 
 def test_names_of_the_classes_are_in_the_order_of_the_digits() -> None:
@@ -115,7 +114,7 @@ def test_names_of_the_classes_are_in_the_order_of_the_digits() -> None:
 
 
 async def served_guesses(archive: Path, pictures: list[bytes], cache: Path) -> list[str]:
-    """The likeliest name of each picture, from one worker that is asked for all of them at once."""
+    """Return one worker's likeliest name of each picture."""
     settings = Settings(cache_dir=cache, job_queue_size=len(pictures))
     async with open_model(archive, settings) as version:
         meta = request_meta("test", b"", [(b"Content-Type", b"image/png")])

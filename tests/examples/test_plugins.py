@@ -30,7 +30,7 @@ NAMES = "execution-parameters,signed-tokens,half-full,statsd,share,nearly-the-sa
 
 @pytest.fixture(scope="module")
 def site(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the package is installed."""
+    """Install the package and return its directory."""
     directory = tmp_path_factory.mktemp("site")
     command = [
         sys.executable,
@@ -83,7 +83,7 @@ def server(
     make_model(
         store / "counting.mar",
         HANDLER,
-        config="batchSize: 4\nmaxBatchDelay: 5000\nbatchPolicy: half-full\n",
+        config="batchSize: 4\nmaxBatchDelay: 3000\nbatchPolicy: half-full\n",
     )
     settings = {
         "plugins": NAMES,
@@ -91,8 +91,10 @@ def server(
         "model_store": store,
         "load_models": "all",
     }
-    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "tsx_cli", "serve", *FREE_PORTS, *FREE_GRPC_PORTS, *words]
+    options = [
+        option for name, value in settings.items() for option in ("--set", f"{name}={value}")
+    ]
+    command = [sys.executable, "-m", "tsx_cli", "serve", *FREE_PORTS, *FREE_GRPC_PORTS, *options]
     with started(
         command,
         store,
@@ -106,7 +108,8 @@ def token(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str
     monkeypatch.syspath_prepend(str(site))
 
     def make(name: str = "ann", seconds: int = 600) -> dict[str, str]:
-        from tsx_example_plugins.authentication import sign  # here: it is on the path in tests only
+        # The package is on the path in tests only.
+        from tsx_example_plugins.authentication import sign
 
         return {"x-user-token": sign(name, int(time.time()) + seconds, SECRET)}
 
@@ -133,14 +136,13 @@ def test_the_endpoint_answers_behind_the_listeners_guard(
     )
 
 
-def test_who_asks_needs_a_token_that_is_right_and_not_over(
+def test_a_client_needs_a_valid_token(
     server: Running, token: Callable[..., dict[str, str]]
 ) -> None:
     prediction = f"{server.address('predictions')}/predictions/counting"
     models = f"{server.address('models')}/models"
-    with httpx.Client(
-        timeout=60
-    ) as client:  # one connection: what was said of a head is not remembered
+    # One connection shows that no head is remembered.
+    with httpx.Client(timeout=60) as client:
         good = token()
         forged = {"x-user-token": good["x-user-token"].replace("ann", "admin")}
         for headers, status in (
@@ -151,20 +153,15 @@ def test_who_asks_needs_a_token_that_is_right_and_not_over(
             (good, 200),
         ):
             assert client.post(prediction, headers=headers).status_code == status
-        soon = token(seconds=3)  # which end with a whole second: two of them are left at least
+        # Tokens end with a whole second, so at least one second is left.
+        soon = token(seconds=2)
         assert client.post(prediction, headers=soon).status_code == 200
         while int(soon["x-user-token"].split(".")[1]) >= time.time():
             time.sleep(0.05)
         refused = client.post(prediction, headers=soon)
-        assert (refused.status_code, refused.json()["message"]) == (
-            401,
-            "The x-user-token is over; ask for a new one.",
-        )
+        assert (refused.status_code, "is over" in refused.json()["message"]) == (401, True)
         refused = client.get(models, headers=good)
-        assert (refused.status_code, refused.json()["message"]) == (
-            403,
-            "ann may ask models, but not manage them.",
-        )
+        assert (refused.status_code, "ann may ask" in refused.json()["message"]) == (403, True)
         assert client.get(models, headers=token("admin")).status_code == 200
         assert client.get(f"{server.address('predictions')}/ping").status_code == 200
 
@@ -184,9 +181,7 @@ def test_grpc_asks_the_same_plugin(server: Running, token: Callable[..., dict[st
 
 
 def test_half_a_batch_goes_at_once(server: Running, token: Callable[..., dict[str, str]]) -> None:
-    """Alone, a request waits for a fifth of maxBatchDelay, which is a second; two are half of a
-    batch.
-    """
+    """A lone request waits for a fifth of maxBatchDelay (0.6 s); two are half of a batch."""
     prediction = f"{server.address('predictions')}/predictions/counting"
     with httpx.Client(timeout=60) as client, ThreadPoolExecutor(2) as pool:
         assert {
@@ -197,7 +192,8 @@ def test_half_a_batch_goes_at_once(server: Running, token: Callable[..., dict[st
 
 def test_the_sink_sends_the_metrics(server: Running, statsd: socket.socket) -> None:
     while not statsd.recv(4096).startswith(b"tsx.tsx_workers."):
-        pass  # other samples; the socket's own timeout ends this
+        # The socket's timeout ends the loop over other samples.
+        pass
 
 
 def test_a_model_comes_from_the_share(
@@ -226,11 +222,12 @@ def test_a_model_comes_from_the_share(
 def test_a_shadow_is_compared_by_the_plugin(
     server: Running, token: Callable[..., dict[str, str]]
 ) -> None:
-    from tsx_example_plugins.comparisons import nearly_the_same_text  # as above
+    from tsx_example_plugins.comparisons import nearly_the_same_text
 
     def judged(text: str) -> bool | str:
         return nearly_the_same_text(
-            b"", *(ComparedAnswer(200, {}, each.encode()) for each in ("a b c d e f g h i j", text))
+            b"",
+            *(ComparedAnswer(200, {}, answer.encode()) for answer in ("a b c d e f g h i j", text)),
         )
 
     assert judged("a b c d e f g h i k") is True
@@ -257,4 +254,4 @@ def test_a_plugin_that_is_not_there_is_reported_at_the_start(
 ) -> None:
     ended: Any = tsx(["serve", "--set", "plugins=statd"], tmp_path, environment)
     assert ended.returncode != 0
-    assert "there is no plugin 'statd'; did you mean 'statsd'?" in ended.stderr
+    assert "did you mean 'statsd'?" in ended.stderr

@@ -1,3 +1,1 @@
-"""Fuzzing of what reads bytes of strangers: `scripts/fuzz-wire`. The seeds are replayed as a
-test.
-"""
+"""Fuzzing of the code that reads bytes of strangers (`scripts/fuzz-wire`)."""

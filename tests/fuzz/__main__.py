@@ -1,9 +1,8 @@
-"""`python -m tests.fuzz TARGET [--minutes M]` fuzzes by Atheris; `python -m tests.fuzz TARGET FILE
-...` replays inputs, without it.
+"""`python -m tests.fuzz TARGET [--minutes M]` fuzzes by Atheris; with files, it replays them.
 
-A finding is an input that raises, that takes more than 50 ms of processor time where nothing else
-is instrumented, or a process that grows. Exits 1 where there is one, and keeps its input in the
-directory that it names.
+A finding is an input that raises, that takes more than 50 ms of processor time without
+instrumentation, or that makes the process grow. The exit code is then 1, and the input lies in the
+directory that the output names.
 """
 
 from __future__ import annotations
@@ -18,15 +17,11 @@ from pathlib import Path
 
 import psutil
 
-NAMES = (
-    "archive",
-    "form",
-    "frame",
-    "lanes",
-    "traffic",
-)  # of tests/fuzz/targets.py, which is imported once it can be instrumented
+# The targets are imported once they can be instrumented.
+NAMES = ("archive", "form", "frame", "lanes", "traffic")
 STALL = 0.05  # seconds of processor time
-INSTRUMENTED = 10  # times as slow, or nearly
+# Approximate factor of the instrumentation.
+INSTRUMENTED = 10
 GROWTH = 100 << 20  # bytes, after the first tenth of the time
 CORPORA = Path(__file__).parent / "corpora"
 
@@ -47,9 +42,10 @@ def _timed(target: Callable[[bytes], None], data: bytes) -> float:
     return time.thread_time() - before
 
 
-def fuzz(name: str, seconds: float, found: Path) -> None:
-    """Does not return: libFuzzer ends the process."""
-    import atheris  # here, because replaying does without it
+def fuzz(name: str, seconds: float, directory: Path) -> None:
+    """Fuzz until libFuzzer ends the process."""
+    # Replays do without Atheris.
+    import atheris
 
     with atheris.instrument_imports(include=["tsx_runtime", "tsx_archiver"]):
         from tests.fuzz import targets
@@ -64,13 +60,13 @@ def fuzz(name: str, seconds: float, found: Path) -> None:
         elif memory[0] and process.memory_info().rss > memory[0] + GROWTH:
             raise RuntimeError(f"it has grown by {GROWTH >> 20} MB")
 
-    corpus = found / "corpus"
+    corpus = directory / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     options = [
         f"-max_total_time={seconds:.0f}",
         "-max_len=20000",
         "-print_final_stats=1",
-        f"-artifact_prefix={found}/",
+        f"-artifact_prefix={directory}/",
         "-verbosity=0",
     ]
     atheris.Setup([sys.argv[0], *options, str(corpus), str(CORPORA / name)], once)
@@ -84,37 +80,37 @@ def main() -> int:
     parser.add_argument("target", choices=NAMES)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument(
-        "--inside", type=Path, help=argparse.SUPPRESS
-    )  # the process that libFuzzer ends
+    # libFuzzer ends this process.
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         fuzz(options.target, options.minutes * 60, options.inside)
     if options.files:
-        from tests.fuzz.targets import TARGETS  # here, as above
+        from tests.fuzz.targets import TARGETS
 
         return replay(TARGETS[options.target](), options.files)
-    found = Path(tempfile.mkdtemp(prefix=f"fuzz-{options.target}-"))
+    findings = Path(tempfile.mkdtemp(prefix=f"fuzz-{options.target}-"))
     end = time.monotonic() + options.minutes * 60
-    while (left := end - time.monotonic()) > 1:
+    while (remaining := end - time.monotonic()) > 1:
         command = [
             sys.executable,
             "-m",
             "tests.fuzz",
             options.target,
             "--minutes",
-            str(left / 60),
+            str(remaining / 60),
             "--inside",
-            str(found),
+            str(findings),
         ]
         if subprocess.run(command, check=False).returncode == 0:
             break
-        inputs = sorted(path for path in found.iterdir() if path.is_file())
+        inputs = sorted(path for path in findings.iterdir() if path.is_file())
         again = [sys.executable, "-m", "tests.fuzz", options.target, *map(str, inputs)]
         if not inputs or subprocess.run(again, check=False).returncode != 0:
-            print(f"{options.target}: a finding, in {found}")
+            print(f"{options.target}: a finding, in {findings}")
             return 1
-        for path in inputs:  # it was the instrumentation, or the machine
+        # The instrumentation or the machine may have been slow.
+        for path in inputs:
             path.unlink()
     print(f"{options.target}: nothing found in {options.minutes:g} minutes")
     return 0

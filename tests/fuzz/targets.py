@@ -1,6 +1,4 @@
-"""What is fuzzed: each target takes bytes, and raises where they do anything but be taken or be
-refused in words.
-"""
+"""The targets of the fuzzer: each takes bytes, and raises unless they are taken or refused."""
 
 from __future__ import annotations
 
@@ -31,33 +29,36 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import parse_traffic
 
 ECHO = "def handle(data, context):\n    return data and [bytes(row.get('body') or row.get('data') or b'') for row in data]\n"
-TURNS = 400  # of the event loop at most, for the answers to one input
+# Turns of the event loop for one input.
+TURNS = 400
 IDLE = 12  # turns without an answer after which none is on its way
-MOST_WRITTEN = 64  # times the bytes that came: what a client can have the server write
+# Most bytes written for each received byte.
+MOST_WRITTEN = 64
 LARGEST_ANSWER = 1 << 20
 
 Target = Callable[[bytes], None]
 
 
 def frame(data: bytes) -> None:
-    """The frame between front end and worker, and the meta of each of its items."""
+    """Decode a frame between front end and worker, and the metadata of its items."""
     with contextlib.suppress(wire.FrameError):
         header = wire.decode_header(data)
-        found = wire.decode(header, data[wire.HEADER.size :])
+        message = wire.decode(header, data[wire.HEADER.size :])
         again = b"".join(
-            bytes(part) for part in wire.encode(found.kind, found.batch, found.items, found.extra)
+            bytes(part)
+            for part in wire.encode(message.kind, message.batch, message.items, message.extra)
         )
         assert (
-            wire.decode(wire.decode_header(again), again[wire.HEADER.size :]).items == found.items
+            wire.decode(wire.decode_header(again), again[wire.HEADER.size :]).items == message.items
         )
-        for _, meta, _ in found.items:
+        for _, meta, _ in message.items:
             with contextlib.suppress(wire.FrameError):
                 _, _, block = wire.parse_request_meta(meta)
                 list(wire.parse_header_block(block))
 
 
 def form(data: bytes) -> None:
-    """A form whose field `model_name` the front end looks for; the first byte chooses its type."""
+    """Look for the field `model_name` in a form, whose first byte chooses its type."""
     kinds = (
         b"application/x-www-form-urlencoded",
         b"multipart/form-data; boundary=b",
@@ -71,13 +72,14 @@ def form(data: bytes) -> None:
 
 
 def traffic(data: bytes) -> None:
-    """A document that says how requests are shared out."""
-    with contextlib.suppress(ValueError, RecursionError):  # both are 400
+    """Parse a document of traffic shares."""
+    # Both errors become status 400.
+    with contextlib.suppress(ValueError, RecursionError):
         parse_traffic(json.loads(data))
 
 
 class Archives:
-    """A file that claims to be an archive: inspected and opened, with small limits."""
+    """A file that claims to be an archive: it is inspected and opened, with small limits."""
 
     def __init__(self) -> None:
         self._place = Path(tempfile.mkdtemp(prefix="fuzz-"))
@@ -97,7 +99,7 @@ class Archives:
 
 
 class Transport(asyncio.Transport):
-    """Takes what is written, and counts it."""
+    """A transport that counts what is written."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 8080)})
@@ -133,23 +135,22 @@ class Transport(asyncio.Transport):
 
 
 class Lanes:
-    """What a client sends on one connection: the fast lane, and behind it uvicorn and FastAPI.
+    """The bytes of a client on one connection: the fast lane, and uvicorn with FastAPI behind it.
 
     A byte of 0xff ends a read.
     """
 
     def __init__(self) -> None:
-        place = Path(tempfile.mkdtemp(prefix="fuzz-"))
-        make_model(place / "echo.mar", ECHO, name="echo")
+        directory = Path(tempfile.mkdtemp(prefix="fuzz-"))
+        make_model(directory / "echo.mar", ECHO, name="echo")
         usual = {
-            "model_store": place,
-            "cache_dir": place / "cache",
-            "state_dir": place / "state",
+            "model_store": directory,
+            "cache_dir": directory / "cache",
+            "state_dir": directory / "state",
             "max_request_size": 20_000,
         }
-        settings = Settings.model_validate(
-            usual | {"handler_error_status": 503}
-        )  # so that 500 is the server's own
+        # Only the server's own failures are then 500.
+        settings = Settings.model_validate(usual | {"handler_error_status": 503})
         logging.disable(logging.CRITICAL)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._note)

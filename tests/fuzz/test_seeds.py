@@ -1,6 +1,4 @@
-"""Each seed of the fuzzer is taken or refused in words; inputs that were once a finding stay
-here.
-"""
+"""Each seed of the fuzzer is taken or refused in words, former findings included."""
 
 from __future__ import annotations
 

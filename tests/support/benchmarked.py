@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.histogram import Histogram
@@ -141,14 +143,36 @@ def trial(
     )
 
 
+def a_run(**fields: Any) -> Results:
+    """Make the results of a run without trials; `fields` are those of `Results`."""
+    defaults = {
+        "started": "2026-11-21T10:00:00+00:00",
+        "model": ModelInfo(name="m"),
+        "environment": Environment(fingerprint="f"),
+        "inputs": Inputs(source="a.png", count=1),
+    }
+    return Results(**defaults | fields)
+
+
+def with_trials(results: Results, *trials: Trial, **changes: Any) -> Results:
+    """Replace the trials of results by others, none of which is the winner or the baseline."""
+    update = {"trials": list(trials), "winner": None, "baseline": None, **changes}
+    return results.model_copy(update=update)
+
+
 def results(
     *,
     slo: str | None = "p99<100ms",
     speed: float = 1.0,
     seed: int = 0,
-    loads: Sequence[int] = (1, 2, 4, 8, 16),
+    loads: tuple[int, ...] = (1, 2, 4, 8, 16),
 ) -> Results:
-    """Make results of two cores: a baseline, better trials, a failed and a predicted one."""
+    """Make results of two cores: a baseline, better configurations, a failed and a predicted one."""
+    return _made_results(speed, seed, loads).model_copy(deep=True, update={"slo": slo})
+
+
+@cache
+def _made_results(speed: float, seed: int, loads: tuple[int, ...]) -> Results:
     trials = [
         trial(Configuration(), 62 * speed, 16, seed=seed, loads=loads),
         trial(Configuration(batch_size=4), 78 * speed, 17, seed=seed + 100, loads=loads),
@@ -207,7 +231,7 @@ def results(
         model=ModelInfo(
             name="detector", version="1.0", archive="detector.mar", sha256="9f" * 32, size_mib=3.4
         ),
-        slo=slo,
+        slo=None,
         environment=Environment(
             fingerprint="abc",
             cpu="AMD EPYC 7B13",

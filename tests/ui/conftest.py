@@ -1,6 +1,6 @@
-"""A real browser for tests of the web page, and a server to look at.
+"""A real browser for the tests of the web page, and the servers that it visits.
 
-Without a browser these tests are skipped, and say so.
+The tests are skipped if no browser is installed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.browser import installed_browser
 from tests.support.models import make_model
-from tests.support.servers import Running, serving
+from tests.support.servers import FREE_PORTS, Running, serving
 
-# Without the process that would draw by the processor what a graphics card draws
+# Chromium starts no process that would do a graphics card's work on the processor.
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -24,7 +25,13 @@ ARGUMENTS = [
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
 ]
-TIMEOUT = 30_000  # ms, on a machine that has other things to do
+TIMEOUT = 30_000  # ms
+
+# The page asks for news every 1, 2 or 5 seconds. The tests ask five times as often.
+FASTER_POLLS = """
+const wait = window.setTimeout.bind(window);
+window.setTimeout = (work, ms, ...rest) => wait(work, ms <= 5000 && ms % 1000 === 0 ? ms / 5 : ms, ...rest);
+"""
 
 LOOKS = """
 import io
@@ -55,11 +62,11 @@ class Echo:
 
     def handle(self, data, context):
         rows = [row.get("data", row.get("body")) for row in data]
-        if any(row == "fail" for row in rows):
-            raise RuntimeError("the echo is broken")
-        if any(row == "fail otherwise" for row in rows):
-            raise RuntimeError("the echo is lost")
         for row in rows:
+            if row == "fail":
+                raise RuntimeError("the echo is broken")
+            if row == "fail otherwise":
+                raise RuntimeError("the echo is lost")
             if str(row).startswith("fail with"):
                 raise ValueError(row)
         return rows
@@ -94,23 +101,22 @@ class Odd:
 
 @pytest.fixture(scope="module")
 def browser(processes: None) -> Iterator[Any]:
-    """For a module: playwright's loop runs in this thread, and other modules want loops of their
-    own.
-    """
+    """Start a browser for a module: playwright's event loop holds this thread until it ends."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="needs playwright, which the extra `dev` installs"
     )
     program = installed_browser()
     if program is None:
         pytest.skip("needs a browser: scripts/install-browser installs Chromium")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=program, args=ARGUMENTS)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=ARGUMENTS)
         yield browser
         browser.close()
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a model store with every model of these tests."""
     directory = tmp_path_factory.mktemp("store")
     make_model(directory / "looks.mar", LOOKS)
     make_model(directory / "looks2.mar", LOOKS, name="looks", version="2.0")
@@ -123,44 +129,62 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(
-    processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
+    browser: Any, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Running]]:
-    """`tsx serve` with these words and settings; none outlives the module."""
-    with ExitStack() as held:
+    """Return a function that starts `tsx serve` with arguments and settings; the module ends it."""
+    with ExitStack() as stack:
 
-        def begin(words: Sequence[object] = (), **settings: str) -> Running:
-            place = tmp_path_factory.mktemp("server")
+        def begin(
+            *arguments: object, ports: Sequence[str] = FREE_PORTS, **settings: object
+        ) -> Running:
+            directory = tmp_path_factory.mktemp("server")
             environment = {
                 "TSX_CACHE_DIR": str(store / "cache"),
-                "TSX_STATE_DIR": str(place / "state"),
+                "TSX_STATE_DIR": str(directory / "state"),
+                **{f"TSX_{name.upper()}": str(value) for name, value in settings.items()},
             }
-            environment |= {"TSX_WORKER_PRELOAD": "false"}
-            environment |= {f"TSX_{name.upper()}": value for name, value in settings.items()}
-            return held.enter_context(
-                serving(["serve", "--model-store", store, *words], place, environment)
-            )
+            command = ["serve", "--model-store", store, *arguments, *ports]
+            return stack.enter_context(serving(command, directory, environment))
 
         yield begin
 
 
 @pytest.fixture(scope="module")
+def empty_server(start: Callable[..., Running]) -> Running:
+    """Start a server without models, for tests that register them by `management`."""
+    return start()
+
+
+@pytest.fixture
+def management(empty_server: Running) -> Iterator[httpx.Client]:
+    """Yield a client of the empty server's management API, and remove all models afterwards."""
+    with httpx.Client(base_url=empty_server.address("models"), timeout=60) as client:
+        yield client
+        for model in client.get("/models").json()["models"]:
+            for version in reversed(client.get(f"/models/{model['modelName']}/all").json()):
+                client.delete(f"/models/{model['modelName']}/{version['modelVersion']}")
+            client.delete(f"/models/{model['modelName']}")
+
+
+@pytest.fixture(scope="module")
 def context(browser: Any) -> Iterator[Any]:
-    """For a module: a process of the browser for each test would take longer than the test."""
+    """Open a window for a module, since the browser starts a process for each of them."""
     context = browser.new_context(
         permissions=["clipboard-read", "clipboard-write"],
         viewport={"width": 1280, "height": 900},
         reduced_motion="reduce",
     )
     context.set_default_timeout(TIMEOUT)
+    context.add_init_script(FASTER_POLLS)
     yield context
     context.close()
 
 
 @pytest.fixture
 def page(context: Any) -> Iterator[Any]:
-    """A page of a new visitor.
+    """Open a page of a new visitor.
 
-    Whatever the browser refuses, logs as an error, or fetches from elsewhere fails the test.
+    The test fails if the browser refuses something, logs an error, or asks another host.
     """
     page = context.new_page()
     problems: list[str] = []
@@ -170,19 +194,17 @@ def page(context: Any) -> Iterator[Any]:
     )
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on(
-        "request",
-        lambda request: problems.append(request.url) if not _is_own(request.url) else None,
+        "request", lambda request: None if _is_local(request.url) else problems.append(request.url)
     )
     yield page
-    with suppress(Exception):  # a test has taken it away from the page
+    # A test may have taken the storage away from the page.
+    with suppress(Exception):
         page.evaluate("localStorage.clear()")
     page.close()
-    allowed = (
-        "Failed to load resource",
-        "net::ERR_CONNECTION_REFUSED",
-    )  # what the browser says of a status, and of a stopped server
+    # The browser reports statuses of errors and servers that have stopped.
+    allowed = ("Failed to load resource", "net::ERR_CONNECTION_REFUSED")
     assert [problem for problem in problems if not any(text in problem for text in allowed)] == []
 
 
-def _is_own(url: str) -> bool:
+def _is_local(url: str) -> bool:
     return url.startswith(("http://127.0.0.1:", "blob:", "data:"))

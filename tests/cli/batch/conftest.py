@@ -32,7 +32,7 @@ def answer(body):
 
 
 class EchoEngine:
-    """Answers with the row's body, a few rows behind; `fails` says for which rows it does not."""
+    """An engine that answers with a row's body, some rows behind, or fails as `fails` decides."""
 
     def __init__(self, fails: Callable[[Row], bool] = lambda row: False) -> None:
         self.fails = fails
@@ -58,13 +58,13 @@ class EchoEngine:
 
 @pytest.fixture(scope="session")
 def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that doubles x, and tells the length of anything else."""
+    """Make a model that doubles x, and returns the length of anything else."""
     return make_model(tmp_path_factory.mktemp("models") / "twice.mar", TWICE)
 
 
 @pytest.fixture
 def bucket(account: Account) -> Any:
-    """A client of S3 with an empty bucket `data`."""
+    """Return a client of S3 with an empty bucket `data`."""
     account.emptied()
     client: Any = boto3.client("s3")
     client.create_bucket(Bucket="data", CreateBucketConfiguration={"LocationConstraint": REGION})

@@ -1,6 +1,4 @@
-"""What the engine of this machine makes of an archive's measurement, and which models it
-refuses.
-"""
+"""The engine of this machine: its settings from a measurement, and the models that it refuses."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from tsx_runtime.settings.schema import Settings
 NOTHING = "def handle(data, context): return data"
 
 
-def test_the_measured_workers_and_the_best_measured_batch_size_count_on_the_measured_machine_only(
-    tmp_path: Path,
-) -> None:
+def test_the_best_measured_settings_count_on_the_measured_machine_only(tmp_path: Path) -> None:
     record = record_of(results())
     best = record.best.configuration
     curve = next(
@@ -79,7 +75,8 @@ def test_few_rows_are_under_way_where_a_commit_would_wait_for_many(
         assert json.loads(next(results).body) == {"twice": 0}
         assert len(taken) == 4
         assert [result.index for result in results] == list(range(1, 100))
-        monkeypatch.setattr("tsx_cli.batch.local.IN_HAND", 8)  # bytes: less than an answer has
+        # An answer has more than 8 bytes.
+        monkeypatch.setattr("tsx_cli.batch.local.IN_HAND", 8)
         taken.clear()
         for number, _ in enumerate(engine.run(rows(20, taken))):
             assert number == 0 or len(taken) <= number + 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import time
 from pathlib import Path
 
@@ -32,29 +33,21 @@ def stored(path: Path, *keys: str, model: str = "twice") -> list[StoredAnswer | 
 def test_each_row_is_an_answer_under_its_id(run: Run, tmp_path: Path, twice: Path) -> None:
     rows = [{"x": 1, "user": "a"}, {"x": 2, "user": "b/c"}, {"user": "bad"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [
-        "batch",
-        twice,
-        "in.jsonl",
-        "-o",
-        "jobs+sqlite:///store/jobs.sqlite",
-        "--id-field",
-        "user",
-        "--expires",
-        "2d",
-    ]
-    ended = run(*words)
+    command = shlex.split(
+        f"batch {twice} in.jsonl -o jobs+sqlite:///store/jobs.sqlite --id-field user --expires 2d"
+    )
+    ended = run(*command)
     assert ended.code == 0, ended.err
-    one, two, bad = stored(tmp_path / "store" / "jobs.sqlite", "a", "b/c", "bad")
-    assert one is not None
-    assert two is not None
-    assert (one.status, json.loads(one.body), json.loads(two.body)) == (
+    first, second, bad = stored(tmp_path / "store" / "jobs.sqlite", "a", "b/c", "bad")
+    assert first is not None
+    assert second is not None
+    assert (first.status, json.loads(first.body), json.loads(second.body)) == (
         200,
         {"twice": 2},
         {"twice": 4},
     )
-    assert b"content-type: application/json" in one.headers
-    assert abs(one.expires - time.time() - 2 * 86_400) < 3600
+    assert b"content-type: application/json" in first.headers
+    assert abs(first.expires - time.time() - 2 * 86_400) < 3600
     assert bad is None
     assert [path.name for path in (tmp_path / "store").iterdir() if "tsx-batch" in path.name] == []
 
@@ -69,10 +62,11 @@ def test_a_store_is_written_while_a_server_has_it(tmp_path: Path) -> None:
         await server.begin_answer(AnswerKey("idempotency", "", "k"), "", "server", 60)
         await asyncio.to_thread(write)
         try:
+            # The server keeps the jobs that it has started.
             assert (
                 await server.begin_answer(AnswerKey("idempotency", "", "k"), "", "two", 60)
                 is not None
-            )  # what the server has begun stays
+            )
             return await server.get_answer(key)
         finally:
             await server.close()
@@ -88,9 +82,9 @@ def test_a_store_is_written_while_a_server_has_it(tmp_path: Path) -> None:
         )
         writer.finish(1)
 
-    found = asyncio.run(serve())
-    assert found is not None
-    assert (found.body, found.headers) == (b"new", b"content-type: text/plain\r\n")
+    responses = asyncio.run(serve())
+    assert responses is not None
+    assert (responses.body, responses.headers) == (b"new", b"content-type: text/plain\r\n")
     assert stored(path, "none", model="m") == [None]
 
 

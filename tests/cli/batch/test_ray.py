@@ -1,11 +1,10 @@
-"""`tsx batch --on` a Ray cluster of two nodes: the output is that of a local run, whatever happens
-to a node.
-"""
+"""`tsx batch --on` a Ray cluster of two nodes writes the output of a local run."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,16 +80,11 @@ def cluster(free_ports: Callable[[int], list[int]]) -> Iterator[tuple[Cluster, s
     cluster.shutdown()
 
 
-def run(directory: Path, inputs: str, output: str, *words: str, code: int = 0) -> bytes:
-    model = [
-        str(directory / "double.mar"),
-        str(directory / inputs),
-        "-o",
-        str(directory / output),
-        "--batch-size",
-        "8",
-    ]
-    assert main(["batch", *model, *words]) == code
+def run(directory: Path, inputs: str, output: str, *options: str, code: int = 0) -> bytes:
+    model = shlex.split(
+        f"{directory / 'double.mar'} {directory / inputs} -o {directory / output} --batch-size 8"
+    )
+    assert main(["batch", *model, *options]) == code
     return (directory / output).read_bytes() if code == 0 else b""
 
 
@@ -99,12 +93,12 @@ def test_the_output_is_that_of_a_local_run_and_an_unfinished_run_goes_on(
 ) -> None:
     local = run(directory, "rows.jsonl", "local.jsonl")
     assert local.count(b"division by zero") == 4
-    words = ("rows.jsonl", "ray.jsonl", "--on", cluster[1])
-    run(directory, *words, "--max-errors", "2", code=1)
+    arguments = ("rows.jsonl", "ray.jsonl", "--on", cluster[1])
+    run(directory, *arguments, "--max-errors", "2", code=1)
     err = capsys.readouterr().err
     assert "2 replicas on 2 nodes, 1 CPU and 0 GPUs each" in err
     assert "more than --max-errors allows" in err
-    assert run(directory, *words, "--json") == local
+    assert run(directory, *arguments, "--json") == local
     assert json.loads(capsys.readouterr().out)["rows_before"] >= 108
 
 
@@ -116,7 +110,7 @@ def test_a_node_that_is_lost_loses_no_row(directory: Path, cluster: tuple[Cluste
         pipes.append(os.open(directory / name, os.O_RDWR))
 
     def lose() -> None:
-        """Once the replicas of both nodes are in the middle of their work."""
+        """Kill a node once the replicas of both nodes are in the middle of their work."""
         for _ in range(2):
             os.read(pipes[0], 1)
         (directory / "armed").unlink()

@@ -1,4 +1,4 @@
-"""A run that dies at any step and is started again leaves each row in the output once."""
+"""A run that dies at any step and starts again writes each row once."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ ROWS = 9
 
 
 class ProcessDied(BaseException):
-    """Nothing that the process would still have done happens."""
+    """The death of a process, after which it does nothing more."""
 
 
 class MortalDisk:
-    """The steps that change a disk, at one of which the process dies: before it, in the middle, or
-    once it is done.
+    """A disk whose process dies before, in the middle of, or after one of its changes.
 
-    With `power`, what no fsync has secured is lost as well: contents become empty.
+    With `power`, contents that no fsync has secured become empty.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, step: int, phase: int, power: bool) -> None:
@@ -96,7 +95,7 @@ class MortalDisk:
 
 
 def run(
-    place: Path,
+    directory: Path,
     kind: str,
     engine: EchoEngine | None = None,
     stop: threading.Event | None = None,
@@ -104,12 +103,12 @@ def run(
     output: str = "",
     **options: Any,
 ) -> BatchRun:
-    """As the command does it, with a commit for each row."""
-    reader = InputReader([str(place / "rows.jsonl")])
+    """Run a batch as the command does, with a commit for each row."""
+    reader = InputReader([str(directory / "rows.jsonl")])
     store: OutputStore = (
         S3Store(output, S3())
         if output
-        else LocalStore(f"{place}/out{'/' if kind == 'directory' else ''}")
+        else LocalStore(f"{directory}/out{'/' if kind == 'directory' else ''}")
     )
     writer: Writer = (
         DirectoryWriter(store, numbered=False)
@@ -133,12 +132,12 @@ def run(
         journal.close(finished=finished)
 
 
-def ids(place: Path, kind: str) -> list[str]:
+def ids(directory: Path, kind: str) -> list[str]:
     if kind == "directory":
-        return sorted(file.name.removesuffix(".json") for file in (place / "out").iterdir())
+        return sorted(file.name.removesuffix(".json") for file in (directory / "out").iterdir())
     if kind == "parquet":
-        return [row["id"] for row in pq.read_table(place / "out").to_pylist()]
-    with (place / "out").open(newline="") as file:
+        return [row["id"] for row in pq.read_table(directory / "out").to_pylist()]
+    with (directory / "out").open(newline="") as file:
         return (
             [json.loads(line)["id"] for line in file]
             if kind == "jsonl"
@@ -155,8 +154,8 @@ def stopping_at(index: int, stop: threading.Event) -> EchoEngine:
     return EchoEngine(fails)
 
 
-def make_rows(place: Path, count: int = ROWS) -> None:
-    (place / "rows.jsonl").write_text(
+def make_rows(directory: Path, count: int = ROWS) -> None:
+    (directory / "rows.jsonl").write_text(
         "".join(json.dumps({"x": number}) + "\n" for number in range(count))
     )
 
@@ -175,30 +174,30 @@ Deaths = st.lists(
 def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
     tmp_path_factory: pytest.TempPathFactory, kind: str, deaths: Sequence[tuple[int, int, bool]]
 ) -> None:
-    place = tmp_path_factory.mktemp("run")
-    make_rows(place)
+    directory = tmp_path_factory.mktemp("run")
+    make_rows(directory)
     finished = False
     for step, phase, power in deaths:
         with pytest.MonkeyPatch.context() as patch:
             disk = MortalDisk(patch, step, phase, power)
             try:
-                run(place, kind)
+                run(directory, kind)
                 finished = True
             except ProcessDied:
                 pass
         if finished or (
             disk.dead
-            and (place / "out").exists()
-            and not (place / "out.tsx-batch" / "journal.json").exists()
+            and (directory / "out").exists()
+            and not (directory / "out.tsx-batch" / "journal.json").exists()
         ):
-            break  # it had nothing left to do
+            break
     else:
-        run(place, kind)
-    assert ids(place, kind) == [f"rows.jsonl:{number + 1}" for number in range(ROWS)]
-    assert {each.name for each in place.iterdir()} - {"out.tsx-batch"} == {"rows.jsonl", "out"}
+        run(directory, kind)
+    assert ids(directory, kind) == [f"rows.jsonl:{number + 1}" for number in range(ROWS)]
+    assert {path.name for path in directory.iterdir()} - {"out.tsx-batch"} == {"rows.jsonl", "out"}
 
 
-def test_what_is_committed_is_not_computed_again(tmp_path: Path) -> None:
+def test_committed_rows_are_not_computed_again(tmp_path: Path) -> None:
     make_rows(tmp_path, 20)
     stop = threading.Event()
     first, second = stopping_at(5, stop), EchoEngine()
@@ -257,12 +256,12 @@ def test_json_that_is_not_utf_8_does_not_break_its_line() -> None:
 def test_the_file_of_a_row_has_a_name_that_file_systems_take() -> None:
     assert file_name("a/b.jpg") == "a/b.jpg"
     assert file_name("../x") == "%2E./x"
-    long, other = "é" * 200, "é" * 199 + "e"
+    long, longer = "é" * 200, "é" * 199 + "e"
     assert len(file_name(long).encode()) <= LONGEST_NAME
-    assert file_name(long) != file_name(other)
+    assert file_name(long) != file_name(longer)
 
 
-def test_a_stop_ends_a_read_of_standard_input_that_waits_and_its_half_line_is_no_row(
+def test_a_stop_ends_a_waiting_read_of_standard_input_whose_half_line_is_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_end, write_end = os.pipe()
@@ -297,11 +296,7 @@ def fails(numbers: range) -> Callable[[Row], bool]:
 @pytest.mark.parametrize(
     ("limit", "failing", "message"),
     [
-        (
-            MaxErrors(rows=2),
-            range(3),
-            "3 of 3 rows failed, more than --max-errors allows; one is rows.jsonl:1: it failed",
-        ),
+        (MaxErrors(rows=2), range(3), "3 of 3 rows failed.*rows.jsonl:1"),
         (MaxErrors(rows=3), range(3), None),
         (MaxErrors(share=0.3), range(3), "3 of 9 rows failed"),
         (MaxErrors(share=0.34), range(3), None),
@@ -331,12 +326,12 @@ def test_a_row_that_gets_another_kind_of_answer_after_a_death_has_one_file(tmp_p
     assert ids(tmp_path, "directory") == ["rows.jsonl:1"]
 
 
-def planted(place: Path, victim: Path) -> LocalStore:
-    """Return an output beside which there is a directory with a link."""
-    (place / "out.tsx-batch").mkdir(mode=0o700)
+def planted(directory: Path, victim: Path) -> LocalStore:
+    """Make an output beside which there is a directory with a link."""
+    (directory / "out.tsx-batch").mkdir(mode=0o700)
     victim.write_text("precious")
-    (place / "out.tsx-batch" / "partial").symlink_to(victim)
-    return LocalStore(str(place / "out"))
+    (directory / "out.tsx-batch" / "partial").symlink_to(victim)
+    return LocalStore(str(directory / "out"))
 
 
 def test_a_link_beside_the_output_is_not_followed(tmp_path: Path) -> None:
@@ -359,9 +354,7 @@ def test_an_output_goes_through_a_link_of_its_own_user_alone(tmp_path: Path, the
             os.chown(tmp_path / name, 54321, 54321, follow_symlinks=False)
     assert LocalStore(str(tmp_path / "out"))._path == tmp_path / ("out" if theirs else "target")
     if theirs:
-        with pytest.raises(
-            CliError, match=r"out.jsonl cannot be written: .*way belongs to another user"
-        ):
+        with pytest.raises(CliError, match=r"way belongs to another user"):
             LocalStore(str(tmp_path / "way" / "out.jsonl"))
     else:
         assert LocalStore(str(tmp_path / "way" / "out.jsonl"))._path == tmp_path / "out.jsonl"
@@ -379,11 +372,8 @@ def test_a_work_directory_that_another_user_can_change_is_refused(
         os.chown(tmp_path / "out.tsx-batch", 54321, 54321)
     else:
         pytest.skip("only root can give a directory to another user")
-    why = "belongs to another user" if theirs else "can be written by other users"
-    with pytest.raises(
-        CliError,
-        match=f"out cannot be written: .*out.tsx-batch {why}.* name an output in a directory",
-    ):
+    reason = "belongs to another user" if theirs else "can be written by other users"
+    with pytest.raises(CliError, match=f"out.tsx-batch {reason}.* name an output in a directory"):
         store.lock()
     assert sorted(path.name for path in (tmp_path / "out.tsx-batch").iterdir()) == ["partial"]
 
@@ -396,7 +386,7 @@ def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
         run(tmp_path, "jsonl")
     store.close()
     assert run(tmp_path, "jsonl").done.complete
-    assert {each.name for each in tmp_path.iterdir()} == {"rows.jsonl", "out"}
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "out"}
 
 
 def test_a_stopped_run_into_s3_goes_on_and_leaves_only_the_output(
@@ -412,14 +402,14 @@ def test_a_stopped_run_into_s3_goes_on_and_leaves_only_the_output(
             stop,
             output=output,
         ).done.complete
-        keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
+        keys = [item["Key"] for item in bucket.list_objects_v2(Bucket="data")["Contents"]]
         assert f"{output.removeprefix('s3://data/').rstrip('/')}.tsx-batch/journal.json" in keys
         engine = EchoEngine()
         assert run(
             tmp_path, "directory" if output.endswith("/") else "jsonl", engine, output=output
         ).done.complete
         assert 0 < engine.seen < 12
-    keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
+    keys = [item["Key"] for item in bucket.list_objects_v2(Bucket="data")["Contents"]]
     assert sorted(keys) == sorted(
         ["out.jsonl", *(f"files/rows.jsonl:{number}.json" for number in range(1, 13))]
     )

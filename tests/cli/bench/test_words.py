@@ -1,4 +1,4 @@
-"""What a benchmark varies, what is asked of it, and what it keeps."""
+"""The configurations, options and results of a benchmark, in words and in JSON."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.benchmarked import a_run
 from tsx_archiver.metadata.modelconfig import parse_model_config
 from tsx_cli.bench.load.configuration import PRECISIONS, Configuration
 from tsx_cli.bench.load.results import (
-    Environment,
     Figure,
-    Inputs,
     Latency,
-    ModelInfo,
     OfferedLoad,
     Point,
     Prediction,
@@ -66,7 +64,7 @@ def test_which_bounds_do_not_hold(text: str, errors: float, broken: list[str]) -
         "p99<-1ms",
     ],
 )
-def test_what_is_no_bound_is_reported(text: str) -> None:
+def test_other_texts_are_no_bounds(text: str) -> None:
     with pytest.raises(UsageError, match="--slo"):
         parse_slo(text)
 
@@ -89,21 +87,23 @@ def test_the_tightest_bound_says_how_near_the_limit_is() -> None:
     )
 )
 def test_a_configuration_is_keys_that_the_server_reads_and_comes_back_from_json(
-    one: Configuration,
+    configuration: Configuration,
 ) -> None:
     config, problems = parse_model_config(
-        {key: value for key, value in one.keys().items() if value is not None}
+        {key: value for key, value in configuration.keys().items() if value is not None}
     )
     assert [problem for problem in problems if problem.key != "precision"] == []
     assert (config.min_workers, config.max_workers, config.batch_size, config.threads) == (
-        one.workers,
-        one.workers,
-        one.batch_size,
-        one.threads,
+        configuration.workers,
+        configuration.workers,
+        configuration.batch_size,
+        configuration.threads,
     )
-    assert config.forms == (None if one.form in (None, "reference") else (one.form,))
-    assert Configuration(**json.loads(json.dumps(one.as_json()))) == one
-    assert f"batch {one.batch_size}" in str(one)
+    assert config.forms == (
+        None if configuration.form in (None, "reference") else (configuration.form,)
+    )
+    assert Configuration(**json.loads(json.dumps(configuration.as_json()))) == configuration
+    assert f"batch {configuration.batch_size}" in str(configuration)
 
 
 def results() -> Results:
@@ -117,14 +117,7 @@ def results() -> Results:
     trial = Trial(
         configuration=Configuration(workers=2).as_json(), points=[point], best=0, predicted=endless
     )
-    return Results(
-        started="2026-11-21T10:00:00+00:00",
-        model=ModelInfo(name="digits"),
-        environment=Environment(fingerprint="x"),
-        inputs=Inputs(source="a.png", count=1),
-        trials=[trial],
-        winner=0,
-    )
+    return a_run(trials=[trial], winner=0)
 
 
 def test_results_come_back_from_their_file(tmp_path: Path) -> None:
@@ -140,7 +133,7 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "problem"),
     [
         ("{", "not a results.json"),
         ("[]", "not a results.json"),
@@ -164,10 +157,10 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_result_is_reported(tmp_path: Path, text: str, words: str) -> None:
+def test_damaged_results_are_reported(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "results.json"
     file.write_text(text)
-    with pytest.raises(CliError, match=words):
+    with pytest.raises(CliError, match=problem):
         read_results(file)
     with pytest.raises(CliError, match="cannot be read"):
         read_results(tmp_path / "none")

@@ -1,12 +1,10 @@
-"""Starts and ends of `tsx serve` and `torchserve`: bare model files on a terminal, signals, tokens,
-models that do not load.
-"""
+"""Starts and ends of `tsx serve`: bare model files, signals, models that do not load."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +18,7 @@ from safetensors.torch import save_file
 
 from tests.cli.conftest import DIGITS, Run
 from tests.support.models import make_model
-from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen, started, tsx
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen, tsx
 from tsx_archiver import open_archive, plan_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_cli.archive.directory import as_directory
@@ -38,6 +36,8 @@ from tsx_cli.serve.server import (
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
+ECHO = "def handle(data, context):\n    return data\n"
+
 
 @contextmanager
 def unpacked(path: Path, parts: HandlerFiles) -> Iterator[tuple[Path, list[str]]]:
@@ -54,11 +54,13 @@ def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
         assert notes[0] == "digits.pth: weights, 64.6 kB"
         for name in ("digits.pth", "index_to_name.json"):
             assert (directory / name).readlink() == DIGITS / name
-        for name in ("model.py", "handler.py"):  # the server runs no code that a link leads to
+        # The server runs no code that a link leads to.
+        for name in ("model.py", "handler.py"):
             assert not (directory / name).is_symlink()
             assert (directory / name).read_bytes() == (DIGITS / name).read_bytes()
         manifest = json.loads((directory / "MAR-INF" / "MANIFEST.json").read_text())
         assert manifest["model"]["modelName"] == "digits"
+        assert directory.parent == Path(tempfile.gettempdir())
     assert not directory.exists()
     assert (DIGITS / "digits.pth").exists()
 
@@ -106,21 +108,19 @@ def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> N
 def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
     tmp_path: Path, short_path: Path, session_cache: Path
 ) -> None:
-    words = [
+    command = [
         "serve",
         f"numbers={DIGITS / 'digits.pt2'}",
-        "--handler",
-        DIGITS / "handler.py",
-        "--workers",
-        2,
+        *shlex.split(f"--handler {DIGITS / 'handler.py'} --workers 2"),
         *FREE_PORTS,
     ]
+    # The preload is on, as by default.
     environment = {
         "TSX_CACHE_DIR": str(session_cache),
         "TMPDIR": str(short_path),
         "TSX_WORKER_PRELOAD": "true",
-    }  # as it is by default
-    seen, code = screen(words, tmp_path, environment, until="Ctrl-C")
+    }
+    seen, code = screen(command, tmp_path, environment, until="Ctrl-C")
     assert code == 0, seen
     page = " ".join(seen.split())
     for part in (
@@ -142,26 +142,19 @@ def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("broken")
-    (place / "deep.py").write_text(
+    directory = tmp_path_factory.mktemp("broken")
+    (directory / "deep.py").write_text(
         "def fall(depth):\n    if depth:\n        return fall(depth - 1) + 1\n    raise RuntimeError('the bottom')\n\nfall(20)\n"
     )
     assert (
         main(
-            [
-                "archive",
-                "--name",
-                "broken",
-                "--handler",
-                str(place / "deep.py"),
-                "-o",
-                str(place),
-                "--no-import",
-            ]
+            shlex.split(
+                f"archive --name broken --handler {directory / 'deep.py'} -o {directory} --no-import"
+            )
         )
         == 0
     )
-    return place
+    return directory
 
 
 @pytest.mark.usefixtures("processes")
@@ -169,8 +162,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_that_does_not_load_ends_the_start_with_its_reason(
     broken: Path, session_cache: Path, debug: bool
 ) -> None:
-    words = ["serve", "broken.mar", "--workers", 2, *FREE_PORTS, *(["--debug"] if debug else [])]
-    ended = tsx(words, broken, {"TSX_CACHE_DIR": str(session_cache)})
+    command = ["serve", "broken.mar", "--workers", 2, *FREE_PORTS, *(["--debug"] if debug else [])]
+    ended = tsx(command, broken, {"TSX_CACHE_DIR": str(session_cache)})
     assert ended.returncode == 1
     assert "Error: broken.mar does not load: " in ended.stderr
     assert "RuntimeError: the bottom" in ended.stderr
@@ -185,37 +178,31 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    "words", [["first{}", "second{}"], ["--model-store", ".", "--set", "load_models=all"]]
+    ("names", "arguments"),
+    [
+        (["first", "second"], ["first", "second"]),
+        (["first.mar", "second.mar"], ["first.mar", "second.mar"]),
+        (["first.tar.gz", "second.tar.gz"], ["--model-store", ".", "--set", "load_models=all"]),
+    ],
 )
-@pytest.mark.parametrize("suffix", [".mar", ".tar.gz", ""])
 def test_one_start_names_all_that_cannot_be_served(
-    tmp_path: Path, session_cache: Path, words: list[str], suffix: str
+    tmp_path: Path, session_cache: Path, names: list[str], arguments: list[str]
 ) -> None:
-    names = [f"first{suffix}", f"second{suffix}"]
     for name in names:
-        if suffix:
+        if "." in name:
             (tmp_path / name).write_text("garbage")
         else:
             make_model(tmp_path / name, "raise ValueError('no')")
-    make_model(tmp_path / "third.mar", "def handle(data, context):\n    return data")
-    given = [word.format(suffix) for word in words]
-    ended = tsx(
-        ["serve", *given, *FREE_PORTS],
-        tmp_path,
-        {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"},
-    )
+    make_model(tmp_path / "third.mar", ECHO)
+    environment = {"TSX_CACHE_DIR": str(session_cache)}
+    ended = tsx(["serve", *arguments, *FREE_PORTS], tmp_path, environment)
     assert ended.returncode == 1
     title, *lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
     assert title == "Error: 2 files cannot be served:"
-    said = (
-        "is not a model archive"
-        if suffix
-        else "does not load: Handler handler.py does not import: ValueError: no"
-    )
-    assert [name in line and said in line for name, line in zip(names, lines, strict=True)] == [
-        True,
-        True,
-    ]
+    reason = "is not a model archive" if "." in names[0] else "ValueError: no"
+    for name, line in zip(names, lines, strict=True):
+        assert name in line
+        assert reason in line
 
 
 def test_one_start_names_all_files_that_are_not_there(run: Run) -> None:
@@ -238,64 +225,8 @@ def test_weights_that_do_not_fit_the_network_are_reported(
         {"TSX_CACHE_DIR": str(session_cache)},
     )
     assert ended.returncode == 1
-    assert "Error: digits.pth does not load: digits.pth does not fit model.py" in ended.stderr
+    assert "digits.pth does not fit model.py" in ended.stderr
     assert '"features.0.weight"' in ended.stderr
-
-
-@pytest.mark.usefixtures("processes")
-def test_torchserve_serves_a_model_store_and_asks_for_tokens(
-    run: Run, tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "echo.py").write_text("def handle(data, context):\n    return data\n")
-    assert run("archive", "--name", "echo", "--handler", "echo.py", "-o", "store").code == 0
-    environment = {
-        "TSX_INFERENCE_TOKEN": "one",
-        "TSX_MANAGEMENT_TOKEN": "two",
-        "TSX_CACHE_DIR": str(session_cache),
-    }
-    environment |= {
-        f"TSX_{role}_ADDRESS": "http://127.0.0.1:0"
-        for role in ("INFERENCE", "MANAGEMENT", "METRICS")
-    }
-    torchserve = [
-        sys.executable,
-        "-c",
-        "import sys; from tsx_cli.serve.torchserve import main; sys.exit(main())",
-    ]
-    words = [
-        "--start",
-        "--foreground",
-        "--model-store",
-        "store",
-        "--models",
-        "e=echo.mar",
-        "--ncs",
-        "--enable-model-api",
-    ]
-    with started(
-        [*torchserve, *words], tmp_path, environment, last_line="Model server started."
-    ) as running:
-        address = running.address("models")
-        refused = run("models", "list", "--url", address)
-        assert refused.code == 1
-        assert "Token" in refused.err
-        monkeypatch.setenv("TSX_MANAGEMENT_TOKEN", "two")
-        assert [
-            each["modelName"]
-            for each in json.loads(run("models", "list", "--url", address, "--json").out)
-        ] == ["e"]
-        assert running.stop() == 0
-
-
-def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
-    assert "there is no file 'x.mar'; name an archive" in run("serve", "x.mar").err
-    Path("y.mar").touch()
-    assert "there is no file 'y'; did you mean 'y.mar'? name an archive" in run("serve", "y").err
-    assert (
-        "there is no file 'x.mar', nor in the model store 'store'"
-        in run("serve", "n=x.mar", "--model-store", "store").err
-    )
 
 
 def make_directory(path: Path, *files: str) -> Path:
@@ -315,7 +246,7 @@ MANIFEST = "MAR-INF/MANIFEST.json"
             ("net/handler.py", "net/data.csv"),
             "net.mar/x",
             "store/net.mar",
-        ),  # a directory of sources that made the archive
+        ),  # sources of the archive
         (("net/handler.py",), f"net/{MANIFEST}", "store/net"),
         (("net/data.csv",), None, "net"),
         ((f"net/{MANIFEST}",), "net.mar/x", "net"),
@@ -327,7 +258,7 @@ MANIFEST = "MAR-INF/MANIFEST.json"
         (("other",), "net/MLmodel", "store/net"),
     ],
 )
-def test_a_directory_that_is_no_model_hides_nothing_in_the_model_store_and_what_hides_is_named(
+def test_a_model_in_the_working_directory_hides_one_of_the_store_and_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -337,9 +268,9 @@ def test_a_directory_that_is_no_model_hides_nothing_in_the_model_store_and_what_
 ) -> None:
     monkeypatch.chdir(make_directory(tmp_path, *here))
     make_directory(tmp_path / "store", *([in_store] if in_store else []))
-    found = locate("net", Settings(model_store=Path("store")))
-    assert found[:2] == (None, Path(taken))
-    assert locate("a=net", Settings(model_store=Path("store"))) == found._replace(name="a")
+    source = locate("net", Settings(model_store=Path("store")))
+    assert source[:2] == (None, Path(taken))
+    assert locate("a=net", Settings(model_store=Path("store"))) == source._replace(name="a")
     hides = in_store is not None and taken == "net"
     named = "'net' is that of the working directory, not 'store/net.mar' of the model store\n"
     assert capsys.readouterr().out == named * 2 * hides
@@ -384,31 +315,20 @@ def test_the_working_directory_has_its_name_as_the_address_of_its_model(
         )
 
 
-def test_options_of_a_bare_model_do_not_go_with_an_mlflow_model(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "iris").mkdir()
-    (tmp_path / "iris" / "MLmodel").write_text("flavors: {pytorch: {}}")
-    for word in ("iris", "models:/iris/1"):
-        ended = run("serve", word, "--handler", "h.py")
-        assert (ended.code, "apply to bare model files" in ended.err) == (2, True)
-
-
 @pytest.mark.usefixtures("processes")
 def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> None:
-    assert run("archive", "--no-import", DIGITS / "digits.pt").code == 0
+    make_model(Path("digits.mar"), ECHO)
     with socket.create_server(("127.0.0.1", 0)) as in_use:
         ended = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
     assert ended.code == 1
-    assert (
-        "Model version 1.0 is already registered for model digits; give each file its own name, as NAME=FILE"
-        in ended.err
-    )
+    assert "1.0 is already registered for model digits" in ended.err
 
 
 @pytest.mark.usefixtures("processes")
 def test_of_two_ports_in_use_that_of_http_is_reported(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run("archive", DIGITS / "digits.pt").code == 0
+    make_model(Path("digits.mar"), ECHO)
     with (
         socket.create_server(("127.0.0.1", 0)) as http,
         socket.create_server(("127.0.0.1", 0)) as grpc,
@@ -431,11 +351,13 @@ def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
     assert "the model store 'nowhere' is not a directory" in ended.err
 
 
-def test_options_of_a_bare_model_do_not_go_with_an_archive(run: Run) -> None:
-    assert run("archive", "--no-import", DIGITS / "digits.pt").code == 0
-    ended = run("serve", "digits.mar", "--handler", "image_classifier")
-    assert ended.code == 2
-    assert "apply to bare model files; archives and directories have their own" in ended.err
+def test_options_of_a_bare_model_do_not_go_with_other_models(run: Run, tmp_path: Path) -> None:
+    make_model(tmp_path / "echo.mar", ECHO)
+    (tmp_path / "iris").mkdir()
+    (tmp_path / "iris" / "MLmodel").write_text("flavors: {pytorch: {}}")
+    for model in ("echo.mar", "iris", "models:/iris/1"):
+        ended = run("serve", model, "--handler", "image_classifier")
+        assert (ended.code, "apply to bare model files" in ended.err) == (2, True)
     assert run("serve", "--model-file", DIGITS / "model.py").code == 2
 
 
@@ -468,7 +390,7 @@ def test_ports_and_host_change_only_what_they_name() -> None:
         with_addresses(Settings(), "a b", {"inference": None, "management": None, "metrics": None})
 
 
-def test_what_is_missing_for_a_bare_model_is_reported() -> None:
+def test_missing_parts_of_a_bare_model_are_reported() -> None:
     with (
         pytest.raises(UsageError, match="add --model-file"),
         unpacked(DIGITS / "digits.pth", HandlerFiles()),
@@ -481,11 +403,6 @@ def test_what_is_missing_for_a_bare_model_is_reported() -> None:
         pass
 
 
-def test_the_temporary_directory_is_below_the_usual_one() -> None:
-    with unpacked(DIGITS / "digits.pt", HandlerFiles()) as (directory, _):
-        assert directory.parent == Path(tempfile.gettempdir())
-
-
 def test_host_and_ports_of_grpc_are_reported_like_those_of_http() -> None:
     changed = with_grpc_addresses(
         Settings(), "[::1]", {"grpc_inference": 9, "grpc_management": None}
@@ -495,16 +412,16 @@ def test_host_and_ports_of_grpc_are_reported_like_those_of_http() -> None:
     assert with_grpc_addresses(Settings(), None, {"grpc_inference": None}) == Settings()
 
 
-def test_a_missing_file_names_the_one_of_nearly_its_name_here_or_in_the_store(
+def test_a_missing_file_names_one_with_a_similar_name_here_or_in_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "store").mkdir()
+    with pytest.raises(CliError, match=r"'x.mar', nor in the model store 'store'"):
+        locate("n=x.mar", Settings(model_store=Path("store")))
     (tmp_path / "store" / "digits.mar").touch()
-    with pytest.raises(
-        CliError, match=r"nor in the model store 'store'; did you mean 'digits.mar'"
-    ):
+    with pytest.raises(CliError, match=r"store 'store'; did you mean 'digits.mar'"):
         locate("digit.mar", Settings(model_store=Path("store")))
-    (tmp_path / "digita.mar").touch()
-    with pytest.raises(CliError, match=r"did you mean 'digita.mar'"):
-        locate("digit.mar", Settings())
+    (tmp_path / "y.mar").touch()
+    with pytest.raises(CliError, match=r"no file 'y'; did you mean 'y.mar'"):
+        locate("y", Settings())

@@ -11,6 +11,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,63 +25,56 @@ ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) 
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a model store: the example, two versions of an echo, and one that does not
-    load.
-    """
-    place = tmp_path_factory.mktemp("serve")
-    store = place / "store"
-    digits = [
-        "--model-file",
-        DIGITS / "model.py",
-        "--handler",
-        DIGITS / "handler.py",
-        "--sample",
-        DIGITS / "images",
-    ]
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a directory with a model store: the example, two echoes, and a broken model."""
+    directory = tmp_path_factory.mktemp("serve")
+    store = directory / "store"
+    digits = shlex.split(
+        f"--model-file {DIGITS / 'model.py'} --handler {DIGITS / 'handler.py'} --sample "
+        f"{DIGITS / 'images'}"
+    )
     pack = [[DIGITS / "digits.pth", *digits, "-o", store]]
     for name, version, code in (
         ("echo", "1.0", ECHO),
         ("echo", "2.0", ECHO),
         ("broken", "1.0", BROKEN),
     ):
-        handler = place / f"{name}.py"
+        handler = directory / f"{name}.py"
         handler.write_text(code)
         pack.append(
             [
-                "--name",
-                name,
-                "--version",
-                version,
-                "--handler",
-                handler,
-                "-o",
+                *shlex.split(f"--name {name} --version {version} --handler {handler} -o"),
                 store / f"{name}{version}.mar",
                 "--no-import",
             ]
         )
-    for words in pack:
-        assert main(["archive", *map(str, words)]) == 0
-    (place / "tsx.toml").write_text('model_store = "store"\n[models.echo]\nbatchSize = 3\n')
-    return place
+    for arguments in pack:
+        assert main(["archive", *map(str, arguments)]) == 0
+    (directory / "tsx.toml").write_text('model_store = "store"\n[models.echo]\nbatchSize = 3\n')
+    return directory
 
 
 @pytest.fixture(scope="module")
-def server(processes: None, place: Path, session_cache: Path) -> Iterator[Running]:
-    words = ["serve", "digits.mar", "echo=echo1.0.mar", *FREE_PORTS]
-    with serving(words, place, {"TSX_CACHE_DIR": str(session_cache)}) as running:
+def server(processes: None, directory: Path, session_cache: Path) -> Iterator[Running]:
+    command = ["serve", "digits.mar", "echo=echo1.0.mar", *FREE_PORTS]
+    with serving(command, directory, {"TSX_CACHE_DIR": str(session_cache)}) as running:
         yield running
         assert running.stop() == 0
 
 
 @pytest.fixture
 def predict(run: Run, server: Running) -> Run:
-    return lambda *words: run("predict", *words, "--url", server.address("predictions"))
+    return lambda *arguments: run("predict", *arguments, "--url", server.address("predictions"))
 
 
 @pytest.fixture
 def models(run: Run, server: Running) -> Run:
-    return lambda *words: run("models", *words, "--url", server.address("models"))
+    return lambda *arguments: run("models", *arguments, "--url", server.address("models"))
+
+
+def describe(models: Run, *arguments: str) -> dict[str, Any]:
+    description: dict[str, Any] = json.loads(models("describe", *arguments, "--json").out)[0]
+    return description
 
 
 def test_the_start_is_reported_in_plain_lines_where_no_terminal_is(server: Running) -> None:
@@ -108,18 +102,16 @@ def test_the_curl_line_works_as_it_stands(server: Running) -> None:
 def test_the_line_with_a_sample_works_as_it_stands(
     server: Running, run: Run, tmp_path: Path
 ) -> None:
-    words = shlex.split(server.lines[-2].removeprefix("try: "))
-    assert words[:4] == ["tsx", "predict", "digits", "--sample"]
-    assert next(iter(json.loads(run(*words[1:]).out))) == "zero"
+    command = shlex.split(server.lines[-2].removeprefix("try: "))
+    assert command[:4] == ["tsx", "predict", "digits", "--sample"]
+    assert next(iter(json.loads(run(*command[1:]).out))) == "zero"
     assert (
-        next(iter(json.loads(run(*words[1:], "--version", "1.0", "--field", "data").out))) == "zero"
+        next(iter(json.loads(run(*command[1:], "--version", "1.0", "--field", "data").out)))
+        == "zero"
     )
-    without = run("predict", "echo", *words[3:])
-    assert (
-        without.code,
-        "Model echo has no sample, and what its handler takes is not known." in without.err,
-    ) == (1, True)
-    assert run("predict", "digits", SEVEN, *words[3:]).code == run("predict", "digits").code == 2
+    without = run("predict", "echo", *command[3:])
+    assert (without.code, "Model echo has no sample" in without.err) == (1, True)
+    assert run("predict", "digits", SEVEN, *command[3:]).code == run("predict", "digits").code == 2
 
 
 def test_predict_sends_a_picture_and_passes_the_answer_on(predict: Run) -> None:
@@ -132,15 +124,9 @@ def test_predict_sends_a_picture_and_passes_the_answer_on(predict: Run) -> None:
 def test_predict_sends_a_form_a_version_and_a_content_type(predict: Run, tmp_path: Path) -> None:
     reported = json.loads(
         predict(
-            "digits",
-            SEVEN,
-            "--field",
-            "data",
-            "--version",
-            "1.0",
-            "--content-type",
-            "image/png",
-            "--json",
+            *shlex.split(
+                f"digits {SEVEN} --field data --version 1.0 --content-type image/png --json"
+            )
         ).out
     )
     assert reported["status"] == 200
@@ -155,8 +141,8 @@ def test_predict_writes_an_answer_as_it_came(predict: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("processes")
-def test_predict_reads_standard_input(server: Running, place: Path) -> None:
-    words = [
+def test_predict_reads_standard_input(server: Running, directory: Path) -> None:
+    command = [
         sys.executable,
         "-m",
         "tsx_cli",
@@ -168,7 +154,7 @@ def test_predict_reads_standard_input(server: Running, place: Path) -> None:
     ]
     assert (
         subprocess.run(
-            words, input=b"\xffhello", capture_output=True, check=True, cwd=place, timeout=60
+            command, input=b"\xffhello", capture_output=True, check=True, cwd=directory, timeout=60
         ).stdout
         == b"\xffhello"
     )
@@ -176,72 +162,60 @@ def test_predict_reads_standard_input(server: Running, place: Path) -> None:
 
 def test_an_unknown_model_or_version_says_where_the_known_ones_are_listed(predict: Run) -> None:
     ended = predict("digit", SEVEN)
-    assert (ended.code, ended.err) == (
-        1,
-        "Error: Model not found: digit; did you mean 'digits'? `tsx models list` shows what is served\n",
-    )
-    assert (
-        "`tsx models list` shows what is served" in predict("digits", SEVEN, "--version", "7").err
-    )
+    assert (ended.code, "did you mean 'digits'? `tsx models list`" in ended.err) == (1, True)
+    assert "`tsx models list`" in predict("digits", SEVEN, "--version", "7").err
 
 
 def test_models_are_listed_and_described(models: Run) -> None:
     lines = [" ".join(line.split()) for line in models("list").out.splitlines()]
     assert lines[0] == "model version default workers device batch size waiting archive"
     assert lines[1] == "digits 1.0 yes 1 cpu 1 0 digits.mar"
-    assert {each["modelName"] for each in json.loads(models("list", "--json").out)} >= {
+    assert {model["modelName"] for model in json.loads(models("list", "--json").out)} >= {
         "digits",
         "echo",
     }
     reported = models("describe", "digits").out
     assert "READY" in reported
-    assert (
-        json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0][
-            "modelVersion"
-        ]
-        == "1.0"
-    )
-    for words in (
+    assert describe(models, "digits", "--version", "1.0")["modelVersion"] == "1.0"
+    for arguments in (
         ["describe", "digit"],
         ["scale", "digit", 2],
         ["unregister", "digit"],
         ["set-default", "digit", "--version", "1.0"],
     ):
-        unknown = models(*words)
-        assert (unknown.code, unknown.err) == (
+        unknown = models(*arguments)
+        assert (unknown.code, "did you mean 'digits'? `tsx models list`" in unknown.err) == (
             1,
-            "Error: Model not found: digit; did you mean 'digits'? `tsx models list` shows what is served\n",
+            True,
         )
 
 
-def test_an_address_of_another_kind_is_reported_with_the_option_that_names_the_right_one(
+def test_an_address_of_another_kind_is_reported_with_the_right_option(
     run: Run, server: Running
 ) -> None:
-    for words in (["list"], ["describe", "digits"], ["register", "x.mar"]):
+    for arguments in (["list"], ["describe", "digits"], ["register", "x.mar"]):
         url = server.address("predictions")
-        ended = run("models", *words, "--url", url)
+        ended = run("models", *arguments, "--url", url)
         assert ended.code == 1
-        assert ended.err == (
-            f"Error: {url} answers, but it is not the management address of a server; "
-            "give that address with --url, or with the setting management_address\n"
-        )
+        assert f"{url} answers, but it is not the management address" in ended.err
+        assert "--url, or with the setting management_address" in ended.err
     assert (
-        "is not the inference address of a server"
+        "is not the inference address"
         in run("predict", "digits", SEVEN, "--url", server.address("models")).err
     )
 
 
 def test_settings_of_one_model_hold_for_it_alone(models: Run) -> None:
-    assert json.loads(models("describe", "echo", "--json").out)[0]["batchSize"] == 3
-    assert json.loads(models("describe", "digits", "--json").out)[0]["batchSize"] == 1
+    assert describe(models, "echo")["batchSize"] == 3
+    assert describe(models, "digits")["batchSize"] == 1
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("words", ["models describe", "predict"])
+@pytest.mark.parametrize("command", ["models describe", "predict"])
 def test_completion_knows_the_models_of_the_server(
-    server: Running, place: Path, words: str
+    server: Running, directory: Path, command: str
 ) -> None:
-    line = f"tsx {words} di"
+    line = f"tsx {command} di"
     environment = {
         "_TSX_COMPLETE": "complete_bash",
         "COMP_WORDS": line,
@@ -252,20 +226,20 @@ def test_completion_knows_the_models_of_the_server(
         ("predictions", "TSX_INFERENCE_ADDRESS"),
     ):
         environment[setting] = server.address(role)
-    completed = tsx([], place, environment)
+    completed = tsx([], directory, environment)
     assert (completed.stdout.split(), completed.stderr) == (["digits"], "")
 
 
 @pytest.mark.usefixtures("processes")
-def test_completion_without_a_server_offers_nothing(place: Path) -> None:
-    words = "tsx models describe di"
+def test_completion_without_a_server_offers_nothing(directory: Path) -> None:
+    command = "tsx models describe di"
     environment = {
         "_TSX_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
+        "COMP_WORDS": command,
         "COMP_CWORD": "3",
         "TSX_MANAGEMENT_ADDRESS": "http://127.0.0.1:1",
     }
-    completed = tsx([], place, environment)
+    completed = tsx([], directory, environment)
     assert (completed.stdout.strip(), completed.stderr) == ("", "")
 
 
@@ -277,16 +251,13 @@ def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     )
     rows = [line.split() for line in models("list").out.splitlines() if line.startswith("echo")]
     assert [(row[1], "yes" in row) for row in rows] == [("1.0", False), ("2.0", True)]
-    assert (
-        json.loads(models("describe", "echo", "--version", "2.0", "--json").out)[0]["batchSize"]
-        == 5
-    )
+    assert describe(models, "echo", "--version", "2.0")["batchSize"] == 5
     refused = models("unregister", "echo", "--version", "2.0")
     assert refused.code == 1
     assert "Cannot remove default version for model echo" in refused.err
     assert models("set-default", "echo", "1.0").code == 0
-    for words in ([], ["1.0", "--version", "2.0"]):
-        refused = models("set-default", "echo", *words)
+    for arguments in ([], ["1.0", "--version", "2.0"]):
+        refused = models("set-default", "echo", *arguments)
         assert (refused.code, "`tsx models set-default echo 2.0`" in refused.err) == (2, True)
     assert (
         models("unregister", "echo", "--version", "2.0").out
@@ -303,18 +274,20 @@ def test_a_version_without_workers_does_not_become_the_default(models: Run) -> N
 
 
 def test_an_archive_that_exists_here_is_the_one_that_is_meant(
-    models: Run, predict: Run, place: Path, tmp_path: Path
+    models: Run, predict: Run, directory: Path, tmp_path: Path
 ) -> None:
     assert (
-        models("register", place / "store" / "echo2.0.mar", "--name", "here", "--workers", 1).code
+        models(
+            "register", directory / "store" / "echo2.0.mar", "--name", "here", "--workers", 1
+        ).code
         == 0
     )
     (tmp_path / "other.py").write_text(
         "def handle(data, context):\n    return [b'other'] * len(data or ())\n"
     )
     assert main(["archive", "--name", "here", "--handler", "other.py", "-o", "echo2.0.mar"]) == 0
-    for words in (["register", "echo2.0.mar"], ["replace", "./echo2.0.mar", "--name", "here"]):
-        refused = models(*words)
+    for arguments in (["register", "echo2.0.mar"], ["replace", "./echo2.0.mar", "--name", "here"]):
+        refused = models(*arguments)
         assert (
             refused.code,
             f"does not take {tmp_path / 'echo2.0.mar'}: an archive must be in" in refused.err,
@@ -356,7 +329,7 @@ def test_a_file_that_the_server_was_started_with_is_replaced_without_a_model_sto
 
 def test_workers_are_scaled(models: Run) -> None:
     assert models("scale", "echo", 2).out == "Workers scaled to 2 for model: echo\n"
-    assert len(json.loads(models("describe", "echo", "--json").out)[0]["workers"]) == 2
+    assert len(describe(models, "echo")["workers"]) == 2
     assert models("scale", "echo", "--min", 1, "--max", 1).code == 0
     assert models("scale", "echo", "--workers", 1).out == "Workers scaled to 1 for model: echo\n"
     assert models("scale", "echo", 2, "--workers", 1).code == 2
@@ -374,7 +347,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
         0,
         'Changed for model "echo" Version: 1.0: batch_size = 8, overload_status = 429\n',
     )
-    reported = json.loads(models("describe", "echo", "--json").out)[0]
+    reported = describe(models, "echo")
     assert (reported["batchSize"], reported["overloadStatus"], len(reported["workers"])) == (
         8,
         429,
@@ -391,9 +364,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
     assert models("set", "echo", "batchSize=3", "overload_status=503").code == 0
 
 
-def test_a_model_that_does_not_load_is_reported_with_the_place_and_with_debug_the_workers_traceback(
-    models: Run,
-) -> None:
+def test_a_model_that_does_not_load_is_reported_with_its_line_or_traceback(models: Run) -> None:
     ended = models("register", "broken1.0.mar", "--workers", 1)
     assert ended.code == 1
     assert ended.err.startswith("Error: ")
@@ -426,23 +397,6 @@ def test_a_request_leaves_no_line_in_the_log(server: Running, predict: Run) -> N
     assert server.log == before
 
 
-def test_a_port_in_use_is_reported_with_its_setting(run: Run, server: Running) -> None:
-    port = server.address("models").rpartition(":")[2]
-    ended = run(
-        "serve",
-        "--port",
-        "0",
-        "--metrics-port",
-        "0",
-        "--management-port",
-        port,
-        "--set",
-        "enable_grpc=false",
-    )
-    assert ended.code == 1
-    assert f"Port {port} on 127.0.0.1 is in use (management_address)" in ended.err
-
-
 def test_where_the_time_of_a_request_went_is_reported(run: Run, server: Running) -> None:
     inference, management = server.address("predictions"), server.address("models")
     asked = urllib.request.Request(
@@ -463,9 +417,8 @@ def test_where_the_time_of_a_request_went_is_reported(run: Run, server: Running)
     }
     parsed = json.loads(run("explain", request_id, "--json", "--url", management).out)
     assert (parsed["modelName"], parsed["batchSize"]) == ("digits", 1)
-    assert (
-        run("explain", f" {request_id}\r\n", "--url", management).out == reported.out
-    )  # as it is cut out of an answer's head
+    # An id may be cut out of a response's head.
+    assert run("explain", f" {request_id}\r\n", "--url", management).out == reported.out
     assert (
         "give the id of a request: it is"
         in run("explain", f"{request_id}\nand more", "--url", management).err

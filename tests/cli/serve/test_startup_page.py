@@ -1,4 +1,4 @@
-"""A server and its workers go on whatever becomes of what they print."""
+"""The page that a server prints at its start, and servers whose output nobody takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print("y" * 200_000)  # while it loads
 def handle(data, context):
     if data is None:
         return None
-    for _ in range(200):
+    for _ in range(50):
         print("x" * 999)
         print("x" * 999, file=sys.stderr)
         logging.getLogger("noisy").error("x" * 999)
@@ -41,20 +41,15 @@ def handle(data, context):
 
 
 @contextmanager
-def serving(tmp_path, environment, where=None, **streams):
+def serving(tmp_path, environment, redirection="", **streams):
+    """Start a server whose model prints much, and wait until it is ready."""
     make_model(tmp_path / "noisy", NOISY)
-    words = [sys.executable, "-m", "tsx_cli", "serve", "noisy"]
-    command = words if where is None else ["sh", "-c", f"exec {' '.join(words)} {where}"]
-    process = forked.Popen(command, cwd=tmp_path, env=environment, **streams)
+    command = f"exec {sys.executable} -m tsx_cli serve noisy {redirection}"
+    process = forked.Popen(["sh", "-c", command], cwd=tmp_path, env=environment, **streams)
     address = environment["TSX_INFERENCE_ADDRESS"].removeprefix("http://")
     try:
         end = time.monotonic() + TIMEOUT
-        while True:
-            try:
-                if call(address, "GET", "/readyz") == 200:
-                    break
-            except OSError:
-                pass
+        while not is_ready(address):
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -64,12 +59,20 @@ def serving(tmp_path, environment, where=None, **streams):
         process.wait()
 
 
+def is_ready(address):
+    try:
+        return call(address, "GET", "/readyz") == 200
+    except OSError:
+        return False
+
+
 def call(address, method, path):
+    """Send a request and return the status of its response."""
     with closing(http.client.HTTPConnection(address, timeout=TIMEOUT)) as connection:
         connection.request(method, path)
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
+        response = connection.getresponse()
+        response.read()
+        return response.status
 
 
 def test_output_that_nobody_reads_holds_up_neither_the_workers_nor_the_server(
@@ -77,24 +80,23 @@ def test_output_that_nobody_reads_holds_up_neither_the_workers_nor_the_server(
 ):
     reader, writer = os.pipe()
     with serving(tmp_path, user_environment, stdout=writer, stderr=writer) as (process, address):
-        for _ in range(10):
+        for _ in range(3):
             assert call(address, "POST", "/predictions/noisy") == 200
             assert call(address, "GET", "/livez") == 200
-        worker = user_environment["TSX_MANAGEMENT_ADDRESS"].removeprefix("http://")
-        assert (
-            call(worker, "PUT", "/models/noisy?min_worker=2&synchronous=true") == 200
-        )  # is logged
+        # The server logs the change of the number of workers.
+        management = user_environment["TSX_MANAGEMENT_ADDRESS"].removeprefix("http://")
+        assert call(management, "PUT", "/models/noisy?min_worker=2&synchronous=true") == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0
     os.close(reader)
     os.close(writer)
 
 
-@pytest.mark.parametrize("where", [">/dev/full 2>/dev/full", ">&- 2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("redirection", [">/dev/full 2>/dev/full", "<&- >&- 2>&-"])
 def test_a_full_disk_or_closed_streams_fail_no_request_and_no_end(
-    tmp_path, user_environment, where
+    tmp_path, user_environment, redirection
 ):
-    with serving(tmp_path, user_environment, where) as (process, address):
+    with serving(tmp_path, user_environment, redirection) as (process, address):
         for _ in range(3):
             assert call(address, "POST", "/predictions/noisy") == 200
         process.send_signal(signal.SIGTERM)
@@ -120,12 +122,12 @@ ctypes.CDLL(None).dprintf(1, b"%s", b"\x1bcfrom native code\n")
 )
 def test_nothing_that_a_model_prints_steers_the_terminal(tmp_path, user_environment):
     make_model(tmp_path / "evil", STEERING)
-    seen, code = screen(["serve", "evil"], tmp_path, user_environment, until="Ctrl-C")
+    output, code = screen(["serve", "evil"], tmp_path, user_environment, until="Ctrl-C")
     assert code == 0
-    for whence in ("Python", "a program", "a descriptor", "native code"):
-        assert re.search(rf"evil 1\.0 \| (\\x[0-9a-f]{{2}}\S*)+from {whence}", seen), (whence, seen)
-    assert "\x1b]" not in seen
-    assert "\x1bc" not in seen
+    for source in ("Python", "a program", "a descriptor", "native code"):
+        assert re.search(rf"evil 1\.0 \| (\\x[0-9a-f]{{2}}\S*)+from {source}", output), output
+    assert "\x1b]" not in output
+    assert "\x1bc" not in output
 
 
 SLOW = """
@@ -141,13 +143,13 @@ def handle(data, context):
 @pytest.mark.slow
 def test_a_long_load_shows_its_bytes_and_seconds(tmp_path, user_environment):
     make_model(tmp_path / "slow", SLOW)
-    seen, code = screen(["serve", "slow"], tmp_path, user_environment, until="Ctrl-C")
+    output, code = screen(["serve", "slow"], tmp_path, user_environment, until="Ctrl-C")
     assert code == 0
-    assert re.search(r"loading slow: worker \d+ has [\d.]+ MB in memory, 1 s", seen), seen
-    assert seen.index("loading slow ...") < seen.index(" serves 1 model")
+    assert re.search(r"loading slow: worker \d+ has [\d.]+ MB in memory, 1 s", output), output
+    assert output.index("loading slow ...") < output.index(" serves 1 model")
 
 
-def test_what_is_read_and_unpacked_is_shown_in_bytes():
+def test_progress_of_a_start_is_shown_in_bytes():
     status = LoadStatus(
         12.4,
         [("big.mar", "unpacking", 3_200_000_000, 14_000_000_000)],
@@ -164,7 +166,7 @@ def test_what_is_read_and_unpacked_is_shown_in_bytes():
     assert progress_line("big.mar", LoadStatus(0.6, [], [])) == "loading big.mar, 1 s"
 
 
-SENT = "curl http://h:1/predictions/net -H 'Content-Type: text/plain'"
+CURL = "curl http://h:1/predictions/net -H 'Content-Type: text/plain'"
 
 
 def test_a_short_text_is_in_the_curl_line_itself():
@@ -172,7 +174,7 @@ def test_a_short_text_is_in_the_curl_line_itself():
         line = request_line(
             "http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings()
         )
-        assert line == f"""{SENT} -d '{{"inputs": "good"}}'"""
+        assert line == f"""{CURL} -d '{{"inputs": "good"}}'"""
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_the_curl_line_gets_any_other_sample_from_the_server(body):
     line = request_line(
         "http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings()
     )
-    assert line == f"curl http://h:1/v2/models/net/sample -s | {SENT} --data-binary @-"
+    assert line == f"curl http://h:1/v2/models/net/sample -s | {CURL} --data-binary @-"
 
 
 def test_the_form_that_is_served_is_named(tmp_path):

@@ -1,10 +1,9 @@
-"""The platforms' own calls of `torchserve`: TorchServe's container image, SageMaker's toolkit,
-KServe.
-"""
+"""Calls of `torchserve` by its container image, by SageMaker's toolkit and by KServe."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from urllib.error import HTTPError
 
 import pytest
@@ -17,7 +16,7 @@ ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) 
 
 
 def everywhere(address: str) -> str:
-    """The same port on all addresses of this machine, as containers have it."""
+    """Return the same port on all addresses of this machine, as containers have it."""
     return address.replace("127.0.0.1", "0.0.0.0")
 
 
@@ -33,15 +32,12 @@ def test_the_entry_point_of_torchserves_image(torchserve: TorchServe) -> None:
         f"model_store={torchserve.directory}/store",
         "enable_grpc=false",
     ]
-    lines += [f"workflow_store={torchserve.directory}/wf-store"]
-    (torchserve.directory / "config.properties").write_text("\n".join(lines) + "\n")
-    code, said = torchserve.start(
-        "--start",
-        "--ts-config",
-        f"{torchserve.directory}/config.properties",
-        "--disable-token-auth",
+    lines += [f"workflow_store={torchserve.place}/wf-store"]
+    (torchserve.place / "config.properties").write_text("\n".join(lines) + "\n")
+    code, output = torchserve.start(
+        "--start", "--ts-config", f"{torchserve.place}/config.properties", "--disable-token-auth"
     )
-    assert (code, said[-1]) == (0, READY), torchserve.stderr
+    assert (code, output[-1]) == (0, READY), torchserve.stderr
     assert json.loads(torchserve.request("GET", f"{torchserve.inference}/ping")) == {
         "status": "Healthy"
     }
@@ -89,17 +85,11 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
     (torchserve.directory / "sagemaker-ts.properties").write_text("\n".join(lines) + "\n")
     (torchserve.directory / "log4j2.xml").write_text(LOG4J)
     torchserve.environment["TS_JOB_QUEUE_SIZE"] = "7"
-    words = [
-        "--start",
-        "--model-store",
-        "store",
-        "--ts-config",
-        "sagemaker-ts.properties",
-        "--log-config",
-        "log4j2.xml",
-    ]
-    code, said = torchserve.start(*words, "--models", f"model={model}")
-    assert (code, said[-1]) == (0, READY), torchserve.stderr
+    options = shlex.split(
+        "--start --model-store store --ts-config sagemaker-ts.properties --log-config log4j2.xml"
+    )
+    code, output = torchserve.start(*options, "--models", f"model={model}")
+    assert (code, output[-1]) == (0, READY), torchserve.stderr
     assert (
         torchserve.request("POST", f"{torchserve.inference}/invocations", b'{"a": 1}')
         == b'{"a": 1}'
@@ -140,9 +130,11 @@ def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
         "enable_envvars_config=true",
         f"model_snapshot={json.dumps(snapshot)}",
     ]
-    (torchserve.directory / "kserve.properties").write_text("\n".join(lines) + "\n")
-    code, said = torchserve.start("--start", "--model-store=store", "--ts-config=kserve.properties")
-    assert (code, said[-1]) == (0, READY), torchserve.stderr
+    (torchserve.place / "kserve.properties").write_text("\n".join(lines) + "\n")
+    code, output = torchserve.start(
+        "--start", "--model-store=store", "--ts-config=kserve.properties"
+    )
+    assert (code, output[-1]) == (0, READY), torchserve.stderr
     assert [
         model["modelName"]
         for model in json.loads(torchserve.request("GET", f"{torchserve.inference}/models"))[

@@ -1,6 +1,4 @@
-"""Forms that an archive keeps, as a benchmark tries them: real workers and servers, and what is
-written back.
-"""
+"""The forms of an archive in a benchmark: real workers and servers, and the written record."""
 
 from __future__ import annotations
 
@@ -30,25 +28,25 @@ BATCHES = ("--workers", "1", "--batch-sizes", "1", "--connections", "2")
 SHORT = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%")
 
 
-def archive_in(place: Path) -> Path:
-    """With two forms, of which this machine runs the second."""
-    (place / "config.yaml").write_text("threads: 1\n")
+def archive_in(directory: Path) -> Path:
+    """Make an archive with two forms, of which this machine runs the second."""
+    (directory / "config.yaml").write_text("threads: 1\n")
     spec = ArchiveSpec(
         "digits",
         str(DIGITS / "handler.py"),
         serialized_file=DIGITS / "digits.pth",
         model_file=DIGITS / "model.py",
-        config_file=place / "config.yaml",
+        config_file=directory / "config.yaml",
     )
-    path = write_archive(spec, place)
-    (place / "empty").mkdir()
-    with open_archive(path, cache=place / "cache") as archive:
+    path = write_archive(spec, directory)
+    (directory / "empty").mkdir()
+    with open_archive(path, cache=directory / "cache") as archive:
         digest = archive.digest
     keep_forms(
         path,
         digest,
-        [BuiltForm(record, place / "empty") for record in (FOREIGN, FITS)],
-        place / "cache",
+        [BuiltForm(record, directory / "empty") for record in (FOREIGN, FITS)],
+        directory / "cache",
     )
     return path
 
@@ -60,10 +58,10 @@ def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_w
 ) -> None:
     archive_in(tmp_path)
     ended = run("bench", "digits.mar", "--input", DIGITS / "images", *BATCHES, *SHORT, "-o", "out")
-    found = read_results(tmp_path / "out" / "results.json")
-    assert found.baseline == 0, ended.err
-    by_form = {trial.how().form: trial for trial in found.trials}
-    assert found.trials[0] is by_form["reference"]
+    measured = read_results(tmp_path / "out" / "results.json")
+    assert measured.baseline == 0, ended.err
+    by_form = {trial.how().form: trial for trial in measured.trials}
+    assert measured.trials[0] is by_form["reference"]
     assert {form: trial.state for form, trial in by_form.items()} == {
         "reference": "measured",
         "channels-last": "measured",
@@ -72,9 +70,9 @@ def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_w
     assert "it was built for pdp11" in str(by_form["onnx"].reason)
     assert any(
         note.startswith("the form onnx is not measured: onnx: it was built for pdp11")
-        for note in found.notes
+        for note in measured.notes
     )
-    assert {curve.form: bool(curve.points) for curve in found.curves} == {
+    assert {curve.form: bool(curve.points) for curve in measured.curves} == {
         "channels-last": True,
         "onnx": False,
     }
@@ -84,14 +82,14 @@ def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_w
 
 
 def test_the_form_that_wins_comes_first_and_the_others_follow(tmp_path: Path) -> None:
-    path, found = archive_in(tmp_path), results()
-    assert found.winner is not None
+    path, measured = archive_in(tmp_path), results()
+    assert measured.winner is not None
     for form, expected in (
         ("channels-last", ("channels-last", "onnx")),
         ("onnx", ("onnx", "channels-last")),
         ("reference", None),
     ):
-        found.trials[found.winner].configuration["form"] = form
-        found.model.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        assert form in write(path, found, tmp_path / "cache")
+        measured.trials[measured.winner].configuration["form"] = form
+        measured.model.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert form in write(path, measured, tmp_path / "cache")
         assert inspect_archive(path).config.forms == expected

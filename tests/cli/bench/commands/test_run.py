@@ -1,9 +1,10 @@
-"""Whole runs: real servers, real loads, short ones."""
+"""Whole runs of `tsx bench` with real servers and short loads."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -54,8 +55,8 @@ PINS = ("--server-cores", str(CORES[0]), "--generator-cores", str(CORES[-1])) if
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with lengths.mar."""
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a directory with lengths.mar."""
     directory = tmp_path_factory.mktemp("bench")
     source = make_model(directory / "lengths", HANDLER, config=CONFIG)
     with zipfile.ZipFile(directory / "lengths.mar", "w") as archive:
@@ -67,14 +68,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(processes: None, place: Path) -> Results:
-    """What a run found, which wrote it into the archive."""
+def results(processes: None, directory: Path) -> Results:
+    """Run a benchmark that writes its results into the archive."""
     loads = ("--batch-sizes", "1,2,4,8", "--connections", "4", "--exhaustive")
-    words = ["bench", "lengths.mar", "--slo", "p99<20s", *loads, *QUICK, "-o", "out", "--write"]
-    ended = tsx(words, place, {})
+    command = ["bench", "lengths.mar", "--slo", "p99<20s", *loads, *QUICK, "-o", "out", "--write"]
+    ended = tsx(command, directory, {})
     assert ended.returncode == 0, ended.stderr
     assert "lengths.mar now runs with" in ended.stdout
-    return read_results(place / "out" / "results.json")
+    return read_results(directory / "out" / "results.json")
 
 
 def test_a_run_finds_a_winner_and_says_why(results: Results) -> None:
@@ -89,24 +90,24 @@ def test_a_run_finds_a_winner_and_says_why(results: Results) -> None:
     assert results.environment.fingerprint
 
 
-def test_a_trial_tells_where_the_time_went_and_what_was_used(results: Results) -> None:
+def test_a_trial_has_the_stages_and_the_usage(results: Results) -> None:
     trial = results.trials[0]
     assert trial.stages is not None
     assert trial.stages.inference_ms > 3
     assert trial.batch_sizes.keys() == {1}
-    assert all(each.memory_mib > 10 for each in trial.usage)
+    assert all(usage.memory_mib > 10 for usage in trial.usage)
     first = trial.points[0].rounds[0]
     assert first.ok > 0
     assert first.over_time
-    assert {(each.smallest, each.ok > 0) for each in first.by_size} == {(5, True), (6, True)}
+    assert {(size.smallest, size.ok > 0) for size in first.by_size} == {(5, True), (6, True)}
     (start, *_) = trial.starts
     assert start.ready_seconds > 0
     assert start.first_answer_ms is not None
     assert start.first_answer_ms > 3
-    assert any(point.offered.mode == "open" for each in results.trials for point in each.points)
+    assert any(point.offered.mode == "open" for trial in results.trials for point in trial.points)
 
 
-def test_workers_that_die_what_fails_and_what_answers_otherwise_are_results_that_cannot_win(
+def test_trials_that_die_fail_or_answer_differently_are_results_that_cannot_win(
     results: Results,
 ) -> None:
     by_size = {trial.how().batch_size: trial for trial in results.trials}
@@ -122,10 +123,10 @@ def test_workers_that_die_what_fails_and_what_answers_otherwise_are_results_that
     assert results.curves[0].failed
 
 
-def test_the_archive_has_the_winners_settings_and_what_was_measured(
-    place: Path, results: Results
+def test_the_archive_has_the_winners_settings_and_figures(
+    directory: Path, results: Results
 ) -> None:
-    archive = place / "lengths.mar"
+    archive = directory / "lengths.mar"
     assert not [finding for finding in verify_archive(archive) if finding.is_fault]
     reported = inspect_archive(archive)
     assert results.winner is not None
@@ -136,21 +137,21 @@ def test_the_archive_has_the_winners_settings_and_what_was_measured(
         reported.config.max_batch_delay,
     ) == (winner.batch_size, 1, 50)
     assert "jobQueueSize" not in reported.config.raw
-    kept = read_record(archive)
-    assert kept is not None
-    assert kept.here
-    assert kept.best.configuration == winner.as_json()
-    assert kept.best.throughput > 0
-    assert {each.offered.mode for each in kept.points} == {"closed", "open"}
-    assert all(0 < (each.utilisation or 0) <= 1 for each in kept.points), [
-        each.utilisation for each in kept.points
+    record = read_record(archive)
+    assert record is not None
+    assert record.here
+    assert record.best.configuration == winner.as_json()
+    assert record.best.throughput > 0
+    assert {point.offered.mode for point in record.points} == {"closed", "open"}
+    assert all(0 < (point.utilisation or 0) <= 1 for point in record.points), [
+        point.utilisation for point in record.points
     ]
-    shown = tsx(["archive", "inspect", archive], place, {}).stdout
-    assert f"measured {kept.measured[:10]} on " in shown
+    shown = tsx(["archive", "inspect", archive], directory, {}).stdout
+    assert f"measured {record.measured[:10]} on " in shown
 
 
-def test_a_server_tells_what_was_measured(place: Path, results: Results) -> None:
-    with serving(["serve", "lengths.mar", *FREE_PORTS], place, {}) as server:
+def test_a_server_reports_the_measured_figures(directory: Path, results: Results) -> None:
+    with serving(["serve", "lengths.mar", *FREE_PORTS], directory, {}) as server:
         with urllib.request.urlopen(
             f"{server.address('models')}/models/lengths", timeout=30
         ) as answer:
@@ -158,20 +159,17 @@ def test_a_server_tells_what_was_measured(place: Path, results: Results) -> None
         assert described["measured"]["here"] is True
         assert described["measured"]["slo"] == "p99<20s"
         assert described["measured"]["throughput"] > 0
-        words = ["models", "describe", "lengths", "--url", server.address("models")]
-        assert "measured configuration" in tsx(words, place, {}).stdout
+        command = ["models", "describe", "lengths", "--url", server.address("models")]
+        assert "measured configuration" in tsx(command, directory, {}).stdout
         assert "requests/s, p99" in server.log
 
 
 @pytest.fixture
-def begin(place: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """A run with much before it, which has said this; its temporary files are in `temporary`."""
+def begin(directory: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Return a function that starts a long run and waits until it has printed a text."""
     loads = ("--exhaustive", "--connections", "1,2,3,4,5,6")
-    words = [
-        "bench",
-        place / "lengths.mar",
-        "--batch-sizes",
-        "1,3",
+    arguments = [
+        *shlex.split(f"bench {directory / 'lengths.mar'} --batch-sizes 1,3"),
         *QUICK,
         *loads,
         *(PINS if len(CORES) > 1 else ()),
@@ -181,7 +179,7 @@ def begin(place: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Po
     begun = []
 
     def start(until: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
+        command = [sys.executable, "-m", "tsx_cli", *map(str, arguments)]
         environment = clean({"TMPDIR": str(temporary)})
         process = forked.Popen(
             command,
@@ -196,9 +194,8 @@ def begin(place: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Po
         assert any(until in line for line in process.stderr)
         return process
 
-    with (
-        tempfile.TemporaryDirectory() as temporary
-    ):  # whose name is short, since servers make sockets there
+    # Servers make sockets in the directory, whose paths must be short.
+    with tempfile.TemporaryDirectory() as temporary:
         yield start
         for process in begun:
             process.kill()
@@ -228,18 +225,21 @@ def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
     assert "The time was too short to choose" in reported
     assert "The run was interrupted" in reported
     ended = tsx(["bench", "--resume", "out", "--time-limit", "1s", "--json"], tmp_path, {})
-    assert ended.returncode in (0, 1), ended.stderr  # 1: the time was too short to choose
-    whole = Results.model_validate_json(ended.stdout)
-    assert whole.complete
-    assert whole.started == partial.started
+    # Exit code 1 reports that the time was too short to choose.
+    assert ended.returncode in (0, 1), ended.stderr
+    printed = Results.model_validate_json(ended.stdout)
+    assert printed.complete
+    assert printed.started == partial.started
     if len(CORES) > 1:
         assert (
-            whole.pinning == partial.pinning == PinnedCores(server=CORES[:1], generator=CORES[-1:])
+            printed.pinning
+            == partial.pinning
+            == PinnedCores(server=CORES[:1], generator=CORES[-1:])
         )
-        assert whole.environment.cores == 1
-    before, after = partial.trials[0].points[0], whole.trials[0].points[0]
+        assert printed.environment.cores == 1
+    before, after = partial.trials[0].points[0], printed.trials[0].points[0]
     assert (after.offered, after.rounds[: len(before.rounds)]) == (before.offered, before.rounds)
-    assert best_point(whole.trials[0].points) is not None
+    assert best_point(printed.trials[0].points) is not None
 
 
 @pytest.mark.usefixtures("processes")
@@ -249,7 +249,8 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_no_server_either(
     begun = begin("a batch takes")
     servers = psutil.Process(begun.pid).children(recursive=True)
     assert servers
-    begun.send_signal(signal.SIGHUP)  # its terminal is closed
+    # The signal is that of a closed terminal.
+    begun.send_signal(signal.SIGHUP)
     begun.send_signal(signal.SIGINT)
     begun.communicate(timeout=PATIENCE)
     assert begun.returncode == 130

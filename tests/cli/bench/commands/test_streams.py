@@ -1,11 +1,10 @@
-"""`tsx bench` of a model that streams tokens: a running server by each protocol, an archive, and
-comparisons of two runs.
-"""
+"""`tsx bench` of a model that streams tokens, by each protocol, and comparisons of two runs."""
 
 from __future__ import annotations
 
 import csv
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,25 +36,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> None:
     against = (
-        "--against",
-        served.address("predictions"),
-        "--model",
-        "talker",
-        "--connections",
-        3,
+        *shlex.split(f"--against {served.address('predictions')} --model talker --connections 3"),
         *LOAD,
     )
     done = run(
         "bench",
         *against,
-        "--rounds",
-        2,
-        "--slo",
-        "ttft.p99<20s,tpot.p99<10s,p99<60s",
-        "--output",
-        "out",
-        "--junit",
-        "out.xml",
+        *shlex.split(
+            "--rounds 2 --slo 'ttft.p99<20s,tpot.p99<10s,p99<60s' --output out --junit out.xml"
+        ),
     )
     assert done.code == 0, done.err
     for line in ("tokens/s", "TTFT p50", "TPOT p50", "goodput"):
@@ -63,7 +52,7 @@ def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> No
     results = read_results(Path("out/results.json"))
     point = results.trials[0].points[0]
     assert point.stream is not None
-    assert point.stream.tokens == 6 * sum(each.ok for each in point.rounds)
+    assert point.stream.tokens == 6 * sum(round.ok for round in point.rounds)
     assert 0 < point.stream.ttft.p50_ms < point.latency.p50_ms
     assert 0 < point.stream.tpot.p50_ms < point.latency.p50_ms
     assert point.stream.goodput == pytest.approx(point.throughput.value)
@@ -76,15 +65,7 @@ def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> No
     assert float(row["tokens_per_second"]) > 0
     assert 'name="ttft.p99&lt;20s"' in Path("out.xml").read_text()
     compared = run(
-        "bench",
-        "compare",
-        "out",
-        "out",
-        "--fail-if",
-        "ttft.p99>10%",
-        "--fail-if",
-        "tokens<-5%",
-        "--json",
+        *shlex.split("bench compare out out --fail-if 'ttft.p99>10%' --fail-if 'tokens<-5%' --json")
     )
     assert compared.code == 0, compared.err
     figures = {change["figure"] for change in json.loads(compared.out)["pairs"][0]["changes"]}
@@ -95,22 +76,14 @@ def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> No
 
 def test_bounds_of_streams_need_streams(served: Running, run: Run) -> None:
     Path("in.json").write_text('{"inputs": "cancelled"}')
-    words = (
-        "--against",
-        served.address("predictions"),
-        "--model",
-        "talker",
-        "--input",
-        "in.json",
-        "--duration",
-        "0.2s",
-        "--warm-up",
-        0,
+    options = shlex.split(
+        f"--against {served.address('predictions')} --model talker --input in.json --duration "
+        "0.2s --warm-up 0"
     )
-    done = run("bench", *words, "--slo", "ttft.p99<1s")
+    done = run("bench", *options, "--slo", "ttft.p99<1s")
     assert done.code == 2
     assert "ttft.p99<1s is of event streams, and the answers are none" in done.err
-    assert run("bench", *words, "--json", "plain.json").code == 0
+    assert run("bench", *options, "--json", "plain.json").code == 0
     done = run("bench", "compare", "plain.json", "plain.json", "--fail-if", "ttft.p99>10%")
     assert done.code == 2
     assert "is of event streams" in done.err
@@ -119,34 +92,18 @@ def test_bounds_of_streams_need_streams(served: Running, run: Run) -> None:
 @pytest.mark.slow
 def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path / "talker.mar", TALKER, config=CONFIG)
-    words = (
-        "--workers",
-        1,
-        "--connections",
-        2,
-        "--rounds",
-        1,
-        "--duration",
-        "0.2s",
-        "--output",
-        "out",
-    )
+    options = shlex.split("--workers 1 --connections 2 --rounds 1 --duration 0.2s --output out")
     done = run(
-        "bench",
-        "talker.mar",
-        "--slo",
-        "ttft.p99<20s",
-        "--prompt-tokens",
-        8,
-        "--max-tokens",
-        6,
-        "--time-limit",
-        "60s",
-        *words,
+        *shlex.split(
+            "bench talker.mar --slo 'ttft.p99<20s' --prompt-tokens 8 --max-tokens 6 --time-limit "
+            "60s"
+        ),
+        *options,
     )
     assert done.code == 0, done.out + done.err
     results = read_results(Path("out/results.json"))
-    assert not results.curves  # of batches, which it has none of
+    # The model has no batches.
+    assert not results.curves
     assert {trial.how().batch_size for trial in results.trials} == {1}
     assert results.inputs.source == "generated: 256 different prompts of 8 words"
     assert results.winner is not None

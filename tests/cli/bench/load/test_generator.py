@@ -1,6 +1,4 @@
-"""The load generator against servers whose every answer is known: what it counts, and where its
-clock starts.
-"""
+"""The load generator's counts and times, with servers whose every answer is known."""
 
 from __future__ import annotations
 
@@ -37,14 +35,14 @@ PAYLOADS = (Payload(b'{"x":1}', "application/json"),)
 
 
 def plan(url: str, **more: Any) -> LoadPlan:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": "m",
         "payloads": PAYLOADS,
         "seconds": 0.3,
         "warm_up": 0.0,
         "grace": 30.0,
     }
-    return LoadPlan(url=url, **given | more)
+    return LoadPlan(url=url, **fields | more)
 
 
 def run(url: str, **more: Any) -> Round:
@@ -60,16 +58,14 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 
 def stalling(number: int, seconds: float) -> Any:
-    """From the n-th request on, nobody is answered for so many seconds; all are at once before and
-    after.
-    """
+    """Return a script that answers nobody for some seconds from the n-th request on."""
     begun: list[float] = []
 
     def script(count: int, request: Request) -> Sequence[Step]:
         if count == number:
             begun.append(time.monotonic())
-        left = begun[0] + seconds - time.monotonic() if begun else 0.0
-        return [left, OK] if left > 0 else [OK]
+        delay = begun[0] + seconds - time.monotonic() if begun else 0.0
+        return [delay, OK] if delay > 0 else [OK]
 
     return script
 
@@ -99,9 +95,9 @@ def test_every_request_has_one_end_whatever_the_server_answers(mode: dict[str, A
     assert reported.sent == ends(reported)
     assert reported.unanswered == 0
     assert set(reported.errors) == {"500", "404", "closed", "malformed"}
-    each = reported.sent // len(kinds)
-    assert each >= 1
-    about = lambda count, kind: kind * (each - 1) <= count <= kind * (each + 2)  # noqa: E731  # a round begins and ends anywhere
+    turns = reported.sent // len(kinds)
+    assert turns >= 1
+    about = lambda count, kind: kind * (turns - 1) <= count <= kind * (turns + 2)  # noqa: E731  # a round begins and ends anywhere
     assert about(reported.ok, 7), reported
     assert about(reported.refused, 1)
     assert about(reported.errors["closed"], 2)
@@ -110,7 +106,7 @@ def test_every_request_has_one_end_whatever_the_server_answers(mode: dict[str, A
     assert sum(count for _, count in reported.histogram) == reported.ok
 
 
-def test_latencies_are_the_delays_of_the_server_and_the_rate_what_they_allow() -> None:
+def test_latencies_are_the_delays_of_the_server_and_limit_the_rate() -> None:
     with scripted(lambda number, _: [0.02, OK]) as url:
         reported = run(url, connections=4)
     assert reported.latency.p50_ms >= 19.9
@@ -139,23 +135,20 @@ def test_a_slow_answer_in_ten_is_in_the_high_percentiles() -> None:
     assert reported.latency.mean_ms < reported.latency.p95_ms
 
 
-def test_a_stall_shows_in_an_open_loop_in_the_latencies_of_all_that_came_meanwhile() -> None:
+def test_a_stall_of_an_open_loop_shows_in_the_latencies_of_all_requests_meanwhile() -> None:
     with scripted(stalling(20, 0.4)) as url:
         reported = run(
             url, connections=100, mode="open", rate=100.0, arrivals="constant", seconds=0.8
         )
     assert reported.ok == reported.sent == 80
-    assert (
-        sum(count for upper, count in reported.histogram if upper > 100) >= 25
-    )  # of those that came in the first 300 ms of it
+    # At least 25 requests came in the first 300 ms of the stall.
+    assert sum(count for upper, count in reported.histogram if upper > 100) >= 25
     assert any(length > 0.3 for _, length in reported.stalls), reported.stalls
     assert reported.corrected_p99_ms is None
 
 
 def test_a_stall_does_not_hide_in_a_closed_loop() -> None:
-    """Four requests wait for its end, too few for a percentile: the report tells the stall, and
-    what others would have seen.
-    """
+    """Four requests wait for the end of the stall, which are too few for a percentile."""
     with scripted(stalling(10, 0.4)) as url:
         reported = run(url, connections=4, seconds=0.8)
     assert any(length > 0.35 for _, length in reported.stalls), reported.stalls
@@ -164,7 +157,7 @@ def test_a_stall_does_not_hide_in_a_closed_loop() -> None:
     assert reported.latency.max_ms > 390
 
 
-def test_what_finds_no_connection_waits_and_its_latency_counts_from_when_it_was_due() -> None:
+def test_a_request_without_a_connection_waits_and_its_latency_counts_from_its_due_time() -> None:
     with scripted(lambda number, _: [0.3, OK] if number == 0 else [OK]) as url:
         reported = run(url, connections=1, mode="open", rate=20.0, arrivals="constant", seconds=0.5)
     assert reported.ok + reported.unsent == 10
@@ -172,15 +165,13 @@ def test_what_finds_no_connection_waits_and_its_latency_counts_from_when_it_was_
     assert sum(count for upper, count in reported.histogram if upper > 50) >= 4
 
 
-def test_what_is_due_at_the_end_and_has_no_connection_is_unsent_and_what_has_no_answer_unanswered() -> (
-    None
-):
+def test_requests_without_a_connection_are_unsent_and_without_an_answer_unanswered() -> None:
     with scripted(lambda number, _: [OK] if number < 10 else []) as url:
         reported = run(url, connections=4, mode="open", rate=200.0, arrivals="constant", grace=0.0)
     assert (reported.ok, reported.unanswered, reported.unsent) == (10, 4, 46)
 
 
-def test_who_never_answers_is_given_up_after_the_timeout() -> None:
+def test_a_server_that_never_answers_is_given_up_after_the_timeout() -> None:
     with scripted(lambda number, _: []) as url:
         reported = run(url, connections=3, timeout=0.15, grace=1.0)
     assert reported.ok == 0
@@ -214,7 +205,9 @@ def test_a_server_that_goes_away_and_comes_back_is_found_again(
     assert reported.ok > 20
 
 
-def test_who_refuses_connections_is_no_server(free_ports: Callable[[int], list[int]]) -> None:
+def test_an_address_that_refuses_connections_has_no_server(
+    free_ports: Callable[[int], list[int]],
+) -> None:
     nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(CliError, match=f"no server answers at {nobody}"):
         run(nobody)
@@ -223,7 +216,7 @@ def test_who_refuses_connections_is_no_server(free_ports: Callable[[int], list[i
 @pytest.mark.parametrize(
     "mode", [{"connections": 3}, {"connections": 3, "mode": "open", "rate": 50.0}]
 )
-def test_a_server_that_closes_every_connection_at_once_is_reported_from_one_that_answers(
+def test_a_server_that_closes_every_connection_at_once_answers_nothing(
     mode: dict[str, Any],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -243,10 +236,11 @@ def test_a_server_that_closes_every_connection_at_once_is_reported_from_one_that
 @pytest.mark.parametrize(
     "mode", [{"connections": 2}, {"connections": 2, "mode": "open", "rate": 50.0}]
 )
-def test_who_speaks_before_being_asked_answers_nothing(mode: dict[str, Any]) -> None:
+def test_a_server_that_speaks_first_answers_nothing(mode: dict[str, Any]) -> None:
     async def asked() -> Round:
         async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"\0\0\x12\4\0\0\0\0\0" + bytes(18))  # as HTTP/2, and so gRPC, begins
+            # HTTP/2 and gRPC begin with these bytes.
+            writer.write(b"\0\0\x12\4\0\0\0\0\0" + bytes(18))
             await reader.read()
             writer.close()
 
@@ -266,7 +260,8 @@ def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None
     async def asked() -> Round:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with suppress(ConnectionError, asyncio.IncompleteReadError):
-                while next(seen) > 0:  # the first is closed at once
+                # The first connection is closed at once.
+                while next(seen) > 0:
                     await reader.readuntil(b'{"x":1}')
                     writer.write(OK)
             writer.close()
@@ -283,7 +278,7 @@ def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_generator_that_gets_no_plan_ends_without_a_word() -> None:
+def test_a_generator_without_a_plan_ends_silently() -> None:
     command = [sys.executable, "-c", "from tsx_cli.bench.load.generator import main; main()"]
     for cut in (b"", b'{"url"'):
         ended = subprocess.run(command, input=cut, capture_output=True, timeout=60, check=False)
@@ -347,7 +342,8 @@ def test_recorded_requests_keep_their_spacing() -> None:
         "http://h", mode="open", arrivals="recorded", payloads=payloads, speed=2.0
     ).offered
     assert offered.rate == pytest.approx(2 * 2 / 0.6)
-    assert came[2] - begun >= 0.3  # late is possible, early is not
+    # Requests may be late, but never early.
+    assert came[2] - begun >= 0.3
 
 
 def test_the_warm_up_counts_in_nothing() -> None:
@@ -358,7 +354,7 @@ def test_the_warm_up_counts_in_nothing() -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_process_of_its_own_tells_how_far_it_is_and_the_same_figures() -> None:
+def test_a_generator_process_reports_its_progress_and_the_same_figures() -> None:
     reported: list[LoadProgress] = []
     with scripted(lambda *_: [OK]) as url:
         measured = measure(plan(url, connections=2, seconds=1.1), on_progress=reported.append)
@@ -371,10 +367,8 @@ def test_a_process_of_its_own_tells_how_far_it_is_and_the_same_figures() -> None
 
 
 @pytest.mark.usefixtures("processes")
-def test_it_has_as_many_connections_as_the_system_lets_it_have_not_as_the_shell_does() -> None:
-    """They stay in the queue of one who listens and accepts none, so that they take descriptors of
-    the generator only.
-    """
+def test_connections_are_limited_by_the_system_and_not_by_the_shell() -> None:
+    """Connections that nobody accepts take descriptors of the generator only."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = psutil.Process().num_fds() + 50
@@ -392,7 +386,7 @@ def test_it_has_as_many_connections_as_the_system_lets_it_have_not_as_the_shell_
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_answers_that_nobody_asked_for_cost_a_connection_and_no_request() -> None:
+def test_unasked_answers_cost_a_connection_and_no_request() -> None:
     late = itertools.count()
     with scripted(lambda *_: [OK, 0.05, OK] if next(late) == 0 else [OK]) as url:
         reported = run(url, connections=1, mode="open", rate=5.0, arrivals="constant", seconds=0.6)

@@ -1,6 +1,4 @@
-"""What is sent: files, directories, lists, recordings, an archive's own samples, and what is made
-up.
-"""
+"""The inputs of a load: files, directories, lists, recordings, samples, and generated ones."""
 
 from __future__ import annotations
 
@@ -31,16 +29,16 @@ def test_files_and_directories_are_sent_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "in" / "a.png").write_bytes(b"\x89PNG")
     (tmp_path / "in" / ".hidden").write_text("no")
     (tmp_path / "c").write_bytes(b"\xff")
-    found = read_payloads([tmp_path / "in", tmp_path / "c"])
-    assert found == [
+    payloads = read_payloads([tmp_path / "in", tmp_path / "c"])
+    assert payloads == [
         Payload(b"\x89PNG", "image/png", name="a.png"),
         Payload(b"[1]", "application/json", name="b.json"),
         Payload(b"\xff", "application/octet-stream", name="c"),
     ]
-    assert {each.content_type for each in read_payloads([tmp_path / "in"], content_type="a/b")} == {
-        "a/b"
-    }
-    reported = mix(found, "somewhere")
+    assert {
+        payload.content_type for payload in read_payloads([tmp_path / "in"], content_type="a/b")
+    } == {"a/b"}
+    reported = mix(payloads, "somewhere")
     assert (reported.count, reported.smallest, reported.median, reported.largest) == (3, 1, 3, 4)
     assert reported.content_types == {
         "image/png": 1,
@@ -91,7 +89,7 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
         ('{"body": ' + 100_000 * "[", "recursion"),
     ],
 )
-def test_what_is_wrong_in_a_list_is_reported_with_its_line(
+def test_a_mistake_in_a_list_is_reported_with_its_line(
     tmp_path: Path, line: str, reported: str
 ) -> None:
     (tmp_path / "list.jsonl").write_text('{"body": 1}\n' + line)
@@ -112,14 +110,15 @@ def test_a_list_that_is_no_text_is_reported_with_its_line_and_one_of_windows_is_
         read_payloads([tmp_path / "list.jsonl"])
 
 
-def test_what_is_too_large_to_send_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+def test_too_large_an_input_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
-        file.truncate(MOST_BYTES + 1)  # it takes no room on the disk
+        # The sparse file takes no room on the disk.
+        file.truncate(MOST_BYTES + 1)
     with pytest.raises(CliError, match="the limit for one input"):
         read_payloads([tmp_path / "large"])
 
 
-def test_the_server_takes_what_is_sent_however_large_and_answers_as_it_is_set() -> None:
+def test_the_server_takes_inputs_of_any_size_and_keeps_its_limit_of_answers() -> None:
     settings = Settings.model_validate({"max_request_size": 100, "max_response_size": 200})
     assert sizes(settings, [Payload(b"x")]) == {"max_request_size": 100, "max_response_size": 200}
     assert sizes(settings, [Payload(b"x"), Payload(bytes(101))])["max_request_size"] == 101
@@ -134,9 +133,9 @@ def test_a_recording_keeps_its_spacing_and_its_headers_but_no_secret(tmp_path: P
     )
     entries = [Recorded(10.0 + at, "1.0", "q=1", headers, b"x") for at in (0.0, 0.25)]
     (tmp_path / "a.tsxrec").write_bytes(file_head("m") + b"".join(map(encode, entries)))
-    found = read_payloads([tmp_path / "a.tsxrec"])
-    assert found == read_payloads([tmp_path])
-    assert found == [Payload(b"x", "a/b", (("X-Own", "o"),), "q=1", at) for at in (0.0, 0.25)]
+    payloads = read_payloads([tmp_path / "a.tsxrec"])
+    assert payloads == read_payloads([tmp_path])
+    assert payloads == [Payload(b"x", "a/b", (("X-Own", "o"),), "q=1", at) for at in (0.0, 0.25)]
 
 
 def test_inputs_that_are_none_say_so(tmp_path: Path) -> None:
@@ -161,24 +160,25 @@ def test_images_that_are_made_up_are_of_their_shape_and_as_large_as_photographs(
         ("png", "PNG", (1, 48, 64), "L"),
         ("png", "PNG", (48, 64), "RGB"),
     ):
-        made = generated(kind, 3, 1, shape)
-        assert {each.content_type for each in made} == {f"image/{form.lower()}"}
-        for payload in made:
+        payloads = generated(kind, 3, 1, shape)
+        assert {payload.content_type for payload in payloads} == {f"image/{form.lower()}"}
+        for payload in payloads:
             image = Image.open(io.BytesIO(payload.body))
             image.load()
             assert (image.format, image.size, image.mode) == (form, (64, 48), mode)
-        assert len({each.body for each in made}) == 3
+        assert len({payload.body for payload in payloads}) == 3
     large = generated("image", 1)[0].body
     assert 20_000 < len(large) < 400_000
 
 
 def test_texts_numbers_and_files_that_are_made_up() -> None:
-    assert all(8 <= len(each.body.split()) <= 60 for each in generated("text", 5))
+    assert all(8 <= len(payload.body.split()) <= 60 for payload in generated("text", 5))
     assert len(generated("text", 1, shape=(7,))[0].body.split()) == 7
     rows = json.loads(generated("json", 2, 3, (2, 3))[1].body)
     assert [len(row) for row in rows] == [3, 3]
     assert len(generated("file", 1, shape=(1000,))[0].body) == 1000
-    assert len(generated("file", shape=(1 << 25,))) == 2  # not 32, of this size
+    # Large inputs are generated in smaller numbers.
+    assert len(generated("file", shape=(1 << 25,))) == 2
     for kind in KINDS:
         assert (
             generated(kind, 2, 7, (3, 8, 8))
@@ -202,34 +202,34 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
         (lambda: choose_payloads(None, [Path("a")], kind="text"), "give only one of them"),
     ],
 )
-def test_what_cannot_be_made_up_says_what_to_do(call: Callable[[], Any], reported: str) -> None:
+def test_inputs_that_cannot_be_generated_are_refused(
+    call: Callable[[], Any], reported: str
+) -> None:
     with pytest.raises(UsageError) as error:
         call()
     assert reported in str(error.value)
     assert parse_shape("1x28,28") == (1, 28, 28)
 
 
-def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_takes(
-    tmp_path: Path,
-) -> None:
-    made = make_model(tmp_path / "m", HANDLE, config="warmup:\n  - file: warm.json\n")
-    (made / "warm.json").write_text("[1]")
-    assert choose_payloads(made) == (
+def test_samples_come_before_warm_up_requests_and_generated_inputs(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "m", HANDLE, config="warmup:\n  - file: warm.json\n")
+    (model / "warm.json").write_text("[1]")
+    assert choose_payloads(model) == (
         [Payload(b"[1]", "application/json")],
         "the warm-up requests of the archive",
     )
-    (made / "samples").mkdir()
+    (model / "samples").mkdir()
     for name in ("b.json", "a.txt", ".c"):
-        (made / "samples" / name).write_text("[2]")
-    assert choose_payloads(made) == (
+        (model / "samples" / name).write_text("[2]")
+    assert choose_payloads(model) == (
         [Payload(b"[2]", "text/plain"), Payload(b"[2]", "application/json")],
         "samples/ of the archive",
     )
-    found, source = choose_payloads(made, kind="text", count=2)
-    assert (len(found), source) == (2, "generated: 2 different text requests")
-    assert choose_payloads(made, shape=(2,), count=1)[0][0].content_type == "application/json"
+    payloads, source = choose_payloads(model, kind="text", count=2)
+    assert (len(payloads), source) == (2, "generated: 2 different text requests")
+    assert choose_payloads(model, shape=(2,), count=1)[0][0].content_type == "application/json"
     (tmp_path / "x").write_text("x")
-    assert choose_payloads(made, [tmp_path / "x"]) == (
+    assert choose_payloads(model, [tmp_path / "x"]) == (
         [Payload(b"x", "text/plain; charset=utf-8", name="x")],
         "x",
     )
@@ -254,7 +254,7 @@ def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_
         ("no Python", None),
     ],
 )
-def test_what_a_handler_of_one_s_own_takes_is_in_its_text(
+def test_the_input_kind_of_a_handler_is_read_from_its_text(
     tmp_path: Path, code: str, kind: str | None
 ) -> None:
     assert kind_of(inspect_archive(make_model(tmp_path / "m.mar", code))) == kind

@@ -1,6 +1,4 @@
-"""What a load is: its plan, when requests are due, how they look on the wire, and how its latencies
-are counted. No server here.
-"""
+"""The plan of a load: its arrivals, its bytes on the wire, and the counting of latencies."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from tsx_cli.bench.load.accounting import (
     over_time,
 )
 from tsx_cli.bench.load.connection import _plain_ok
-from tsx_cli.bench.load.histogram import BITS, UNIT, Histogram, bucket, upper
+from tsx_cli.bench.load.histogram import UNIT, Histogram
 from tsx_cli.bench.load.loops import SlotCounts
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.plan import LoadPlan, constant, poisson, recorded
@@ -76,7 +74,7 @@ def plan(**more: Any) -> LoadPlan:
         ({"url": "http://there:99999"}, "is not the address of a server"),
     ],
 )
-def test_a_plan_that_makes_no_sense_says_what_to_do(wrong: dict[str, Any], reported: str) -> None:
+def test_a_plan_with_a_wrong_value_is_refused(wrong: dict[str, Any], reported: str) -> None:
     with pytest.raises(UsageError) as error:
         plan(**wrong)
     assert reported in str(error.value)
@@ -123,14 +121,6 @@ def test_recorded_arrivals_keep_their_pauses_and_begin_again(
         assert again >= seconds or len(due) > len(times) - times.count(times[0]) or due[-1] < again
 
 
-@given(st.integers(0, 1 << 40))
-def test_a_bucket_holds_what_differs_by_no_more_than_a_thousandth(units: int) -> None:
-    index = bucket(units)
-    assert units <= upper(index) <= units * (1 + 2.0 ** (1 - BITS)) + 1
-    assert bucket(upper(index)) == index
-    assert bucket(upper(index) + 1) == index + 1
-
-
 @given(
     st.lists(st.floats(0, 100), max_size=50),
     st.lists(st.floats(0, 100), max_size=50),
@@ -159,10 +149,11 @@ def test_only_one_whole_answer_that_leaves_the_connection_open_is_plain(name: by
     answer = OK.replace(b"content-length", name)
     assert _plain_ok(answer)
     assert not any(_plain_ok(answer[:end]) for end in range(len(answer)))
+    # The tokens of an event stream are counted.
     assert not _plain_ok(
         answer.replace(b"\r\n\r\n", b"\r\ncontent-type: text/event-stream\r\n\r\n")
-    )  # its tokens are counted
-    for other in (
+    )
+    for variant in (
         answer + b"H",
         answer.replace(b" 200 ", b" 500 "),
         answer.replace(b"x-a: b", b"Connection: close"),
@@ -170,7 +161,7 @@ def test_only_one_whole_answer_that_leaves_the_connection_open_is_plain(name: by
         answer.replace(b": 2\r", b": \r"),
         answer.replace(name, b"x-length"),
     ):
-        assert not _plain_ok(other)
+        assert not _plain_ok(variant)
 
 
 def test_a_stall_is_longer_than_answers_take_and_than_they_are_apart() -> None:
@@ -182,19 +173,19 @@ def test_a_stall_is_longer_than_answers_take_and_than_they_are_apart() -> None:
     ]
     assert find_stalls(gaps, 0.1, 10.0, 10_000, 0.11) == [(pytest.approx(1.9), pytest.approx(0.4))]
     assert find_stalls(gaps, 0.1, 10.0, 100, 0.001) == []
-    begun_late = [(9.9, 10.3), (10.2, 10.7)]  # the second once nothing more was sent
+    # The second gap begins after the last request.
+    begun_late = [(9.9, 10.3), (10.2, 10.7)]
     assert find_stalls(begun_late, 0.1, 10.0, 10_000, 0.001) == [
         (pytest.approx(9.8), pytest.approx(0.4))
     ]
 
 
-def test_the_corrected_percentile_is_what_clients_that_arrive_all_the_time_would_see() -> None:
+def test_the_corrected_percentile_is_that_of_clients_who_arrive_all_the_time() -> None:
     seen = Histogram()
     seen.add([0.001] * 990 + [0.5])
     assert seen.latency().p99_ms == pytest.approx(1, rel=0.01)
-    assert corrected_p99(seen, [(1.0, 0.5)], 1000.0) == pytest.approx(
-        486, rel=0.01
-    )  # 1 % of 1490 is 15, of those 2 ms apart
+    # One per cent of 1490 clients is 15, which come 2 ms apart.
+    assert corrected_p99(seen, [(1.0, 0.5)], 1000.0) == pytest.approx(486, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +206,7 @@ def test_the_generator_says_when_it_is_the_limit(
 
 
 def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
-    """Ten slots in which it gets up to speed, sixty in which it stays there."""
+    """The load gets up to speed in ten slots and stays there for sixty."""
     marks, answers = [], 0
     for number in range(70):
         answers += 100 if number >= 10 else 10
@@ -251,45 +242,46 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     assert (medians[0], medians[-1]) == (pytest.approx(500), pytest.approx(10))
 
 
-def test_a_long_round_is_told_in_few_intervals() -> None:
+def test_a_long_round_has_few_intervals() -> None:
     marks = [
         SlotCounts(0.1 * number, 2 * number, 0, 2 * number, Counter()) for number in range(3001)
     ]
-    told = over_time(marks, 157, array("f", [0.001, 0.003] * 3000))
-    assert len(told) <= MOST_INTERVALS
-    assert min(abs(each[0]) for each in told) == 0, "one of them ends where the warm-up does"
-    assert {each[2:] for each in told} == {(1.0, 3.0)}
+    intervals = over_time(marks, 157, array("f", [0.001, 0.003] * 3000))
+    assert len(intervals) <= MOST_INTERVALS
+    assert min(abs(interval[0]) for interval in intervals) == 0, (
+        "one of them ends where the warm-up does"
+    )
+    assert {interval[2:] for interval in intervals} == {(1.0, 3.0)}
 
 
 def test_an_interval_has_enough_answers_for_its_percentiles() -> None:
     slow = [
         SlotCounts(0.1 * number, number // 2, 0, number // 2, Counter()) for number in range(61)
     ]
-    told = over_time(slow, 0, array("f", [0.001] * 30))
-    assert [count for _, count, *_ in told] == [5] * 6, (
+    intervals = over_time(slow, 0, array("f", [0.001] * 30))
+    assert [count for _, count, *_ in intervals] == [5] * 6, (
         "and there are enough intervals to see a course"
     )
     some = [SlotCounts(0.1 * number, 5 * number, 0, 5 * number, Counter()) for number in range(61)]
     assert [count for _, count, *_ in over_time(some, 0, array("f", [0.001] * 300))] == [20] * 15
 
 
-def test_latencies_are_told_by_the_sizes_of_inputs() -> None:
+def test_latencies_are_grouped_by_the_sizes_of_inputs() -> None:
     few = by_size([10, 500, 10], array("I", [0, 1, 2, 1]), array("f", [0.001, 0.05, 0.002, 0.07]))
-    assert [(each.smallest, each.largest, each.ok, each.p50_ms, each.p99_ms) for each in few] == [
-        (10, 10, 2, 1, 2),
-        (500, 500, 2, 50, 70),
-    ]
+    assert [
+        (group.smallest, group.largest, group.ok, group.p50_ms, group.p99_ms) for group in few
+    ] == [(10, 10, 2, 1, 2), (500, 500, 2, 50, 70)]
     many = by_size(
         range(1, 101), array("I", range(100)), array("f", [0.001 * size for size in range(1, 101)])
     )
-    assert [(each.smallest, each.largest, each.ok, each.p50_ms) for each in many] == [
+    assert [(group.smallest, group.largest, group.ok, group.p50_ms) for group in many] == [
         (1, 25, 25, 13),
         (26, 50, 25, 38),
         (51, 75, 25, 63),
         (76, 100, 25, 88),
     ]
     assert by_size([7, 7], array("I", [0]), array("f", [1.0])) == []
-    assert [each.ok for each in by_size([1, 2], array("I"), array("f"))] == [0, 0]
+    assert [group.ok for group in by_size([1, 2], array("I"), array("f"))] == [0, 0]
 
 
 def sent(
@@ -299,7 +291,7 @@ def sent(
         b"\r\n\r\n"
     )
     line, *headers = head.decode().split("\r\n")
-    return line, dict(each.split(": ", 1) for each in headers), body
+    return line, dict(header.split(": ", 1) for header in headers), body
 
 
 def test_each_protocol_has_its_paths_and_bodies() -> None:
@@ -369,7 +361,7 @@ def test_headers_of_an_input_go_along_but_for_those_that_are_the_generator_s_own
 @pytest.mark.parametrize(
     "value", [[[1, 2], [3]], [], [[]], ["a"], [True], {"x": 1}, 3, None, [[1], 2], [1, [2]]]
 )
-def test_what_is_no_tensor_is_none(value: Any) -> None:
+def test_other_values_are_no_tensors(value: Any) -> None:
     assert tensor_of(value) is None
 
 

@@ -1,6 +1,4 @@
-"""Event streams: their tokens, the time to the first one and between them, and what counts as
-goodput.
-"""
+"""Event streams: their tokens, the times to the first one and between them, and goodput."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ def test_where_a_body_is_cut_does_not_matter_but_for_the_times(cuts: list[int], 
     body = b"".join(event(value, end) for value in [*CHAT[:3], USAGE])
     places = sorted({min(cut, len(body)) for cut in [*cuts, len(body)]})
     pieces = [
-        (float(right), body[left:right]) for left, right in zip([0, *places], places, strict=False)
+        (float(end), body[start:end]) for start, end in zip([0, *places], places, strict=False)
     ]
     record = read_stream(pieces)
     assert (record.tokens, record.prompt_tokens, record.failed) == (5, 7, False)
@@ -139,26 +137,27 @@ def test_times_count_from_the_request() -> None:
 
 
 def test_goodput_is_of_answers_that_keep_each_bound_by_themselves() -> None:
-    """Of both percentiles the one with the greater limit."""
-    streams = [StreamedAnswer(0, 9.0, 9.0, 99, 9)]  # before the round
+    """The bound with the greater limit counts where a figure has two percentiles."""
+    # The first answer came before the round.
+    streams = [StreamedAnswer(0, 9.0, 9.0, 99, 9)]
     streams += [
         StreamedAnswer(1, 0.1, 0.01, 10, 4),
         StreamedAnswer(2, 0.4, 0.01, 10, 4),
         StreamedAnswer(4, 0.1, None, 1, 4),
     ]
-    streams += [StreamedAnswer(5, 0.1, 0.01, 10, 4)]  # late
+    streams += [StreamedAnswer(5, 0.1, 0.01, 10, 4)]
     slo = parse_slo("ttft.p50<50ms,ttft.p99<300ms,tpot.p99<50ms,p99<5s")
-    found = stream_figures(streams, array("f", [9, 1, 1, 6, 1, 1]), 1, 5, 2.0, slo)
-    assert found is not None
+    figures = stream_figures(streams, array("f", [9, 1, 1, 6, 1, 1]), 1, 5, 2.0, slo)
+    assert figures is not None
     assert (
-        found.answers,
-        found.tokens,
-        found.tokens_per_second,
-        found.prompt_tokens_per_second,
+        figures.answers,
+        figures.tokens,
+        figures.tokens_per_second,
+        figures.prompt_tokens_per_second,
     ) == (4, 31, 10.5, 6.0)
-    assert found.goodput == 1.0
-    assert found.ttft.max_ms == pytest.approx(400)
-    assert sum(count for _, count in found.tpot_histogram) == 3
+    assert figures.goodput == 1.0
+    assert figures.ttft.max_ms == pytest.approx(400)
+    assert sum(count for _, count in figures.tpot_histogram) == 3
     assert stream_figures(streams, [], 6, 6, 2.0, slo) is None
 
 
@@ -178,15 +177,15 @@ def talking(number: int, request: Request) -> Sequence[Step]:
             chunk(event({"error": {"message": "lost"}})),
             chunk(b""),
         ]
-    words = [chunk(event(delta(content=f"{place} "))) for place in range(4)]
+    chunks = [chunk(event(delta(content=f"{number} "))) for number in range(4)]
     return [
         HEAD + chunk(event(CHAT[0])),
         PAUSE,
-        words[0],
+        chunks[0],
         PAUSE,
-        words[1],
+        chunks[1],
         PAUSE,
-        words[2] + words[3],
+        chunks[2] + chunks[3],
         chunk(event(USAGE)),
         chunk(DONE) + chunk(b""),
     ]
@@ -217,7 +216,8 @@ def test_the_generator_times_the_tokens_of_a_stream(load: Mapping[str, Any]) -> 
     assert (stream.tokens, stream.prompt_tokens) == (5 * measured.ok, 7 * measured.ok)
     assert stream.goodput == pytest.approx(measured.throughput)
     assert stream.tokens_per_second == pytest.approx(5 * measured.throughput)
-    assert stream.ttft.p50_ms >= 990 * PAUSE  # and not of the role, which comes at once
+    # The role comes at once and is no token.
+    assert stream.ttft.p50_ms >= 990 * PAUSE
     assert stream.tpot.p50_ms >= 990 * 2 * PAUSE / 4
     assert stream.ttft.p50_ms < measured.latency.p50_ms
     assert Round.model_validate_json(measured.model_dump_json()) == measured

@@ -1,4 +1,4 @@
-"""Two benchmarks side by side: what differs, what only seems to, and what is a reason to fail."""
+"""Comparisons of two benchmarks: real differences, apparent ones, and reasons to fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from tests.support.benchmarked import one_round, point, results
+from tests.support.benchmarked import one_round, point, results, with_trials
 from tsx_cli.bench.commands.compare_command import compare_command
 from tsx_cli.bench.load.results import Results, Trial, read_results
 from tsx_cli.bench.report.archive_record import ArchiveRecord
@@ -33,7 +33,7 @@ LOADS = (1, 2)
 
 @pytest.fixture(autouse=True, scope="module")
 def _fewer_draws() -> Iterator[None]:
-    """A bootstrap of 60 draws: tests/cli/bench/load/test_statistics.py covers the intervals."""
+    """Draw 60 times only: tests/cli/bench/load/test_statistics.py covers the intervals."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tsx_cli.bench.load.statistics.DRAWS", 60)
         yield
@@ -56,13 +56,9 @@ def again() -> Results:
 
 def test_two_servers_are_reported_by_both_addresses(before: Results, slower: Results) -> None:
     trial = Trial(configuration={}, points=before.trials[0].points[:1], best=0)
-    one = before.model_copy(
-        update={"against": "http://theirs", "trials": [trial], "winner": None, "baseline": None}
-    )
-    other = slower.model_copy(
-        update={"against": "http://ours", "trials": [trial], "winner": None, "baseline": None}
-    )
-    reported = compare(one, other)
+    first = with_trials(before, trial, against="http://theirs")
+    second = with_trials(slower, trial, against="http://ours")
+    reported = compare(first, second)
     assert [pair.name for pair in reported.pairs] == ["http://theirs -> http://ours"]
     assert "the server differs: http://theirs, http://ours" in reported.notes
 
@@ -76,19 +72,17 @@ def test_a_fall_beyond_the_limit_is_a_reason_to_fail(before: Results, slower: Re
     assert not compare(slower, before, [parse_condition("throughput<-5%")]).met
 
 
-def test_what_is_within_the_noise_is_no_reason_to_fail(before: Results, again: Results) -> None:
+def test_a_change_within_the_noise_is_no_reason_to_fail(before: Results, again: Results) -> None:
     reported = compare(
         before, again, [parse_condition("throughput<-0.01%"), parse_condition("throughput>0.01%")]
     )
-    change = next(each for each in reported.pairs[0].changes if each.figure == "throughput")
+    change = next(change for change in reported.pairs[0].changes if change.figure == "throughput")
     assert abs(change.change) > 0.0001
     assert change.sure is False
     assert not reported.met
 
 
-def test_configurations_are_paired_by_what_they_are_and_by_their_load(
-    before: Results, slower: Results
-) -> None:
+def test_equal_configurations_are_paired_by_their_load(before: Results, slower: Results) -> None:
     less = slower.model_copy(
         update={"trials": [slower.trials[3], slower.trials[0]], "winner": 0, "baseline": 1}
     )
@@ -116,9 +110,7 @@ def test_servers_that_ran_already_are_compared_by_their_load(before: Results) ->
             points=[point(8, [one_round(rate, 10, seed) for seed in range(repeats)])],
             best=0,
         )
-        return before.model_copy(
-            update={"against": "http://h", "trials": [trial], "winner": None, "baseline": None}
-        )
+        return with_trials(before, trial, against="http://h")
 
     condition = [parse_condition("throughput < -5 %")]
     assert compare(ran(100, 3), ran(80, 3), condition).met
@@ -135,7 +127,7 @@ def test_errors_are_compared_in_percentage_points(before: Results) -> None:
             points=[point(8, [one_round(100, 10, seed, errors=errors) for seed in range(3)])],
             best=0,
         )
-        return before.model_copy(update={"trials": [trial], "winner": None, "baseline": None})
+        return with_trials(before, trial)
 
     assert compare(ran(0), ran(30), [parse_condition("errors>1%")]).met
     assert not compare(ran(0), ran(5), [parse_condition("errors>1%")]).met
@@ -152,16 +144,16 @@ def test_other_figures_are_taken_from_the_rounds(before: Results) -> None:
         "p99",
         "p99.9",
     ]
-    assert any(said.startswith("p50>5%: p50 +") for said in reported.met)
+    assert any(reason.startswith("p50>5%: p50 +") for reason in reported.met)
 
 
-def test_what_makes_a_comparison_doubtful_is_reported(before: Results, slower: Results) -> None:
-    other = slower.model_copy(deep=True)
-    other.environment.fingerprint = "elsewhere"
-    other.slo = "p99<50ms"
-    other.winner = 2
-    other.complete = False
-    notes = "\n".join(compare(before, other).notes)
+def test_doubts_about_a_comparison_are_reported(before: Results, slower: Results) -> None:
+    after = slower.model_copy(deep=True)
+    after.environment.fingerprint = "elsewhere"
+    after.slo = "p99<50ms"
+    after.winner = 2
+    after.complete = False
+    notes = "\n".join(compare(before, after).notes)
     for reported in (
         "different machines",
         "the bound differs: p99<100ms, p99<50ms",
@@ -171,23 +163,18 @@ def test_what_makes_a_comparison_doubtful_is_reported(before: Results, slower: R
         assert reported in notes
 
 
-def test_what_has_nothing_in_common_is_wrong_usage(before: Results) -> None:
-    empty = before.model_copy(update={"trials": [], "winner": None, "baseline": None})
+def test_a_run_without_loads_is_wrong_usage(before: Results) -> None:
     with pytest.raises(UsageError, match=r"nothing to compare.* the second \[\]"):
-        compare(before, empty)
+        compare(before, with_trials(before))
 
 
-def test_runs_with_nothing_in_common_are_told_apart_by_what_each_has_measured(
-    before: Results,
-) -> None:
-    first = before.model_copy(update={"trials": before.trials[:1], "winner": None})
-    second = before.model_copy(update={"trials": before.trials[1:2], "winner": None})
+def test_runs_with_nothing_in_common_are_reported_with_their_loads(before: Results) -> None:
     with pytest.raises(UsageError) as caught:
-        compare(first, second)
+        compare(*(with_trials(before, trial) for trial in before.trials[:2]))
     for trial in before.trials[:2]:
         measured = "; ".join(f"{trial.how()}, {point.offered}" for point in trial.points)
         assert f"[{measured}]" in caught.value.message
-    assert "the same --batch-sizes, --workers and --connections" in caught.value.message
+    assert "the same --batch-sizes" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -202,7 +189,7 @@ def test_runs_with_nothing_in_common_are_told_apart_by_what_each_has_measured(
         "throughput<-5%,p99>10%",
     ],
 )
-def test_what_is_no_condition_is_reported(text: str) -> None:
+def test_other_texts_are_no_conditions(text: str) -> None:
     with pytest.raises(UsageError, match="is not a condition"):
         parse_condition(text)
 
@@ -232,18 +219,18 @@ def test_people_and_programs_are_reported(
 
 @pytest.fixture(scope="module")
 def files(before: Results, slower: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("compare")
+    directory = tmp_path_factory.mktemp("compare")
     for name, reported in (("before", before), ("after", slower)):
-        (place / name).mkdir()
-        (place / name / "results.json").write_text(reported.model_dump_json())
-    (place / "damaged.json").write_text('{"format": 1, "trials": 3}')
-    return place
+        (directory / name).mkdir()
+        (directory / name / "results.json").write_text(reported.model_dump_json())
+    (directory / "damaged.json").write_text('{"format": 1, "trials": 3}')
+    return directory
 
 
-def command(*words: object) -> int:
+def command(*arguments: object) -> int:
     app = typer.Typer()
     app.command()(compare_command)
-    return run(typer.main.get_command(app), "compare", [str(word) for word in words])
+    return run(typer.main.get_command(app), "compare", [str(argument) for argument in arguments])
 
 
 def test_the_exit_code_is_for_ci(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,7 +243,7 @@ def test_the_exit_code_is_for_ci(files: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "problem"),
     [
         (("before", "absent.json"), "cannot be read"),
         (("before", "damaged.json"), "is damaged"),
@@ -264,16 +251,22 @@ def test_the_exit_code_is_for_ci(files: Path, capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_wrong_files_and_words_are_distinguished_from_a_regression(
-    files: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    files: Path, arguments: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        command(*(files / word if number < 2 else word for number, word in enumerate(words))) == 2
+        command(
+            *(
+                files / argument if number < 2 else argument
+                for number, argument in enumerate(arguments)
+            )
+        )
+        == 2
     )
-    assert said in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
 
 def older(value: Any) -> Any:
-    """As the version before wrote it."""
+    """Return a value without the fields that the version before did not write."""
     added = {
         "over_time",
         "by_size",
@@ -285,15 +278,15 @@ def older(value: Any) -> Any:
         "pinning",
     }
     if isinstance(value, dict):
-        return {name: older(each) for name, each in value.items() if name not in added}
-    return [older(each) for each in value] if isinstance(value, list) else value
+        return {name: older(item) for name, item in value.items() if name not in added}
+    return [older(item) for item in value] if isinstance(value, list) else value
 
 
-def test_what_the_version_before_has_written_is_compared_and_planned_from(
+def test_results_of_the_version_before_are_compared_and_planned_from(
     before: Results, tmp_path: Path
 ) -> None:
     file = tmp_path / "results.json"
     file.write_text(json.dumps(older(before.model_dump(mode="json"))))
     assert compare(read_results(file), before).pairs == compare(before, before).pairs
-    kept = read_measurements(None, file)
-    assert ArchiveRecord.model_validate(older(json.loads(kept.content()))) == kept
+    measurements = read_measurements(None, file)
+    assert ArchiveRecord.model_validate(older(json.loads(measurements.content()))) == measurements

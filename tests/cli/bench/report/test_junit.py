@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.benchmarked import one_round, point, results
+from tests.support.benchmarked import one_round, point, results, with_trials
 from tsx_cli.bench.load.results import Results, Trial
 from tsx_cli.bench.report.compare import compare, parse_condition
 from tsx_cli.bench.report.junit import bound_cases, check_junit, condition_cases, write_junit
@@ -15,13 +16,13 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
 
 
-def failures(found: Results) -> dict[str, str | None]:
-    return {case.name: case.failure for case in bound_cases(found)}
+def failures(measured: Results) -> dict[str, str | None]:
+    return {case.name: case.failure for case in bound_cases(measured)}
 
 
 def test_each_bound_of_the_winner_is_a_case() -> None:
-    found = results(slo="p99<100ms,p50<50ms,errors<0.1%")
-    assert failures(found) == {
+    measured = results(slo="p99<100ms,p50<50ms,errors<0.1%")
+    assert failures(measured) == {
         "a configuration is chosen": None,
         "p99<100ms": None,
         "p50<50ms": None,
@@ -30,48 +31,43 @@ def test_each_bound_of_the_winner_is_a_case() -> None:
     assert "errors<=0%" in failures(results(slo="p99<100ms"))
 
 
-def test_a_bound_that_nothing_holds_fails_with_the_figures_of_what_came_closest() -> None:
-    found = results(slo="p99<1ms,mean<10s")
-    found.winner, found.why = None, "No configuration holds p99<1ms."
-    for trial in found.trials:
+def test_a_broken_bound_fails_with_the_figures_of_the_closest_load() -> None:
+    measured = results(slo="p99<1ms,mean<10s")
+    measured.winner, measured.why = None, "No configuration holds p99<1ms."
+    for trial in measured.trials:
         trial.best = None
-    said = failures(found)
-    assert said["a configuration is chosen"] == "No configuration holds p99<1ms."
-    assert said["mean<10s"] is None
-    assert str(said["p99<1ms"]).startswith("p99 is 7")
-    assert " ms ± " in str(said["p99<1ms"])
-    assert "the bound is 1.00 ms (cpu, " in str(said["p99<1ms"])
-    found.trials = []
-    assert failures(found)["mean<10s"] == "nothing was measured"
+    problems = failures(measured)
+    assert problems["a configuration is chosen"] == "No configuration holds p99<1ms."
+    assert problems["mean<10s"] is None
+    assert str(problems["p99<1ms"]).startswith("p99 is 7")
+    assert " ms ± " in str(problems["p99<1ms"])
+    assert "the bound is 1.00 ms (cpu, " in str(problems["p99<1ms"])
+    measured.trials = []
+    assert failures(measured)["mean<10s"] == "nothing was measured"
 
 
 def test_a_server_that_falls_behind_or_fails_requests_is_a_failure() -> None:
-    found = results(slo="p99<100ms")
+    measured = results(slo="p99<100ms")
     late = point(256, [one_round(50, 10, 0)], rate=100.0).model_copy(update={"holds": False})
-    found = found.model_copy(
-        update={
-            "against": "http://h",
-            "trials": [Trial(configuration={}, points=[late])],
-            "winner": None,
-        }
-    )
-    assert str(failures(found)["the throughput follows the rate"]).startswith(
+    trial = Trial(configuration={}, points=[late])
+    measured = with_trials(measured, trial, against="http://h")
+    assert str(failures(measured)["the throughput follows the rate"]).startswith(
         "the server falls behind: "
     )
     late.error_rate = 0.02
-    assert failures(found) == {
+    assert failures(measured) == {
         "p99<100ms": None,
         "errors<=0%": "2.00% of the requests failed, the bound is 0 (http://h, 100 requests/s, poisson)",
         "the throughput follows the rate": None,
     }
     late.throughput.value = 0.0
-    assert set(failures(found).values()) == {"no request was answered (100 requests/s, poisson)"}
+    assert set(failures(measured).values()) == {"no request was answered (100 requests/s, poisson)"}
 
 
 def test_the_file_is_junit_xml(tmp_path: Path) -> None:
-    found = results(slo="p99<1ms")
-    found.model.name = "<a&b>\x1b\0\ufffe]]>"
-    write_junit(str(tmp_path / "out.xml"), bound_cases(found), found)
+    measured = results(slo="p99<1ms")
+    measured.model.name = "<a&b>\x1b\0\ufffe]]>"
+    write_junit(str(tmp_path / "out.xml"), bound_cases(measured), measured)
     root = ElementTree.parse(tmp_path / "out.xml").getroot()
     (suite,) = root
     assert (root.tag, suite.tag, suite.get("timestamp")) == (
@@ -82,57 +78,55 @@ def test_the_file_is_junit_xml(tmp_path: Path) -> None:
     assert (root.get("skipped"), suite.get("skipped")) == (None, "0"), (
         "the schema has it for a suite only"
     )
-    for each in (root, suite):
-        assert (each.get("tests"), each.get("failures"), each.get("errors"), each.get("time")) == (
-            "3",
-            "1",
-            "0",
-            "581.000",
-        )
+    for element in (root, suite):
+        assert (
+            element.get("tests"),
+            element.get("failures"),
+            element.get("errors"),
+            element.get("time"),
+        ) == ("3", "1", "0", "581.000")
     assert {case.tag for case in suite} == {"testcase"}
     assert suite[0].get("classname") == "<a&b>\\x1b\\x00\\ufffe]]> 1.0"
     (failure,) = suite.iter("failure")
     assert failure.get("message") == failure.text
     assert str(failure.text).startswith("p99 is ")
     with pytest.raises(CliError, match="cannot be written"):
-        write_junit(str(tmp_path / "none" / "out.xml"), [], found)
+        write_junit(str(tmp_path / "none" / "out.xml"), [], measured)
 
 
-def test_each_condition_and_row_of_a_comparison_is_a_case() -> None:
+def test_each_condition_and_row_of_a_comparison_is_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_cli.bench.load.statistics.DRAWS", 60)
     conditions = [parse_condition("throughput<-5%"), parse_condition("p99>10000%")]
-    compared = compare(results(), results(speed=0.5), conditions)
-    cases = condition_cases(compared, results())
+    before, after = results(loads=(1, 2)), results(speed=0.5, loads=(1, 2))
+    compared = compare(before, after, conditions)
+    cases = condition_cases(compared, before)
     assert [(case.name, case.failure is None) for case in cases] == [
         ("not throughput<-5%", False),
         ("not p99>10000%", True),
     ]
     assert str(cases[0].failure).startswith("throughput -")
     assert cases[0].group.startswith("detector 1.0: best, ")
-    every = compare(results(), results(speed=0.5), conditions, every=True)
-    assert len(condition_cases(every, results())) == 2 * len(every.pairs)
+    every = compare(before, after, conditions, every=True)
+    assert len(condition_cases(every, before)) == 2 * len(every.pairs)
 
 
 def test_the_command_of_a_comparison_writes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tsx_cli.bench.load.statistics.DRAWS", 60)
     for name, speed in (("a", 1.0), ("b", 0.5)):
-        (tmp_path / name).write_text(results(speed=speed).model_dump_json())
-    words = [
-        "bench",
-        "compare",
-        str(tmp_path / "a"),
-        str(tmp_path / "b"),
-        "--junit",
-        str(tmp_path / "out.xml"),
-    ]
-    assert main(words) == 2
-    assert "--junit reports what is judged: give --fail-if" in capsys.readouterr().err
-    assert main([*words, "--fail-if", "throughput<-5%"]) == 1
+        (tmp_path / name).write_text(results(speed=speed, loads=(1, 2)).model_dump_json())
+    command = shlex.split(
+        f"bench compare {tmp_path / 'a'} {tmp_path / 'b'} --junit {tmp_path / 'out.xml'}"
+    )
+    assert main(command) == 2
+    assert "give --fail-if" in capsys.readouterr().err
+    assert main([*command, "--fail-if", "throughput<-5%"]) == 1
     assert ElementTree.parse(tmp_path / "out.xml").getroot().get("failures") == "1"
 
 
 def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     check_junit(str(tmp_path / "out.xml"), "p99<1ms", "--slo")
     for file in (tmp_path, tmp_path / "none" / "out.xml"):
-        with pytest.raises(UsageError, match="cannot be a file; name one in a directory"):
+        with pytest.raises(UsageError, match="cannot be a file"):
             check_junit(str(file), "p99<1ms", "--slo")

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.benchmarked import a_run
+from tests.support.models import make_model
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import (
     Accuracy,
     Environment,
     Figure,
-    Inputs,
     Latency,
     ModelInfo,
     OfferedLoad,
@@ -48,14 +49,12 @@ def point(throughput: float, p99_ms: float, *, is_open: bool = False, holds: boo
 
 def results(*points: Point, fingerprint: str = "another", **more: Any) -> Results:
     points = points or (point(410, 45),)
-    other = Trial(configuration=OTHER.as_json(), points=[point(300, 20)], best=0)
-    return Results(
-        started="2026-11-21T10:00:00+00:00",
+    trial = Trial(configuration=OTHER.as_json(), points=[point(300, 20)], best=0)
+    return a_run(
         model=ModelInfo(name="digits"),
         environment=Environment(fingerprint=fingerprint, cpu="Abacus 9", cores=2),
-        inputs=Inputs(source="a.png", count=1),
         slo="p99<50ms",
-        trials=[Trial(configuration=WON.as_json(), points=list(points), best=0), other],
+        trials=[Trial(configuration=WON.as_json(), points=list(points), best=0), trial],
         winner=0,
     ).model_copy(update=more)
 
@@ -108,11 +107,7 @@ def test_a_plan_has_replicas_latency_utilisation_and_cost(
             300,
             False,
         ),
-        (
-            [point(410, 45), point(200, 10), point(330, 60, is_open=True, holds=False)],
-            200,
-            False,
-        ),
+        ([point(410, 45), point(200, 10), point(330, 60, is_open=True, holds=False)], 200, False),
         ([point(200, 10), point(410, 90, holds=False)], 200, False),
         ([point(200, 10), point(410, 45, holds=False)], 200, False),
     ],
@@ -136,7 +131,7 @@ def test_the_highest_measured_load_within_the_bounds_counts(
     assert (report["most_rps_per_replica"], report["lower_limit"]) == (rate, lower_limit)
 
 
-def test_other_bounds_are_applied_to_what_was_measured(
+def test_other_bounds_are_applied_to_the_measured_loads(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = results(point(200, 10), point(410, 45), point(500, 90, holds=False))
@@ -151,23 +146,23 @@ def test_headroom_adds_to_the_rate(file: Path, capsys: pytest.CaptureFixture[str
 def test_another_measured_configuration_is_planned_unless_its_answers_differ(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = ("--workers", "1", "--batch-size", "8")
-    assert planned(file, results(), capsys, *other)["describes"] == str(OTHER)
+    options = ("--workers", "1", "--batch-size", "8")
+    assert planned(file, results(), capsys, *options)["describes"] == str(OTHER)
     run = results()
     run.trials[1].accuracy = Accuracy(same=False)
     file.write_text(run.model_dump_json())
-    assert main(["plan", "--rps", "9", "--results", str(file), *other]) == 1
+    assert main(["plan", "--rps", "9", "--results", str(file), *options]) == 1
     assert "no load with workers 1, batch size 8" in capsys.readouterr().err
 
 
-def test_a_table_says_with_what_and_where_it_was_measured(
+def test_a_table_names_the_configuration_and_the_machine(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["plan", "--rps", "300", "--results", str(file)]
     assert main(command) == 0
     table = capsys.readouterr().out
-    for words in ("300 requests/s under p99<50ms", "12 connections", "p99 45.0 ms", "82% of"):
-        assert words in table
+    for text in ("300 requests/s under p99<50ms", "12 connections", "p99 45.0 ms", "82% of"):
+        assert text in table
     assert "2026-11-21 on 2 cores of Abacus 9" in table
     assert "This machine is different" in table
     assert "tsx bench --ramp" in table
@@ -181,7 +176,7 @@ def test_a_table_says_with_what_and_where_it_was_measured(
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("options", "code", "text"),
     [
         ([], 2, "name an archive"),
         (["--results", "FILE"], 2, "--rps 300"),
@@ -201,11 +196,13 @@ def test_a_table_says_with_what_and_where_it_was_measured(
         (["--results", "FILE", "--rps", "5", "--workers", "0"], 2, "--workers"),
     ],
 )
-def test_what_cannot_be_planned_is_reported(
-    file: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, words: str
+def test_a_plan_with_a_wrong_option_is_refused(
+    file: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, text: str
 ) -> None:
-    assert main(["plan", *[str(file) if word == "FILE" else word for word in options]]) == code
-    assert words in capsys.readouterr().err
+    assert (
+        main(["plan", *[str(file) if option == "FILE" else option for option in options]]) == code
+    )
+    assert text in capsys.readouterr().err
 
 
 def test_results_without_a_winner_are_reported(
@@ -218,18 +215,8 @@ def test_results_without_a_winner_are_reported(
 
 def archive(tmp_path: Path, config: str) -> Path:
     """Write an unpacked archive, which serves as well as a packed one."""
-    directory = tmp_path / "digits"
-    (directory / "MAR-INF").mkdir(parents=True)
-    (directory / "handler.py").write_text("def handle(data, context):\n    return data\n")
-    (directory / "model-config.yaml").write_text(config)
-    model = {
-        "modelName": "digits",
-        "modelVersion": "1.0",
-        "handler": "handler.py",
-        "configFile": "model-config.yaml",
-    }
-    (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
-    return directory
+    handler = "def handle(data, context):\n    return data\n"
+    return make_model(tmp_path / "digits", handler, config=config)
 
 
 def test_an_archive_is_planned_from_within_its_own_target(
@@ -243,14 +230,15 @@ def test_an_archive_is_planned_from_within_its_own_target(
     assert (report["slo"], report["replicas"]) == ("p99<30ms", 2)
 
 
-def test_an_archive_without_measured_loads_says_what_measures_them(
+def test_an_archive_without_measured_loads_names_the_command_that_measures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = archive(tmp_path, "batchSize: 2\n")
     assert main(["plan", str(directory), "--rps", "5"]) == 1
     assert f"`tsx bench {directory} --ramp --write` measures it" in capsys.readouterr().err
     before = json.loads(record_of(results()).content())
-    del before["points"]  # as earlier versions wrote it
+    # Earlier versions wrote no points.
+    del before["points"]
     (directory / "tsx-bench.json").write_text(json.dumps(before))
     assert main(["plan", str(directory), "--rps", "5"]) == 1
     assert f"tsx bench {directory} --slo 'p99<50ms' --workers 2" in capsys.readouterr().err

@@ -33,10 +33,10 @@ from tsx_cli.common.output import rounded
 HIGHEST, FEWEST, LOWEST = "highest", "fewest workers", "lowest p99"
 
 
-def disturbed(each: Round, others: float) -> Round:
-    return each.model_copy(
+def disturbed(round: Round, cores: float) -> Round:
+    return round.model_copy(
         update={
-            "noise": Noise(cores=1.0, others=others),
+            "noise": Noise(cores=1.0, others=cores),
             "disturbed": ["other processes used 1 core (limit 0.1)"],
         }
     )
@@ -51,8 +51,8 @@ def concluded(trials: list[Trial], pairs: list[PairedComparison]) -> Results:
 
 
 rounds = st.builds(
-    lambda rate, p99, others: (
-        one_round(rate, p99) if others is None else disturbed(one_round(rate, p99), others)
+    lambda rate, p99, cores: (
+        one_round(rate, p99) if cores is None else disturbed(one_round(rate, p99), cores)
     ),
     st.integers(1000, 1300),
     st.sampled_from([5.0, 20.0, 49.0, 70.0]),
@@ -98,9 +98,7 @@ def comparisons(draw: st.DrawFn, trials: int) -> list[PairedComparison]:
 
 
 @given(st.data())
-def test_what_is_chosen_is_the_best_row_and_the_sentence_has_the_figures_of_the_table(
-    data: st.DataObject,
-) -> None:
+def test_the_best_row_is_chosen_and_the_sentence_has_its_figures(data: st.DataObject) -> None:
     trials = data.draw(tables())
     pairs = data.draw(st.just([]) | comparisons(len(trials)))
     results = concluded(trials, pairs)
@@ -114,19 +112,19 @@ def test_what_is_chosen_is_the_best_row_and_the_sentence_has_the_figures_of_the_
     chosen = rows[results.winner]
     assert chosen.holds
 
-    all_disturbed = all(any(each.disturbed for each in point.counted) for point in rows.values())
+    all_disturbed = all(any(round.disturbed for round in point.counted) for point in rows.values())
     if not all_disturbed and not any(pair.real for pair in pairs):
         assert chosen.throughput.value >= EQUAL**2 * max(
             point.throughput.value for point in rows.values()
         )
 
-    said = results.why.partition("requests/s")[0] if not results.tied else results.why
-    if HIGHEST in said or "Highest" in heading(results):
+    reason = results.why.partition("requests/s")[0] if not results.tied else results.why
+    if HIGHEST in reason or "Highest" in heading(results):
         assert chosen.throughput.value == max(point.throughput.value for point in rows.values())
-    others = [trials[at] for at in results.tied]
-    if FEWEST in said:
-        assert all(trials[results.winner].how().workers < other.how().workers for other in others)
-    if LOWEST in said:
+    tied = [trials[at] for at in results.tied]
+    if FEWEST in reason:
+        assert all(trials[results.winner].how().workers < trial.how().workers for trial in tied)
+    if LOWEST in reason:
         assert all(chosen.latency.p99_ms <= rows[at].latency.p99_ms for at in results.tied)
     figures = set(re.findall(r"([\d,.]+) requests/s with", results.why))
     assert figures == {rounded(chosen.throughput.value)}
@@ -135,10 +133,10 @@ def test_what_is_chosen_is_the_best_row_and_the_sentence_has_the_figures_of_the_
 
 
 def trial(workers: int, *measured: Round, connections: int = 8) -> Trial:
-    made = Trial(configuration=Configuration(workers=workers).as_json())
-    for each in measured:
-        with_round(made.points, OfferedLoad(connections=connections), each, SLO)
-    return made
+    trial = Trial(configuration=Configuration(workers=workers).as_json())
+    for round in measured:
+        with_round(trial.points, OfferedLoad(connections=connections), round, SLO)
+    return trial
 
 
 @pytest.mark.parametrize(
@@ -152,10 +150,8 @@ def trial(workers: int, *measured: Round, connections: int = 8) -> Trial:
 def test_an_undisturbed_row_that_is_far_higher_wins(two_workers: Callable[[], Trial]) -> None:
     results = concluded([trial(1, one_round(15403, 4)), two_workers()], [])
     assert (results.winner, results.tied) == (0, [])
-    assert (
-        "1 worker, batch 1 has the highest measured throughput, within p99<50ms: 15,403 requests/s"
-        in results.why
-    )
+    assert "1 worker, batch 1 has the highest" in results.why
+    assert "15,403 requests/s" in results.why
 
 
 @pytest.mark.parametrize(
@@ -166,7 +162,7 @@ def test_an_undisturbed_row_that_is_far_higher_wins(two_workers: Callable[[], Tr
         ([OUTDONE, "it does not load"], [900, 2000], ""),
     ],
 )
-def test_a_winner_says_how_many_configurations_may_be_faster_and_what_measures_them(
+def test_a_winner_says_how_many_configurations_may_be_faster(
     reasons: list[str], rates: list[float], sentence: str
 ) -> None:
     unmeasured = [
@@ -193,9 +189,8 @@ def test_disturbed_rows_alone_are_compared_by_the_processor_time_that_they_got()
         [],
     )
     assert results.winner == 1
-    assert results.why.startswith(
-        "Recommended: cpu, 2 workers, batch 1, within p99<50ms for the processor time that it got: 90 requests/s"
-    )
+    assert results.why.startswith("Recommended: cpu, 2 workers, batch 1")
+    assert "for the processor time that it got: 90 requests/s" in results.why
 
 
 def test_a_winner_of_a_comparison_in_turn_is_not_called_the_highest_of_the_table() -> None:
@@ -203,7 +198,6 @@ def test_a_winner_of_a_comparison_in_turn_is_not_called_the_highest_of_the_table
     slower = PairedComparison(first=0, second=1, ratio=0.98, low=0.97, high=0.99, real=True)
     results = concluded([lucky, trial(2, one_round(100, 20), one_round(100, 20))], [slower])
     assert results.winner == 1
-    assert results.why.startswith(
-        "Recommended: cpu, 2 workers, batch 1, within p99<50ms: 100 requests/s"
-    )
+    assert results.why.startswith("Recommended: cpu, 2 workers, batch 1")
+    assert ": 100 requests/s" in results.why
     assert heading(results) == "Recommended within p99<50ms"

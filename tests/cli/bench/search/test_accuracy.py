@@ -1,4 +1,4 @@
-"""What a configuration answers beside what the archive answers as it is."""
+"""The answers of a configuration beside those of the archive as it is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer(value: object, status: int = 200) -> ComparedAnswer:
         (None, 3, "top-k", None, None, 3),
     ],
 )
-def test_each_way_to_compare_can_be_said(
+def test_each_way_to_compare_has_an_option(
     tolerance: str | None,
     same_top: int | None,
     kind: str,
@@ -46,12 +46,17 @@ def test_each_way_to_compare_can_be_said(
     atol: float | None,
     k: int | None,
 ) -> None:
-    how = parse_tolerance(tolerance, same_top)
-    assert (how.kind, how.rtol, how.atol, how.k) == (kind, rtol, atol, k)
+    comparison = parse_tolerance(tolerance, same_top)
+    assert (comparison.kind, comparison.rtol, comparison.atol, comparison.k) == (
+        kind,
+        rtol,
+        atol,
+        k,
+    )
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "same_top", "said"),
+    ("tolerance", "same_top", "problem"),
     [
         ("1e-2", None, "'1e-2' is not a tolerance; use rtol=1e-2,atol=1e-3"),
         ("rtol=1e-2,", None, "'' is not a tolerance"),
@@ -63,39 +68,39 @@ def test_each_way_to_compare_can_be_said(
         ("exact", 1, "--tolerance and --same-top cannot be combined; give one of them"),
     ],
 )
-def test_what_is_no_tolerance_is_refused(
-    tolerance: str | None, same_top: int | None, said: str
+def test_other_texts_are_no_tolerances(
+    tolerance: str | None, same_top: int | None, problem: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
         parse_tolerance(tolerance, same_top)
-    assert said in str(refused.value)
+    assert problem in str(refused.value)
 
 
 def test_rounding_is_no_difference_and_another_label_is_one() -> None:
-    given = [answer({"cat": 0.9, "dog": 0.1}), answer([1.0, 2.0])]
+    expected = [answer({"cat": 0.9, "dog": 0.1}), answer([1.0, 2.0])]
     rounded = [answer({"cat": 0.8999, "dog": 0.1001}), answer([1.001, 2.0])]
     turned = [answer({"cat": 0.4, "dog": 0.6}), answer([1.0, 2.0])]
-    for how in (parse_tolerance(), parse_tolerance(same_top=1)):
-        assert compare_answers(given, rounded, how).same
-        found = compare_answers(given, turned, how)
-        assert (found.same, found.compared, found.different) == (False, 2, 1)
+    for comparison in (parse_tolerance(), parse_tolerance(same_top=1)):
+        assert compare_answers(expected, rounded, comparison).same
+        accuracy = compare_answers(expected, turned, comparison)
+        assert (accuracy.same, accuracy.compared, accuracy.different) == (False, 2, 1)
     assert (
-        compare_answers(given, turned, parse_tolerance()).worst
+        compare_answers(expected, turned, parse_tolerance()).worst
         == "input 1: dog: 0.1 (archive), 0.6 (this configuration)"
     )
-    assert not compare_answers(given, rounded, parse_tolerance("exact")).same
+    assert not compare_answers(expected, rounded, parse_tolerance("exact")).same
 
 
 def test_an_error_where_the_archive_answers_is_a_difference() -> None:
-    found = compare_answers([answer(1)], [answer("no", 500)], parse_tolerance())
-    assert found.worst == "input 1: status: 200 (archive), 500 (this configuration)"
+    accuracy = compare_answers([answer(1)], [answer("no", 500)], parse_tolerance())
+    assert accuracy.worst == "input 1: status: 200 (archive), 500 (this configuration)"
 
 
 def test_answers_that_come_in_turn_are_compared_each_with_its_own_inputs() -> None:
-    found = compare_answers(
-        [answer(1), answer(2)], [answer(each) for each in (1, 2, 1, 2, 2)], parse_tolerance()
+    accuracy = compare_answers(
+        [answer(1), answer(2)], [answer(value) for value in (1, 2, 1, 2, 2)], parse_tolerance()
     )
-    assert (found.compared, found.different, found.worst) == (
+    assert (accuracy.compared, accuracy.different, accuracy.worst) == (
         5,
         1,
         "input 1: the answer: 1 (archive), 2 (this configuration)",
@@ -103,7 +108,7 @@ def test_answers_that_come_in_turn_are_compared_each_with_its_own_inputs() -> No
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), st.floats(0, 0.1), st.floats(-1, 1))
-def test_what_is_within_the_tolerance_is_the_same(
+def test_values_within_the_tolerance_are_equal(
     numbers: list[float], rtol: float, part: float
 ) -> None:
     moved = [number * (1 + part * rtol) for number in numbers]
@@ -116,9 +121,7 @@ def test_what_is_within_the_tolerance_is_the_same(
 
 
 class Server:
-    """Answers each request by what `says` makes of its body and of how many requests there were
-    before it; each takes a second.
-    """
+    """A server whose answers `says` makes from a body and its number; each takes a second."""
 
     configuration = Configuration(batch_size=4)
 
@@ -134,36 +137,36 @@ class Server:
 INPUTS = [Payload(name.encode(), "text/plain") for name in "abcdefgh"]
 
 
-def test_a_configuration_is_compared_in_batches_with_what_the_archive_answers_one_by_one() -> None:
+def test_batches_of_a_configuration_are_compared_with_single_answers_of_the_archive() -> None:
     archive = Server(lambda body, _: answer(body.decode()))
     guard = AccuracyGuard(INPUTS[:2], parse_tolerance())
     guard.learn(archive)
     assert guard.note is None
-    found = guard.compare(Server(lambda body, _: answer("x" if body == b"b" else body.decode())))
-    assert found is not None
-    assert (found.compared, found.different, found.worst) == (
+    accuracy = guard.compare(Server(lambda body, _: answer("x" if body == b"b" else body.decode())))
+    assert accuracy is not None
+    assert (accuracy.compared, accuracy.different, accuracy.worst) == (
         2,
         1,
         'input 2: the answer: "b" (archive), "x" (this configuration)',
     )
 
 
-def test_a_form_that_was_accepted_for_its_labels_may_differ_in_numbers_but_has_to_answer() -> None:
-    kept = [
+def test_a_form_that_was_accepted_for_its_labels_may_differ_in_numbers() -> None:
+    records = [
         FormRecord(
             "int8", measured={"guard": {"passed": True, "limit": "top1>=-0.5%", "rows": 700}}
         ),
         FormRecord("int4"),
     ]
-    guard = AccuracyGuard(INPUTS[:2], parse_tolerance(), verdicts=verdicts_of(kept))
+    guard = AccuracyGuard(INPUTS[:2], parse_tolerance(), verdicts=verdicts_of(records))
     guard.learn(Server(lambda body, _: answer({"cat": 0.9})))
 
-    def compared(form: str, given: ComparedAnswer) -> Accuracy:
-        server = Server(lambda *_: given)
+    def compared(form: str, response: ComparedAnswer) -> Accuracy:
+        server = Server(lambda *_: response)
         server.configuration = Configuration(form=form)
-        found = guard.compare(server)
-        assert found is not None
-        return found
+        accuracy = guard.compare(server)
+        assert accuracy is not None
+        return accuracy
 
     accepted = compared("int8", answer({"cat": 0.7}))
     assert (accepted.same, accepted.different, accepted.allowed) == (False, 2, True)

@@ -1,4 +1,4 @@
-"""What is made of rounds: points, the last comparison, the verdict."""
+"""Figures from rounds: points, the last comparison, and the verdict."""
 
 from __future__ import annotations
 
@@ -8,18 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.support.benchmarked import a_run
 from tsx_cli.bench.load.configuration import Configuration
-from tsx_cli.bench.load.results import (
-    Environment,
-    Inputs,
-    Latency,
-    ModelInfo,
-    OfferedLoad,
-    Results,
-    Round,
-    Trial,
-    parse_slo,
-)
+from tsx_cli.bench.load.results import Latency, OfferedLoad, Results, Round, Trial, parse_slo
 from tsx_cli.bench.report.verdict import conclude
 from tsx_cli.bench.search import confirm as budget
 from tsx_cli.bench.search.confirm import confirm
@@ -58,7 +49,7 @@ def test_a_point_holds_where_its_bounds_do_and_all_were_answered() -> None:
     )
 
 
-def test_what_was_measured_again_counts_before_what_was_higher_once() -> None:
+def test_a_repeated_load_counts_before_one_that_was_higher_once() -> None:
     trial = Trial(configuration=Configuration().as_json())
     with_round(trial.points, OfferedLoad(connections=1), one_round(100, 10), SLO)
     lucky = with_round(trial.points, OfferedLoad(connections=2), one_round(104, 10), SLO)
@@ -69,7 +60,7 @@ def test_what_was_measured_again_counts_before_what_was_higher_once() -> None:
 
 @dataclass
 class Machine:
-    """A run whose servers do as `does` says."""
+    """A run whose servers behave as `does` decides."""
 
     does: Callable[[int, int], Round | None]
     trials: list[Trial]
@@ -102,12 +93,12 @@ class Machine:
 
 
 def trials(*rates: float) -> list[Trial]:
-    made = []
+    measured = []
     for size, rate in enumerate(rates, 1):
         trial = Trial(configuration=Configuration(batch_size=size).as_json())
         with_round(trial.points, OfferedLoad(connections=4), one_round(rate, 20), SLO)
-        made.append(trial)
-    return made
+        measured.append(trial)
+    return measured
 
 
 def test_the_best_the_next_best_and_the_baseline_are_measured_in_turn() -> None:
@@ -133,9 +124,7 @@ def test_the_best_the_next_best_and_the_baseline_are_measured_in_turn() -> None:
     ]
 
 
-def test_one_that_no_longer_holds_its_bounds_makes_room_for_the_next_whose_rounds_still_count() -> (
-    None
-):
+def test_a_winner_that_no_longer_holds_its_bounds_makes_room_for_the_next() -> None:
     machine = Machine(
         lambda at, number: one_round((100, 150, 200)[at], 80 if at == 2 else 20),
         trials(100, 150, 200),
@@ -152,7 +141,7 @@ def test_one_that_no_longer_holds_its_bounds_makes_room_for_the_next_whose_round
 
 @dataclass
 class Latent(Machine):
-    """The best takes 15 ms for each connection; it did better once."""
+    """A machine whose best trial takes 15 ms for each connection, after one lucky round."""
 
     def attempt(self, at: int, offered: OfferedLoad) -> bool:
         reported = one_round(
@@ -175,7 +164,7 @@ def test_one_that_holds_its_bounds_with_less_load_may_still_win() -> None:
     ]
 
 
-def test_what_holds_a_bound_once_where_a_lower_load_broke_it_twice_was_luck() -> None:
+def test_a_load_that_holds_a_bound_once_after_a_lower_one_broke_it_is_luck() -> None:
     trial = Trial(configuration=Configuration().as_json())
     for connections, p99 in ((12, 40), (12, 70), (15, 49), (8, 30)):
         with_round(
@@ -189,7 +178,7 @@ def test_what_holds_a_bound_once_where_a_lower_load_broke_it_twice_was_luck() ->
     assert trial.points[best].offered.connections == 8
 
 
-def test_where_two_change_places_their_rounds_are_not_measured_again() -> None:
+def test_two_that_change_places_are_not_measured_again() -> None:
     options = BenchOptions(slo="p99<50ms", width=0.99)
     machine = Machine(
         lambda at, number: one_round((100, 205, 190)[at] * (1 + number % 2 / 100), 20),
@@ -214,20 +203,20 @@ def test_one_round_each_is_no_comparison() -> None:
     )
 
 
-def test_of_those_that_do_about_as_much_one_that_was_measured_again_wins() -> None:
-    made = trials(100, 198, 200)
-    with_round(made[1].points, OfferedLoad(connections=4), one_round(198, 20), SLO)
-    assert winner_of(ranking(made), made.__getitem__) == 1
+def test_of_near_equals_one_that_was_measured_again_wins() -> None:
+    candidates = trials(100, 198, 200)
+    with_round(candidates[1].points, OfferedLoad(connections=4), one_round(198, 20), SLO)
+    assert winner_of(ranking(candidates), candidates.__getitem__) == 1
     far = trials(100, 161, 200)
     with_round(far[1].points, OfferedLoad(connections=4), one_round(161, 20), SLO)
     assert winner_of(ranking(far), far.__getitem__) == 2
-    assert winner_of([2, 0], made.__getitem__) == 2
-    assert winner_of([], made.__getitem__) is None
+    assert winner_of([2, 0], candidates.__getitem__) == 2
+    assert winner_of([], candidates.__getitem__) is None
 
 
 @dataclass
 class OpenMachine(Machine):
-    """At random it stands so many requests a second."""
+    """A machine that stands a given rate of random requests."""
 
     stands: float = 0.0
 
@@ -242,24 +231,16 @@ class OpenMachine(Machine):
 
 
 @pytest.mark.parametrize(
-    ("stands", "rates", "said"),
+    ("stands", "rates", "text"),
     [
         (170, [160], "With 160 requests/s that arrive at random: p99 30.0 ms."),
-        (
-            130,
-            [160, 80, 120],
-            "With requests that arrive at random it sustains 120/s (p99 30.0 ms); with 160 it breaks the bounds (p99 600 ms).",
-        ),
+        (130, [160, 80, 120], "it sustains 120/s (p99 30.0 ms); with 160 it breaks"),
         (90, [160, 80, 120], "it sustains 80/s (p99 30.0 ms); with 120 it breaks"),
-        (
-            10,
-            [160, 80, 40],
-            "With 40 requests/s that arrive at random it breaks the bounds (p99 600 ms): the bound holds for 4 connections, asking",
-        ),
+        (10, [160, 80, 40], "With 40 requests/s that arrive at random it breaks"),
     ],
 )
 def test_where_requests_at_random_break_the_bounds_a_rate_is_found_that_holds(
-    stands: float, rates: list[float], said: str
+    stands: float, rates: list[float], text: str
 ) -> None:
     machine = OpenMachine(
         lambda at, number: one_round((100, 200)[at], 20), trials(100, 200), stands=stands
@@ -268,18 +249,18 @@ def test_where_requests_at_random_break_the_bounds_a_rate_is_found_that_holds(
     assert [point.offered.rate for point in machine.trials[1].points[1:]] == rates
     results = results_of(machine.trials)
     conclude(results)
-    assert said in results.why
+    assert text in results.why
     assert results.trials[1].best == 0
 
 
 def test_the_time_of_a_run_is_enough_for_the_search_and_for_its_end() -> None:
-    for whole in (30, 45, 80, 120, 400, 3600):
-        kept = budget.reserved_for_end(None, 3, whole, 4)
-        assert kept <= 0.35 * whole
-        seconds = budget.seconds_at_end(None, 3, kept, 8)
+    for time_limit in (30, 45, 80, 120, 400, 3600):
+        reserve = budget.reserved_for_end(None, 3, time_limit, 4)
+        assert reserve <= 0.35 * time_limit
+        seconds = budget.seconds_at_end(None, 3, reserve, 8)
         assert budget.SHORT <= seconds <= budget.FULL
-        if whole >= 120:
-            assert 8 + 12 * budget.round_cost(seconds) <= kept + 1e-9
+        if time_limit >= 120:
+            assert 8 + 12 * budget.round_cost(seconds) <= reserve + 1e-9
     assert budget.reserved_for_end(None, 3, 3600, 4) < 100
     assert budget.seconds_at_end(5, 3, 10, 8) == budget.seconds_in_search(5, 1000) == 5, (
         "what was asked for is done"
@@ -289,7 +270,7 @@ def test_the_time_of_a_run_is_enough_for_the_search_and_for_its_end() -> None:
     assert budget.of_a_curve(100, 3) == pytest.approx(5)
 
 
-def test_one_that_fails_now_cannot_win_and_time_that_is_over_ends_it() -> None:
+def test_a_failure_cannot_win_and_the_end_of_the_time_ends_the_comparison() -> None:
     machine = Machine(
         lambda at, number: None if at == 2 else one_round((100, 150)[at], 20), trials(100, 150, 200)
     )
@@ -300,23 +281,15 @@ def test_one_that_fails_now_cannot_win_and_time_that_is_over_ends_it() -> None:
     assert hurried.attempts == [1, 0]
 
 
-def results_of(made: list[Trial], slo: str | None = "p99<50ms") -> Results:
-    environment, inputs = Environment(fingerprint="f"), Inputs(source="a", count=1)
-    reported = Results(
-        started="now",
-        model=ModelInfo(name="m"),
-        environment=environment,
-        inputs=inputs,
-        trials=made,
-        slo=slo,
-    )
-    for trial in made:
+def results_of(measured: list[Trial], slo: str | None = "p99<50ms") -> Results:
+    reported = a_run(trials=measured, slo=slo)
+    for trial in measured:
         trial.best = confirmed_best(trial.points)
-    reported.winner, reported.baseline = next(iter(ranking(made)), None), 0
+    reported.winner, reported.baseline = next(iter(ranking(measured)), None), 0
     return reported
 
 
-def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
+def test_the_verdict_names_the_winner_or_why_there_is_none() -> None:
     machine = Machine(
         lambda at, number: one_round((100, 200)[at] * (1 + number % 2 / 100), 20), trials(100, 200)
     )
@@ -324,19 +297,18 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
     results = results_of(machine.trials)
     results.paired = pairs
     conclude(results)
-    assert (
-        "cpu, 1 worker, batch 2 has the highest measured throughput, within p99<50ms" in results.why
-    )
-    assert "times the baseline, one worker and one request at a time" in results.why
-    assert "requests/s that arrive at random" in results.why
+    for text in (
+        "cpu, 1 worker, batch 2 has the highest measured throughput, within p99<50ms",
+        "times the baseline",
+        "requests/s that arrive at random",
+    ):
+        assert text in results.why
     slow = Trial(configuration=Configuration().as_json())
     with_round(slow.points, OfferedLoad(), one_round(5, 200), SLO)
     nobody = results_of([slow])
     conclude(nobody)
-    assert (
-        nobody.why
-        == "No configuration holds p99<50ms: the quickest was cpu, 1 worker, batch 1 with 1 connection, p99 200 ms."
-    )
+    assert nobody.why.startswith("No configuration holds p99<50ms: ")
+    assert nobody.why.endswith("1 connection, p99 200 ms.")
     lost = Trial(configuration=Configuration().as_json())
     for _ in range(2):
         with_round(
@@ -347,9 +319,7 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
         )
     failing = results_of([lost])
     conclude(failing)
-    assert failing.why.startswith(
-        "No configuration answered all requests: cpu, 1 worker, batch 1 with 1 connection failed 50.0% of them"
-    )
+    assert "with 1 connection failed 50.0% of them" in failing.why
     assert failing.why.endswith("(6 x 500, 200 x unanswered).")
     broken = results_of(
         [Trial(configuration=Configuration().as_json(), state="failed", reason="no memory")]
@@ -363,23 +333,21 @@ def test_a_steady_drift_of_the_machine_favours_nobody() -> None:
     assert not any(pair.real for pair in confirm(machine))
 
 
-def test_a_tie_is_told_as_one_and_has_a_recommendation() -> None:
-    made = trials(100, 200, 199)
-    for trial in made[1:]:
+def test_a_tie_is_reported_with_a_recommendation() -> None:
+    candidates = trials(100, 200, 199)
+    for trial in candidates[1:]:
         with_round(trial.points, OfferedLoad(connections=4), trial.points[0].rounds[0], SLO)
-    results = results_of(made)
+    results = results_of(candidates)
     results.winner, results.tied = 1, [2]
     conclude(results)
-    assert results.why.startswith(
-        "A tie of cpu, 1 worker, batch 2 and cpu, 1 worker, batch 3, within p99<50ms: the difference is within the noise. "
-        "Recommended: cpu, 1 worker, batch 2, as it has the lowest p99: 200 requests/s"
-    )
-    made[2].configuration["workers"] = 4
+    assert results.why.startswith("A tie of cpu, 1 worker, batch 2 and cpu, 1 worker, batch 3, ")
+    assert "batch 2, as it has the lowest p99: 200 requests/s" in results.why
+    candidates[2].configuration["workers"] = 4
     conclude(results)
     assert "as it has the fewest workers" in results.why
 
 
-def test_a_winner_that_was_measured_once_is_told_as_that() -> None:
+def test_a_verdict_says_if_the_winner_was_measured_once() -> None:
     results = results_of(trials(100, 200))
     conclude(results)
     assert "It was measured once, as the time ended" in results.why

@@ -1,4 +1,4 @@
-"""Which measurements count as disturbed, what becomes of them, and when a winner is one."""
+"""Disturbed measurements: which ones count as disturbed, and what follows for the winner."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOAD = OfferedLoad(connections=4)
 
 
 def disturbed(rate: float, p99: float, **noise: float) -> Round:
-    found = Noise(**noise)  # type: ignore[arg-type]
+    moment = Noise(**noise)  # type: ignore[arg-type]
     return one_round(rate, p99).model_copy(
-        update={"noise": found, "disturbed": judge(found, 2) or ["by hand"]}
+        update={"noise": moment, "disturbed": judge(moment, 2) or ["by hand"]}
     )
 
 
@@ -44,7 +44,7 @@ def trial_of(workers: int, *rounds: Round) -> Trial:
         (Noise(probe=1.5), "a fixed computation took 1.50 times as long as at best (limit 1.25)"),
     ],
 )
-def test_a_disturbance_is_told_with_its_figure_and_its_limit(noise: Noise, says: str) -> None:
+def test_a_disturbance_is_reported_with_its_figure_and_its_limit(noise: Noise, says: str) -> None:
     assert judge(noise, 2) == [says]
 
 
@@ -64,14 +64,14 @@ def test_a_server_that_waits_for_its_own_workers_is_not_disturbed() -> None:
 
 @given(st.lists(st.booleans(), max_size=30), st.floats(0, 100), st.floats(0.1, 100))
 def test_only_a_disturbed_round_is_repeated_and_only_where_there_is_time(
-    rounds: list[bool], left: float, cost: float
+    rounds: list[bool], seconds: float, cost: float
 ) -> None:
-    if again(rounds, left, cost):
+    if again(rounds, seconds, cost):
         assert rounds[-1]
-        assert left >= cost
+        assert seconds >= cost
 
 
-def test_what_is_disturbed_all_the_time_is_not_repeated() -> None:
+def test_constant_disturbance_repeats_no_rounds() -> None:
     assert again([False, False, True], 60, 3)
     assert not again([True, False, True, True], 60, 3)
     assert not again(4 * [False, False, True, True, False, False, False] + [True], 60, 3), (
@@ -92,7 +92,7 @@ def test_the_undisturbed_rounds_of_a_load_count_where_there_are_any() -> None:
     assert point_of(LOAD, rounds[:1], parse_slo("p99<50ms")).throughput.value == 50
 
 
-def test_disturbed_rounds_are_compared_by_what_the_server_got_of_the_cores() -> None:
+def test_disturbed_rounds_are_compared_by_the_servers_share_of_the_cores() -> None:
     assert correction(disturbed(50, 90, cores=1.0, others=1.0, cpu_pressure=0.9)) == pytest.approx(
         1.9
     )
@@ -111,15 +111,15 @@ def test_disturbed_rounds_are_compared_by_what_the_server_got_of_the_cores() -> 
     )
 
 
-def test_a_run_says_how_many_rounds_were_disturbed_and_what_became_of_them() -> None:
+def test_a_run_reports_its_disturbed_and_its_repeated_rounds() -> None:
     repeated, marked = (
         [disturbed(50, 9, others=0.8), one_round(90, 9)],
         [disturbed(50, 9, others=0.9)],
     )
-    found = summary([trial_of(1, *repeated), trial_of(2, *marked), trial_of(3, one_round(1, 1))])
-    assert (found.rounds, found.disturbed, found.repeated) == (4, 2, 1)
+    counts = summary([trial_of(1, *repeated), trial_of(2, *marked), trial_of(3, one_round(1, 1))])
+    assert (counts.rounds, counts.disturbed, counts.repeated) == (4, 2, 1)
     assert (
-        found.says
+        counts.says
         == "2 of 4 rounds were disturbed by other processes (median 0.9 cores); 1 was repeated"
     )
     assert summary([trial_of(1, one_round(1, 1))]).says == ""
@@ -138,37 +138,32 @@ def pair(first: int, second: int, *, real: bool) -> PairedComparison:
     return PairedComparison(first=first, second=second, ratio=1.02, low=0.9, high=1.1, real=real)
 
 
-def test_of_those_that_differ_within_the_noise_the_one_with_fewest_workers_is_recommended() -> None:
+def test_fewer_workers_are_recommended_if_the_difference_is_noise() -> None:
     twice = {rate: [one_round(rate, 20), one_round(rate, 20)] for rate in (80, 95, 98, 100)}
-    made = [trial_of(4, *twice[100]), trial_of(2, *twice[98]), trial_of(1, *twice[80])]
-    assert choose([0, 1, 2], made.__getitem__, [pair(0, 1, real=False), pair(0, 2, real=True)]) == (
-        1,
-        [0],
-    )
-    assert choose([0, 1, 2], made.__getitem__, [pair(0, 1, real=True), pair(0, 2, real=True)]) == (
-        0,
-        [],
-    )
-    assert choose([0, 1, 2], made.__getitem__, [pair(0, 1, real=True), pair(0, 2, real=False)]) == (
-        0,
-        [2],
-    ), "a tie, but clearly less"
-    made[1] = trial_of(2, *twice[95])
-    assert choose([0, 1], made.__getitem__, []) == (0, [1]), "as fast, for all that is known"
-    assert choose([], made.__getitem__, []) == (None, [])
+    candidates = [trial_of(4, *twice[100]), trial_of(2, *twice[98]), trial_of(1, *twice[80])]
+    assert choose(
+        [0, 1, 2], candidates.__getitem__, [pair(0, 1, real=False), pair(0, 2, real=True)]
+    ) == (1, [0])
+    assert choose(
+        [0, 1, 2], candidates.__getitem__, [pair(0, 1, real=True), pair(0, 2, real=True)]
+    ) == (0, [])
+    assert choose(
+        [0, 1, 2], candidates.__getitem__, [pair(0, 1, real=True), pair(0, 2, real=False)]
+    ) == (0, [2]), "a tie, but clearly less"
+    candidates[1] = trial_of(2, *twice[95])
+    assert choose([0, 1], candidates.__getitem__, []) == (0, [1]), "as fast, for all that is known"
+    assert choose([], candidates.__getitem__, []) == (None, [])
 
 
-def test_what_was_measured_in_turn_and_is_slower_does_not_win_by_a_lucky_round_of_the_search() -> (
-    None
-):
-    made = [
+def test_a_lucky_round_of_the_search_does_not_outweigh_a_comparison_in_turn() -> None:
+    candidates = [
         trial_of(4, one_round(130, 20), one_round(98, 20), one_round(98, 20)),
         trial_of(2, one_round(100, 20), one_round(100, 20)),
     ]
     slower = PairedComparison(first=0, second=1, ratio=0.98, low=0.97, high=0.99, real=True)
-    assert choose([0, 1], made.__getitem__, [slower]) == (1, [])
+    assert choose([0, 1], candidates.__getitem__, [slower]) == (1, [])
     assert choose(
         [0, 1],
-        made.__getitem__,
+        candidates.__getitem__,
         [PairedComparison(first=1, second=0, ratio=1.02, low=1.01, high=1.03, real=True)],
     ) == (1, [])

@@ -1,4 +1,4 @@
-"""A worker by itself: its times, its answers, and every way in which it can fail."""
+"""One worker by itself: its times, its answers, and its failures."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.models import make_model
 from tsx_archiver import open_archive
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.payloads import Payload
@@ -92,32 +93,15 @@ def test_an_archive_that_is_measured_or_optimized_sees_no_secret(
     seen = json.loads(answer.body)
     assert seen["HARMLESS"] == "seen"
     assert "a-secret" not in seen.values()
-    assert (
-        "a-secret" not in standalone_worker.model_variables().values()
-    )  # which the process that builds a form has as well
+    assert "a-secret" not in standalone_worker.model_variables().values()
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Write:
-    """model("source of handler.py", **keys of model-config.yaml) -> a directory that can be
-    served
-    """
+    """Return a function that makes a model directory from a handler and configuration keys."""
 
     def write(source: str, **config: Any) -> Path:
-        directory = tmp_path / "m"
-        (directory / "MAR-INF").mkdir(parents=True)
-        described = {
-            "modelName": "m",
-            "modelVersion": "1.0",
-            "handler": "handler.py",
-            "configFile": "model-config.yaml",
-        }
-        (directory / "MAR-INF" / "MANIFEST.json").write_text(
-            json.dumps({"model": described, "runtime": "python"})
-        )
-        (directory / "model-config.yaml").write_text(json.dumps(config))
-        (directory / "handler.py").write_text(textwrap.dedent(source))
-        return directory
+        return make_model(tmp_path / "m", textwrap.dedent(source), config=json.dumps(config))
 
     return write
 
@@ -149,11 +133,14 @@ def test_answers_are_those_of_each_input(model: Write) -> None:
         standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 2)) as worker,
     ):
         answers = worker.answer(batch_of(items_of(PAYLOADS), 2, 0)).answers
-    assert [(each.status, each.body) for each in answers] == [(200, b"a of 2"), (200, b"b! of 2")]
+    assert [(reply.status, reply.body) for reply in answers] == [
+        (200, b"a of 2"),
+        (200, b"b! of 2"),
+    ]
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_dies_of_its_size_ends_the_curve_and_keeps_what_was_measured(model: Write) -> None:
+def test_a_death_by_the_batch_size_ends_the_curve_and_keeps_its_points(model: Write) -> None:
     source = """
         import os, sys
 
@@ -202,7 +189,7 @@ def test_a_handler_that_streams_is_measured_too(model: Write) -> None:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("source", "config", "variant", "said"),
+    ("source", "config", "variant", "problem"),
     [
         ("raise RuntimeError('no weights here')", {}, HERE, "no weights here"),
         (
@@ -226,17 +213,17 @@ def test_a_handler_that_streams_is_measured_too(model: Write) -> None:
         ),
     ],
 )
-def test_what_cannot_be_measured_says_why(
-    model: Write, source: str, config: dict[str, Any], variant: Configuration, said: str
+def test_a_failed_measurement_has_a_reason(
+    model: Write, source: str, config: dict[str, Any], variant: Configuration, problem: str
 ) -> None:
     curve = measured(model(source, **config), variant, (1, 2))
     assert (curve.points, curve.precision) == ([], variant.precision)
     assert curve.failed is not None
-    assert re.search(said, curve.failed, re.DOTALL)
+    assert re.search(problem, curve.failed, re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    ("config", "variant", "said"),
+    ("config", "variant", "problem"),
     [
         (
             {"sequenceBatching": True, "sequenceMaxIdleMSec": 10},
@@ -248,17 +235,17 @@ def test_what_cannot_be_measured_says_why(
         ({}, Configuration(device="cuda"), "there is no GPU here"),
     ],
 )
-def test_what_no_lone_worker_can_do_is_reported_without_starting_one(
+def test_features_beyond_a_lone_worker_are_reported_without_starting_one(
     model: Write,
     monkeypatch: pytest.MonkeyPatch,
     config: dict[str, Any],
     variant: Configuration,
-    said: str,
+    problem: str,
 ) -> None:
     monkeypatch.setattr(standalone_worker, "gpu_count", lambda: 0)
     monkeypatch.setattr("subprocess.Popen", None)
     curve = measured(model("", **config), variant, (1,))
-    assert said in (curve.failed or "")
+    assert problem in (curve.failed or "")
 
 
 def test_the_keys_of_a_variant_are_in_the_load_order(model: Write) -> None:
@@ -296,7 +283,7 @@ def test_figures_of_samples_are_in_order_and_a_pause_is_no_noise(seconds: list[f
     assert spread_of([*steady, 5.0]) == spread_of(steady) == pytest.approx(0.0)
     assert spread_of(seconds) >= 0.0
     assert precise([seconds[0]] * 3)
-    point = point_of(4, [BatchTiming(each, (math.nan, each, math.nan)) for each in seconds], 0.5)
+    point = point_of(4, [BatchTiming(time, (math.nan, time, math.nan)) for time in seconds], 0.5)
     assert (point.preprocess_ms, point.cpu_ms, point.samples) == (None, 500.0, len(seconds))
     assert point.inference_ms == pytest.approx(point.median_ms)
 
@@ -321,7 +308,7 @@ def sized(*times: tuple[int, float]) -> list[CurvePoint]:
     ]
 
 
-def test_a_time_is_implausible_where_a_larger_batch_takes_less_or_far_less_is_done_in_it() -> None:
+def test_a_time_is_implausible_if_a_larger_batch_takes_less() -> None:
     assert implausible(sized((1, 5), (2, 9), (4, 18), (8, 36))) == []
     assert implausible(sized((1, 63), (2, 6), (4, 9))) == [0]
     assert implausible(sized((1, 10), (2, 9.5))) == [], "within what both vary"

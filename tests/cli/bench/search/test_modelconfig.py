@@ -74,7 +74,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(KEYS, VALUES), st.dictionaries(KEYS, VALUES | st.none()), st.booleans())
 @example({}, {"batchSize": {"\x85": "\u2028"}}, False)
-def test_any_document_ends_with_what_was_asked_for(
+def test_any_document_gets_the_wanted_keys(
     document: dict[str, Any], changed: dict[str, Any], flow: bool
 ) -> None:
     text = yaml.safe_dump(document, default_flow_style=flow)
@@ -83,7 +83,7 @@ def test_any_document_ends_with_what_was_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("own", "compiled", "expected"),
+    ("value", "compiled", "expected"),
     [
         (None, True, {"compile": {"enable": True}}),
         ("inductor", True, {"compile": {"backend": "inductor", "enable": True}}),
@@ -102,13 +102,13 @@ def test_any_document_ends_with_what_was_asked_for(
     ],
 )
 def test_compilation_goes_on_or_off_and_keeps_its_words(
-    own: Any, compiled: bool, expected: Any
+    value: Any, compiled: bool, expected: Any
 ) -> None:
-    raw = {} if own is None else {"pt2": own}
-    found = changes(Configuration(compiled=compiled), raw)
-    assert found["pt2"] == expected
+    raw = {} if value is None else {"pt2": value}
+    changed = changes(Configuration(compiled=compiled), raw)
+    assert changed["pt2"] == expected
     assert "pt2" not in changes(Configuration(compiled=None), raw)
 
 
-def test_what_is_not_there_need_not_go() -> None:
+def test_an_absent_key_is_not_removed() -> None:
     assert "pt2" not in changes(Configuration(compiled=False), {})

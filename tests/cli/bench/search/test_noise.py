@@ -1,6 +1,4 @@
-"""What else happens on the machine, as the kernel tells it, on trees of files such as Linux has
-them.
-"""
+"""The noise of the machine, read from files such as Linux has in /proc and /sys."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ def root(tmp_path: Path) -> Path:
 def process(
     root: Path, pid: int, seconds: float, parent: int = 1, name: str = "sh", waited: float = 0.0
 ) -> None:
-    place = root / "proc" / str(pid)
-    place.mkdir(exist_ok=True)
+    directory = root / "proc" / str(pid)
+    directory.mkdir(exist_ok=True)
     fields = [
         "S",
         str(parent),
@@ -37,11 +35,11 @@ def process(
         "0",
         "20",
     ]
-    (place / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
+    (directory / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
 
 
 def stat(root: Path, user: float, stolen: float = 0.0) -> None:
-    """Of two cores, in equal parts."""
+    """Return a /proc/stat of two cores, in equal parts."""
     core = f"{round(user / 2 * TICKS)} 0 0 1000 0 0 0 {round(stolen / 2 * TICKS)} 0 0"
     (root / "proc/stat").write_text(f"cpu  9 9 9 9\ncpu0 {core}\ncpu1 {core}\nintr 5\n")
 
@@ -50,32 +48,34 @@ def moment(root: Path, at: float) -> noise.MachineCounters:
     return read(root, OWN)._replace(at=at)
 
 
-def test_the_time_of_other_processes_is_neither_that_of_the_benchmark_nor_of_the_kernel(
-    root: Path,
-) -> None:
+def test_other_processes_exclude_the_benchmark_and_the_kernel(root: Path) -> None:
     stat(root, 100)
     for pid, parent in ((1, 0), (2, 0), (OWN, 1), (11, OWN), (12, 11), (20, 1), (30, 2)):
         process(root, pid, 5, parent)
     before = moment(root, 100)
-    process(root, 12, 9, 11)  # a worker of the server
+    # Process 12 is a worker of the server.
+    process(root, 12, 9, 11)
     process(root, 20, 7, 1, "a (strange) name")
-    process(root, 30, 9, 2)  # of the kernel
-    process(root, 21, 1, 20)  # that began meanwhile
-    found = between(before, moment(root, 102))
-    assert (found.cores, found.others, found.busiest) == (2.0, 1.5, "a (strange) name")
+    # Process 30 belongs to the kernel.
+    process(root, 30, 9, 2)
+    # Process 21 started meanwhile.
+    process(root, 21, 1, 20)
+    figures = between(before, moment(root, 102))
+    assert (figures.cores, figures.others, figures.busiest) == (2.0, 1.5, "a (strange) name")
 
 
-def test_what_a_process_used_that_has_ended_is_its_parents(root: Path) -> None:
+def test_the_time_of_an_ended_process_is_its_parents(root: Path) -> None:
     stat(root, 100)
     for pid, parent in ((1, 0), (OWN, 1), (11, OWN), (20, 1), (21, 20)):
         process(root, pid, 5, parent)
     before = moment(root, 0)
     for pid in (11, 21):
         (root / "proc" / str(pid) / "stat").unlink()
-    process(root, OWN, 5, 1, waited=6)  # a generator that used one second more
+    # The generator used one second more.
+    process(root, OWN, 5, 1, waited=6)
     process(root, 20, 5, 1, waited=7)
-    found = between(before, moment(root, 2))
-    assert (found.cores, found.others) == (0.5, 1.0)
+    figures = between(before, moment(root, 2))
+    assert (figures.cores, figures.others) == (0.5, 1.0)
 
 
 def test_where_other_users_processes_are_hidden_the_cores_tell(root: Path) -> None:
@@ -84,20 +84,21 @@ def test_where_other_users_processes_are_hidden_the_cores_tell(root: Path) -> No
     before = moment(root, 0)
     stat(root, 103)
     process(root, OWN, 6)
-    found = between(before, moment(root, 2))
-    assert (found.cores, found.others, found.busiest) == (0.5, 1.0, "")
+    figures = between(before, moment(root, 2))
+    assert (figures.cores, figures.others, figures.busiest) == (0.5, 1.0, "")
 
 
-def test_on_a_part_of_the_cores_only_what_runs_there_counts(root: Path) -> None:
+def test_only_the_load_on_the_used_cores_counts(root: Path) -> None:
     stat(root, 100)
     for pid, parent in ((1, 0), (OWN, 1), (20, 1)):
         process(root, pid, 5, parent)
     before = read(root, OWN, {0})._replace(at=0)
     stat(root, 104)
     process(root, OWN, 6.5)
-    process(root, 20, 8)  # most of it on the other core
-    found = between(before, read(root, OWN, {0})._replace(at=2))
-    assert (found.cores, found.others, found.busiest) == (0.75, 0.25, "")
+    # Most of the load runs on the other core.
+    process(root, 20, 8)
+    figures = between(before, read(root, OWN, {0})._replace(at=2))
+    assert (figures.cores, figures.others, figures.busiest) == (0.75, 0.25, "")
 
 
 def test_steal_is_a_share_of_all_cores(root: Path) -> None:
@@ -123,17 +124,15 @@ def test_a_used_up_quota_is_read_of_both_versions_of_control_groups(
     stat(root, 100)
     (root / "proc/self").mkdir()
     (root / "proc/self/cgroup").write_text(f"{group}\n")
-    place = root / "sys/fs/cgroup" / file
-    place.parent.mkdir(parents=True)
-    place.write_text(f"nr_periods 7\nnr_throttled 1\n{name} {round(2 * unit)}\n")
+    path = root / "sys/fs/cgroup" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(f"nr_periods 7\nnr_throttled 1\n{name} {round(2 * unit)}\n")
     before = moment(root, 0)
-    place.write_text(f"nr_periods 9\nnr_throttled 2\n{name} {round(3 * unit)}\n")
+    path.write_text(f"nr_periods 9\nnr_throttled 2\n{name} {round(3 * unit)}\n")
     assert between(before, moment(root, 4)).throttled == pytest.approx(0.25)
 
 
-def test_pressure_and_heat_are_those_of_the_time_between_and_unknown_where_the_kernel_does_not_count(
-    root: Path,
-) -> None:
+def test_pressure_and_heat_count_from_the_start_and_may_be_unknown(root: Path) -> None:
     stat(root, 100)
     some = root / "proc/pressure/memory"
     some.write_text(
@@ -145,8 +144,8 @@ def test_pressure_and_heat_are_those_of_the_time_between_and_unknown_where_the_k
     before = moment(root, 0)
     some.write_text("some avg10=9.00 avg60=0.00 avg300=0.00 total=1500000\n")
     heat.write_text("5\n")
-    found = between(before, moment(root, 5))
-    assert (found.memory_pressure, found.io_pressure, found.cpu_pressure, found.heat) == (
+    figures = between(before, moment(root, 5))
+    assert (figures.memory_pressure, figures.io_pressure, figures.cpu_pressure, figures.heat) == (
         0.1,
         None,
         None,
@@ -169,9 +168,9 @@ def test_a_watch_compares_its_probes_with_the_fastest_of_the_run(
     times = iter([2.0, 3.0, 1.0, 1.0, 1.5, 2.0])
     monkeypatch.setattr(noise, "probe", lambda: next(times))
     fastest: list[float] = []
-    found = []
+    noises = []
     for _ in range(3):
         with Watch(fastest) as watch:
             pass
-        found.append(watch.noise.probe)
-    assert found == [1.5, 1.0, 2.0]
+        noises.append(watch.noise.probe)
+    assert noises == [1.5, 1.0, 2.0]

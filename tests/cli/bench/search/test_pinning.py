@@ -34,7 +34,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_the_side_that_names_no_cores_gets_what_the_other_leaves() -> None:
+def test_the_side_that_names_no_cores_gets_the_remaining_ones() -> None:
     assert chosen(None, None) is None
     assert chosen("0-1", "3") == PinnedCores(server=[0, 1], generator=[3])
     assert chosen("0-2", None) == PinnedCores(server=[0, 1, 2], generator=[3])
@@ -98,7 +98,8 @@ def test_the_generator_runs_on_its_own_cores() -> None:
     core = max(os.sched_getaffinity(0))
     begun, seen = time.time(), list[list[int]]()
 
-    def look(_: object) -> None:  # at all: what a test starts may be forked by another process
+    # Another process may fork the programs that a test starts.
+    def look(_: object) -> None:
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.create_time() >= begun - 1:

@@ -19,8 +19,9 @@ SLO = parse_slo("p99<100ms")
 
 
 class Server:
-    """Answers in 10 ms up to `stands` requests a second, and in a second beyond it; `unlucky`
-    rounds of a rate that it stands are slow.
+    """A server that answers in 10 ms up to the rate `stands`, and in a second beyond it.
+
+    The rounds in `unlucky` are slow at rates that it stands.
     """
 
     def __init__(
@@ -68,13 +69,13 @@ def test_the_knee_is_found_whatever_a_closed_loop_reached(stands: float) -> None
 def test_a_rate_that_breaks_its_bounds_when_measured_again_is_not_the_knee() -> None:
     lucky = Server(93)
     to_the_knee(lucky.attempt, 100, rounds=3)
-    found = knee_of(lucky.points).held
-    assert found is not None
-    rate = found.offered.rate or 0.0
+    knee = knee_of(lucky.points).held
+    assert knee is not None
+    rate = knee.offered.rate or 0.0
     again = next(
         turn
-        for turn, each in enumerate(lucky.rates, 1)
-        if each == rate and lucky.rates[: turn - 1].count(rate) == 1
+        for turn, offered in enumerate(lucky.rates, 1)
+        if offered == rate and lucky.rates[: turn - 1].count(rate) == 1
     )
     server = Server(93, unlucky={again: rate - 1})
     to_the_knee(server.attempt, 100, rounds=3)
@@ -127,28 +128,28 @@ def test_the_rates_of_a_ramp_do_not_become_the_best_load_of_a_closed_loop() -> N
     assert server.points[fallback] == knee_of(server.points).held
 
 
-def test_a_bisection_ends_near_or_when_it_is_told_to() -> None:
+def test_a_bisection_ends_near_the_border_or_on_demand() -> None:
     assert bisected(lambda value: value <= 0.7, 0.0, 1.0, 0.8, 0.1) == (0.7, 0.75)
     assert bisected(lambda value: None, 0.0, 1.0, 0.8, 0.1) == (0.0, 1.0)
 
 
 def test_a_run_keeps_time_to_ramp_its_winner(tmp_path: Path) -> None:
-    found = search(SimulatedMachine(3), 300, tmp_path / "long", ramp=True)
-    assert found.winner is not None
-    winner = found.trials[found.winner]
+    results = search(SimulatedMachine(3), 300, tmp_path / "long", ramp=True)
+    assert results.winner is not None
+    winner = results.trials[results.winner]
     held, broken = knee_of(winner.points)
     assert held is not None
     assert broken is not None
     assert (broken.offered.rate or 0.0) <= 1.12 * (held.offered.rate or 0.0)
     assert len(held.rounds) >= 3
     assert len(open_loops(winner.points)) > 5
-    assert not [note for note in found.notes if "--ramp" in note]
+    assert not [note for note in results.notes if "--ramp" in note]
     short = search(SimulatedMachine(3), 45, tmp_path / "short", ramp=True)
     assert [note for note in short.notes if "the time was too short for --ramp" in note]
 
 
 class FragileMachine(SimulatedMachine):
-    """Its servers die of more requests than they can answer, and are quick until then."""
+    """A machine whose servers die of too many requests, and are quick until then."""
 
     def truth(self, how: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         if offered.mode == "open" and offered.rate:
@@ -162,7 +163,7 @@ class FragileMachine(SimulatedMachine):
 
 
 def test_a_ramp_of_which_the_winner_dies_says_so(tmp_path: Path) -> None:
-    found = search(FragileMachine(3), 300, tmp_path, ramp=True)
-    (note,) = [note for note in found.notes if "--ramp" in note]
-    (failed,) = [trial for trial in found.trials if trial.state == "failed"]
+    results = search(FragileMachine(3), 300, tmp_path, ramp=True)
+    (note,) = [note for note in results.notes if "--ramp" in note]
+    (failed,) = [trial for trial in results.trials if trial.state == "failed"]
     assert note == f"--ramp ended as {failed.how()} failed: a worker died"

@@ -1,7 +1,8 @@
-"""What `tsx bench` refuses, with what to do; and which configurations follow from its options."""
+"""The options that `tsx bench` refuses, and the configurations that follow from the others."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,77 +25,63 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("options", "problem"),
     [
-        ([], "name an archive: tsx bench model.mar"),
-        (["m.mar", "--slo", "fast"], "'fast' is not a bound"),
-        (["m.mar", "--batch-sizes", "0..4"], "--batch-sizes: '0..4' is not a number from 1"),
-        (["m.mar", "--workers", "many"], "--workers: 'many' is not a number from 1"),
-        (["m.mar", "--threads", "8..4"], "--threads: '8..4' is not a number"),
-        (["m.mar", "--devices", "tpu"], "--devices: 'tpu' is not one of cpu, cuda"),
-        (["m.mar", "--precision", "fp8"], "--precision: 'fp8' is not one of fp32, fp16, bf16"),
-        (["m.mar", "--compile", "yes"], "--compile: 'yes' is not one of off, on"),
-        (["m.mar", "--tolerance", "some"], "--tolerance: 'some' is not a tolerance"),
-        (
-            ["m.mar", "--tolerance", "exact", "--same-top", "1"],
-            "--tolerance and --same-top cannot be combined; give one of them",
-        ),
-        (["m.mar", "--batch-sizes", "9" * 5000], "--batch-sizes: '999"),
-        (["m.mar", "--slo", f"p99<{'9' * 400}ms"], "is not a bound"),
-        (["m.mar", "--duration", "9" * 400], "is not a time"),
-        (
-            ["m.mar", "--duration", "5m", "--input", "a.txt"],
-            "one round of 300 s is longer than the run may take",
-        ),
-        (["m.mar", "--content-type", "a\r\nb: c"], "--content-type: 'a"),
-        (["m.mar", "--duration", "soon"], "--duration: 'soon' is not a time; write 30s, 10m or 1h"),
-        (["m.mar", "--time-limit", "0s"], "--time-limit: '0s' is not a time"),
-        (["m.mar", "--confidence-width", "200%"], "--confidence-width: '200%' is not a share"),
-        (["m.mar", "--rate", "100"], "--rate is for an open loop"),
-        (["m.mar", "--mode", "open", "--connections", "8"], "--connections is for a closed loop"),
-        (["m.mar", "--arrivals", "constant"], "--arrivals is for an open loop"),
-        (
-            ["m.mar", "--connections", "1,two"],
-            "--connections: '1,two' is not a list of numbers above 0",
-        ),
-        (["m.mar", "--connections", "1.5"], "--connections: '1.5' is not a list of numbers"),
-        (["m.mar", "--mode", "ajar"], "'ajar' is not one of"),
-        (["m.mar", "--rounds", "0"], "--rounds"),
-        (["m.mar"], "m.mar has no samples, and its input type is not known: give --input FILE"),
-        (["flow.war"], "is a workflow"),
-        (
-            ["--resume", "here", "--slo", "p99<1s"],
-            "--resume uses the options of the original run; leave --slo out",
-        ),
+        ("", "name an archive: tsx bench model.mar"),
+        ("m.mar --slo fast", "'fast' is not a bound"),
+        ("m.mar --batch-sizes 0..4", "--batch-sizes: '0..4' is not a number from 1"),
+        ("m.mar --workers many", "--workers: 'many' is not a number from 1"),
+        ("m.mar --threads 8..4", "--threads: '8..4' is not a number"),
+        ("m.mar --devices tpu", "--devices: 'tpu' is not one of cpu, cuda"),
+        ("m.mar --precision fp8", "--precision: 'fp8' is not one of fp32, fp16, bf16"),
+        ("m.mar --compile yes", "--compile: 'yes' is not one of off, on"),
+        ("m.mar --tolerance some", "--tolerance: 'some' is not a tolerance"),
+        ("m.mar --tolerance exact --same-top 1", "--tolerance and --same-top"),
+        (f"m.mar --batch-sizes {'9' * 5000}", "--batch-sizes: '999"),
+        (f"m.mar --slo p99<{'9' * 400}ms", "is not a bound"),
+        (f"m.mar --duration {'9' * 400}", "is not a time"),
+        ("m.mar --duration 5m --input a.txt", "one round of 300 s is longer"),
+        ("m.mar --content-type 'a\r\nb: c'", "--content-type: 'a"),
+        ("m.mar --duration soon", "--duration: 'soon' is not a time; write 30s, 10m or 1h"),
+        ("m.mar --time-limit 0s", "--time-limit: '0s' is not a time"),
+        ("m.mar --confidence-width 200%", "--confidence-width: '200%' is not a share"),
+        ("m.mar --rate 100", "--rate is for an open loop"),
+        ("m.mar --mode open --connections 8", "--connections is for a closed loop"),
+        ("m.mar --arrivals constant", "--arrivals is for an open loop"),
+        ("m.mar --connections 1,two", "--connections: '1,two' is not a list of numbers above 0"),
+        ("m.mar --connections 1.5", "--connections: '1.5' is not a list of numbers"),
+        ("m.mar --mode ajar", "'ajar' is not one of"),
+        ("m.mar --rounds 0", "--rounds"),
+        ("m.mar", "m.mar has no samples"),
+        ("flow.war", "is a workflow"),
+        ("--resume here --slo 'p99<1s'", "leave --slo out"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_what_to_do(
-    run: Run, words: list[str], said: str
-) -> None:
+def test_wrong_options_are_refused(run: Run, options: str, problem: str) -> None:
     make_model(Path("m.mar"), HANDLER)
     Path("a.txt").write_text("a")
     Path("flow.war").write_bytes(b"")
-    ended = run("bench", *words)
+    ended = run("bench", *shlex.split(options))
     assert ended.code == 2
-    assert said in ended.err
+    assert problem in ended.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("options", "problem"),
     [
-        (["missing.mar"], "there is no file 'missing.mar'"),
-        (["m.mar", "--input", "missing.txt"], "there is no input"),
-        (["--resume", "missing"], "cannot be read"),
-        (["torn.mar", "--input", "a.txt"], "Copy or download it again"),
+        ("missing.mar", "there is no file 'missing.mar'"),
+        ("m.mar --input missing.txt", "there is no input"),
+        ("--resume missing", "cannot be read"),
+        ("torn.mar --input a.txt", "Copy or download it again"),
     ],
 )
-def test_what_is_not_there_or_damaged_is_said(run: Run, words: list[str], said: str) -> None:
+def test_absent_and_damaged_files_are_reported(run: Run, options: str, problem: str) -> None:
     make_model(Path("m.mar"), HANDLER)
     Path("a.txt").write_text("a")
     Path("torn.mar").write_bytes(Path("m.mar").read_bytes()[:100])
-    ended = run("bench", *words)
+    ended = run("bench", *shlex.split(options))
     assert ended.code == 1
-    assert said in ended.err
+    assert problem in ended.err
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(run: Run) -> None:
@@ -102,7 +89,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(run: Run) -> None:
     Path("out").mkdir()
     Path("out", NAME).write_text("{}\n{}\n")
     assert "--resume out goes on with it" in run("bench", "m.mar", "-o", "out").err
-    Path("out", NAME).write_text("{}\n")  # nothing was found
+    Path("out", NAME).write_text("{}\n")
     assert "--input FILE" in run("bench", "m.mar", "-o", "out").err
 
 
@@ -115,20 +102,17 @@ def test_two_runs_do_not_write_into_one_directory(tmp_path: Path) -> None:
     Journal(tmp_path).close()
 
 
-def test_a_journal_on_a_full_disk_ends_the_run_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_journal_on_a_full_disk_ends_the_run(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with Path("/dev/full").open("a") as full:
         journal._file = full
-        with pytest.raises(
-            CliError,
-            match=r"No space left on device.*free some disk space, and continue with tsx bench --resume",
-        ):
+        with pytest.raises(CliError, match=r"No space left on device.*tsx bench --resume"):
             journal.begin({}, sha256=None)
         journal.close()
 
 
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="nothing else is read-only for root")
-def test_what_cannot_be_written_is_reported_before_the_run(run: Run) -> None:
+def test_an_unwritable_archive_is_reported_before_the_run(run: Run) -> None:
     assert (
         "--write: /proc/version cannot be written"
         in run("bench", "/proc/version", "--input-kind", "text", "--write").err
@@ -139,19 +123,20 @@ def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> N
     asked = BenchOptions(
         batch_sizes="1..4", workers="1,2", precisions="fp32,bf16", compiled="off,on", threads="1"
     )
-    found = configurations(asked, ModelConfig(), 2, 0)
-    assert len(found) == len(set(found)) == 3 * 2 * 2 * 2
-    assert found[0] == Configuration("cpu", "fp32", False, 1, 1, 1)
-    assert {each.workers for each in configurations(BenchOptions(), ModelConfig(), 6, 0)} == {
-        1,
-        2,
-        4,
-        6,
-    }
-    assert {each.device for each in configurations(BenchOptions(), ModelConfig(), 6, 1)} == {"cuda"}
+    space = configurations(asked, ModelConfig(), 2, 0)
+    assert len(space) == len(set(space)) == 3 * 2 * 2 * 2
+    assert space[0] == Configuration("cpu", "fp32", False, 1, 1, 1)
+    assert {
+        configuration.workers
+        for configuration in configurations(BenchOptions(), ModelConfig(), 6, 0)
+    } == {1, 2, 4, 6}
+    assert {
+        configuration.device
+        for configuration in configurations(BenchOptions(), ModelConfig(), 6, 1)
+    } == {"cuda"}
     shares = {
-        (each.workers, each.threads)
-        for each in configurations(BenchOptions(workers="1..16"), ModelConfig(), 16, 0)
+        (configuration.workers, configuration.threads)
+        for configuration in configurations(BenchOptions(workers="1..16"), ModelConfig(), 16, 0)
     }
     assert shares == {
         (1, None),
@@ -167,15 +152,20 @@ def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> N
         (16, None),
     }
     assert {
-        each.threads for each in configurations(BenchOptions(), ModelConfig(threads=1), 16, 0)
+        configuration.threads
+        for configuration in configurations(BenchOptions(), ModelConfig(threads=1), 16, 0)
     } == {None}, "the archive settles it"
-    assert {each.threads for each in configurations(BenchOptions(), ModelConfig(), 16, 1)} == {None}
     assert {
-        each.device for each in configurations(BenchOptions(), ModelConfig(device_type="cpu"), 6, 1)
+        configuration.threads
+        for configuration in configurations(BenchOptions(), ModelConfig(), 16, 1)
+    } == {None}
+    assert {
+        configuration.device
+        for configuration in configurations(BenchOptions(), ModelConfig(device_type="cpu"), 6, 1)
     } == {"cpu"}
     assert {
-        each.batch_size
-        for each in configurations(BenchOptions(), ModelConfig(), 6, 0, batches=False)
+        configuration.batch_size
+        for configuration in configurations(BenchOptions(), ModelConfig(), 6, 0, batches=False)
     } == {1}
     many = ",".join(map(str, range(1, 300)))
     with pytest.raises(UsageError, match="178802 configurations, more than 20000"):
@@ -196,18 +186,16 @@ KEPT = [
 ]
 
 
-def test_kept_forms_are_tried_beside_the_reference_and_are_not_multiplied_with_its_settings() -> (
-    None
-):
-    def forms(kept: Sequence[FormRecord] = KEPT, **given: Any) -> list[tuple[str | None, str]]:
-        found = configurations(
-            BenchOptions(workers="1", batch_sizes="1", threads="1", **given),
+def test_kept_forms_are_tried_beside_the_reference_and_not_with_its_settings() -> None:
+    def forms(records: Sequence[FormRecord] = KEPT, **options: Any) -> list[tuple[str | None, str]]:
+        space = configurations(
+            BenchOptions(workers="1", batch_sizes="1", threads="1", **options),
             ModelConfig(),
             2,
             0,
-            kept,
+            records,
         )
-        return [(each.form, each.precision) for each in found]
+        return [(configuration.form, configuration.precision) for configuration in space]
 
     as_it_is = ("reference", "as is")
     assert forms() == [as_it_is, ("int8-static", "as is"), ("bf16", "as is")], (
@@ -231,19 +219,19 @@ def test_kept_forms_are_tried_beside_the_reference_and_are_not_multiplied_with_i
             "--precision and --compile are for the reference",
         ),
     ]
-    for given, said in refused:
-        with pytest.raises(UsageError, match=said):
-            forms(**given)
+    for options, problem in refused:
+        with pytest.raises(UsageError, match=problem):
+            forms(**options)
     with pytest.raises(UsageError, match="the archive keeps no forms"):
         forms([], forms="bf16")
 
 
 def test_the_baseline_is_the_reference_with_one_worker_whatever_the_forms() -> None:
-    given = BenchOptions(workers="2", batch_sizes="4,8", threads="1", forms="bf16")
-    found = configurations(given, ModelConfig(), 2, 0, KEPT)
-    assert baseline(found) == Configuration(threads=1, form="reference")
-    assert str(baseline(found)) == "cpu, reference, 1 worker, 1 thread, batch 1"
-    assert str(found[0]) == "cpu, bf16, 2 workers, 1 thread, batch 4"
+    options = BenchOptions(workers="2", batch_sizes="4,8", threads="1", forms="bf16")
+    space = configurations(options, ModelConfig(), 2, 0, KEPT)
+    assert baseline(space) == Configuration(threads=1, form="reference")
+    assert str(baseline(space)) == "cpu, reference, 1 worker, 1 thread, batch 1"
+    assert str(space[0]) == "cpu, bf16, 2 workers, 1 thread, batch 4"
     assert baseline([Configuration(workers=3, batch_size=8)]) == Configuration()
 
 
@@ -252,7 +240,7 @@ def test_times_and_shares_are_read_as_people_write_them() -> None:
     assert [share(text, "") for text in ("5%", "0.05")] == [0.05, 0.05]
 
 
-def test_a_journal_gives_back_what_it_was_reported_whatever_its_end(tmp_path: Path) -> None:
+def test_a_journal_returns_its_entries_whatever_its_end(tmp_path: Path) -> None:
     asked = BenchOptions(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
     figure = Figure(value=1, low=1, high=1)
     points = [
@@ -275,9 +263,9 @@ def test_a_journal_gives_back_what_it_was_reported_whatever_its_end(tmp_path: Pa
     journal.trial(0, trial)
     journal.close()
     path = tmp_path / NAME
-    whole = path.read_text()
+    text = path.read_text()
     for cut in (0, 7):
-        path.write_text(whole + whole[:cut])
+        path.write_text(text + text[:cut])
         Journal(tmp_path).close()
         past = read_journal(tmp_path)
         assert past.trials == [trial]
@@ -285,13 +273,13 @@ def test_a_journal_gives_back_what_it_was_reported_whatever_its_end(tmp_path: Pa
     for damaged in (
         "",
         2 * (100_000 * "[" + "\n"),
-        whole.replace('"kind":"begin","format":1', '"kind":"begin","format":9'),
-        whole.replace('"at":0', '"at":"x"', 1),
+        text.replace('"kind":"begin","format":1', '"kind":"begin","format":9'),
+        text.replace('"at":0', '"at":"x"', 1),
     ):
         path.write_text(damaged)
         with pytest.raises(CliError, match="start a new run without --resume"):
             read_journal(tmp_path)
-    path.write_bytes(b"\xff\n" + whole.encode())
+    path.write_bytes(b"\xff\n" + text.encode())
     with pytest.raises(CliError, match="line 1, is damaged"):
         read_journal(tmp_path)
 

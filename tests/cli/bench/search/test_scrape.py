@@ -1,4 +1,4 @@
-"""Where the time of requests went, as a server's own metrics tell it."""
+"""The stages of requests, read from a server's own metrics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ def reported(**values: float) -> str:
     )
 
 
-def test_steps_of_batches_are_reported_as_requests_saw_them_where_large_and_small_ones_alternate() -> (
-    None
-):
-    """Nine requests in a batch of 90 ms and one in a batch of 10 ms: the mean batch takes 50 ms,
-    that of the mean request 82 ms.
-    """
+def test_steps_of_batches_are_weighted_by_their_requests() -> None:
+    """Nine requests in a batch of 90 ms and one in a batch of 10 ms have a mean of 82 ms."""
     after = parse(
         reported(
             tsx_request_seconds_sum=9 * 0.1 + 0.02,

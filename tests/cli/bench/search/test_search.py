@@ -1,6 +1,4 @@
-"""The search against machines whose best configuration is known, since every configuration of them
-can be asked.
-"""
+"""The search on machines whose best configuration is known from all of them."""
 
 from __future__ import annotations
 
@@ -50,23 +48,22 @@ pytestmark = pytest.mark.slow
 
 
 SIZES = (1, 2, 4, 8, 16, 32)
-Machine = Callable[
-    [Configuration, OfferedLoad], tuple[float, float]
-]  # (requests per second, p99 in ms)
+# A machine returns requests per second and a p99 in milliseconds.
+Machine = Callable[[Configuration, OfferedLoad], tuple[float, float]]
 
 
 def curve(
     first: float,
-    each: float,
+    row: float,
     *,
     cpu: float = 1.0,
     upwards: float = 0.0,
     failed_after: int | None = None,
     **variant: object,
 ) -> Curve:
-    """t(n) = first + each * n + upwards * n * n."""
+    """Make a curve with t(n) = first + row * n + upwards * n * n."""
     sizes = [size for size in SIZES if failed_after is None or size <= failed_after]
-    times = [first + each * size + upwards * size * size for size in sizes]
+    times = [first + row * size + upwards * size * size for size in sizes]
     points = [
         CurvePoint(
             batch_size=size, median_ms=time, low_ms=time, high_ms=time, samples=9, cpu_ms=cpu * time
@@ -82,8 +79,8 @@ def space(
     workers: Sequence[int] = (1, 2, 4, 8, 16), sizes: Sequence[int] = SIZES, **variant: object
 ) -> list[Configuration]:
     return [
-        replace(Configuration(workers=each, batch_size=size), **variant)
-        for each, size in itertools.product(workers, sizes)
+        replace(Configuration(workers=count, batch_size=size), **variant)
+        for count, size in itertools.product(workers, sizes)
     ]  # type: ignore[arg-type]
 
 
@@ -114,9 +111,7 @@ def run(
     fails: Callable[[Configuration], bool] = lambda _: False,
     limit: int = 2000,
 ) -> State:
-    """What the command does, without servers: measures what the search asks for until it asks for
-    nothing.
-    """
+    """Measure on a machine until the search asks for nothing more."""
     for _ in range(limit):
         candidate = next_trial(state)
         if candidate is None:
@@ -134,12 +129,16 @@ def run(
             point = measured(
                 state.slo, candidate.offered, *machine(candidate.configuration, candidate.offered)
             )
-            again = [each for each in trials[position].points if each.offered == candidate.offered]
+            again = [
+                earlier
+                for earlier in trials[position].points
+                if earlier.offered == candidate.offered
+            ]
             assert not again or (state.exhaustive and not again[0].rounds), (
                 "it asks for the same again"
             )
-            for each in again:
-                each.rounds = 2 * [
+            for measurement in again:
+                measurement.rounds = 2 * [
                     Round(
                         seconds=1,
                         sent=1,
@@ -161,16 +160,19 @@ def modelled(
     truth: Curve,
     cores: int,
     errors: Callable[[Configuration], float] = lambda _: 1.0,
-    whole: float = 1.0,
+    factor: float = 1.0,
 ) -> Machine:
-    """A machine that is as predicted from this curve, times an error of each configuration; one
-    request at a time is alike to all.
+    """Make a machine that follows a curve, times an error of each configuration.
+
+    One request at a time takes the same in all configurations.
     """
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         reported = predict(truth, configuration, offered, 0.5, cores)
-        error = whole * (errors(configuration) if offered.connections > 1 else 1.0)
-        alone = predict(truth, configuration, OfferedLoad(connections=1), 0.5, cores).p99_ms / whole
+        error = factor * (errors(configuration) if offered.connections > 1 else 1.0)
+        alone = (
+            predict(truth, configuration, OfferedLoad(connections=1), 0.5, cores).p99_ms / factor
+        )
         return reported.throughput * error, max(alone, reported.p99_ms / error)
 
     return machine
@@ -208,11 +210,11 @@ LAWS = [(5, 3, 2, 1), (20, 0.2, 4, 2), (1, 12, 8, 1), (8, 2, 16, 4), (0.5, 0.05,
 
 
 @pytest.mark.parametrize("slo", [None, "p99<20ms", "p99<100ms", "p50<60ms,p99<400ms"])
-@pytest.mark.parametrize(("first", "each", "cores", "cpu"), LAWS)
+@pytest.mark.parametrize(("first", "row", "cores", "cpu"), LAWS)
 def test_the_best_is_found_with_few_measurements(
-    slo: str | None, first: float, each: float, cores: int, cpu: float
+    slo: str | None, first: float, row: float, cores: int, cpu: float
 ) -> None:
-    truth = curve(first, each, cpu=cpu)
+    truth = curve(first, row, cpu=cpu)
     state = State(space(), [truth], slo=parse_slo(slo) if slo else None, cores=cores)
     machine = modelled(truth, cores)
     ended = run(state, machine)
@@ -222,14 +224,12 @@ def test_the_best_is_found_with_few_measurements(
 
 
 def test_the_best_is_found_although_predictions_are_wrong() -> None:
-    """Each configuration does up to a seventh more or less than the curve says, and all of them
-    less, by one factor.
-    """
+    """Configurations differ from the curve by up to a seventh, and all of them by one factor."""
     regained = []
     for seed in range(12):
         chance = random.Random(seed)
         configurations = space((1, 2, 4), (1, 4, 16))
-        errors = {each: chance.uniform(0.87, 1.15) for each in configurations}
+        errors = {configuration: chance.uniform(0.87, 1.15) for configuration in configurations}
         truth = curve(
             chance.uniform(0.3, 60),
             chance.uniform(0.02, 30),
@@ -240,7 +240,7 @@ def test_the_best_is_found_although_predictions_are_wrong() -> None:
             chance.choice([1, 2, 8]),
         )
         state = State(configurations, [truth], slo=slo, cores=cores)
-        machine = modelled(truth, cores, errors.__getitem__, whole=chance.uniform(0.7, 1))
+        machine = modelled(truth, cores, errors.__getitem__, factor=chance.uniform(0.7, 1))
         best = optimum(state, machine, 20)
         regained.append(won(run(state, machine))[0] / best if best else 1.0)
     assert min(regained) >= 0.85
@@ -257,7 +257,8 @@ def test_the_best_is_found_although_predictions_are_wrong() -> None:
     ],
 )
 def test_the_edges_of_the_ranges_are_reached(machine: Machine, edge: Configuration) -> None:
-    state = State(space(), [curve(20, 2, cpu=0.2)], cores=8)  # which says something else
+    # The curve misleads on purpose.
+    state = State(space(), [curve(20, 2, cpu=0.2)], cores=8)
     assert won(run(state, machine))[0] >= 0.95 * machine(edge, OfferedLoad(connections=1000))[0]
 
 
@@ -273,7 +274,7 @@ def test_the_baseline_comes_first_even_if_it_is_outside_of_the_ranges() -> None:
     assert candidate.offered.connections == 1
 
 
-def test_what_is_not_better_by_the_curve_of_its_variant_is_not_measured() -> None:
+def test_a_configuration_that_is_worse_by_its_curve_is_not_measured() -> None:
     half, full = space(precision="bf16"), space()
     curves = [curve(20, 2), curve(100, 20, precision="bf16")]
 
@@ -286,10 +287,10 @@ def test_what_is_not_better_by_the_curve_of_its_variant_is_not_measured() -> Non
     assert {configuration for configuration, _, _ in reported} == {*full, *half} - {
         trial.how() for trial in state.trials
     }
-    assert all("at most" in why and predicted is not None for _, predicted, why in reported)
+    assert all("at most" in reason and predicted is not None for _, predicted, reason in reported)
 
 
-def test_a_failure_is_a_result_and_what_asks_for_more_is_not_tried() -> None:
+def test_a_failure_is_a_result_and_rules_out_larger_configurations() -> None:
     truth = curve(20, 0.5, cpu=0.1)
     state = State(space(), [truth], cores=8)
     machine = modelled(truth, 8)
@@ -299,7 +300,10 @@ def test_a_failure_is_a_result_and_what_asks_for_more_is_not_tried() -> None:
 
     ended = run(state, machine, fails)
     possible = replace(
-        state, configurations=[each for each in state.configurations if not fails(each)]
+        state,
+        configurations=[
+            configuration for configuration in state.configurations if not fails(configuration)
+        ],
     )
     assert won(ended)[0] >= 0.95 * optimum(possible, machine)
     states = [trial.state for trial in ended.trials]
@@ -330,17 +334,17 @@ def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
     state = State(space(), [curve(20, 0.1, failed_after=8)], cores=8)
     ended = run(state, modelled(curve(20, 0.1), 8))
     assert max(trial.how().batch_size for trial in ended.trials) == 8
-    assert any("out of memory" in why for _, _, why in passed_over(ended))
+    assert any("out of memory" in reason for _, _, reason in passed_over(ended))
 
 
 def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
-    """Two cores: a worker by itself is given two threads, and each of two workers one.
+    """One worker gets two threads on two cores, and two workers get one each.
 
-    One thread does ten times as much here.
+    One thread is ten times as fast here.
     """
     curves = [curve(10, 10, cpu=2.0), curve(1, 1, threads=1)]
     configurations = configurations_of(BenchOptions(), ModelConfig(), 2, 0)
-    assert {(each.workers, each.threads) for each in configurations} == {
+    assert {(configuration.workers, configuration.threads) for configuration in configurations} == {
         (1, None),
         (1, 1),
         (2, None),
@@ -366,7 +370,7 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
 
 
 def test_a_curve_that_was_disturbed_at_one_size_does_not_mislead_the_search() -> None:
-    """As measured: two threads on two cores, of which something else takes one now and then."""
+    """The figures were measured with two threads, while another process took a core at times."""
     times = {1: 63.5, 2: 5.95, 4: 8.8, 8: 17.2, 16: 32.9, 32: 83.0}
     disturbed = curve(1, 1)
     for point in disturbed.points:
@@ -429,7 +433,7 @@ def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
 
     ended = run(state, machine)
     assert {trial.how().precision for trial in ended.trials} == {"as is"}
-    assert any(why == "its answers differ" for _, _, why in passed_over(ended))
+    assert any(reason == "its answers differ" for _, _, reason in passed_over(ended))
 
 
 def test_a_trial_whose_answers_differ_wins_only_if_that_is_allowed() -> None:
@@ -481,20 +485,18 @@ def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
     )
     ended = run(state, modelled(curve(5, 3), 2))
     assert points(ended) == 4
-    assert any(why == OUT_OF_TIME for _, _, why in passed_over(ended))
+    assert any(reason == OUT_OF_TIME for _, _, reason in passed_over(ended))
 
 
-def test_what_is_expected_to_be_faster_and_was_not_measured_is_counted() -> None:
+def test_unmeasured_configurations_that_may_be_faster_are_counted() -> None:
     state = State(space(), [curve(5, 3)], slo=parse_slo("p99<50ms"), cores=2, seconds_per_point=1)
     machine = modelled(curve(5, 3), 2)
-    assert (
-        faster_unmeasured(run(replace(state, seconds_left=1.5), machine)) > 1
-    )  # the baseline alone
+    # Only the baseline is measured.
+    assert faster_unmeasured(run(replace(state, seconds_left=1.5), machine)) > 1
     assert faster_unmeasured(run(state, machine)) == 0
     unknown = State(space((1, 2), (1, 4)), cores=2, seconds_per_point=1)
-    assert (
-        faster_unmeasured(run(replace(unknown, seconds_left=1.5), machine)) == 3
-    )  # where nothing is expected, one alone is no choice
+    # One configuration is no choice if nothing is expected of the others.
+    assert faster_unmeasured(run(replace(unknown, seconds_left=1.5), machine)) == 3
     assert faster_unmeasured(run(unknown, machine)) == 0
 
 
@@ -519,7 +521,7 @@ def test_the_search_goes_on_where_it_was_interrupted() -> None:
     ]
 
 
-def test_the_requests_at_random_that_an_earlier_run_ended_with_are_no_rung_of_its_ladder() -> None:
+def test_random_requests_of_an_earlier_run_are_no_rung_of_its_ladder() -> None:
     state = State(
         space((1,), (8,)),
         [curve(5, 3)],
@@ -539,11 +541,11 @@ def test_the_requests_at_random_that_an_earlier_run_ended_with_are_no_rung_of_it
     assert next_trial(replace(begun, trials=trials)) == following
 
 
-def test_what_an_earlier_run_only_predicted_may_be_measured() -> None:
+def test_predicted_configurations_of_an_earlier_run_may_be_measured() -> None:
     state = State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2)
     reported = [
-        Trial(configuration=each.as_json(), state="predicted", reason=OUT_OF_TIME)
-        for each in state.configurations
+        Trial(configuration=configuration.as_json(), state="predicted", reason=OUT_OF_TIME)
+        for configuration in state.configurations
     ]
     assert next_trial(replace(state, trials=reported)) == next_trial(state) is not None
     assert passed_over(replace(state, trials=reported)) == passed_over(state)
@@ -572,12 +574,12 @@ def test_rates_are_searched_for_in_an_open_loop() -> None:
 
 def test_of_points_the_most_throughput_within_the_bounds_is_the_best() -> None:
     slo = parse_slo("p99<50ms")
-    found = [
-        measured(slo, OfferedLoad(connections=each), each * 10, p99)
-        for each, p99 in [(1, 10), (4, 40), (8, 60)]
+    loads = [
+        measured(slo, OfferedLoad(connections=connections), connections * 10, p99)
+        for connections, p99 in [(1, 10), (4, 40), (8, 60)]
     ]
-    assert best_point(found) == 1
-    assert best_point(found[2:]) is None
+    assert best_point(loads) == 1
+    assert best_point(loads[2:]) is None
     assert best_point([]) is None
 
 
@@ -589,23 +591,23 @@ def test_of_points_the_most_throughput_within_the_bounds_is_the_best() -> None:
     st.sampled_from([0.0, 1.0, 3.0]),
 )
 def test_a_ladder_ends_near_the_most_that_holds(
-    capacity: float, limit: float, start: int, whole: bool, power: float
+    capacity: float, limit: float, start: int, integral: bool, power: float
 ) -> None:
-    """Latency grows with the load, by several laws; the throughput grows until the capacity."""
+    """Latency grows with the load by several laws; throughput grows up to the capacity."""
 
     def measure(level: float) -> Rung:
         slack = (level / limit) ** max(power, 0.5)
         return Rung(level, min(level, capacity), slack <= 1, slack)
 
     rungs: list[Rung] = []
-    while (level := next_level(rungs, start=start, whole=whole, most=4096)) is not None:
+    while (level := next_level(rungs, start=start, whole=integral, most=4096)) is not None:
         assert level not in [rung.level for rung in rungs]
-        assert not whole or (level == int(level) and 1 <= level <= 4096)
+        assert not integral or (level == int(level) and 1 <= level <= 4096)
         rungs.append(measure(level))
         assert len(rungs) <= 25
     most = min(capacity, limit, 4096)
     best = max((rung.throughput for rung in rungs if rung.holds), default=0.0)
-    assert best >= (most / 1.2 - 1 if whole else most / 1.2)
+    assert best >= (most / 1.2 - 1 if integral else most / 1.2)
 
 
 def test_a_ladder_that_cannot_win_is_left() -> None:
@@ -620,7 +622,7 @@ def test_a_ladder_that_cannot_win_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "numbers"),
     [
         ("1..32", (1, 2, 4, 8, 16, 32)),
         ("4", (4,)),
@@ -629,13 +631,13 @@ def test_a_ladder_that_cannot_win_is_left() -> None:
         ("8,1..3", (1, 2, 3, 8)),
     ],
 )
-def test_ranges_are_powers_of_two_and_their_ends(text: str, found: tuple[int, ...]) -> None:
-    assert parse_numbers(text, "--workers") == found
+def test_ranges_are_powers_of_two_and_their_ends(text: str, numbers: tuple[int, ...]) -> None:
+    assert parse_numbers(text, "--workers") == numbers
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "0..4", "4..1", "1..", "a", "1...4", "-1", "1.5", "5000", "1,,2"]
 )
-def test_what_is_no_range_is_reported(text: str) -> None:
+def test_other_texts_are_no_ranges(text: str) -> None:
     with pytest.raises(UsageError, match="--workers"):
         parse_numbers(text, "--workers")

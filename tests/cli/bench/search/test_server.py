@@ -1,4 +1,4 @@
-"""Where the servers of a run have their files."""
+"""The directories of a run's servers."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 from tsx_cli.bench.search.server import LOCK, new_place, sweep
 
 
-def test_what_killed_runs_left_is_taken_away_and_what_others_use_stays(
+def test_directories_of_killed_runs_are_removed_and_those_in_use_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed, begun, other = (
+    killed, begun, sibling = (
         tmp_path / "tsx-bench-a-1",
         tmp_path / "tsx-bench-b-1",
         tmp_path / "tsx-other",
     )
-    for place in (killed, begun, other):
-        (place / "cache").mkdir(parents=True)
-    for place in (killed, other):
-        (place / LOCK).touch()
-    with new_place("a") as place:
+    for directory in (killed, begun, sibling):
+        (directory / "cache").mkdir(parents=True)
+    for directory in (killed, sibling):
+        (directory / LOCK).touch()
+    with new_place("a") as directory:
         sweep()
-        assert place.is_dir()
-        assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
-            [place.name, begun.name, other.name]
+        assert directory.is_dir()
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+            [directory.name, begun.name, sibling.name]
         )
-    assert not place.exists()
+    assert not directory.exists()

@@ -1,4 +1,4 @@
-"""What a server's processes used during a load."""
+"""The use of the processor by a server's processes during a load."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def test_samples_of_the_time_before_and_after_the_load_are_left_out() -> None:
         Usage(at_seconds=0.5 * step, cpu=1.0 if 3 <= step <= 8 else 0.0, memory_mib=1)
         for step in range(1, 12)
     ]
-    kept = sampler.during(101.0, 3.0)
-    assert {each.cpu for each in kept} == {1.0}
-    assert [each.at_seconds for each in kept] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5, 3.0]), (
-        "from the start of the load"
-    )
+    samples = sampler.during(101.0, 3.0)
+    assert {sample.cpu for sample in samples} == {1.0}
+    assert [sample.at_seconds for sample in samples] == pytest.approx(
+        [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    ), "from the start of the load"
     assert sampler.during(None, 3.0) == sampler.samples, (
         "a load that was too short to tell when it began"
     )
