@@ -18,6 +18,7 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.wire import TENSORS_HEAD, request_meta
 from tsx_runtime.worker.codecs.envelopes import ENVELOPES
 from tsx_runtime.worker.codecs.requests import read_row
+from tsx_runtime.worker.codecs.v2_binary import as_row
 from tsx_runtime.worker.execution.batch import answer_batch, send_nowhere
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -45,6 +46,7 @@ HOSTILE = {
     "JSON nested without end": reported(DEEP),
     "a length in other digits": ("\u00b2".encode("latin-1"), tensor()[1]),
     "a length of 5000 digits": (b"1" * 5000, tensor()[1]),
+    **{f"the length {length!r}": (length, tensor()[1]) for length in (b"", b"0", b"-1", b"1_0")},
     "a size that is infinite": tensor(parameters={"binary_data_size": float("inf")}),
     "a size below zero": tensor(parameters={"binary_data_size": -8}),
     "a size beyond the body": tensor(parameters={"binary_data_size": 9}),
@@ -112,6 +114,7 @@ def test_whatever_stands_where_tensors_should_is_read_or_refused(
     meta = request_meta("id", b"", [(TENSORS_HEAD, b"%d" % len(head))])
     try:
         row, _ = read_row(str(meta, "latin-1"), head + raw, decode=True)
+        as_row(row)
     except BadRequest:
         return
     assert "body" in row
@@ -122,6 +125,7 @@ types = st.sampled_from(
         "multipart/form-data; boundary",
         "text/plain; charset",
         "application/json; charset",
+        "application/x-www-form-urlencoded; charset",
         "application/vnd.tsx.inputs; a",
     ]
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.wire import INPUTS, TENSORS_HEAD, request_meta
+from tsx_runtime.wire import INPUTS, request_meta
 from tsx_runtime.worker.codecs.requests import read_row
-from tsx_runtime.worker.codecs.v2_binary import as_row
 
 BOUNDARY = "xyz"
 FORM = "application/x-www-form-urlencoded"
@@ -69,19 +66,12 @@ def test_a_body_without_content_type_is_a_bytearray() -> None:
     assert type(body) is bytearray
 
 
-def test_an_empty_request_still_has_a_body() -> None:
-    assert inputs(b"") == {"body": bytearray()}
-
-
 @pytest.mark.parametrize(
     "content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"]
 )
 def test_json_is_parsed(content_type: str) -> None:
-    assert inputs('{"a": [1, "ä"]}'.encode(), content_type) == {"body": {"a": [1, "ä"]}}
-
-
-def test_the_content_type_header_is_found_whatever_its_case() -> None:
-    assert inputs(b"[1]", "application/json", name=b"content-TYPE") == {"body": [1]}
+    body = '{"a": [1, "ä"]}'.encode()
+    assert inputs(body, content_type, name=b"content-TYPE") == {"body": {"a": [1, "ä"]}}
 
 
 def test_a_header_whose_name_only_ends_like_it_is_not_the_content_type() -> None:
@@ -204,26 +194,6 @@ def test_fields_whose_names_begin_as_json_does_stay_fields(name: str) -> None:
     assert inputs(body, FORM) == {name: bytearray(b"x"), "b": bytearray(b"2")}
 
 
-@given(
-    st.binary(),
-    st.sampled_from(
-        [
-            "application/x-www-form-urlencoded",
-            "application/json",
-            "text/plain; charset=utf-16",
-            MULTIPART,
-            "image/png",
-        ]
-    ),
-    st.binary(),
-)
-def test_no_body_and_no_query_is_more_than_a_bad_request(
-    body: bytes, content_type: str, query: bytes
-) -> None:
-    with contextlib.suppress(BadRequest):
-        read(body, content_type, query.replace(b"\r\n", b""))
-
-
 def test_plain_multipart_fields_stay_bytes() -> None:
     row = read(form((named("data"), b"abc"), (named("more"), b"\r\n\0")), MULTIPART)
     assert row.inputs == {"data": bytearray(b"abc"), "more": bytearray(b"\r\n\0")}
@@ -251,10 +221,6 @@ def test_a_part_is_decoded_by_its_own_content_type_which_the_headers_tell() -> N
         "f": {"content-type": "application/octet-stream"},
     }
     assert read(body, MULTIPART, decode=False).inputs["j"] == bytearray(b'{"k": 1}')
-
-
-def test_of_a_repeated_field_the_last_counts() -> None:
-    assert inputs(form((named("a"), b"1"), (named("a"), b"2")), MULTIPART) == {"a": bytearray(b"2")}
 
 
 @pytest.mark.parametrize(
@@ -291,14 +257,6 @@ def test_a_longer_boundary_in_the_preamble_is_not_the_first() -> None:
         assert inputs(before + form((named("a"), b"1")), MULTIPART) == {"a": bytearray(b"1")}
 
 
-@given(st.binary(max_size=300))
-def test_any_multipart_body_is_read_or_a_bad_request(body: bytes) -> None:
-    try:
-        read(b"--xyz\r\n" + body, MULTIPART)
-    except BadRequest:
-        pass
-
-
 @given(
     st.lists(
         st.tuples(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.binary(max_size=200)),
@@ -327,71 +285,3 @@ def test_any_content_type_is_taken(content_type: str, body: bytes) -> None:
 @pytest.mark.parametrize("content_type", ["tensors", "TENSORS;4", "application/tensors"])
 def test_no_content_type_makes_tensors_of_a_body(content_type: str) -> None:
     assert inputs(b"ab", content_type) == {"body": bytearray(b"ab")}
-
-
-def tensors(head: str, raw: bytes = b"", length: str | None = None) -> Row:
-    body = head.encode() + raw
-    meta = (
-        f"id\r\n\r\n{TENSORS_HEAD.decode()}: {len(head.encode()) if length is None else length}\r\n"
-    )
-    row, wish = read_row(meta, memoryview(body), True)
-    return Row(as_row(row), wish)
-
-
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-SIZES = (
-    st.lists(st.integers(-1, 4) | st.integers(min_value=1 << 62) | ANYTHING, max_size=3) | ANYTHING
-)
-PARAMETERS = (
-    st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(0, 16) | ANYTHING})
-    | ANYTHING
-)
-TENSOR = st.fixed_dictionaries(
-    {
-        "name": ANYTHING,
-        "datatype": st.sampled_from(["FP32", "BF16", "BYTES", "INT8"]) | ANYTHING,
-        "shape": SIZES,
-        "parameters": PARAMETERS,
-    },
-    optional={"data": ANYTHING},
-)
-OUTPUT = st.fixed_dictionaries({"name": ANYTHING}, optional={"parameters": ANYTHING})
-
-
-@given(
-    st.fixed_dictionaries(
-        {"inputs": st.lists(TENSOR, max_size=2) | ANYTHING},
-        optional={"outputs": st.lists(OUTPUT) | ANYTHING, "parameters": ANYTHING, "id": ANYTHING},
-    )
-    | ANYTHING,
-    st.binary(max_size=16),
-)
-def test_any_body_of_tensors_is_read_or_a_bad_request(request: Any, raw: bytes) -> None:
-    with contextlib.suppress(BadRequest):
-        tensors(json.dumps(request), raw)
-    read(json.dumps(request).encode(), "application/json")
-
-
-@pytest.mark.parametrize("length", ["", "0", "-1", "²", "9" * 5000, "1_0", "3"])
-def test_a_length_that_is_none_is_a_bad_request(length: str) -> None:
-    with pytest.raises(BadRequest):
-        tensors('{"inputs": []}', length=length)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        '{"inputs": ' + "[" * 100_000,
-        '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": Infinity}}]}',
-        '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [Infinity], "parameters": {"binary_data_size": 0}}]}',
-    ],
-)
-def test_tensors_that_python_cannot_hold_are_a_bad_request(head: str) -> None:
-    with pytest.raises(BadRequest):
-        tensors(head)
