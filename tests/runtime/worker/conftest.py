@@ -49,6 +49,14 @@ class Request(NamedTuple):
     query: bytes = b""
 
 
+def a_request(body: Any, content_type: str = "", query: bytes = b"", **headers: str) -> Request:
+    """Make a request. A body that is not bytes is sent as JSON."""
+    if not isinstance(body, bytes):
+        body, content_type = json.dumps(body).encode(), "application/json"
+    named = ({"Content-Type": content_type} if content_type else {}) | headers
+    return Request(body, [(name.encode(), value.encode()) for name, value in named.items()], query)
+
+
 class Worker:
     directory: Path  # of the model
 
@@ -116,6 +124,13 @@ class Worker:
                 Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body))
                 for code, meta, body in frame.items
             ]
+
+    def values(self, *requests: Request | bytes) -> list[Any]:
+        """Return the JSON of the answers, all of which must be successful."""
+        assert self.loaded, self.report
+        answers = self.ask(*requests)
+        assert [answer.status for answer in answers] == [200] * len(requests), answers
+        return [json.loads(answer.body) for answer in answers]
 
     def begin(self, *requests: Request | bytes) -> int:
         batch = next(self._batches)

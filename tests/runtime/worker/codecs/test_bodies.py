@@ -22,10 +22,10 @@ class Asked(BodyObject):
         (
             {"seed": 1 << 63},
             "seed",
-            "is 9223372036854775808: it must be less than 9223372036854775808.",
+            "less than 9223372036854775808.",
         ),
-        ({"stop": ["a", ""]}, "stop[1]", 'is "": it must have at least 1 character.'),
-        ({"stop": ["a"] * 17}, "stop", "it must have at most 16 items after validation, not 17."),
+        ({"stop": ["a", ""]}, "stop[1]", '"": it must have at least 1 character.'),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 items after validation, not 17."),
         ({"names": 5}, "names", "is 5: it must be a valid dictionary."),
     ],
 )

@@ -83,10 +83,7 @@ def test_bad_json_is_raw_bytes_with_a_warning(
     body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert inputs(body, "application/json") == {"body": bytearray(body)}
-    assert (
-        "a body with a JSON content type is not JSON, so the handler gets it as bytes: "
-        in caplog.text
-    )
+    assert "a body with a JSON content type is not JSON" in caplog.text
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html; charset=utf-8", "TEXT/CSV"])

@@ -245,10 +245,8 @@ def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFi
     context.begin(["a\r\n\r\n", "b\r\n\r\n"])
     encode_answers([{1, 2}, "x" * 2000], context, 1000)
     first, second = caplog.messages
-    assert first.startswith(
-        "the answer of request a cannot be sent: Unsupported model output data type. The handler returned set"
-    )
-    assert second.startswith("the answer of request b cannot be sent: The answer has 2000 bytes")
+    assert ("request a" in first, "returned set" in first) == (True, True)
+    assert ("request b" in second, "2000 bytes" in second) == (True, True)
 
 
 def test_a_refusal_for_now_says_when_to_try_again() -> None:

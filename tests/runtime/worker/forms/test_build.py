@@ -120,14 +120,13 @@ def test_a_built_form_is_loaded_and_answers_as_the_archive_does(
 
 @pytest.mark.usefixtures("processes")
 def test_a_form_whose_results_are_not_the_models_is_not_built(digits: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
     model = (digits / "model.py").read_text()
     (digits / "model.py").write_text(
         model.replace("return self.classify(", "return torch.rand_like(self.classify(") + ")"
     )
-    _, report = run(order(digits, "onnx", tmp_path))
+    _, report = run(order(digits, "bf16", tmp_path))
     assert report is not None
-    assert "its results have little in common with the model's" in report["reason"]
+    assert "little in common with the model's" in report["reason"]
 
 
 @pytest.mark.usefixtures("processes")
@@ -136,11 +135,11 @@ def test_a_form_whose_results_are_not_the_models_is_not_built(digits: Path, tmp_
     [
         (
             "def handle(data, context):\n    return data",
-            "loads its model itself: in its initialize, call `self.model = self.in_form(load)`",
+            "call `self.model = self.in_form(load)`",
         ),
         (
             POSTPROCESS.format("raise ValueError('no digit')"),
-            "the archive as it is does not answer an input: ",
+            "does not answer an input: ",
         ),
         ("raise ImportError('no such thing')", "no such thing"),
     ],

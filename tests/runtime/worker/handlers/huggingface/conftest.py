@@ -8,7 +8,9 @@ import base64
 import io
 import json
 import os
+import random
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.support import huggingface_models
+from tests.support.huggingface_models import WORDS
 from tests.support.served_model import a_context, a_served_model, answers_of
 from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.handler_api.metrics import Metrics
@@ -38,6 +41,7 @@ class Served(NamedTuple):
     handler: HuggingFaceHandler
     directory: Path
     model: ServedModel
+    task: str
 
     def ask(self, *bodies: Any, **headers: str) -> list[Answer]:
         """One batch; a body that is no bytes is sent as JSON."""
@@ -54,11 +58,44 @@ class Served(NamedTuple):
     def alone(self, *bodies: Any) -> list[Any]:
         return [self.ok(body)[0] for body in bodies]
 
-    def pipeline(self, task: str) -> Any:
-        """Another of transformers' own, of the same directory."""
+    def pipeline(self) -> Any:
+        """Load transformers' own pipeline of the same directory."""
         import transformers
 
-        return transformers.pipeline(task, model=str(self.directory), device="cpu")
+        return transformers.pipeline(self.task, model=str(self.directory), device="cpu")
+
+
+Serve = Callable[[str], Served]
+TASKS = {
+    "bert-classification": "text-classification",
+    "roberta-classification": "text-classification",
+    "bert-tokens": "token-classification",
+    "bert-masked": "fill-mask",
+    "bert-nli": "zero-shot-classification",
+    "bert": "feature-extraction",
+    "bert-answers": "question-answering",
+    "t5": "summarization",
+    "bert-ranking": "text-ranking",
+    "sentences": "feature-extraction",
+    "vit": "image-classification",
+    "segformer": "image-segmentation",
+    "detr": "object-detection",
+    "glpn": "depth-estimation",
+    "clip": "zero-shot-image-classification",
+    "wav2vec2-classification": "audio-classification",
+    "wav2vec2-speech": "automatic-speech-recognition",
+    "whisper": "automatic-speech-recognition",
+    "llava": "image-text-to-text",
+}
+
+
+def mixed(count: int, seed: int = 0, longest: int = 14) -> list[str]:
+    """Return texts of very different lengths."""
+    chance = random.Random(seed)
+    return [
+        " ".join(chance.choices(WORDS, k=chance.choice([1, 1, 2, 4, longest])))
+        for _ in range(count)
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +120,7 @@ def start(
     served = a_served_model(
         handler.handle, handler, context=context, decode=False, max_response_size=1 << 28
     )
-    return Served(handler, directory, served)
+    return Served(handler, directory, served, task)
 
 
 def refuses_alone(model: Served, body: Any, message: str) -> None:
@@ -96,16 +133,14 @@ def refuses_alone(model: Served, body: Any, message: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def served(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Served]:
-    """`served(kind, task)`: once in a session."""
-    found: dict[tuple[str, str], Served] = {}
+def served(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Return `served("kind")` or `served("kind/task")`, which loads a model once in a session."""
 
-    def get(kind: str, task: str) -> Served:
-        if (kind, task) not in found:
-            found[kind, task] = start(
-                huggingface_models.model(kind, model_root), task, tmp_path_factory.mktemp("hf")
-            )
-        return found[kind, task]
+    @cache
+    def get(name: str) -> Served:
+        kind, _, task = name.partition("/")
+        directory = huggingface_models.model(kind, model_root)
+        return start(directory, task or TASKS[kind], tmp_path_factory.mktemp("hf"))
 
     return get
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.worker.handlers.huggingface.conftest import Served, near, start
-from tests.runtime.worker.handlers.huggingface.test_texts import mixed
+from tests.runtime.worker.handlers.huggingface.conftest import Served, mixed, near, start
 from tests.support import huggingface_models
 from tsx_runtime.worker.exceptions import LoadError
 
@@ -60,7 +59,7 @@ def test_an_unknown_adapter_is_refused_alone(adapted: Served) -> None:
         {"inputs": "x", "parameters": {"adapter": "films"}},
     )
     assert (bad.status, good.status) == (400, 200)
-    assert bad.message == "The model has no adapter 'sports'; it has news, films."
+    assert "no adapter 'sports'; it has news, films" in bad.message
 
 
 def test_an_adapter_may_have_any_name_of_an_archive(adapted: Served, tmp_path: Path) -> None:
@@ -81,9 +80,7 @@ def test_an_adapter_that_changes_the_shared_model_is_refused(
     shutil.copytree(adapted.directory, base)
     config = base / "adapters" / "news" / "adapter_config.json"
     config.write_text(config.read_text().replace('"bias": "none"', '"bias": "all"'))
-    with pytest.raises(
-        LoadError, match="news was trained with bias=all, which changes the model that others share"
-    ):
+    with pytest.raises(LoadError, match="news was trained with bias=all"):
         start(base, "text-classification", tmp_path, adapters=("news",))
 
 

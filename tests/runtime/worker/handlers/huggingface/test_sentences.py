@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
-from tests.runtime.worker.handlers.huggingface.conftest import Served, near, start
-from tests.runtime.worker.handlers.huggingface.test_texts import mixed
+from tests.runtime.worker.handlers.huggingface.conftest import (
+    Serve,
+    Served,
+    mixed,
+    near,
+    start,
+)
+from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS
-
-Get = Callable[[str, str], Served]
+from tsx_runtime.worker.exceptions import LoadError
 
 ANIMALS = [
     "A cat sleeps on the sofa.",
@@ -65,18 +71,16 @@ def test_the_nearest_sentence_says_the_same(minilm: Served) -> None:
     assert ranking[0]["score"] > ranking[1]["score"]
 
 
-def test_one_text_gives_one_vector_and_a_list_a_list(served: Get) -> None:
-    one, several = served("sentences", "feature-extraction").ok(
-        {"inputs": WORDS[0]}, {"inputs": WORDS}
-    )
+def test_one_text_gives_one_vector_and_a_list_a_list(served: Serve) -> None:
+    one, several = served("sentences").ok({"inputs": WORDS[0]}, {"inputs": WORDS})
     assert np.array(one).shape == (32,)
     assert np.array(several).shape == (len(WORDS), 32)
     near(one, several[0])
     assert np.linalg.norm(one) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_prompts_and_dimensions_are_the_requests_own(served: Get) -> None:
-    model = served("sentences", "feature-extraction")
+def test_prompts_and_dimensions_are_the_requests_own(served: Serve) -> None:
+    model = served("sentences")
     prompted, same, cut, unknown = model.ask(
         {"inputs": "x", "prompt_name": "query"},
         {"inputs": "the name: x"},
@@ -98,10 +102,6 @@ def test_each_pooling_and_a_dense_layer_equal_sentence_transformers(
 ) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     models: Any = importlib.import_module("sentence_transformers.models")
-    from torch import nn
-
-    from tests.support import huggingface_models
-
     base = models.Transformer(str(huggingface_models.model("bert", model_root)))
     layers = [
         models.Pooling(32, pooling_mode=mode),
@@ -118,9 +118,9 @@ def test_each_pooling_and_a_dense_layer_equal_sentence_transformers(
     assert np.abs(np.array(found) - whole.encode(texts)).max() < 1e-5
 
 
-def test_ranking_equals_a_cross_encoder(served: Get) -> None:
+def test_ranking_equals_a_cross_encoder(served: Serve) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    model = served("bert-ranking", "text-ranking")
+    model = served("bert-ranking")
     encoder = sentence_transformers.CrossEncoder(str(model.directory), device="cpu")
     texts = mixed(7, seed=9)
     wanted = encoder.predict([("the name", text) for text in texts]).tolist()
@@ -147,11 +147,6 @@ def test_ranking_equals_a_cross_encoder(served: Get) -> None:
 def test_a_module_that_is_unknown_or_elsewhere_is_named(
     model_root: Path, tmp_path: Path, module: dict[str, str], why: str
 ) -> None:
-    import shutil
-
-    from tests.support import huggingface_models
-    from tsx_runtime.worker.exceptions import LoadError
-
     shutil.copytree(huggingface_models.model("sentences", model_root), tmp_path / "copy")
     (tmp_path / "copy" / "modules.json").write_text(json.dumps([module]))
     with pytest.raises(LoadError, match=why):

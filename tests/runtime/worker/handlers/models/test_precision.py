@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import ORDER, Request, StartWorker
+from tests.runtime.worker.conftest import ORDER, StartWorker, a_request
 from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
@@ -26,7 +26,6 @@ from tsx_runtime.worker.handlers.models.precision import cast, in_precision, wan
 
 CPU = torch.device("cpu")
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
-JSON = [(b"Content-Type", b"application/json")]
 ROWS = """
     from ts.torch_handler.base_handler import BaseHandler
 
@@ -50,11 +49,7 @@ def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
     model = {"serializedFile": file, **({"modelFile": "model.py"} if file.endswith(".pth") else {})}
     files = {file: model_bytes[file], "model.py": MODEL.encode()}
     worker = start_worker(ROWS, files=files, model=model, model_config={"precision": precision})
-    assert worker.loaded, worker.report
-    answers = [
-        json.loads(answer.body)
-        for answer in worker.ask(*[Request(json.dumps(row).encode(), JSON) for row in QUESTIONS])
-    ]
+    answers = worker.values(*map(a_request, QUESTIONS))
     dtype = {"bf16": "torch.bfloat16", "FP16": "torch.float16"}[precision]
     assert {(answer["weights"], answer["precision"]) for answer in answers} == {
         (dtype, precision.lower())
@@ -159,7 +154,7 @@ def test_a_program_that_was_exported_in_that_precision_takes_float32() -> None:
 def test_what_torch_cannot_say_the_precision_of_is_refused() -> None:
     with pytest.raises(
         LoadError,
-        match=r"precision: fp32 cannot be given to a builtin_function_or_method.*remove the key",
+        match=r"cannot be given to a builtin_function_or_method.*remove the key",
     ):
         in_precision(len, "fp32", CPU)
 
@@ -173,6 +168,6 @@ def test_a_precision_that_torch_lacks_on_the_device_is_an_error_when_loading(
     monkeypatch.setattr(torch.nn.functional, "conv2d", lacking)
     with pytest.raises(
         LoadError,
-        match=r"precision: fp16 is not available on cpu with torch .*: .* not implemented for 'Half'$",
+        match=r"fp16 is not available on cpu .* for 'Half'$",
     ):
         in_precision(torch.nn.Linear(1, 1), "fp16", CPU)

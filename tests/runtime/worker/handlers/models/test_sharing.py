@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import zipfile
 from pathlib import Path
@@ -13,16 +14,6 @@ from tsx_runtime.worker.handlers.models.model_files import load_model_file
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
 CPU = torch.device("cpu")
-MODEL = """
-import torch
-class Wide(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(256, 256)
-        self.register_buffer("table", torch.arange(40_000, dtype=torch.float64))
-    def forward(self, x):
-        return self.layer(x) + self.table[:256]
-"""
 
 
 class Wide(torch.nn.Module):
@@ -39,7 +30,8 @@ class Wide(torch.nn.Module):
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wide")
     model, example = Wide().eval(), torch.ones(2, 256)
-    (directory / "wide_model.py").write_text(MODEL)
+    source = f"import torch\n\n\n{inspect.getsource(Wide)}"
+    (directory / "wide_model.py").write_text(source)
     torch.save(model.state_dict(), directory / "wide.pth")
     from safetensors.torch import save_file
 
