@@ -1,4 +1,4 @@
-"""A real worker process, spoken to over its socket as the front end does."""
+"""Real worker processes. Tests talk to them over their sockets, as the front end does."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from tsx_runtime.core.workers.forked import PRELOAD, _ensure_fork_server
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.launch.entry import run
 
-# seconds; a test that waits longer has failed. A compiler of C++ may take a third of it where
-# everybody wants the processor
+# Seconds. A compiler of C++ may take a third of it on a busy machine.
 DEADLINE = 180
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Answer(NamedTuple):
+    """A response of a worker."""
+
     status: int
     headers: dict[str, str]
     body: bytes
@@ -44,6 +45,8 @@ class Answer(NamedTuple):
 
 
 class Request(NamedTuple):
+    """A request of a batch."""
+
     body: bytes = b""
     headers: Headers = ()
     query: bytes = b""
@@ -58,22 +61,22 @@ def a_request(body: Any, content_type: str = "", query: bytes = b"", **headers: 
 
 
 class Worker:
-    directory: Path  # of the model
+    """A worker process and the front end's end of its socket."""
+
+    # The directory of the model.
+    directory: Path
 
     def __init__(self, order: wire.LoadOrder) -> None:
         self.sock, back = socket.socketpair()
         self.sock.settimeout(DEADLINE)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOAD])
-        # as the front end starts it: what comes after this test may look at it
+        # Later tests look at the fork server as the front end starts it.
         _ensure_fork_server()
-        self.process = context.Process(
-            target=run, args=(back,)
-        )  # no daemon: handlers may start processes
-        with (
-            back,
-            mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")),
-        ):  # or each worker would import pytest
+        # Handlers start processes, which daemons may not do.
+        self.process = context.Process(target=run, args=(back,), daemon=False)
+        # The empty `__main__` saves each worker the import of pytest.
+        with back, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):
             self.process.start()
         self._batches = itertools.count(1)
         self.pieces: list[tuple[int, bytes, bytes]] = []
@@ -90,7 +93,7 @@ class Worker:
         self.sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
 
     def receive(self) -> wire.Frame | None:
-        """The next frame; what the worker reports besides is kept aside."""
+        """Return the next frame. Reports that come before it go to `reports`."""
         while head := self._exactly(wire.HEADER.size):
             header = wire.decode_header(head)
             frame = wire.decode(header, self._exactly(header.size))
@@ -100,7 +103,7 @@ class Worker:
         return None
 
     def ask(self, *requests: Request | bytes) -> list[Answer]:
-        """The answers to one batch. Pieces and metrics that came with it are kept aside."""
+        """Return the answers to one batch. Its pieces and metrics become attributes."""
         batch = self.begin(*requests)
         while True:
             frame = self.receive()
@@ -119,7 +122,7 @@ class Worker:
             self.metrics = [value for value in reported if value["name"] != "PredictionTime"]
             self.prediction_times = [
                 value for value in reported if value["name"] == "PredictionTime"
-            ]  # the worker's own
+            ]
             return [
                 Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body))
                 for code, meta, body in frame.items
@@ -169,8 +172,10 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
-    """start_worker("source of handler.py", files={...}, model={...}, **what differs in the load
-    order) -> Worker
+    """Return a function that starts a worker in a new directory.
+
+    Its arguments are the source of handler.py, files, entries of the manifest's `model`, and
+    fields of the load order.
     """
     with starting_workers(tmp_path) as start:
         yield start
@@ -180,8 +185,9 @@ def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
 def start_shared_worker(
     processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartWorker]:
-    """As `start_worker`, for workers that the tests of a module share: they must leave them as they
-    were.
+    """Return `start_worker` for workers that the tests of a module share.
+
+    The tests must leave such a worker unchanged.
     """
     with starting_workers(tmp_path_factory.mktemp("shared")) as start:
         yield start
@@ -209,11 +215,11 @@ def starting_workers(where: Path) -> Iterator[StartWorker]:
             (directory / name).write_bytes(
                 textwrap.dedent(content).encode() if isinstance(content, str) else content
             )
-        place = {
+        paths = {
             "model_dir": str(directory),
             "manifest": {"model": {"modelName": "m", **(model or {})}},
         }
-        complete = {**ORDER, "model_config": yaml.safe_dump(model_config or {}), **place, **order}
+        complete = {**ORDER, "model_config": yaml.safe_dump(model_config or {}), **paths, **order}
         workers.append(Worker(complete))  # type: ignore[arg-type]  # a TypedDict, put together
         workers[-1].directory = directory
         return workers[-1]

@@ -1,4 +1,4 @@
-"""Frames over a real socket, however the bytes come and go."""
+"""Frames over a real socket, in pieces of any size."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def frame(batch: int, body: bytes, items: int = 1) -> bytes:
     return b"".join(wire.encode(Kind.BATCH, batch, [(0, b"meta", body)] * items))
 
 
-def bodies(found: wire.Frame | None) -> list[bytes]:
-    assert found is not None
-    return [bytes(body) for _, _, body in found.items]
+def bodies(received: wire.Frame | None) -> list[bytes]:
+    assert received is not None
+    return [bytes(body) for _, _, body in received.items]
 
 
 @given(
@@ -45,12 +45,11 @@ def bodies(found: wire.Frame | None) -> list[bytes]:
     st.integers(1, SMALL * 2),
     st.sampled_from([False, CAN_POLL]),
 )
-def test_frames_are_read_whatever_pieces_they_come_in(
-    sizes: list[int], chunk: int, polls: bool
-) -> None:
+def test_frames_are_read_from_pieces_of_any_size(sizes: list[int], chunk: int, polls: bool) -> None:
     front, back = socket.socketpair()
     data = b"".join(frame(number, bytes([number]) * size) for number, size in enumerate(sizes))
-    chunk = max(chunk, len(data) // 1000)  # single bytes only of what is short
+    # Only short data is sent byte by byte.
+    chunk = max(chunk, len(data) // 1000)
 
     def write() -> None:
         for start in range(0, len(data), chunk):
@@ -62,18 +61,18 @@ def test_frames_are_read_whatever_pieces_they_come_in(
         channel = FrameSocket(back)
         channel.polls = polls
         for number, size in enumerate(sizes):
-            found = channel.read()
-            assert found is not None
-            assert found.batch == number
-            assert bodies(found) == [bytes([number]) * size]
+            received = channel.read()
+            assert received is not None
+            assert received.batch == number
+            assert bodies(received) == [bytes([number]) * size]
         assert channel.read() is None
         written.result()
 
 
-class Watched(socket.socket):
-    """Tells how often it was looked at in vain, and how often it was waited at."""
+class CountingSocket(socket.socket):
+    """A socket that counts its polls without data, and its blocking reads."""
 
-    looks = waits = 0
+    polls = waits = 0
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         if not flags:
@@ -82,7 +81,7 @@ class Watched(socket.socket):
         try:
             return super().recv_into(buffer, nbytes, flags)
         except BlockingIOError:
-            self.looks += 1
+            self.polls += 1
             raise
 
 
@@ -95,7 +94,7 @@ LIMIT = "from tsx_runtime.shared import cores; from pathlib import Path; cores.C
 )
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("bound", [BIND, LIMIT])
-def test_a_process_that_may_use_one_core_does_not_look(bound: str, tmp_path: Path) -> None:
+def test_a_process_that_may_use_one_core_does_not_poll(bound: str, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("150000 100000")
     code = f"{bound}; from tsx_runtime.worker.channel import CAN_POLL; print(CAN_POLL)"
     assert (
@@ -112,48 +111,51 @@ def test_a_process_that_may_use_one_core_does_not_look(bound: str, tmp_path: Pat
 
 @pytest.mark.skipif(
     not CAN_POLL,
-    reason="this system has no socket that can be looked at without waiting, or one core",
+    reason="sockets cannot be polled here, or there is one core",
 )
-def test_a_channel_looks_in_vain_only_after_a_short_wait_and_for_a_bounded_time(
+def test_a_channel_polls_only_after_a_short_wait_and_for_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [0.0]  # each look at the clock takes as long as a quarter of a poll
+    # Each reading of the clock takes a quarter of the time of a poll.
+    now = [0.0]
 
     def monotonic() -> float:
         now[0] += POLL / 4
         return now[0]
 
     front, plain = socket.socketpair()
-    with front, Watched(fileno=plain.detach()) as back:
+    with front, CountingSocket(fileno=plain.detach()) as back:
         monkeypatch.setattr(time, "monotonic", monotonic)
         channel = FrameSocket(back)
         channel.polls = True
         front.sendall(frame(1, b"a"))
-        channel.read()  # the first is waited for, and comes at once
-        assert (back.looks, back.waits) == (0, 1)
+        # The first frame is waited for, and comes at once.
+        channel.read()
+        assert (back.polls, back.waits) == (0, 1)
         front.sendall(frame(2, b"b"))
-        channel.read()  # so the second is looked for, and is there
-        assert (back.looks, back.waits) == (0, 1)
+        # The second frame is polled for, and is there.
+        channel.read()
+        assert (back.polls, back.waits) == (0, 1)
         for number in (3, 4):
             late = threading.Timer(0.05, front.sendall, [frame(number, b"c")])
             late.start()
-            found = channel.read()
-            assert found is not None
-            assert (found.batch, back.looks) == (
-                number,
-                4,
-            )  # the third is looked for until the time is over, and the fourth not at all
+            received = channel.read()
+            assert received is not None
+            # The third frame is polled for until the time is over, the fourth not at all.
+            assert (received.batch, back.polls) == (number, 4)
             late.join()
         assert back.waits == 3
 
 
-@pytest.mark.parametrize("kept", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 5])
+@pytest.mark.parametrize(
+    "sent_bytes", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 5]
+)
 @pytest.mark.parametrize("size", [10, SMALL * 2])
 def test_a_stream_that_ends_within_a_frame_is_at_its_end(
-    pair: tuple[socket.socket, socket.socket], kept: int, size: int
+    pair: tuple[socket.socket, socket.socket], sent_bytes: int, size: int
 ) -> None:
     front, back = pair
-    front.sendall(frame(1, b"x" * size)[:kept])
+    front.sendall(frame(1, b"x" * size)[:sent_bytes])
     front.close()
     assert FrameSocket(back).read() is None
 

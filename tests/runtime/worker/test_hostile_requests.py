@@ -1,6 +1,4 @@
-"""Requests that mean harm to who reads them: each is refused in words, and its neighbours in the
-batch are answered.
-"""
+"""Hostile requests are refused, and their neighbours in the batch are answered."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ NESTED = b'{"a":' * 700 + b"1" + b"}" * 700
 
 
 def tensor(raw: bytes = b"\0" * 8, **differs: Any) -> tuple[bytes, bytes]:
-    """The length of the JSON, and the body."""
+    """Return the length of the JSON, and the body."""
     entry = {
         "name": "x",
         "datatype": "FP32",
@@ -38,12 +36,12 @@ def tensor(raw: bytes = b"\0" * 8, **differs: Any) -> tuple[bytes, bytes]:
     return b"%d" % len(head), head + raw
 
 
-def reported(text: bytes) -> tuple[bytes, bytes]:
+def with_length(text: bytes) -> tuple[bytes, bytes]:
     return b"%d" % len(text), text
 
 
 HOSTILE = {
-    "JSON nested without end": reported(DEEP),
+    "JSON nested without end": with_length(DEEP),
     "a length in other digits": ("\u00b2".encode("latin-1"), tensor()[1]),
     "a length of 5000 digits": (b"1" * 5000, tensor()[1]),
     **{f"the length {length!r}": (length, tensor()[1]) for length in (b"", b"0", b"-1", b"1_0")},
@@ -60,16 +58,14 @@ HOSTILE = {
     "bytes that fill no number": tensor(b"\0" * 7, shape=[2]),
     "BYTES whose lengths lie": tensor(b"\xff\xff\xff\xff", datatype="BYTES", shape=[1]),
     "BYTES that end within a length": tensor(b"\1\0", datatype="BYTES", shape=[1]),
-    "inputs that are not tensors": reported(b'{"inputs": [1]}'),
-    "The handler returned outputs that are not tensors:": reported(
-        b'{"inputs": [], "outputs": [1]}'
-    ),
-    "parameters that are none": reported(b'{"inputs": [], "parameters": [1]}'),
+    "inputs that are not tensors": with_length(b'{"inputs": [1]}'),
+    "outputs that are not tensors": with_length(b'{"inputs": [], "outputs": [1]}'),
+    "parameters that are none": with_length(b'{"inputs": [], "parameters": [1]}'),
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_tensors_that_cannot_be_are_refused_and_their_neighbours_answered(kind: str) -> None:
+def test_impossible_tensors_are_refused_and_their_neighbours_answered(kind: str) -> None:
     items = [
         (0, request_meta(f"id-{number}", b"", [(TENSORS_HEAD, length)]), body)
         for number, (length, body) in enumerate((tensor(), HOSTILE[kind], tensor()))
@@ -107,7 +103,7 @@ entries = st.fixed_dictionaries(
 
 
 @given(st.lists(entries | anything, max_size=3), anything, anything, st.binary(max_size=20))
-def test_whatever_stands_where_tensors_should_is_read_or_refused(
+def test_any_json_in_the_place_of_tensors_is_read_or_refused(
     inputs: list[Any], outputs: Any, parameters: Any, raw: bytes
 ) -> None:
     head = json.dumps({"inputs": inputs, "outputs": outputs, "parameters": parameters}).encode()
@@ -153,7 +149,7 @@ values = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=12
     st.binary(max_size=30),
     st.binary(max_size=12),
 )
-def test_whatever_a_content_type_says_the_body_is_read_or_refused(
+def test_a_body_of_any_content_type_is_read_or_refused(
     kind: str, sign: str, value: str, body: bytes, query: bytes
 ) -> None:
     query = bytes(byte for byte in query if byte > 32)
@@ -166,7 +162,7 @@ def test_whatever_a_content_type_says_the_body_is_read_or_refused(
 
 @pytest.fixture
 def new_process() -> Iterator[None]:
-    """Its recursion limit: torch.compile may have raised that of this one."""
+    """Set the recursion limit of a new process, which torch.compile may have raised."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(1000)
     yield
@@ -181,9 +177,8 @@ def test_json_that_is_nested_too_deeply_is_refused_by_its_envelope(envelope: str
     bad, good = answers_of(model, *bodies, headers=[(b"content-type", b"application/json")])
     assert (bad[0], good[0]) == (400, 200)
     message = json.loads(bad[2])["message"]
-    assert (
-        "nested too deeply" in message or "recursion" in message
-    )  # by the parser, or behind it: Pythons differ
+    # The parser of some Pythons has no limit of its own.
+    assert "nested too deeply" in message or "recursion" in message
 
 
 class Mute(Exception):
@@ -192,7 +187,7 @@ class Mute(Exception):
 
 
 @pytest.mark.parametrize("error", [ValueError("\ud800 of the client's JSON"), Mute()])
-def test_an_exception_that_cannot_be_put_into_words_fails_its_request_alone(
+def test_an_exception_without_a_readable_text_fails_its_request_alone(
     error: Exception,
 ) -> None:
     def handle(data: Any, context: Context) -> Any:

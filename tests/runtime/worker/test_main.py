@@ -1,4 +1,4 @@
-"""A worker in its own process: what it does between LOAD and the end of its socket."""
+"""A worker in its own process, between LOAD and the end of its socket."""
 
 from __future__ import annotations
 
@@ -56,9 +56,8 @@ def test_the_worker_ends_when_its_socket_is_closed(start_worker: StartWorker) ->
 def test_a_worker_that_gets_no_order_ends(sent: bytes) -> None:
     front, back = socket.socketpair()
     with front:
-        worker = threading.Thread(
-            target=run, args=(back,), daemon=True
-        )  # as on Lambda: signals are left alone
+        # Lambda runs a worker in a thread, which leaves signals alone.
+        worker = threading.Thread(target=run, args=(back,), daemon=True)
         worker.start()
         front.sendall(sent)
     worker.join(60)
@@ -66,14 +65,14 @@ def test_a_worker_that_gets_no_order_ends(sent: bytes) -> None:
     assert back.fileno() == -1
 
 
-def test_interrupt_and_terminate_do_not_end_it(start_worker: StartWorker) -> None:
+def test_interrupt_and_terminate_do_not_end_a_worker(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO)
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(worker.process.pid, number)
     assert worker.ask(b"still here")[0].body == b"still here"
 
 
-def test_it_gives_a_sign_of_life_between_batches(start_worker: StartWorker) -> None:
+def test_a_worker_answers_pings_between_batches(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO)
     worker.begin(b"first")
     worker.send(Kind.PING, 7)
@@ -83,18 +82,19 @@ def test_it_gives_a_sign_of_life_between_batches(start_worker: StartWorker) -> N
         (Kind.PONG, 7),
     ]
     assert worker.ask(b"next")[0].body == b"next"
-    worker.send(Kind.PONG, 8)  # which a worker does not expect
+    # A worker expects no PONG.
+    worker.send(Kind.PONG, 8)
     assert worker.receive() is None
 
 
-def test_bytes_that_are_no_frame_end_it(start_worker: StartWorker) -> None:
+def test_bytes_that_are_no_frame_end_a_worker(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO)
     worker.sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
     assert worker.receive() is None
     assert worker.ended() == 0
 
 
-def test_it_lives_in_the_directory_of_its_model(start_worker: StartWorker) -> None:
+def test_a_worker_runs_in_the_directory_of_its_model(start_worker: StartWorker) -> None:
     worker = start_worker(
         """
         import os, sys, helper
@@ -111,7 +111,7 @@ def test_it_lives_in_the_directory_of_its_model(start_worker: StartWorker) -> No
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_torch_gets_the_threads_of_the_order_or_of_a_changed_share_and_the_gpu_is_not_touched(
+def test_torch_gets_the_threads_of_the_order_or_of_a_changed_share(
     start_worker: StartWorker, shared: bool
 ) -> None:
     source = """
@@ -122,7 +122,7 @@ def test_torch_gets_the_threads_of_the_order_or_of_a_changed_share_and_the_gpu_i
     """
     worker = start_worker(source, threads=1 + shared, shares_cores=shared)
     assert worker.values(b"")[0] == [1 + shared, False]
-    if shared:  # from the next batch on
+    if shared:
         worker.send(Kind.THREADS, 1)
         assert worker.values(b"")[0] == [1, False]
 
@@ -170,7 +170,7 @@ FAILURES = (
 )
 
 
-def test_what_fails_a_batch_is_reported_to_each_of_its_requests_and_the_worker_lives(
+def test_an_error_is_reported_to_each_request_of_a_batch_and_the_worker_lives(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("""
@@ -181,10 +181,10 @@ def test_what_fails_a_batch_is_reported_to_each_of_its_requests_and_the_worker_l
             exec(data[0]["body"], names)
             return names["answers"]
     """)
-    for statement, status, said in FAILURES:
+    for statement, status, message in FAILURES:
         for answer in worker.ask(*[statement.encode()] * 2):
             assert answer.status == status, statement
-            assert said in answer.message
+            assert message in answer.message
         assert worker.ask(b"answers = ['fine']")[0].body == b"fine"
 
 
@@ -287,11 +287,12 @@ def test_a_device_that_is_lost_on_the_search_fails_the_rest_and_ends_the_worker(
 def test_an_idle_worker_holds_no_body(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO, max_response_size=1 << 30)
     worker.ask(b"warm")
-    process, size = psutil.Process(worker.process.pid), 200 << 20
+    process, size = psutil.Process(worker.process.pid), 100 << 20
     before = process.memory_info().rss
     worker.ask(b"x" * size)
     end = time.monotonic() + 60
-    while process.memory_info().rss - before > size // 4:  # it answers before it lets go
+    # The worker answers before it frees the memory.
+    while process.memory_info().rss - before > size // 4:
         assert time.monotonic() < end, f"{process.memory_info().rss - before} bytes are held"
         time.sleep(0.01)
 
@@ -319,13 +320,12 @@ def test_the_time_of_a_batch_is_reported_once_a_second(start_worker: StartWorker
     for _ in range(3):
         worker.ask(b"x")
         times += worker.prediction_times
-    assert (
-        1 <= len(times) <= 1 + (time.monotonic() - began)
-    )  # on a slow machine they take more than a second
+    # The batches may take more than a second on a slow machine.
+    assert 1 <= len(times) <= 1 + (time.monotonic() - began)
     assert all(0 <= time["value"] < 10_000 and time["unit"] == "ms" for time in times)
 
 
-def test_metrics_that_are_declared_are_there_before_they_are_reported(
+def test_declared_metrics_exist_before_they_are_reported(
     start_worker: StartWorker,
 ) -> None:
     declared = [
@@ -405,7 +405,7 @@ def test_an_answer_in_parts_comes_as_pieces_before_its_last_part(start_worker: S
     assert [answer.body for answer in answers] == [b"three", b"end"]
 
 
-def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_out(
+def test_a_part_goes_to_its_request_if_a_broken_one_was_left_out(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("""
@@ -428,7 +428,7 @@ def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker) 
                 send(text, ids, message, status, context)
                 return ["end"]
     """)
-    for arguments, said in (
+    for arguments, message in (
         ("['x'], {0: 'id-0'}, 'model fell over', 500", "model fell over"),
         ("['x', 'y'], {0: 'id-0'}, '', 200", "number of batch response mismatched"),
         ("[{1}], {0: 'id-0'}, '', 200", "Unsupported model output data type"),
@@ -436,7 +436,7 @@ def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker) 
     ):
         (answer,) = worker.ask(arguments.encode())
         assert answer.status == 500
-        assert said in answer.message
+        assert message in answer.message
     assert worker.pieces == []
 
 
@@ -468,8 +468,8 @@ def test_a_part_that_comes_after_its_answer_reaches_nobody(start_worker: StartWo
     assert worker.pieces == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told what to keep")
-def test_memory_that_was_kept_for_the_next_batch_is_given_back_when_none_comes(
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be told how much to cache")
+def test_memory_for_the_next_batch_is_freed_if_none_comes(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker("""
@@ -487,7 +487,8 @@ def test_memory_that_was_kept_for_the_next_batch_is_given_back_when_none_comes(
         assert frame is not None
         assert frame.kind is Kind.PONG
     end = time.monotonic() + 60
-    while process.memory_info().rss - before > 2 * size:  # it answers before it lets go
+    # The worker answers before it frees the memory.
+    while process.memory_info().rss - before > 2 * size:
         assert time.monotonic() < end, f"{process.memory_info().rss - before} bytes are held"
         time.sleep(0.01)
 
@@ -495,9 +496,7 @@ def test_memory_that_was_kept_for_the_next_batch_is_given_back_when_none_comes(
 def test_a_process_that_the_handler_forks_neither_answers_nor_holds_the_socket(
     start_worker: StartWorker,
 ) -> None:
-    """One comes back from the handler as if it were the worker, one ends by sys.exit, and one goes
-    on for long.
-    """
+    """Fork children that return from the handler, call sys.exit, or stay."""
     worker = start_worker("""
         import os, sys, time
 
@@ -518,9 +517,9 @@ def test_a_process_that_the_handler_forks_neither_answers_nor_holds_the_socket(
                 os.waitpid(child, 0)
             return [str(child)]
     """)
-    for word in (b"return", b"exit"):
-        assert worker.ask(word)[0].status == 200
-        assert worker.ask(word)[0].body != b"the child's"
+    for action in (b"return", b"exit"):
+        assert worker.ask(action)[0].status == 200
+        assert worker.ask(action)[0].body != b"the child's"
     child = int(worker.ask(b"stay")[0].body)
     try:
         worker.begin(b"end")

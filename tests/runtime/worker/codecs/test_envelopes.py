@@ -1,7 +1,4 @@
-"""What a protocol wraps around requests is off before the handler and on again after it.
-
-Contract section 5.5.
-"""
+"""Envelopes unwrap requests for the handler and wrap its answers."""
 
 from __future__ import annotations
 
@@ -28,14 +25,14 @@ Seen = list[Any]
 
 
 def a_batch(*metas: bytes) -> Context:
-    """A context whose batch has these requests."""
+    """Return a context whose batch has these requests."""
     context = a_context(manifest={"model": {"modelVersion": "1.0"}})
     context.begin([meta.decode() for meta in metas])
     return context
 
 
 def requests(count: int, **headers: str) -> list[bytes]:
-    """The metas of requests with ids `id-0`, `id-1` and so on."""
+    """Return the metas of requests with ids `id-0`, `id-1` and so on."""
     block = [(name.encode(), value.encode()) for name, value in headers.items()]
     return [request_meta(f"id-{idx}", b"", block) for idx in range(count)]
 
@@ -46,7 +43,7 @@ def run(
     act: Callable[[list[Any], Context], Any] | None = None,
     **headers: str,
 ) -> tuple[Any, Seen]:
-    """What comes out, and what the handler saw in each of its calls."""
+    """Return the answers, and the rows of each call of the handler."""
     seen: Seen = []
 
     def handler(data: Any, context: Context) -> Any:
@@ -142,11 +139,11 @@ def test_open_inference_tensors_come_nested_and_go_flat() -> None:
         {"name": "b", "shape": [1], "datatype": "BYTES", "data": ["text"]},
         {"name": "c", "shape": [-1, 1], "datatype": "INT64", "data": [[1], [2]]},
     ]
-    given = [[[1.5], [2]], {"k": 1}, 3]
+    outputs = [[[1.5], [2]], {"k": 1}, 3]
     ((answer,), seen) = run(
         "kservev2",
         [{"id": "7", "inputs": inputs}],
-        lambda data, context: [context.input_names, *given],
+        lambda data, context: [context.input_names, *outputs],
     )
     assert [entry["data"] for entry in seen[0]] == [[[1.0, 2], [3, 4]], "text", [[1], [2]]]
     assert answer == {
@@ -203,7 +200,7 @@ def test_a_batch_may_hold_requests_of_workflows_and_others(name: str) -> None:
 
     def ask(bodies: list[Any], *places: bytes) -> Any:
         context = a_batch(
-            *(request_meta("id", b"", [(NODE_HEADER, place)] if place else []) for place in places)
+            *(request_meta("id", b"", [(NODE_HEADER, node)] if node else []) for node in places)
         )
         return ENVELOPES[name](handler).handle([{"body": body} for body in bodies], context)
 
@@ -268,13 +265,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body", "said"), WRONG)
+@pytest.mark.parametrize(("name", "body", "message"), WRONG)
 def test_what_is_not_in_the_envelopes_form_is_refused_and_named(
-    name: str, body: Any, said: str
+    name: str, body: Any, message: str
 ) -> None:
     with pytest.raises(BadRows) as caught:
         run(name, [body])
-    assert said in caught.value.faults[0]
+    assert message in caught.value.faults[0]
 
 
 def test_a_wrong_request_and_a_refusal_of_the_handler_harm_no_other_request() -> None:

@@ -1,4 +1,4 @@
-"""Bodies, forms and query strings, as a handler sees them. Contract section 1.2."""
+"""Bodies, forms and query strings become the rows of a handler."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def inputs(
     return read(body, content_type, query, **options).inputs
 
 
-def form(*parts: tuple[str, bytes], end: bool = True) -> bytes:
+def multipart(*parts: tuple[str, bytes], end: bool = True) -> bytes:
     lines = b"".join(
         b"--xyz\r\n" + head.encode() + b"\r\n\r\n" + value + b"\r\n" for head, value in parts
     )
     return lines + (b"--xyz--\r\n" if end else b"")
 
 
-def named(name: str, *more: str) -> str:
+def part_head(name: str, *more: str) -> str:
     return "\r\n".join(
         [
             f'Content-Disposition: form-data; name="{name}"' + ("" if not more else f"; {more[0]}"),
@@ -135,11 +135,15 @@ def test_form_fields_are_inputs() -> None:
 @pytest.mark.parametrize(
     ("body", "kind", "query"),
     [
-        (form((named("a"), b"1"), (named("b"), b"x"), (named("a"), b"2")), MULTIPART, b""),
+        (
+            multipart((part_head("a"), b"1"), (part_head("b"), b"x"), (part_head("a"), b"2")),
+            MULTIPART,
+            b"",
+        ),
         (b"a=1&b=x&a=2", FORM, b""),
         (b"", None, b"a=1&b=x&a=2"),
         (b"{}", "application/json", b"a=1&b=x&a=2"),
-        (form((named("c"), b"")), MULTIPART, b"a=1&b=x&a=2"),
+        (multipart((part_head("c"), b"")), MULTIPART, b"a=1&b=x&a=2"),
         (b"c=", FORM, b"a=1&b=x&a=2"),
     ],
 )
@@ -152,8 +156,8 @@ def test_of_a_repeated_field_the_last_counts_and_all_are_beside_it(
 
 
 def test_repeated_files_keep_their_types() -> None:
-    part = named("data", 'filename="1"', "Content-Type: application/json")
-    row = read(form((part, b"[1]"), (part, b"[2]")), MULTIPART)
+    part = part_head("data", 'filename="1"', "Content-Type: application/json")
+    row = read(multipart((part, b"[1]"), (part, b"[2]")), MULTIPART)
     assert row == (
         {"data": [2]},
         {"data": {"content-type": "application/json", "values": [[1], [2]]}},
@@ -180,7 +184,7 @@ def test_bytes_of_any_kind_under_the_type_of_a_form_are_read() -> None:
     ],
 )
 def test_json_under_the_type_of_a_form_is_the_body(body: bytes, expected: Any) -> None:
-    """curl -d sends this type unless told otherwise."""
+    """Read the type that `curl -d` sends by default."""
     assert inputs(body, FORM, query=b"a=1") == {"a": bytearray(b"1"), "body": expected}
     assert inputs(body, FORM, decode=False) == {"body": bytearray(body)}
 
@@ -192,17 +196,17 @@ def test_fields_whose_names_begin_as_json_does_stay_fields(name: str) -> None:
 
 
 def test_plain_multipart_fields_stay_bytes() -> None:
-    row = read(form((named("data"), b"abc"), (named("more"), b"\r\n\0")), MULTIPART)
+    row = read(multipart((part_head("data"), b"abc"), (part_head("more"), b"\r\n\0")), MULTIPART)
     assert row.inputs == {"data": bytearray(b"abc"), "more": bytearray(b"\r\n\0")}
     assert row.parts == {}
 
 
 def test_a_part_is_decoded_by_its_own_content_type_which_the_headers_tell() -> None:
-    body = form(
-        (named("j", 'filename="a.json"', "Content-Type: application/json"), b'{"k": 1}'),
-        (named("t", 'filename="a.txt"', "content-type: text/plain"), b"hello"),
-        (named("i", 'filename="a.jpg"', "Content-Type: image/jpeg"), b"\xff\xd8"),
-        (named("f", 'filename="a"'), b"x"),
+    body = multipart(
+        (part_head("j", 'filename="a.json"', "Content-Type: application/json"), b'{"k": 1}'),
+        (part_head("t", 'filename="a.txt"', "content-type: text/plain"), b"hello"),
+        (part_head("i", 'filename="a.jpg"', "Content-Type: image/jpeg"), b"\xff\xd8"),
+        (part_head("f", 'filename="a"'), b"x"),
     )
     row = read(body, MULTIPART)
     assert row.inputs == {
@@ -221,29 +225,33 @@ def test_a_part_is_decoded_by_its_own_content_type_which_the_headers_tell() -> N
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type", "said"),
+    ("body", "content_type", "message"),
     [
-        (form((named("a"), b"1")), "multipart/form-data", "no boundary"),
-        (form((named("a"), b"1"), end=False), MULTIPART, "incomplete"),
+        (multipart((part_head("a"), b"1")), "multipart/form-data", "no boundary"),
+        (multipart((part_head("a"), b"1"), end=False), MULTIPART, "incomplete"),
         (b"", MULTIPART, "not in it"),
         (b"nonsense", MULTIPART, "not in it"),
-        (b"--xyy\r\n" + form((named("a"), b"1"))[7:], MULTIPART, "not in it"),
+        (b"--xyy\r\n" + multipart((part_head("a"), b"1"))[7:], MULTIPART, "not in it"),
         (b"--xyz\r\nno header\r\n", MULTIPART, "incomplete"),
         (b"--xyz\r\nno header\r\n--xyz--", MULTIPART, "no name"),
-        (form(("Content-Type: text/plain", b"1")), MULTIPART, "no name"),
-        (form((named("a"), b"1")), f"multipart/form-data; boundary={'b' * 10_000}", "multipart"),
+        (multipart(("Content-Type: text/plain", b"1")), MULTIPART, "no name"),
+        (
+            multipart((part_head("a"), b"1")),
+            f"multipart/form-data; boundary={'b' * 10_000}",
+            "multipart",
+        ),
     ],
 )
 def test_a_malformed_multipart_body_is_a_bad_request(
-    body: bytes, content_type: str, said: str
+    body: bytes, content_type: str, message: str
 ) -> None:
-    with pytest.raises(BadRequest, match=said):
+    with pytest.raises(BadRequest, match=message):
         read(body, content_type)
 
 
 @given(st.binary(max_size=60))
 def test_what_stands_before_the_first_boundary_means_nothing(preamble: bytes) -> None:
-    body = form((named("a"), b"1"))
+    body = multipart((part_head("a"), b"1"))
     assert inputs(preamble.replace(b"--xyz", b"") + b"\r\n" + body, MULTIPART) == {
         "a": bytearray(b"1")
     }
@@ -251,7 +259,9 @@ def test_what_stands_before_the_first_boundary_means_nothing(preamble: bytes) ->
 
 def test_a_longer_boundary_in_the_preamble_is_not_the_first() -> None:
     for before in (b"see\r\n--xyzzy\r\n\r\n", b"--xyzzy\r\n"):
-        assert inputs(before + form((named("a"), b"1")), MULTIPART) == {"a": bytearray(b"1")}
+        assert inputs(before + multipart((part_head("a"), b"1")), MULTIPART) == {
+            "a": bytearray(b"1")
+        }
 
 
 @given(
@@ -263,7 +273,7 @@ def test_a_longer_boundary_in_the_preamble_is_not_the_first() -> None:
 )
 def test_any_bytes_survive_a_multipart_body(fields: list[tuple[str, bytes]]) -> None:
     fields = [(name, value.replace(b"\r\n--xyz", b"")) for name, value in fields]
-    assert inputs(form(*((named(name), value) for name, value in fields)), MULTIPART) == {
+    assert inputs(multipart(*((part_head(name), value) for name, value in fields)), MULTIPART) == {
         name: bytearray(value) for name, value in fields
     }
 

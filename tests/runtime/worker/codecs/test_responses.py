@@ -1,4 +1,4 @@
-"""What handlers return and raise, as what is sent. Contract sections 1.4 and 5.1."""
+"""Results and errors of handlers become responses."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def test_a_tensor_is_sent_as_torch_saves_it() -> None:
     )
 
 
-def circle() -> list[Any]:
-    made: list[Any] = []
-    made.append(made)
-    return made
+def circular_list() -> list[Any]:
+    circular: list[Any] = []
+    circular.append(circular)
+    return circular
 
 
 @pytest.mark.parametrize(
     ("value", "named"),
-    [(object(), "object"), ({1, 2}, "set"), ({"a": b"raw"}, "dict"), (circle(), "list")],
+    [(object(), "object"), ({1, 2}, "set"), ({"a": b"raw"}, "dict"), (circular_list(), "list")],
 )
 def test_what_cannot_be_sent_is_named(value: Any, named: str) -> None:
     with pytest.raises(
@@ -169,7 +169,7 @@ def test_nan_and_infinities_are_what_the_setting_says(nan: str, written: object)
         {"deep": [values]},
         numpy.array(values, "float32"),
         {"a": torch.tensor(values)},
-        [numpy.float32(each) for each in values],
+        [numpy.float32(number) for number in values],
     ):
         text = to_compact_json(value, nan)
         assert (written if isinstance(written, str) else json.dumps(written)) in text
@@ -211,9 +211,7 @@ def test_json_is_labelled_unless_the_handler_labels_it() -> None:
     ]
 
 
-def test_an_answer_without_a_content_type_gets_that_of_its_content_where_the_platform_wants_one() -> (
-    None
-):
+def test_a_platform_may_ask_for_the_content_type_of_each_answer() -> None:
     context = a_context()
     context.guess_content_type = True
     context.begin(["a\r\n\r\n"] * 6)
@@ -235,9 +233,8 @@ def test_an_answer_without_a_content_type_gets_that_of_its_content_where_the_pla
         text,
     ]
     assert context.typed(b"", b'"a"') == b"content-type: application/json\r\n"
-    assert (
-        context.typed(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()
-    )  # its next part makes it no JSON
+    # The next part of a stream may make it something else than JSON.
+    assert context.typed(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()
 
 
 def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

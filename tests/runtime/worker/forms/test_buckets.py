@@ -1,3 +1,5 @@
+"""Sizes of batches that a form of fixed sizes runs."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,3 +1,5 @@
+"""A worker loads the first form that fits, and passes over others with a reason."""
+
 from __future__ import annotations
 
 import hashlib
@@ -26,14 +28,14 @@ TORCH = ".".join(torch.__version__.split(".")[:2])
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of an archive that holds one graph."""
-    place = tmp_path_factory.mktemp("archive")
-    built(known_forms()["torchscript"], images(), IMAGES, place)
-    return place
+    """Return the directory of an archive that holds one graph."""
+    directory = tmp_path_factory.mktemp("archive")
+    built(known_forms()["torchscript"], images(), IMAGES, directory)
+    return directory
 
 
 @pytest.fixture
-def edit(archive: Path) -> Iterator[Any]:
+def edit_index(archive: Path) -> Iterator[Any]:
     """Return a function that changes the archive's index for this test."""
     index = archive / FORMS_FILE
     content = index.read_bytes()
@@ -83,34 +85,34 @@ def load(archive: Path, *names: str, manifest: Mapping[str, Any] | None = None) 
     ],
 )
 def test_a_form_that_does_not_fit_is_passed_over_with_the_reason(
-    archive: Path, edit: Any, change: Any, reason: str
+    archive: Path, edit_index: Any, change: Any, reason: str
 ) -> None:
-    edit(change)
-    found = load(archive, "torchscript")
-    assert found.name == "reference"
-    assert reason in found.passed_over[0]
-    assert torch.equal(found.model(*IMAGES(3)[0]), images()(*IMAGES(3)[0]))
+    edit_index(change)
+    loaded_form = load(archive, "torchscript")
+    assert loaded_form.name == "reference"
+    assert reason in loaded_form.passed_over[0]
+    assert torch.equal(loaded_form.model(*IMAGES(3)[0]), images()(*IMAGES(3)[0]))
 
 
-def test_a_form_of_another_version_of_tsx_is_passed_over(archive: Path, edit: Any) -> None:
-    edit(lambda record: replace(record, name="of-the-future"))
-    found = load(archive, "of-the-future")
-    assert "this version of tsx does not know it" in found.passed_over[0]
+def test_a_form_of_another_version_of_tsx_is_passed_over(archive: Path, edit_index: Any) -> None:
+    edit_index(lambda record: replace(record, name="of-the-future"))
+    loaded_form = load(archive, "of-the-future")
+    assert "this version of tsx does not know it" in loaded_form.passed_over[0]
 
 
-def test_a_form_of_other_weights_is_passed_over(archive: Path, edit: Any) -> None:
-    edit(made_of={"model.pth": "a"})
+def test_a_form_of_other_weights_is_passed_over(archive: Path, edit_index: Any) -> None:
+    edit_index(made_of={"model.pth": "a"})
     assert (
         load(archive, "torchscript", manifest={"sha256": {"model.pth": "a"}}).name == "torchscript"
     )
-    found = load(archive, "torchscript", manifest={"sha256": {"model.pth": "b"}})
-    assert "model.pth has changed since the form" in found.passed_over[0]
+    loaded_form = load(archive, "torchscript", manifest={"sha256": {"model.pth": "b"}})
+    assert "model.pth has changed since the form" in loaded_form.passed_over[0]
 
 
-def test_what_the_manifest_has_no_checksum_of_is_read(archive: Path, edit: Any) -> None:
+def test_what_the_manifest_has_no_checksum_of_is_read(archive: Path, edit_index: Any) -> None:
     weights = archive / "model.pth"
     weights.write_bytes(b"as they were")
-    edit(made_of={"model.pth": hashlib.sha256(b"as they were").hexdigest()})
+    edit_index(made_of={"model.pth": hashlib.sha256(b"as they were").hexdigest()})
     assert load(archive, "torchscript").name == "torchscript"
     weights.write_bytes(b"trained again")
     assert load(archive, "torchscript").name == "reference"
@@ -124,20 +126,20 @@ def test_threads_that_need_the_archives_own_model_at_once_load_it_once(archive: 
 
     def meeting() -> Any:
         loads.append(1)
-        with suppress(threading.BrokenBarrierError):  # nobody else comes
+        with suppress(threading.BrokenBarrierError):
             both.wait(0.3)
         return lambda rows: rows
 
-    found = load_form(["torchscript"], archive, {}, meeting, CPU)
+    loaded_form = load_form(["torchscript"], archive, {}, meeting, CPU)
     with ThreadPoolExecutor(2) as threads:
-        for answer in threads.map(found.model, [torch.ones(1)] * 2):
+        for answer in threads.map(loaded_form.model, [torch.ones(1)] * 2):
             assert answer.shape == (1,)
     assert len(loads) == 1
 
 
 def test_the_next_form_that_fits_is_taken(archive: Path) -> None:
-    found = load(archive, "no-such-form", "torchscript", "reference")
-    assert (found.name, found.passed_over) == (
+    loaded_form = load(archive, "no-such-form", "torchscript", "reference")
+    assert (loaded_form.name, loaded_form.passed_over) == (
         "torchscript",
         ("no-such-form: tsx-forms.json has no such form",),
     )
@@ -161,9 +163,9 @@ def test_with_an_index_that_cannot_be_read_the_archives_own_model_runs(
     tmp_path: Path, content: Any, reason: str
 ) -> None:
     (tmp_path / FORMS_FILE).write_text(json.dumps(content))
-    found = load(tmp_path, "torchscript")
-    assert found.name == "reference"
-    assert reason in found.passed_over[0]
+    loaded_form = load(tmp_path, "torchscript")
+    assert loaded_form.name == "reference"
+    assert reason in loaded_form.passed_over[0]
 
 
 def test_a_call_with_another_signature_goes_to_the_archives_own_model(
@@ -175,16 +177,16 @@ def test_a_call_with_another_signature_goes_to_the_archives_own_model(
         calls.append(args)
         return "its own"
 
-    found = load_form(["torchscript"], archive, {}, lambda: model, CPU)
+    loaded_form = load_form(["torchscript"], archive, {}, lambda: model, CPU)
     with caplog.at_level(logging.WARNING):
-        assert found.model(torch.ones(2, 3, 9, 9)).shape == (2, 4)
+        assert loaded_form.model(torch.ones(2, 3, 9, 9)).shape == (2, 4)
         assert calls == []
-        for other in (
+        for arguments in (
             (torch.ones(2, 3, 9, 8),),
             (torch.ones(2, 3, 9, 9).double(),),
             (torch.ones(2, 3, 9, 9), 1),
         ):
-            assert found.model(*other) == "its own"
+            assert loaded_form.model(*arguments) == "its own"
     assert len(calls) == 3
     assert (
         sum(
@@ -203,7 +205,7 @@ def test_a_signature_survives_json_and_brings_nested_results_back() -> None:
     args, kwargs = texts(5)
     tensors = signature.tensors(args, kwargs)
     assert tensors is not None
-    assert [len(each) for each in signature.arguments(tensors)] == [1, 1]
+    assert [len(group) for group in signature.arguments(tensors)] == [1, 1]
     assert signature.result([torch.ones(1)]) == {"logits": torch.ones(1)}
     model = FormModel("any", lambda ids, mask: (ids * mask,), signature, tied)
     assert torch.equal(model(*args, **kwargs)["logits"], args[0] * kwargs["mask"])
@@ -215,6 +217,6 @@ def test_a_form_that_changes_the_model_and_fails_leaves_the_reference_untouched(
     form = known_forms()["bf16"]
     built(form, images(), IMAGES, tmp_path)
     (tmp_path / "tsx-forms" / "bf16" / "weights.safetensors").write_bytes(b"no weights")
-    found = loaded(form, images, tmp_path)
-    assert found.name == "reference"
-    assert next(found.model.parameters()).dtype == torch.float32
+    loaded_form = loaded(form, images, tmp_path)
+    assert loaded_form.name == "reference"
+    assert next(loaded_form.model.parameters()).dtype == torch.float32

@@ -1,4 +1,4 @@
-"""What a handler asks its context, and tells it. Contract section 5.2."""
+"""The context of a handler: its requests, responses and headers."""
 
 from __future__ import annotations
 
@@ -210,12 +210,12 @@ def test_headers_behave_as_a_dict_of_lower_case_names(steps: list[tuple[str, str
             headers.update({name: value})
             model.update({name.lower(): value})
         elif step == "popitem" and model:
-            found, number = headers.popitem()
-            assert (found.lower(), number) == model.popitem()
+            key, number = headers.popitem()
+            assert (key.lower(), number) == model.popitem()
         elif step == "clear":
             headers.clear()
             model.clear()
-        assert {found.lower(): number for found, number in headers.items()} == model
+        assert {key.lower(): number for key, number in headers.items()} == model
         assert (name in headers) == (name.lower() in model)
         assert headers.get(name) == model.get(name.lower())
     assert headers.copy() == headers

@@ -1,7 +1,4 @@
-"""From a handler's name to its entry point, and what is said where there is none.
-
-Contract section 5.1.
-"""
+"""Handlers are found by their names, and a missing one is reported."""
 
 from __future__ import annotations
 
@@ -158,7 +155,7 @@ def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("import not_installed_here", "'not_installed_here'. Install that module"),
         ("from json import no_such_name", "cannot import name 'no_such_name'"),
@@ -202,11 +199,11 @@ def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(
     ],
 )
 def test_a_handler_that_cannot_be_used_is_reported_as_what_it_is(
-    start_worker: StartWorker, source: str, said: str
+    start_worker: StartWorker, source: str, message: str
 ) -> None:
     worker = start_worker(source)
     assert not worker.loaded
-    assert said in worker.report["message"]
+    assert message in worker.report["message"]
     assert worker.ended() == 0
 
 

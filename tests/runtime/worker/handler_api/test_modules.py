@@ -1,6 +1,4 @@
-"""An archive's modules beside the server's: a handler finds its own, and the log names those that
-clash with others.
-"""
+"""An archive's modules beside the server's modules of the same names."""
 
 from __future__ import annotations
 
@@ -90,11 +88,11 @@ def test_code_that_a_link_leads_to_outside_is_not_run(start_worker: StartWorker,
     )
     assert "was not found" in worker.report["message"]
     (tmp_path / "model-0" / "x.py").symlink_to(tmp_path / "x.py")
-    for handler, said in (
+    for handler, message in (
         ("x.py", "leads out of the model's directory"),
         (f"{tmp_path}/x.py", "it is absolute"),
         ("../x.py", "'..'"),
     ):
         worker = start_worker(handler=handler, model_dir=str(tmp_path / "model-0"))
         assert not worker.loaded
-        assert said in worker.report["message"]
+        assert message in worker.report["message"]

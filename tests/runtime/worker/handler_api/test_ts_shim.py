@@ -1,4 +1,4 @@
-"""The package `ts` as workers see it. Contract section 5.8."""
+"""The package `ts` in workers and in scripts of users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tsx_runtime.worker.handler_api.utils import (
 ROOT = Path(__file__).parents[4]
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims" / "src"
 MODULES = {module: listed for module, listed in names().items() if module.startswith("ts.")}
-ALSO = {  # Names that modules of TorchServe import, and users import from there.
+# Names that modules of TorchServe import, and users import from there.
+ALSO = {
     "ts": ["__version__"],
     "ts.protocol.otf_message_handler": ["send_intermediate_predict_response"],
     "ts.service": ["PredictionException"],
@@ -142,9 +143,8 @@ def test_a_private_name_is_no_import_error() -> None:
         ts_shim.refuse("ts.protocol.otf_message_handler", "__path__")
     with pytest.raises(AttributeError):
         ts_shim.refuse("ts.service", "no_such_name")
-    with pytest.raises(
-        AttributeError
-    ):  # pickle looks for a function that does not say its module in all modules
+    # pickle looks in all modules for a function that does not name its module.
+    with pytest.raises(AttributeError):
         ts_shim.refuse("ts.protocol.otf_message_handler", "log1p")
 
 
@@ -210,14 +210,14 @@ def test_processes_are_reported_with_their_resident_bytes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     check_process_mem_usage(io.StringIO(f"{os.getpid()},{1 << 30}\n"))
-    (own, size), gone = (line.split(":") for line in capsys.readouterr().out.splitlines())
-    assert (int(own), gone) == (os.getpid(), [str(1 << 30), "0"])
+    (pid, size), gone = (line.split(":") for line in capsys.readouterr().out.splitlines())
+    assert (int(pid), gone) == (os.getpid(), [str(1 << 30), "0"])
     assert int(size) > 1 << 20
 
 
 def test_a_model_for_a_unit_test_is_downloaded_as_model_pt(tmp_path: Path) -> None:
     class Weights(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the name that http.server calls
+        def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(self.path.encode())

@@ -1,6 +1,4 @@
-"""BaseHandler in a worker: every kind of model gives the model's own numbers, and every broken one
-is explained.
-"""
+"""BaseHandler serves every kind of model file, and explains why it cannot load one."""
 
 from __future__ import annotations
 
@@ -64,8 +62,9 @@ Serve = Callable[..., Worker]
 
 @pytest.fixture
 def serve(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> Serve:
-    """Start a worker that takes rows: `file` is one of `model_bytes` or of `files`, `model_py` the
-    source of its model file.
+    """Return a function that starts a worker that takes rows.
+
+    `file` is one of `model_bytes` or of `files`; `model_py` is the source of the model file.
     """
 
     def start(
@@ -91,7 +90,7 @@ def ask(worker: Worker, *rows: Any) -> list[Any]:
     return worker.values(*map(a_request, rows))
 
 
-def assert_right(worker: Worker, net: Net) -> None:
+def assert_numbers_of(worker: Worker, net: Net) -> None:
     with torch.inference_mode():
         expected = net(torch.tensor(QUESTIONS))
     torch.testing.assert_close(torch.tensor(ask(worker, *QUESTIONS)), expected)
@@ -118,8 +117,8 @@ def assert_right(worker: Worker, net: Net) -> None:
 def test_every_kind_of_model_gives_the_models_own_numbers(
     serve: Serve, net: Net, file: str, model_py: str | None
 ) -> None:
-    """Of several classes in the model file, by the one that the weights fit."""
-    assert_right(serve(file, model_py), net)
+    """Take the class that the weights fit if the model file has several."""
+    assert_numbers_of(serve(file, model_py), net)
 
 
 def test_a_handler_may_ask_for_its_device() -> None:
@@ -129,12 +128,12 @@ def test_a_handler_may_ask_for_its_device() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_program_exported_for_one_batch_size_takes_every_other_whatever_its_file_is_called(
+def test_a_program_exported_for_one_batch_size_takes_every_other(
     serve: Serve, net: Net, tmp_path: Any, size: int
 ) -> None:
     path = tmp_path / "fixed.pt2"
     torch.export.save(torch.export.export(net, (torch.zeros(size, 3),)), path)
-    assert_right(serve("model.bin", files={"model.bin": path.read_bytes()}), net)
+    assert_numbers_of(serve("model.bin", files={"model.bin": path.read_bytes()}), net)
 
 
 @pytest.fixture
@@ -151,8 +150,8 @@ def onnx_files(onnx_bytes: bytes, tmp_path: Path) -> dict[str, bytes]:
 def test_onnx_models_are_served_also_with_weights_in_a_second_file(
     serve: Serve, net: Net, onnx_bytes: bytes, onnx_files: dict[str, bytes]
 ) -> None:
-    assert_right(serve("model.onnx", files={"model.onnx": onnx_bytes}), net)
-    assert_right(serve("lin.onnx", files=onnx_files), net)
+    assert_numbers_of(serve("model.onnx", files={"model.onnx": onnx_bytes}), net)
+    assert_numbers_of(serve("lin.onnx", files=onnx_files), net)
 
 
 @pytest.mark.parametrize(
@@ -197,11 +196,11 @@ def test_without_onnxruntime_the_pip_command_is_named(serve: Serve, onnx_bytes: 
     assert "pip install 'tsx-serve[onnx]'" in worker.report["message"]
 
 
-# One program is compiled: to make torch's headers ready for many would take as long again, and so
-# would to try how vectors compile here.
+# Settings for one compilation. Precompiled headers and tests of vector instructions pay only for
+# many.
 QUICK = """
 import torch._inductor.config
-if hasattr(torch._inductor.config.aot_inductor, "precompile_headers"):  # older releases make none ready
+if hasattr(torch._inductor.config.aot_inductor, "precompile_headers"):
     torch._inductor.config.aot_inductor.precompile_headers = False
 torch._inductor.config.cpp.vec_isa_ok = True
 torch._inductor.config.aot_inductor.compile_wrapper_opt_level = "O0"
@@ -224,17 +223,17 @@ def test_compiled_packages_are_served(serve: Serve, tmp_path: Any) -> None:
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     ahead = {"pt2": {"export": {"aot_compile": True}}}
 
-    def right(name: str, content: bytes, config: Any, source: str = ROWS) -> bool:
+    def answers_double(name: str, content: bytes, config: Any, source: str = ROWS) -> bool:
         worker = serve(
             name, source=source, files={name: content}, model_config=config, variables=variables
         )
         return ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]]
 
-    assert right("double.pt2", exported.read_bytes(), ahead, QUICK + textwrap.dedent(ROWS))
+    assert answers_double("double.pt2", exported.read_bytes(), ahead, QUICK + textwrap.dedent(ROWS))
     (package,) = (tmp_path / "cache" / "tsx").iterdir()
     written = package.stat()
     # The second worker loads what the first one compiled.
-    assert right("double.pt2", exported.read_bytes(), ahead)
+    assert answers_double("double.pt2", exported.read_bytes(), ahead)
     assert (package.stat().st_ino, package.stat().st_mtime_ns) == (
         written.st_ino,
         written.st_mtime_ns,
@@ -248,8 +247,8 @@ def test_compiled_packages_are_served(serve: Serve, tmp_path: Any) -> None:
     # Older releases of torch wrote the library alone.
     with zipfile.ZipFile(package) as archive:
         library = next(archive.read(name) for name in archive.namelist() if name.endswith(".so"))
-    assert right("double.pt2", package.read_bytes(), {})
-    assert right("double.so", library, ahead)
+    assert answers_double("double.pt2", package.read_bytes(), {})
+    assert answers_double("double.so", library, ahead)
     worker = serve("double.so", files={"double.so": library})
     assert "pt2: {export: {aot_compile: true}}" in worker.report["message"]
 
@@ -259,7 +258,7 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
 
 
 @pytest.mark.parametrize(
-    ("file", "model_py", "said"),
+    ("file", "model_py", "message"),
     [
         ("less.pth", MODEL, "does not fit model.py: "),
         ("wide.pth", MODEL, "size mismatch for last.weight"),
@@ -276,14 +275,15 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
     ],
 )
 def test_weights_and_model_files_that_do_not_fit_are_explained(
-    serve: Serve, file: str | None, model_py: str, said: str
+    serve: Serve, file: str | None, model_py: str, message: str
 ) -> None:
     worker = serve(file, model_py)
     assert not worker.loaded
-    assert said in worker.report["message"]
+    assert message in worker.report["message"]
     assert len(worker.report["message"]) < 1000
-    if "does not fit" in said:
-        assert worker.report["traceback"] == ""  # torch's says the same, at length
+    if "does not fit" in message:
+        # torch's traceback only repeats the message, at length.
+        assert worker.report["traceback"] == ""
 
 
 def test_without_a_serialized_file_the_class_is_made_and_may_load_by_itself(
@@ -293,7 +293,7 @@ def test_without_a_serialized_file_the_class_is_made_and_may_load_by_itself(
         "nn.Linear(8, 2)\n",
         "nn.Linear(8, 2)\n        self.load_state_dict(torch.load('own.pth'))\n",
     )
-    assert_right(serve(None, source, files={"own.pth": model_bytes["weights.pth"]}), net)
+    assert_numbers_of(serve(None, source, files={"own.pth": model_bytes["weights.pth"]}), net)
 
 
 SIZED = """
@@ -310,7 +310,7 @@ SIZED = """
 
 
 @pytest.mark.parametrize(
-    ("given", "answer"),
+    ("init_args", "answer"),
     [
         ({"width": 2, "by": 3}, [[3.0, 6.0]]),
         ({"width": 2, "depth": 3}, "unexpected keyword argument 'depth'"),
@@ -318,9 +318,9 @@ SIZED = """
     ],
 )
 def test_a_model_class_gets_its_arguments_from_the_configuration(
-    serve: Serve, given: Any, answer: Any
+    serve: Serve, init_args: Any, answer: Any
 ) -> None:
-    worker = serve(None, SIZED, model_config={"init_args": given})
+    worker = serve(None, SIZED, model_config={"init_args": init_args})
     if isinstance(answer, list):
         assert ask(worker, [1.0, 2.0, 3.0]) == answer
     else:
@@ -336,7 +336,7 @@ def test_a_manifest_that_names_no_weights_is_explained(
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ({"modelClass": "Twin"}, None),
         ({"modelFile": "elsewhere.py", "modelClass": "Net"}, None),
@@ -346,7 +346,7 @@ def test_a_manifest_that_names_no_weights_is_explained(
     ],
 )
 def test_the_class_that_the_manifest_names_is_served(
-    serve: Serve, net: Net, model: dict[str, str], said: str | None
+    serve: Serve, net: Net, model: dict[str, str], message: str | None
 ) -> None:
     worker = serve(
         "weights.pth",
@@ -354,14 +354,14 @@ def test_the_class_that_the_manifest_names_is_served(
         files={"elsewhere.py": "from model import Net"},
         model=model,
     )
-    if said is None:
-        assert_right(worker, net)
+    if message is None:
+        assert_numbers_of(worker, net)
     else:
-        assert said in worker.report["message"]
+        assert message in worker.report["message"]
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "message"),
     [
         ("weights.pth", "holds weights but not the model"),
         ("weights.safetensors", "holds weights but not the model"),
@@ -372,7 +372,7 @@ def test_the_class_that_the_manifest_names_is_served(
     ],
 )
 def test_a_model_file_that_cannot_be_served_is_explained(
-    serve: Serve, model_bytes: dict[str, bytes], file: str, said: str
+    serve: Serve, model_bytes: dict[str, bytes], file: str, message: str
 ) -> None:
     broken = {
         "empty.pt": b"",
@@ -381,10 +381,9 @@ def test_a_model_file_that_cannot_be_served_is_explained(
     }
     worker = serve(file, files={name: broken[name] for name in [file] if name in broken})
     assert not worker.loaded
-    assert said in worker.report["message"]
-    assert (
-        f"/{file}" not in worker.report["message"]
-    )  # the path of the cache says nothing to anybody
+    assert message in worker.report["message"]
+    # The path of the cache would not help the user.
+    assert f"/{file}" not in worker.report["message"]
 
 
 def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(
@@ -458,7 +457,8 @@ def test_an_explanation_tells_what_each_number_of_a_row_weighs(
     row = torch.tensor([[1.0, 2.0, 3.0]])
     with torch.inference_mode():
         change = (net(row) - net(torch.zeros(1, 3)))[0, 1].item()
-    assert sum(weights) == pytest.approx(change, rel=0.1)  # what integrated gradients promise
+    # Integrated gradients promise this.
+    assert sum(weights) == pytest.approx(change, rel=0.1)
     wrong = worker.ask(a_request([1, 2, 3], query=b"target=2", explain="True"))[0]
     assert wrong.status == 400
     assert "target 2 is not a class" in wrong.message
@@ -474,13 +474,13 @@ def test_what_gradients_cannot_explain_is_refused_with_the_way_out(
     assert "cannot be explained by gradients" in answer.message
 
 
-def profiled(serve: Serve, tmp_path: Path) -> Worker:
-    variables = {"ENABLE_TORCH_PROFILER": "1", "TMPDIR": str(tmp_path)}
-    return serve("script.pt", variables=variables)
+def start_profiled(serve: Serve, tmp_path: Path) -> Worker:
+    source = f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\n" + textwrap.dedent(ROWS)
+    return serve("script.pt", source=source, variables={"ENABLE_TORCH_PROFILER": "1"})
 
 
 def test_torchs_profiler_leaves_a_trace(serve: Serve, net: Net, tmp_path: Path) -> None:
-    assert_right(profiled(serve, tmp_path), net)
+    assert_numbers_of(start_profiled(serve, tmp_path), net)
     assert list((tmp_path / "pytorch_profiler" / "m").glob("*.pt.trace.json"))
 
 
@@ -493,7 +493,7 @@ def test_torchs_profiler_writes_into_no_directory_of_another_user(
 ) -> None:
     (tmp_path / "pytorch_profiler" / "m").mkdir(parents=True)
     os.chown(tmp_path / "pytorch_profiler", 54321, 54321)
-    assert_right(profiled(serve, tmp_path), net)
+    assert_numbers_of(start_profiled(serve, tmp_path), net)
     assert list((tmp_path / "pytorch_profiler" / "m").iterdir()) == []
     assert len(list(tmp_path.glob("pytorch_profiler-*/*.pt.trace.json"))) > 0
 
@@ -507,10 +507,8 @@ def test_torchs_profiler_writes_into_no_directory_of_another_user(
         {"export": {"aot_compile": True}},
     ],
 )
-def test_a_compiled_model_gives_the_same_numbers_and_so_does_one_that_cannot_be_compiled(
-    serve: Serve, net: Net, pt2: Any
-) -> None:
-    assert_right(serve("weights.pth", MODEL, model_config={"pt2": pt2}), net)
+def test_a_model_gives_the_same_numbers_compiled_or_not(serve: Serve, net: Net, pt2: Any) -> None:
+    assert_numbers_of(serve("weights.pth", MODEL, model_config={"pt2": pt2}), net)
 
 
 def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(serve: Serve, net: Net) -> None:
@@ -518,7 +516,7 @@ def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(serve: Serve, net: Net) ->
         pytest.skip("there is one")
     worker = serve("script.pt", gpu_id=0)
     assert worker.report["device"] == "cpu"
-    assert_right(worker, net)
+    assert_numbers_of(worker, net)
 
 
 @pytest.mark.parametrize(
@@ -534,6 +532,6 @@ def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(serve: Serve, net: Net) ->
 def test_a_handler_may_load_its_model_in_its_own_way(
     serve: Serve, method: str, model: tuple[str, str | None]
 ) -> None:
-    own = f"{ROWS}\n        def {method}:\n            import torch\n            return torch.nn.Identity()\n"
-    worker = serve(*model, source=own)
+    source = f"{ROWS}\n        def {method}:\n            import torch\n            return torch.nn.Identity()\n"
+    worker = serve(*model, source=source)
     assert ask(worker, [1, 2, 3]) == [[1, 2, 3]]

@@ -1,4 +1,4 @@
-"""Segments and objects of images. Contract section 5.4."""
+"""The handlers image_segmenter and object_detector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.worker.handlers.steps.image_samples import sample
 
 
 class Bright(torch.nn.Module):
-    """Two classes a pixel: dark and bright."""
+    """A model of two classes a pixel: dark and bright."""
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         red = x[:, 0]
@@ -23,19 +23,19 @@ class Bright(torch.nn.Module):
 
 
 class Corners(torch.nn.Module):
-    """In each image: one sure thing that fills it, one unsure."""
+    """A model that finds two objects in each image, with scores of 0.75 and 0.25."""
 
     def forward(
         self, images: list[torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-        found: list[dict[str, torch.Tensor]] = []
+        objects: list[dict[str, torch.Tensor]] = []
         for image in images:
             box = torch.tensor([0.0, 0.0, float(image.shape[2]), float(image.shape[1])])
             score = torch.stack([image.max() * 0 + 0.75, image.min() * 0 + 0.25])
-            found.append(
+            objects.append(
                 {"boxes": torch.stack([box, box]), "labels": torch.tensor([1, 2]), "scores": score}
             )
-        return {}, found
+        return {}, objects
 
 
 EAGER_CORNERS = """
@@ -63,7 +63,7 @@ def segmenter(start_shared_worker: StartWorker) -> Worker:
     )
 
 
-def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(
+def test_every_pixel_gets_its_likeliest_class_and_the_probability_of_it(
     segmenter: Worker,
 ) -> None:
     dark, bright = ask(segmenter, Image.new("RGB", (300, 300)), Image.new("L", (224, 300), 255))
@@ -76,18 +76,17 @@ def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(
         )
 
 
-def test_what_makes_a_class_likely_is_reported_for_each_pixel(segmenter: Worker) -> None:
+def test_an_explanation_has_a_weight_for_each_pixel(segmenter: Worker) -> None:
     image = encoded(Image.new("RGB", (300, 300), "white"))
     (answer,) = segmenter.values(a_request(image, query=b"target=1", explain="True"))
     weights = torch.tensor(answer)
     assert weights.shape == (3, 224, 224)
-    assert weights.sum().item() == pytest.approx(
-        (1 - 0.485) / 0.229, rel=1e-3
-    )  # all of it from red
+    # Only the red channel counts.
+    assert weights.sum().item() == pytest.approx((1 - 0.485) / 0.229, rel=1e-3)
     assert weights[1:].abs().max() == 0
 
 
-def test_things_that_are_sure_enough_are_named_with_their_boxes(
+def test_objects_above_the_threshold_are_named_with_their_boxes(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(
@@ -100,7 +99,7 @@ def test_things_that_are_sure_enough_are_named_with_their_boxes(
     )
     (small,) = ask(worker, sample(30, 20))
     assert small == [{"person": [0.0, 0.0, 30.0, 20.0], "score": pytest.approx(0.75)}]
-    several = ask(worker, sample(30, 20), sample(50, 40, "L"))  # of different sizes
+    several = ask(worker, sample(30, 20), sample(50, 40, "L"))
     assert several == [small, [{"person": [0.0, 0.0, 50.0, 40.0], "score": pytest.approx(0.75)}]]
     before, bad, after = worker.ask(encoded(sample(30, 20)), b"no image", encoded(sample(30, 20)))
     assert (before.status, bad.status, after.status) == (200, 400, 200)

@@ -1,7 +1,4 @@
-"""Images in, named probabilities out; a request that is no image is told so and harms nobody.
-
-Contract section 5.4.
-"""
+"""The handler image_classifier: probabilities of classes, and refusals of other requests."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ CLASSES = 7
 
 
 class Mean(torch.nn.Module):
-    """Logits that differ from image to image."""
+    """A model whose logits differ from image to image."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean(dim=(1, 2, 3))[:, None] * torch.arange(7)  # CLASSES
+        return x.mean(dim=(1, 2, 3))[:, None] * torch.arange(7)
 
 
 def start(
@@ -91,7 +88,7 @@ def test_nested_lists_are_taken_as_they_are(classifier: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "said"),
+    ("request_", "message"),
     [
         (a_request(b"this is no image"), "74 68 69 73 20 69 73 20, are not a readable image"),
         (a_request(PHOTO[:-200]), "are not a readable image: OSError"),
@@ -103,14 +100,14 @@ def test_nested_lists_are_taken_as_they_are(classifier: Worker) -> None:
         (a_request(encoded(Image.new("1", (60_000, 1)))), "its 60000 x 1 pixels"),
     ],
 )
-def test_what_is_no_image_is_named_and_its_neighbours_are_answered(
-    classifier: Worker, request_: Request, said: str
+def test_a_request_without_an_image_is_refused_and_its_neighbours_are_answered(
+    classifier: Worker, request_: Request, message: str
 ) -> None:
     before, bad, after = classifier.ask(PHOTO, request_, PHOTO)
     assert before == after
     assert before.status == 200
     assert bad.status == 400
-    assert said in bad.message
+    assert message in bad.message
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Text in, named probabilities out, and which words they come from. Contract section 5.4."""
+"""The handler text_classifier: probabilities of classes, and the weights of words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = ["<unk>", "good", "bad", "day", "it", "is", "cafe", "good day"]
 
 
 class Net(torch.nn.Module):
-    """Each word speaks for one class: good for 1, bad for 2, all others for 0."""
+    """A model in which `good` counts for class 1, `bad` for class 2, other words for class 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def weights() -> dict[str, torch.Tensor]:
 FILES: dict[str, str | bytes] = {
     "model.py": f"import torch\n\n\n{inspect.getsource(Net)}",
     "weights.pth": torch_bytes(weights()),
-    "source_vocab.pt": torch_bytes({word: number for number, word in enumerate(WORDS)}),
+    "source_vocab.pt": torch_bytes({token: number for number, token in enumerate(WORDS)}),
     "index_to_name.json": json.dumps({"0": "neither", "1": "good", "2": "bad"}),
 }
 EAGER = {"serializedFile": "weights.pth", "modelFile": "model.py"}
@@ -60,7 +60,7 @@ def start(
     )
 
 
-def expected(*counts: float) -> dict[str, Any]:
+def probabilities(*counts: float) -> dict[str, Any]:
     return dict(
         zip(
             ["neither", "good", "bad"],
@@ -85,14 +85,14 @@ def test_texts_of_a_batch_get_the_models_own_probabilities_each(start_worker: St
     )
     assert [answer.status for answer in answers] == [200, 200, 200, 400, 400, 400, 400]
     for answer, counts in zip(answers, [(0, 5, 0), (0, 0, 3), (0, 3, 0)], strict=False):
-        assert json.loads(answer.body) == pytest.approx(expected(*counts))
+        assert json.loads(answer.body) == pytest.approx(probabilities(*counts))
     for answer, message in zip(
         answers[3:], ("a dict, not text", "UTF-8", "vocabulary", "text/plain"), strict=True
     ):
         assert message in answer.message
 
 
-def test_an_explanation_names_the_words_and_what_they_weigh(start_worker: StartWorker) -> None:
+def test_an_explanation_names_the_words_and_their_weights(start_worker: StartWorker) -> None:
     net = Net()
     net.load_state_dict(weights())
     for files, model in (
@@ -102,14 +102,15 @@ def test_an_explanation_names_the_words_and_what_they_weigh(start_worker: StartW
         request = a_request(b"It is a good day", query=b"target=1", explain="True")
         (insight,) = start(start_worker, files, model=model).values(request)
         assert insight["words"] == ["it", "is", "a", "good", "day"]
-        length = (2.5**2 + 0.5**2) ** 0.5  # "good day" weighs 1, a half for each of its words
+        # The pair "good day" weighs 1, a half for each of its words.
+        length = (2.5**2 + 0.5**2) ** 0.5
         assert insight["importances"] == pytest.approx(
             [0, 0, 0, 2.5 / length, 0.5 / length], abs=1e-4
         )
 
 
 @pytest.mark.parametrize(
-    ("files", "config", "said"),
+    ("files", "config", "message"),
     [
         ({"source_vocab.pt": torch_bytes(7)}, {}, "source_vocab.pt holds a int, not a vocabulary"),
         ({"source_vocab.pt": torch_bytes(WORDS)}, {}, None),
@@ -130,14 +131,14 @@ def test_a_vocabulary_is_plain_data_unless_the_archive_is_trusted(
     start_worker: StartWorker,
     files: dict[str, str | bytes],
     config: dict[str, Any],
-    said: str | None,
+    message: str | None,
 ) -> None:
     worker = start(start_worker, files, model_config=config)
-    if said is None:
-        assert worker.values(b"good")[0] == pytest.approx(expected(0, 2, 0))
+    if message is None:
+        assert worker.values(b"good")[0] == pytest.approx(probabilities(0, 2, 0))
     else:
         assert not worker.loaded
-        assert said in worker.report["message"]
+        assert message in worker.report["message"]
 
 
 def test_the_vocabulary_may_have_the_name_that_old_archives_give_it(
@@ -145,7 +146,7 @@ def test_the_vocabulary_may_have_the_name_that_old_archives_give_it(
 ) -> None:
     files = {"vocab.pt": torch_bytes({"good": 1})}
     worker = start(start_worker, files, model={**EAGER, "sourceVocab": "vocab.pt"})
-    assert worker.values(b"a good bad day")[0] == pytest.approx(expected(0, 2, 0))
+    assert worker.values(b"a good bad day")[0] == pytest.approx(probabilities(0, 2, 0))
 
 
 def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> None:

@@ -11,7 +11,7 @@ from tests.support.forms import tensor_inputs
 
 
 class Tied(nn.Module):
-    """Two names for one weight, and a buffer that is not in the state dict."""
+    """A model with two names for one weight, and a buffer outside of the state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def scripted() -> Any:
 
 
 class Encoder(nn.Module):
-    """A layer of a transformer. It gets a tensor that it does not use, and returns a structure."""
+    """A layer of a transformer, with an unused argument and a structured result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def encoder() -> nn.Module:
 
 
 def sentences(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return token ids whose length differs too."""
+    """Return token ids of lengths that differ from batch to batch."""
     ids = torch.randint(0, 50, (rows, 5 + rows % 4), generator=torch.Generator().manual_seed(rows))
     return (ids, torch.zeros_like(ids)), {"mask": torch.ones_like(ids)}
 

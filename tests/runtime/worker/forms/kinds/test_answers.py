@@ -38,7 +38,7 @@ FORMS: list[tuple[str, Any, Inputs, float]] = [
     ],
     ("onnx", scripted, IMAGES, EXACT),
     ("onnx", encoder, sentences, EXACT),
-    ("onnx-int8", scripted, IMAGES, 0.2),
+    ("onnx-int8", scripted, IMAGES, 0.3),
     ("openvino", encoder, sentences, EXACT),
     ("openvino-bf16", scripted, IMAGES, 0.05),
     ("openvino-int8", scripted, IMAGES, 0.2),

@@ -1,3 +1,5 @@
+"""Forms of AOTInductor: machine code that is compiled when the form is built."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,7 +20,7 @@ def scaled() -> nn.Module:
 
 
 class Scaled(nn.Module):
-    """Takes images and a keyword, and returns a structure."""
+    """A model that takes images and a keyword, and returns a structure."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,15 +36,18 @@ def scaled_images(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @pytest.mark.usefixtures("processes")
 def test_it_answers_as_the_model_does_and_takes_images_of_any_memory_format(tmp_path: Path) -> None:
-    found = compared(known_forms()["aotinductor"], scaled, scaled_images, tmp_path)
-    assert found.worst < 1e-5
+    comparison = compared(known_forms()["aotinductor"], scaled, scaled_images, tmp_path)
+    assert comparison.worst < 1e-5
     turned, scale = torch.randn(4, 3, 9, 9).to(memory_format=torch.channels_last), torch.ones(4, 1)
     torch.testing.assert_close(
-        found.loaded.model(turned, scale=scale), scaled()(turned, scale=scale), rtol=1e-4, atol=1e-4
+        comparison.loaded.model(turned, scale=scale),
+        scaled()(turned, scale=scale),
+        rtol=1e-4,
+        atol=1e-4,
     )
     # The model itself raises the same error.
     with pytest.raises(RuntimeError, match="size of tensor"):
-        found.loaded.model(turned, scale=torch.ones(3, 1))
+        comparison.loaded.model(turned, scale=torch.ones(3, 1))
 
 
 def test_in_bf16_what_it_compiles_takes_several_tensors_and_gives_float32() -> None:

@@ -1,3 +1,5 @@
+"""Forms of torch.compile: machine code that is compiled when a worker loads."""
+
 from __future__ import annotations
 
 import os
@@ -35,12 +37,12 @@ def test_every_size_of_a_batch_runs_what_was_compiled_at_load(tmp_path: Path) ->
 def test_in_bf16_it_takes_several_tensors_and_gives_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By dynamo without its compiler: the machine code is that of the other forms."""
+    """Run dynamo without its compiler, whose machine code other forms prove."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    found = compared(known_forms()["compile-bf16"], tied, texts, tmp_path)
-    assert 0 < found.worst < 0.02
+    comparison = compared(known_forms()["compile-bf16"], tied, texts, tmp_path)
+    assert 0 < comparison.worst < 0.02
     args, kwargs = texts(2)
-    assert found.loaded.model(*args, **kwargs)["logits"].dtype == torch.float32
+    assert comparison.loaded.model(*args, **kwargs)["logits"].dtype == torch.float32
 
 
 @pytest.mark.usefixtures("processes")

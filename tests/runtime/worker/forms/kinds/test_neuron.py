@@ -1,6 +1,4 @@
-"""Neuron as far as the documented interface of torch-neuronx goes: nothing of it runs without one
-of AWS's accelerators.
-"""
+"""Forms for AWS's accelerators, against the documented interface of torch-neuronx."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from tsx_runtime.worker.forms.kinds import known_forms, neuron
 
 @pytest.fixture
 def torch_neuronx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """On a machine with a device."""
+    """Install a double of torch_neuronx on a machine with one device."""
     (tmp_path / "neuron0").touch()
     monkeypatch.setattr(neuron, "DEVICES", tmp_path)
     monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
@@ -37,15 +35,16 @@ def torch_neuronx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[A
 def test_a_module_is_compiled_for_each_size_and_batches_between_are_padded(
     torch_neuronx: Any, name: str, arguments: list[str], tmp_path: Path
 ) -> None:
-    found = compared(known_forms()[name], images, IMAGES, tmp_path, sizes=(1, 2, 3, 17, 32, 40))
-    assert found.worst < 1e-5
+    comparison = compared(
+        known_forms()[name], images, IMAGES, tmp_path, sizes=(1, 2, 3, 17, 32, 40)
+    )
+    assert comparison.worst < 1e-5
     assert [call["shapes"] for call in torch_neuronx.CALLS] == [
         [(size, 3, 9, 9)] for size in (1, 2, 4, 8, 16, 32)
     ]
     assert all(call["compiler_args"] == arguments for call in torch_neuronx.CALLS)
-    assert (
-        os.environ["NEURON_RT_NUM_CORES"] == "1"
-    )  # a worker takes one core, so that others get theirs
+    # A worker leaves the other cores to other workers.
+    assert os.environ["NEURON_RT_NUM_CORES"] == "1"
 
 
 def test_a_machine_without_a_device_runs_the_archives_own_model(
@@ -54,15 +53,14 @@ def test_a_machine_without_a_device_runs_the_archives_own_model(
     form = known_forms()["neuron"]
     compared(form, images, IMAGES, tmp_path, sizes=(1,))
     (tmp_path / "neuron0").unlink()
-    found = loaded(form, images, tmp_path)
-    assert found.name == "reference"
-    assert "(inf2, trn1)" in found.passed_over[0]
+    loaded_form = loaded(form, images, tmp_path)
+    assert loaded_form.name == "reference"
+    assert "(inf2, trn1)" in loaded_form.passed_over[0]
     assert form.applies(subject_of(images(), IMAGES)) == neuron.NO_DEVICE
 
 
 def test_it_says_how_to_install_what_is_missing() -> None:
     missing = known_forms()["neuron"].missing()
     assert "'torch-neuronx==2.9.*'" in str(missing)
-    assert known_forms()["neuron"].devices == {
-        "cpu"
-    }  # tensors of the CPU are what a traced module takes and gives
+    # A traced module takes and returns tensors of the CPU.
+    assert known_forms()["neuron"].devices == {"cpu"}

@@ -1,3 +1,5 @@
+"""Forms in half precision, by converted weights or by autocast."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -22,9 +24,9 @@ def test_converted_weights_are_the_pages_of_the_forms_file(tmp_path: Path) -> No
     model = loaded(form, tied, tmp_path).model
     path = str(tmp_path / "tsx-forms" / "bf16" / FILE)
     mapped = [
-        range(*(int(end, 16) for end in each.addr.split("-")))
-        for each in psutil.Process().memory_maps(grouped=False)
-        if each.path == path
+        range(*(int(end, 16) for end in region.addr.split("-")))
+        for region in psutil.Process().memory_maps(grouped=False)
+        if region.path == path
     ]
     assert any(model.embed.weight.data_ptr() in pages for pages in mapped)
     assert model.out.weight.data_ptr() == model.embed.weight.data_ptr()
@@ -34,10 +36,10 @@ def test_converted_weights_are_the_pages_of_the_forms_file(tmp_path: Path) -> No
 def test_weights_of_another_shape_leave_the_archives_own_model_as_it_is(tmp_path: Path) -> None:
     form = known_forms()["bf16"]
     built(form, nn.Linear(4, 3).eval(), tensor_inputs(4), tmp_path)
-    found = loaded(form, lambda: nn.Linear(4, 2).eval(), tmp_path)
-    assert found.name == "reference"
-    assert "weight is (3, 4) in weights.safetensors, and (2, 4)" in found.passed_over[0]
-    assert found.model.weight.dtype == torch.float32
+    loaded_form = loaded(form, lambda: nn.Linear(4, 2).eval(), tmp_path)
+    assert loaded_form.name == "reference"
+    assert "weight is (3, 4) in weights.safetensors, and (2, 4)" in loaded_form.passed_over[0]
+    assert loaded_form.model.weight.dtype == torch.float32
 
 
 def test_autocast_casts_each_weight_once(tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_what_runs_by_autocast_is_explained_by_the_archives_own_model(tmp_path: 
 
 
 class Casts(TorchDispatchMode):
-    """The shapes of the tensors that are cast."""
+    """A recorder of the shapes of the tensors that are cast."""
 
     def __init__(self) -> None:
         super().__init__()

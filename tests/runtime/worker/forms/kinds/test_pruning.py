@@ -1,4 +1,4 @@
-"""Pruned forms have smaller layers, and leave alone what other code gives a meaning to."""
+"""Pruned forms have smaller hidden layers; inputs, outputs and heads stay as they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGES, TOKENS = tensor_inputs(3, 16, 16), tensor_inputs(8, 32)
 
 
 class Residual(nn.Module):
-    """Half of the inner channels are without effect, so that pruning them costs nothing."""
+    """A block with inner channels of which half have no effect."""
 
     def __init__(self) -> None:
         super().__init__()

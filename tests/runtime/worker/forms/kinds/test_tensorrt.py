@@ -1,6 +1,4 @@
-"""TensorRT as far as the documented interface of torch-tensorrt goes; engines are built and run
-where there is a GPU.
-"""
+"""Forms of TensorRT, against the documented interface of torch-tensorrt and on a GPU."""
 
 from __future__ import annotations
 
@@ -40,12 +38,14 @@ def torch_tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield from documented("torch_tensorrt", monkeypatch)
 
 
-def test_engines_are_made_for_a_range_of_batches_and_larger_ones_go_to_the_archives_own_model(
+def test_engines_take_a_range_of_batches_and_the_archives_own_model_larger_ones(
     torch_tensorrt: Any, tmp_path: Path
 ) -> None:
     form = known_forms()["tensorrt"]
-    found = compared(form, lambda: TwoInputs().eval(), two_inputs, tmp_path, sizes=(1, 3, 17, 40))
-    assert found.worst < 1e-5
+    comparison = compared(
+        form, lambda: TwoInputs().eval(), two_inputs, tmp_path, sizes=(1, 3, 17, 40)
+    )
+    assert comparison.worst < 1e-5
     (call,) = torch_tensorrt.dynamo.CALLS
     assert call["shapes"] == [
         {"min_shape": (1, 4), "opt_shape": (8, 4), "max_shape": (32, 4)},

@@ -1,3 +1,5 @@
+"""Forms of TorchScript: traces that hold a size, and damaged files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -25,6 +27,6 @@ def test_a_damaged_file_leaves_the_archives_own_model(tmp_path: Path) -> None:
     form = known_forms()["torchscript"]
     built(form, images(), IMAGES, tmp_path)
     (tmp_path / "tsx-forms" / "torchscript" / "model.pt").write_bytes(b"PK no archive")
-    found = loaded(form, images, tmp_path)
-    assert found.name == "reference"
-    assert "model.pt cannot be loaded as TorchScript" in found.passed_over[0]
+    loaded_form = loaded(form, images, tmp_path)
+    assert loaded_form.name == "reference"
+    assert "model.pt cannot be loaded as TorchScript" in loaded_form.passed_over[0]

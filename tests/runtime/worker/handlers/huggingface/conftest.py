@@ -1,6 +1,4 @@
-"""The handler `huggingface` with tiny models, called as a worker calls it; transformers' own
-pipelines beside it.
-"""
+"""The handler `huggingface` with tiny models, called as a worker calls it."""
 
 from __future__ import annotations
 
@@ -44,19 +42,21 @@ class Served(NamedTuple):
     task: str
 
     def ask(self, *bodies: Any, **headers: str) -> list[Answer]:
-        """One batch; a body that is no bytes is sent as JSON."""
+        """Answer one batch. A body that is not bytes is sent as JSON."""
         block = [(name.encode(), value.encode()) for name, value in headers.items()]
         raw = (body if isinstance(body, bytes) else json.dumps(body).encode() for body in bodies)
         answers = answers_of(self.model, *map(bytearray, raw), headers=block)
         return [Answer(status, json.loads(body)) for status, _, body in answers]
 
-    def ok(self, *bodies: Any) -> list[Any]:
+    def values(self, *bodies: Any) -> list[Any]:
+        """Return the values of a batch whose answers are all successful."""
         answers = self.ask(*bodies)
         assert [answer.status for answer in answers] == [200] * len(bodies), answers
         return [answer.value for answer in answers]
 
-    def alone(self, *bodies: Any) -> list[Any]:
-        return [self.ok(body)[0] for body in bodies]
+    def values_alone(self, *bodies: Any) -> list[Any]:
+        """Return the values of batches of one request."""
+        return [self.values(body)[0] for body in bodies]
 
     def pipeline(self) -> Any:
         """Load transformers' own pipeline of the same directory."""
@@ -89,7 +89,7 @@ TASKS = {
 }
 
 
-def mixed(count: int, seed: int = 0, longest: int = 14) -> list[str]:
+def mixed_texts(count: int, seed: int = 0, longest: int = 14) -> list[str]:
     """Return texts of very different lengths."""
     chance = random.Random(seed)
     return [
@@ -100,21 +100,21 @@ def mixed(count: int, seed: int = 0, longest: int = 14) -> list[str]:
 
 @pytest.fixture(scope="session")
 def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
 
 
 def start(
     directory: Path,
     task: str,
-    place: Path,
+    model_dir: Path,
     config: Mapping[str, Any] = {},
     adapters: tuple[str, ...] = (),
 ) -> Served:
-    (place / "huggingface_model").symlink_to(directory)
+    (model_dir / "huggingface_model").symlink_to(directory)
     manifest = {"model": {}, "huggingface": {"task": task, "adapters": list(adapters)}}
     context = a_context(manifest=manifest, metrics=Metrics("m"), model_yaml_config=dict(config))
-    context.system_properties["model_dir"] = str(place)
+    context.system_properties["model_dir"] = str(model_dir)
     handler = HuggingFaceHandler()
     handler.initialize(context)
     served = a_served_model(
@@ -123,7 +123,7 @@ def start(
     return Served(handler, directory, served, task)
 
 
-def refuses_alone(model: Served, body: Any, message: str) -> None:
+def assert_refused_alone(model: Served, body: Any, message: str) -> None:
     """Assert that a bad request gets 400 and its neighbours in the batch are answered."""
     example = model.handler.task.example()
     good = {"inputs": example.inputs, "parameters": example.parameters}
@@ -152,21 +152,20 @@ def pixels(png: str) -> Any:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))), dtype=int)
 
 
-def near(one: Any, other: Any, tolerance: float = 1e-4) -> None:
-    """The same JSON, numbers up to a tolerance."""
-    if isinstance(one, dict):
-        assert one.keys() == dict(other).keys(), (one, other)
-        for key in one:
-            near(one[key], other[key], tolerance)
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), (one, other)
-        for each, its in zip(one, other, strict=True):
-            near(each, its, tolerance)
-    elif isinstance(one, str) and one.startswith(PNG):
-        assert (
-            np.abs(pixels(one) - pixels(other)).max() <= 1
-        )  # what is between two levels may become either
-    elif isinstance(one, float):
-        assert other == pytest.approx(one, rel=tolerance, abs=tolerance)
+def assert_near(expected: Any, actual: Any, tolerance: float = 1e-4) -> None:
+    """Assert that two values of JSON are the same, with a tolerance for numbers."""
+    if isinstance(expected, dict):
+        assert expected.keys() == dict(actual).keys(), (expected, actual)
+        for key in expected:
+            assert_near(expected[key], actual[key], tolerance)
+    elif isinstance(expected, list | tuple):
+        assert len(expected) == len(actual), (expected, actual)
+        for expected_entry, actual_entry in zip(expected, actual, strict=True):
+            assert_near(expected_entry, actual_entry, tolerance)
+    elif isinstance(expected, str) and expected.startswith(PNG):
+        # A value between two levels is rounded to either.
+        assert np.abs(pixels(expected) - pixels(actual)).max() <= 1
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, rel=tolerance, abs=tolerance)
     else:
-        assert one == other, (one, other)
+        assert expected == actual, (expected, actual)

@@ -1,6 +1,4 @@
-"""Hugging Face's own client and the OpenAI formats; and how a model is loaded and served by
-workers.
-"""
+"""Hugging Face's client, OpenAI's formats, and models in workers."""
 
 from __future__ import annotations
 
@@ -20,13 +18,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import ORDER
-from tests.runtime.worker.handlers.huggingface.conftest import Answer, Serve, mixed, near, start
+from tests.runtime.worker.handlers.huggingface.conftest import (
+    Answer,
+    Serve,
+    assert_near,
+    mixed_texts,
+    start,
+)
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS, image, sound
 from tests.support.language_models import tiny_llama
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
-from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.generation import loading as generation
 from tsx_runtime.worker.generation.pretrained import PretrainedFiles
@@ -37,7 +39,7 @@ hub = pytest.importorskip("huggingface_hub")
 
 @pytest.fixture(scope="module")
 def client(served: Serve) -> Iterator[Callable[[str], Any]]:
-    """`client("kind")`: an InferenceClient of that model."""
+    """Return `client("kind")`, an InferenceClient of that model."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -118,31 +120,31 @@ def test_hugging_faces_client_understands_the_answers_about_images_and_sounds(
 def test_openais_paths_are_answered_in_their_shapes(served: Serve) -> None:
     body = {"model": "m", "input": WORDS}
     embeddings = served("sentences").ask(body, url_path="v1/embeddings")[0].value
-    near(
-        served("sentences").ok({"inputs": WORDS})[0],
-        [each["embedding"] for each in embeddings["data"]],
+    assert_near(
+        served("sentences").values({"inputs": WORDS})[0],
+        [entry["embedding"] for entry in embeddings["data"]],
     )
     plain = served("bert").ask(body, url_path="v1/embeddings")[0].value
     assert np.linalg.norm(plain["data"][0]["embedding"]) == pytest.approx(1.0, abs=1e-5)
     body = {"query": "the name", "documents": WORDS}
     for path in ("v1/rerank", "v2/rerank", "rerank"):
         ranking = served("bert-ranking").ask(body, url_path=path)[0].value["results"]
-        assert sorted(each["index"] for each in ranking) == [*range(len(WORDS))]
+        assert sorted(entry["index"] for entry in ranking) == [*range(len(WORDS))]
     bad, good = served("sentences").ask(
         {"model": "m", "input": 5}, {"input": "x"}, url_path="v1/embeddings"
     )
     assert (bad.status, good.status) == (400, 200)
     for path in ("v1/embeddings", "v1/chat/completions"):
-        (other,) = served("bert-classification").ask({"model": "m", "input": "x"}, url_path=path)
-        assert other.status == 400
+        (answer,) = served("bert-classification").ask({"model": "m", "input": "x"}, url_path=path)
+        assert answer.status == 400
         assert (
             f"is of the task text-classification, which does not answer /{path}"
-            in other.value["message"]
+            in answer.value["message"]
         )
 
 
 def test_a_request_of_openais_api_costs_what_the_same_of_hugging_faces_does(served: Serve) -> None:
-    for kind, openais, own in (
+    for kind, openais, native in (
         ("sentences", {"model": "m", "input": WORDS}, {"inputs": WORDS}),
         (
             "bert-ranking",
@@ -151,11 +153,11 @@ def test_a_request_of_openais_api_costs_what_the_same_of_hugging_faces_does(serv
         ),
     ):
         cost = served(kind).handler.cost
-        tokens = [cost({"body": json.dumps(body).encode()}) for body in (openais, own)]
+        tokens = [cost({"body": json.dumps(body).encode()}) for body in (openais, native)]
         assert tokens[0] == tokens[1] > len(WORDS)
 
 
-def test_what_a_transcription_costs_is_no_field_of_it(served: Serve) -> None:
+def test_the_cost_of_a_transcription_leaves_its_fields_alone(served: Serve) -> None:
     model = served("whisper")
     form = {"file": sound(0.2), "model": b"m"}
     assert model.handler.cost(form) == 1
@@ -178,7 +180,7 @@ def test_what_a_transcription_costs_is_no_field_of_it(served: Serve) -> None:
         ("image-classification", {}, "cannot be loaded for the task 'image-classification'"),
     ],
 )
-def test_what_cannot_be_loaded_is_said(
+def test_a_model_that_cannot_be_loaded_is_an_error(
     model_root: Path, tmp_path: Path, task: str, config: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(LoadError, match=message):
@@ -198,14 +200,14 @@ def test_a_directory_that_is_not_complete_is_refused_with_what_to_do(
             ("", "Is the directory complete"),
         ]
     ):
-        place = tmp_path / str(number)
+        copy = tmp_path / str(number)
         shutil.copytree(
-            source, place / "m", ignore=shutil.ignore_patterns(f"{left_out}*") if left_out else None
+            source, copy / "m", ignore=shutil.ignore_patterns(f"{left_out}*") if left_out else None
         )
         if not left_out:
-            os.truncate(place / "m" / "model.safetensors", 1000)
+            os.truncate(copy / "m" / "model.safetensors", 1000)
         with pytest.raises(LoadError, match=re.escape(message)):
-            start(place / "m", "text-classification", place)
+            start(copy / "m", "text-classification", copy)
 
 
 def files_of(directory: Path) -> PretrainedFiles:
@@ -215,11 +217,11 @@ def files_of(directory: Path) -> PretrainedFiles:
 
 
 class Hostile:
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def __reduce__(self) -> Any:
-        return exec, (f"open({str(self.place)!r}, 'w').close()",)
+        return exec, (f"open({str(self.path)!r}, 'w').close()",)
 
 
 @pytest.mark.parametrize("adapters", [(), ("films",)])
@@ -243,46 +245,39 @@ def test_a_pickle_that_holds_more_than_weights_is_refused(
     assert not (tmp_path / "ran").exists()
 
 
-FETCHING = [("huggingface", False, "1"), ("huggingface", True, None), ("own.py", False, None)]
+def end_here(*_: Any) -> None:
+    raise LoadError("here")
 
 
-@pytest.mark.parametrize(("handler", "trusted", "offline"), FETCHING)
+@pytest.mark.parametrize(
+    ("handler", "trusted", "offline"),
+    [("huggingface", False, "1"), ("huggingface", True, None), ("own.py", False, None)],
+)
 def test_a_worker_of_a_packed_model_fetches_nothing(
+    load_here: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     handler: str,
     trusted: bool,
     offline: str | None,
 ) -> None:
-    def ends(*_: Any) -> None:
-        raise LoadError("here")
+    def error_of_load() -> str:
+        with pytest.raises(LoadError) as caught:
+            load_here(end_here, handler=handler, trust_remote_code=trusted)
+        return str(caught.value)
 
     monkeypatch.setattr(os, "environ", {})
-    for name in ("_take_place", "_enter", "_limit_threads"):
-        monkeypatch.setattr(model_loading, name, lambda *_: None)
-    monkeypatch.setattr(model_loading, "load_entry", ends)
-    monkeypatch.setattr(model_loading.ts_shim, "install", lambda: None)
-    place = {"model_dir": str(tmp_path), "manifest": {}, "model_config": "{}"}
-    order: Any = {**ORDER, **place, "handler": handler, "trust_remote_code": trusted}
-    with pytest.raises(LoadError):
-        model_loading.load_model(order)
+    assert error_of_load() == "here"
     assert os.environ.get("HF_HUB_OFFLINE") == offline
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "org/other--modeling.Own"}}')
-    elsewhere = "another repository: org/other--modeling.Own"
-    with pytest.raises(LoadError, match=elsewhere if trusted else "here"):
-        model_loading.load_model(order)
+    assert ("another repository: org/other--modeling.Own" if trusted else "here") in error_of_load()
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"a": "../secret.safetensors"}}'
-    )
-    with pytest.raises(
-        LoadError,
-        match="here" if handler == "own.py" else "does not say which files have the weights",
-    ):
-        model_loading.load_model(order)
+    index = '{"weight_map": {"a": "../secret.safetensors"}}'
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert ("here" if handler == "own.py" else "which files have the weights") in error_of_load()
 
 
-def test_loading_is_told_in_lines_of_the_log(
+def test_the_log_tells_the_progress_of_loading(
     model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("tsx_runtime.worker.generation.pretrained.LOG_EVERY", 0.0)
@@ -306,24 +301,24 @@ def test_loading_is_told_in_lines_of_the_log(
 def server(start_server: Any, model_root: Path) -> Iterator[Any]:
     """Start a server with a classifier of two workers."""
     with start_server() as running:
-        place = running.settings.model_store / "classes"
-        (place / "MAR-INF").mkdir(parents=True)
+        model_dir = running.settings.model_store / "classes"
+        (model_dir / "MAR-INF").mkdir(parents=True)
         manifest = {
             "runtime": "python",
             "model": {"modelName": "classes", "handler": "huggingface"},
             "huggingface": {"task": "text-classification"},
         }
-        (place / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+        (model_dir / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
         directory = huggingface_models.model("bert-classification", model_root)
-        shutil.copytree(directory, place / "huggingface_model")
+        shutil.copytree(directory, model_dir / "huggingface_model")
         running.register("classes", initial_workers=2)
         yield running
 
 
 def test_a_server_answers_many_clients_in_batches(server: Any, served: Serve) -> None:
-    texts = mixed(48)
+    texts = mixed_texts(48)
     with ThreadPoolExecutor(16) as pool:
-        found = list(
+        answers = list(
             pool.map(
                 lambda text: server.inference.post(
                     "/predictions/classes", json={"inputs": text}
@@ -331,9 +326,9 @@ def test_a_server_answers_many_clients_in_batches(server: Any, served: Serve) ->
                 texts,
             )
         )
-    near(
-        served("bert-classification").ok(*[{"inputs": text} for text in texts]),
-        found,
+    assert_near(
+        served("bert-classification").values(*[{"inputs": text} for text in texts]),
+        answers,
     )
     version = server.registry.models["classes"].default
     assert max(server.registry.models["classes"].versions[version].stats.batch_sizes) > 1

@@ -1,4 +1,4 @@
-"""Answers of MLflow's models: those of MLflow's own scoring server, and clear refusals."""
+"""MLflow's models answer as MLflow's own scoring server does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Adder(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # MLflow's is unt
 
 
 class Net(torch.nn.Module):
-    """Of this file, which no worker has: its pickle brings the class along."""
+    """A network whose pickle brings the class along, because workers lack this file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,8 @@ class Net(torch.nn.Module):
         return torch.tanh(self.layer(x))
 
 
-Net.__module__ = "__main__"  # as in a notebook
+# Notebooks define their classes there.
+Net.__module__ = "__main__"
 
 
 class Answer(NamedTuple):
@@ -86,7 +87,7 @@ def test_a_directory_of_links_is_loaded(
         if name == "adder"
         else {"inputs": ROWS.tolist()}
     )
-    assert scorer.one(value).status == 200
+    assert scorer.ask(value).status == 200
 
 
 class Scorer:
@@ -112,13 +113,13 @@ class Scorer:
         answers = answer_batch(self.model, items, send_nowhere).answers
         return [Answer(status, json.loads(bytes(body))) for status, _, body in answers]
 
-    def one(self, value: Any) -> Answer:
+    def ask(self, value: Any) -> Answer:
         return self.batch((json.dumps(value), JSON))[0]
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The directories of archives, as workers find them, by what they hold."""
+    """Return the directories of archives, by the model that they hold."""
     torch.manual_seed(0)
     net = Net().eval()
     signature = infer_signature(ROWS, net(torch.from_numpy(ROWS)).detach().numpy())
@@ -213,13 +214,17 @@ def test_each_form_of_request_is_answered_as_by_mlflows_own_server(
     model = mlflow.pyfunc.load_model(str(scorer(name).directory))
     answers = scorer(name).batch(*requests)
     for (body, kind), answer in zip(requests, answers, strict=True):
-        own = json.loads(invocations(body, kind, model, model.metadata.get_input_schema()).response)
+        expected = json.loads(
+            invocations(body, kind, model, model.metadata.get_input_schema()).response
+        )
         assert answer.status == 200, answer
-        assert answer.data.keys() == own.keys() == {"predictions"}
+        assert answer.data.keys() == expected.keys() == {"predictions"}
         if name in ("adder", "onnx"):
-            assert answer.data == own
+            assert answer.data == expected
         else:
-            np.testing.assert_allclose(answer.data["predictions"], own["predictions"], rtol=1e-6)
+            np.testing.assert_allclose(
+                answer.data["predictions"], expected["predictions"], rtol=1e-6
+            )
 
 
 def test_a_pipeline_of_transformers_is_answered_as_by_mlflows_own_server(tmp_path: Path) -> None:
@@ -253,19 +258,23 @@ def test_a_pipeline_of_transformers_is_answered_as_by_mlflows_own_server(tmp_pat
         '{"inputs": "bad film"}',
         '{"dataframe_split": {"columns": [0], "data": [["good"]]}}',
     ):
-        own = json.loads(invocations(body, JSON, model, model.metadata.get_input_schema()).response)
-        assert scorer.batch((body, JSON)) == [Answer(200, own)]
+        expected = json.loads(
+            invocations(body, JSON, model, model.metadata.get_input_schema()).response
+        )
+        assert scorer.batch((body, JSON)) == [Answer(200, expected)]
 
 
 def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
     scorer: Callable[[str], Scorer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, sizes = scorer("pickle"), list[int]()
-    own = model.handler.model
-    monkeypatch.setattr(model.handler, "model", lambda rows: sizes.append(len(rows)) or own(rows))
+    network = model.handler.model
+    monkeypatch.setattr(
+        model.handler, "model", lambda rows: sizes.append(len(rows)) or network(rows)
+    )
     good = [{"inputs": ROWS.tolist()}, {"inputs": ROWS[:1].tolist()}]
     first, bad, last = model.batch(
-        *[(json.dumps(each), JSON) for each in (good[0], {"inputs": [[1, 2]]}, good[1])]
+        *[(json.dumps(body), JSON) for body in (good[0], {"inputs": [[1, 2]]}, good[1])]
     )
     assert 3 in sizes
     assert (first.status, bad.status, last.status) == (200, 400, 200)
@@ -295,7 +304,7 @@ def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
 def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
     scorer: Callable[[str], Scorer], name: str, request_: Any, reason: str
 ) -> None:
-    answer = scorer(name).one(request_)
+    answer = scorer(name).ask(request_)
     assert (answer.status, answer.data["code"]) == (400, 400)
     assert re.search(reason, answer.data["message"])
     assert name == "pickle" or answer.data["error_code"] in (
@@ -308,11 +317,11 @@ def test_a_body_without_a_content_type_is_json(scorer: Callable[[str], Scorer]) 
     rows = {"inputs": ROWS.tolist()}
     assert scorer("pickle").batch((json.dumps(rows), "application/octet-stream"))[0] == scorer(
         "pickle"
-    ).one(rows)
+    ).ask(rows)
     table = split("ab", [1, 2])
     assert scorer("adder").batch((json.dumps(table), "application/x-www-form-urlencoded"))[
         0
-    ] == scorer("adder").one(table)
+    ] == scorer("adder").ask(table)
 
 
 @pytest.mark.parametrize(
@@ -321,12 +330,12 @@ def test_a_body_without_a_content_type_is_json(scorer: Callable[[str], Scorer]) 
 def test_parquet_has_three_names(scorer: Callable[[str], Scorer], kind: str) -> None:
     file = io.BytesIO()
     pd.DataFrame({"a": [1.0], "b": [2.0]}).to_parquet(file)
-    assert scorer("adder").batch((file.getvalue(), kind))[0] == scorer("adder").one(
+    assert scorer("adder").batch((file.getvalue(), kind))[0] == scorer("adder").ask(
         split("ab", [1, 2])
     )
 
 
-def test_what_is_no_form_of_the_protocol_is_refused(scorer: Callable[[str], Scorer]) -> None:
+def test_an_unknown_content_type_is_refused(scorer: Callable[[str], Scorer]) -> None:
     answer = scorer("adder").batch(("<a/>", "text/xml"))[0]
     assert (answer.status, answer.data["code"], answer.data["type"]) == (
         415,
@@ -336,8 +345,8 @@ def test_what_is_no_form_of_the_protocol_is_refused(scorer: Callable[[str], Scor
     assert "text/csv" in answer.data["message"]
 
 
-def test_a_model_that_fails_is_no_fault_of_the_client(scorer: Callable[[str], Scorer]) -> None:
-    answer = scorer("adder").one(split("ab", [-1, 2]))
+def test_an_error_of_the_model_is_a_server_error(scorer: Callable[[str], Scorer]) -> None:
+    answer = scorer("adder").ask(split("ab", [-1, 2]))
     assert (answer.status, "negative" in answer.data["message"]) == (500, True)
 
 
@@ -349,17 +358,17 @@ def test_a_model_without_a_signature_says_what_helps(tmp_path: Path, body: Any) 
         Net().eval(), str(tmp_path / DIRECTORY), pip_requirements=PIP, serialization_format="pickle"
     )
     plain = Scorer(MLflowPyfunc, tmp_path)
-    answer = plain.one(body)
+    answer = plain.ask(body)
     assert (answer.status, "Send dataframe_split" in answer.data["message"]) == (400, True)
     assert (
-        plain.one({"dataframe_split": {"columns": [0, 1, 2], "data": ROWS.tolist()}}).status == 200
+        plain.ask({"dataframe_split": {"columns": [0, 1, 2], "data": ROWS.tolist()}}).status == 200
     )
 
 
 def test_a_model_of_columns_refuses_tensors_and_says_what_it_takes(
     scorer: Callable[[str], Scorer],
 ) -> None:
-    answer = scorer("adder").one({"inputs": [TENSOR]})
+    answer = scorer("adder").ask({"inputs": [TENSOR]})
     assert (answer.status, answer.data["message"].endswith(HINT)) == (400, True)
     with pytest.raises(InvalidInput, match="dataframe_split"):
         scorer("adder").handler.handle(
@@ -377,12 +386,12 @@ def test_a_worker_loads_no_file_outside_of_the_model(
         tmp_path / "outside"
     ).mkdir()
     description = tmp_path / DIRECTORY / FILE
-    key, place = (
+    key, path = (
         ("model_data: data", "model_data: ") if name == "pickle" else ("code: null", "code: ")
     )
     description.write_text(
         description.read_text().replace(
-            key, place + (str(tmp_path) + outside if outside[0] == "/" else outside)
+            key, path + (str(tmp_path) + outside if outside[0] == "/" else outside)
         )
     )
     with pytest.raises(LoadError, match=r"outside' of its flavors"):
@@ -408,7 +417,7 @@ def test_a_handler_tells_what_its_model_takes(scorer: Callable[[str], Scorer]) -
     model = scorer("adder")
     model.context.begin([request_meta("0", b"", [(b"describe", b"True")]).decode()])
     described = model.handler.handle([{"body": b""}], model.context)[0]
-    assert [each["name"] for each in json.loads(described["signature"]["inputs"])] == ["a", "b"]
+    assert [column["name"] for column in json.loads(described["signature"]["inputs"])] == ["a", "b"]
 
 
 def test_an_archive_without_a_model_and_a_wrong_handler_say_what_to_do(
