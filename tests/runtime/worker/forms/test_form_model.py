@@ -28,7 +28,7 @@ def small() -> nn.Module:
 
 
 @pytest.fixture
-def loads() -> list[nn.Module]:
+def originals() -> list[nn.Module]:
     """Return the list of originals that were loaded."""
     return []
 
