@@ -1,4 +1,4 @@
-"""A real worker process, asked over its socket as the front end does it."""
+"""Real worker processes. Tests talk to them over their sockets, as the front end does."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from tsx_runtime.core.workers.forked import PRELOAD, _ensure_fork_server
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.launch.entry import run
 
-# Seconds; a C++ compiler on a busy machine may take a third of it.
+# Seconds. A compiler of C++ may take a third of it on a busy machine.
 DEADLINE = 180
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Answer(NamedTuple):
+    """A response of a worker."""
+
     status: int
     headers: dict[str, str]
     body: bytes
@@ -43,26 +45,37 @@ class Answer(NamedTuple):
 
 
 class Request(NamedTuple):
+    """A request of a batch."""
+
     body: bytes = b""
     headers: Headers = ()
     query: bytes = b""
 
 
-class Worker:
-    """A worker process that has got its LOAD, and the socket to it."""
+def a_request(body: Any, content_type: str = "", query: bytes = b"", **headers: str) -> Request:
+    """Make a request. A body that is not bytes is sent as JSON."""
+    if not isinstance(body, bytes):
+        body, content_type = json.dumps(body).encode(), "application/json"
+    named = ({"Content-Type": content_type} if content_type else {}) | headers
+    return Request(body, [(name.encode(), value.encode()) for name, value in named.items()], query)
 
-    directory: Path  # the model's
+
+class Worker:
+    """A worker process and the front end's end of its socket."""
+
+    # The directory of the model.
+    directory: Path
 
     def __init__(self, order: wire.LoadOrder) -> None:
         self.sock, back = socket.socketpair()
         self.sock.settimeout(DEADLINE)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOAD])
-        # Later tests may look at the fork server, so it is started as the front end starts it.
+        # Later tests look at the fork server as the front end starts it.
         _ensure_fork_server()
-        # Handlers may start processes, which a daemon may not.
-        self.process = context.Process(target=run, args=(back,))
-        # A worker imports __main__, which would be pytest.
+        # Handlers start processes, which daemons may not do.
+        self.process = context.Process(target=run, args=(back,), daemon=False)
+        # The empty `__main__` saves each worker the import of pytest.
         with back, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):
             self.process.start()
         self._batches = itertools.count(1)
@@ -80,7 +93,7 @@ class Worker:
         self.sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
 
     def receive(self) -> wire.Frame | None:
-        """Return the next frame that is no REPORT; those are added to `reports`."""
+        """Return the next frame. Reports that come before it go to `reports`."""
         while head := self._exactly(wire.HEADER.size):
             header = wire.decode_header(head)
             frame = wire.decode(header, self._exactly(header.size))
@@ -133,11 +146,7 @@ class Worker:
         return answers
 
     def ask(self, *requests: Request | bytes) -> list[Answer]:
-        """Return the answers to one batch.
-
-        Pieces that come with it are added to `pieces`; `metrics`, `prediction_times` and `times`
-        are those of its reply.
-        """
+        """Return the answers to one batch. Its pieces and metrics become attributes."""
         batch = self.begin(*requests)
         while True:
             frame = self.receive()
@@ -161,6 +170,13 @@ class Worker:
                 Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body))
                 for code, meta, body in frame.items
             ]
+
+    def values(self, *requests: Request | bytes) -> list[Any]:
+        """Return the JSON of the answers, all of which must be successful."""
+        assert self.loaded, self.report
+        answers = self.ask(*requests)
+        assert [answer.status for answer in answers] == [200] * len(requests), answers
+        return [json.loads(answer.body) for answer in answers]
 
     def begin(self, *requests: Request | bytes) -> int:
         batch = next(self._batches)
@@ -204,7 +220,11 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
-    """Return a function that starts workers, whose arguments are those of `starting_workers`."""
+    """Return a function that starts a worker in a new directory.
+
+    Its arguments are the source of handler.py, files, entries of the manifest's `model`, and
+    fields of the load order.
+    """
     with starting_workers(tmp_path) as start:
         yield start
 
@@ -213,7 +233,10 @@ def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
 def start_shared_worker(
     processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartWorker]:
-    """Return a function that starts workers for a module, whose tests leave them unchanged."""
+    """Return `start_worker` for workers that the tests of a module share.
+
+    The tests must leave such a worker unchanged.
+    """
     with starting_workers(tmp_path_factory.mktemp("shared")) as start:
         yield start
 
@@ -245,14 +268,13 @@ def starting_workers(root: Path) -> Iterator[StartWorker]:
             (directory / name).write_bytes(
                 textwrap.dedent(content).encode() if isinstance(content, str) else content
             )
-        complete: Any = {
-            **ORDER,
-            "model_config": yaml.safe_dump(model_config or {}),
+        paths = {
             "model_dir": str(directory),
             "manifest": {"model": {"modelName": "m", **(model or {})}},
             **order,
         }
-        workers.append(Worker(complete))
+        complete = {**ORDER, "model_config": yaml.safe_dump(model_config or {}), **paths, **order}
+        workers.append(Worker(complete))  # type: ignore[arg-type]  # a TypedDict, put together
         workers[-1].directory = directory
         return workers[-1]
 

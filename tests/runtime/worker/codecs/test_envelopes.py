@@ -1,12 +1,10 @@
-"""What a protocol wraps around requests is off before the handler and on again after it.
-
-Contract section 5.5.
-"""
+"""Envelopes unwrap requests for the handler and wrap its answers."""
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,26 +12,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.served_model import a_context, a_served_model, answers_of
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import NODE_HEADER, request_meta
 from tsx_runtime.worker.codecs.envelopes import ENVELOPES
 from tsx_runtime.worker.codecs.json_text import JsonText
 from tsx_runtime.worker.codecs.v2_json import output_tensor, read_input
 from tsx_runtime.worker.exceptions import BadRows
-from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
-from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
-from tsx_runtime.worker.handler_api.metrics import Metrics
 
 Seen = list[Any]
 
 
-def a_context(count: int, **headers: str) -> Context:
-    context = Context("m", "/m", {"model": {"modelVersion": "1.0"}}, count, None, "1")
-    block = [(name.encode(), value.encode()) for name, value in headers.items()]
-    context.begin([request_meta(f"id-{idx}", b"", block).decode() for idx in range(count)])
+def a_batch(*metas: bytes) -> Context:
+    """Return a context whose batch has these requests."""
+    context = a_context(manifest={"model": {"modelVersion": "1.0"}})
+    context.begin([meta.decode() for meta in metas])
     return context
+
+
+def requests(count: int, **headers: str) -> list[bytes]:
+    """Return the metas of requests with ids `id-0`, `id-1` and so on."""
+    block = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return [request_meta(f"id-{idx}", b"", block) for idx in range(count)]
 
 
 def run(
@@ -42,7 +43,7 @@ def run(
     act: Callable[[list[Any], Context], Any] | None = None,
     **headers: str,
 ) -> tuple[Any, Seen]:
-    """What comes out, and what the handler saw in each of its calls."""
+    """Return the answers, and the rows of each call of the handler."""
     seen: Seen = []
 
     def handler(data: Any, context: Context) -> Any:
@@ -50,12 +51,12 @@ def run(
         return act(data, context) if act else list(data)
 
     return ENVELOPES[name](handler).handle(
-        [{"body": body} for body in bodies], a_context(len(bodies), **headers)
+        [{"body": body} for body in bodies], a_batch(*requests(len(bodies), **headers))
     ), seen
 
 
 def test_body_hands_over_what_is_in_the_rows() -> None:
-    context = a_context(2)
+    context = a_batch(*requests(2))
     answers = ENVELOPES["body"](lambda data, context: [data]).handle(
         [{"data": b"a"}, {"body": {"b": 1}}], context
     )
@@ -109,7 +110,7 @@ def test_kserve_answers_every_request_of_a_batch_each_under_its_own_number() -> 
 
 
 def test_a_call_for_one_request_leaves_its_headers_with_that_request() -> None:
-    context = a_context(2)
+    context = a_batch(*requests(2))
 
     def mark(data: Any, context: Context) -> Any:
         context.set_response_header(0, "X-Id", str(context.get_request_id(0)))
@@ -138,11 +139,11 @@ def test_open_inference_tensors_come_nested_and_go_flat() -> None:
         {"name": "b", "shape": [1], "datatype": "BYTES", "data": ["text"]},
         {"name": "c", "shape": [-1, 1], "datatype": "INT64", "data": [[1], [2]]},
     ]
-    given = [[[1.5], [2]], {"k": 1}, 3]
+    outputs = [[[1.5], [2]], {"k": 1}, 3]
     ((answer,), seen) = run(
         "kservev2",
         [{"id": "7", "inputs": inputs}],
-        lambda data, context: [context.input_names, *given],
+        lambda data, context: [context.input_names, *outputs],
     )
     assert [entry["data"] for entry in seen[0]] == [[[1.0, 2], [3, 4]], "text", [[1], [2]]]
     assert answer == {
@@ -172,7 +173,7 @@ def test_an_open_inference_request_without_an_id_gets_its_requests() -> None:
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=3).flatmap(
         lambda shape: st.tuples(
-            st.just(shape), st.permutations(range(_product(shape))), st.booleans()
+            st.just(shape), st.permutations(range(math.prod(shape))), st.booleans()
         )
     )
 )
@@ -188,13 +189,6 @@ def test_a_tensor_survives_the_way_in_and_out(case: tuple[list[int], list[int], 
     }
 
 
-def _product(shape: list[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
-
-
 @pytest.mark.parametrize("name", ["json", "kserve"])
 def test_a_batch_may_hold_requests_of_workflows_and_others(name: str) -> None:
     results: dict[Any, Any] = {0: b"\xff\x00", 1: {"x": [1]}, 2: "text", 3: JsonText("[1]")}
@@ -205,12 +199,8 @@ def test_a_batch_may_hold_requests_of_workflows_and_others(name: str) -> None:
         return [results.get(row, row) if isinstance(row, int) else "" for row in data]
 
     def ask(bodies: list[Any], *places: bytes) -> Any:
-        context = Context("m", "/m", {}, 4, None, "1")
-        context.begin(
-            [
-                request_meta("id", b"", [(NODE_HEADER, place)] if place else []).decode()
-                for place in places
-            ]
+        context = a_batch(
+            *(request_meta("id", b"", [(NODE_HEADER, node)] if node else []) for node in places)
         )
         return ENVELOPES[name](handler).handle([{"body": body} for body in bodies], context)
 
@@ -275,34 +265,28 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body", "said"), WRONG)
+@pytest.mark.parametrize(("name", "body", "message"), WRONG)
 def test_what_is_not_in_the_envelopes_form_is_refused_and_named(
-    name: str, body: Any, said: str
+    name: str, body: Any, message: str
 ) -> None:
     with pytest.raises(BadRows) as caught:
         run(name, [body])
-    assert said in caught.value.faults[0]
+    assert message in caught.value.faults[0]
 
 
-def test_a_wrong_request_harms_no_other_of_its_batch_and_the_handlers_own_refusals_find_their_request() -> (
-    None
-):
+def test_a_wrong_request_and_a_refusal_of_the_handler_harm_no_other_request() -> None:
     def refuses(data: Any, context: Context) -> Any:
         bad = {idx: "two!" for idx, value in enumerate(data) if value == 2}
         if bad:
             raise BadRows(bad)
         return data
 
-    entry = LoadedHandler(ENVELOPES["json"](refuses).handle, "handler.py", None)
-    model = ServedModel(
-        entry, Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 1000, Ceiling(), Metrics()
-    )
+    model = a_served_model(ENVELOPES["json"](refuses).handle)
     bodies = [b'{"instances": [0, 1]}', b"{}", b'{"instances": [0, 2]}', b'{"instances": [4]}']
-    items = [(0, request_meta(f"id-{idx}", b"", []), body) for idx, body in enumerate(bodies)]
-    answers = answer_batch(model, items, lambda *piece: None).answers
+    answers = answers_of(model, *bodies)
     assert [status for status, _, _ in answers] == [200, 400, 400, 200]
-    assert json.loads(bytes(answers[2][2]))["message"] == "two!"
-    assert json.loads(bytes(answers[3][2])) == {"predictions": [4]}
+    assert json.loads(answers[2][2])["message"] == "two!"
+    assert json.loads(answers[3][2]) == {"predictions": [4]}
 
 
 @pytest.mark.parametrize("name", ["json", "kserve"])

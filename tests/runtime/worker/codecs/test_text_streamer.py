@@ -1,4 +1,4 @@
-"""A language model's texts, row by row as they grow."""
+"""The streamer of a language model's texts, row by row."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tsx_runtime.worker.codecs.text_streamer import TextIteratorStreamerBatch
 
 
 class Tokens(list[Any]):
-    """What a tensor of tokens is to the streamer."""
+    """A stand-in for a tensor of tokens."""
 
     def tolist(self) -> list[Any]:
         return list(self)
 
 
 class Tokenizer:
-    """A token is a character."""
+    """A tokenizer whose tokens are characters."""
 
     def decode(self, tokens: list[int], upper: bool = False) -> str:
         text = "".join(map(chr, tokens))
         return text.upper() if upper else text
 
 
-def streamer(rows: int, **options: Any) -> TextIteratorStreamerBatch:
+def new_stream(rows: int, **options: Any) -> TextIteratorStreamerBatch:
     return TextIteratorStreamerBatch(Tokenizer(), rows, timeout=0, **options)
 
 
-def fed(texts: list[str], **options: Any) -> TextIteratorStreamerBatch:
-    stream = streamer(len(texts), **options)
+def stream_of(texts: list[str], **options: Any) -> TextIteratorStreamerBatch:
+    stream = new_stream(len(texts), **options)
     stream.put(Tokens([[ord("?")]] * len(texts)))
     for step in zip(*texts, strict=True):
         stream.put(Tokens(map(ord, step)))
@@ -41,7 +41,7 @@ def fed(texts: list[str], **options: Any) -> TextIteratorStreamerBatch:
 
 
 def test_words_come_once_they_are_whole() -> None:
-    assert list(fed(["a bc", "xy z"], skip_prompt=True)) == [
+    assert list(stream_of(["a bc", "xy z"], skip_prompt=True)) == [
         ["", ""],
         ["a ", ""],
         ["", "xy "],
@@ -54,18 +54,18 @@ def test_words_come_once_they_are_whole() -> None:
     st.lists(st.text("ab \n\u4e2d", min_size=5, max_size=5), min_size=1, max_size=3), st.booleans()
 )
 def test_the_pieces_of_a_row_are_its_text(texts: list[str], skip_prompt: bool) -> None:
-    pieces = list(fed(texts, skip_prompt=skip_prompt))
+    pieces = list(stream_of(texts, skip_prompt=skip_prompt))
     assert ["".join(row) for row in zip(*pieces, strict=True)] == [
         text if skip_prompt else f"?{text}" for text in texts
     ]
 
 
 def test_decoding_takes_the_options_that_were_given() -> None:
-    assert "".join(piece for (piece,) in fed(["ab"], skip_prompt=True, upper=True)) == "AB"
+    assert "".join(piece for (piece,) in stream_of(["ab"], skip_prompt=True, upper=True)) == "AB"
 
 
 def test_another_number_of_rows_is_refused_and_a_silent_model_is_not_waited_for() -> None:
-    stream = streamer(2)
+    stream = new_stream(2)
     with pytest.raises(ValueError, match="for 2 rows, but 1 came"):
         stream.put(Tokens([1]))
     with pytest.raises(queue.Empty):

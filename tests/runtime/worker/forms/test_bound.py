@@ -1,3 +1,5 @@
+"""The hardware that a form is bound to."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,7 +11,7 @@ from tsx_runtime.worker.forms.kinds import known_forms
 GPU = torch.device("cuda", 0)
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
+def set_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
@@ -17,33 +19,27 @@ def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int])
 def test_engines_are_bound_to_the_gpu_that_they_were_built_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpu(monkeypatch, "NVIDIA L4", (8, 9))
+    set_gpu(monkeypatch, "NVIDIA L4", (8, 9))
     bound = bound_of(known_forms()["tensorrt"], GPU)
     assert bound["gpu"] == "NVIDIA L4, compute capability 8.9"
     assert bound["extras"] == ["tensorrt"]
     assert mismatch(bound, GPU) is None
-    gpu(monkeypatch, "NVIDIA A10G", (8, 6))
-    assert (
-        mismatch(bound, GPU)
-        == "it was built for NVIDIA L4, compute capability 8.9, and this GPU is NVIDIA A10G, compute capability 8.6"
-    )
-    assert (
-        mismatch(bound, torch.device("cpu")) == "it was built for cuda, and this worker runs on cpu"
-    )
+    set_gpu(monkeypatch, "NVIDIA A10G", (8, 6))
+    reason = str(mismatch(bound, GPU))
+    assert ("NVIDIA L4" in reason, "NVIDIA A10G" in reason) == (True, True)
+    assert "this worker runs on cpu" in str(mismatch(bound, torch.device("cpu")))
 
 
 def test_cuda_graphs_run_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_of(known_forms()["cuda-graphs"], GPU)
-    gpu(monkeypatch, "NVIDIA A10G", (8, 6))
+    set_gpu(monkeypatch, "NVIDIA A10G", (8, 6))
     assert mismatch(bound, GPU) is None
 
 
-def test_machine_code_runs_only_where_all_instructions_are_that_the_compiler_had(
+def test_machine_code_needs_a_cpu_with_all_instructions_of_the_compilers_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Such a library ends the process by SIGILL where one is missing; other kinds choose their
-    kernels as they run.
-    """
+    """A missing instruction ends the process by SIGILL; other kinds choose kernels as they run."""
     ice_lake = {
         "avx2": True,
         "avx512_f": True,
@@ -53,7 +49,7 @@ def test_machine_code_runs_only_where_all_instructions_are_that_the_compiler_had
         "l1": 32,
     }
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: ice_lake)
-    gpu(monkeypatch, "NVIDIA L4", (8, 9))
+    set_gpu(monkeypatch, "NVIDIA L4", (8, 9))
     forms, cpu = known_forms(), torch.device("cpu")
     code, kernels = bound_of(forms["aotinductor"], cpu), bound_of(forms["openvino-int8"], cpu)
     assert (
@@ -64,12 +60,11 @@ def test_machine_code_runs_only_where_all_instructions_are_that_the_compiler_had
     monkeypatch.setattr(
         torch.cpu, "get_capabilities", lambda: {**ice_lake, "avx512_vbmi2": False, "clwb": False}
     )  # Cascade Lake
-    assert mismatch(code, cpu) == "it was built for a CPU with avx512_vbmi2, which this one lacks"
+    assert "a CPU with avx512_vbmi2, which" in str(mismatch(code, cpu))
     assert mismatch(kernels, cpu) is None
 
 
 def test_a_form_that_compiles_where_it_is_loaded_says_so() -> None:
-    """Images get a compiler for it."""
     assert all(
         form.compiles for name, form in known_forms().items() if name.split("-")[0] == "compile"
     )

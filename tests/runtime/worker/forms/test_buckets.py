@@ -1,3 +1,5 @@
+"""Sizes of batches that a form of fixed sizes runs."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -44,12 +46,8 @@ def test_calls_of_other_shapes_are_refused_with_the_reason() -> None:
     def of_any_length(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (torch.ones(rows, rows + 1),), {}
 
-    assert "each shape would need a graph of its own" in str(
-        not_fixed(subject_of(torch.sum, of_any_length))
-    )
-    assert (
-        not_fixed(subject_of(nn.Linear(4, 2), lambda _: ((torch.ones(4),), {})))
-        == "its inputs have no dimension for a batch"
-    )
-    with pytest.raises(NotBuilt, match="a size of its result depends on the batch size"):
+    assert "each shape" in str(not_fixed(subject_of(torch.sum, of_any_length)))
+    without_batch = subject_of(nn.Linear(4, 2), lambda _: ((torch.ones(4),), {}))
+    assert "no dimension for a batch" in str(not_fixed(without_batch))
+    with pytest.raises(NotBuilt, match="depends on the batch size"):
         buckets_of(subject_of(flattened, tensor_inputs(4)))

@@ -1,4 +1,4 @@
-"""The package `ts` as workers see it. Contract section 5.8."""
+"""The package `ts` in workers and in scripts of users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tsx_runtime.worker.handler_api.utils import (
 ROOT = Path(__file__).parents[4]
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims" / "src"
 MODULES = {module: listed for module, listed in names().items() if module.startswith("ts.")}
-ALSO = {  # Names that modules of TorchServe import, and users import from there.
+# Names that modules of TorchServe import, and users import from there.
+ALSO = {
     "ts": ["__version__"],
     "ts.protocol.otf_message_handler": ["send_intermediate_predict_response"],
     "ts.service": ["PredictionException"],
@@ -59,20 +60,16 @@ for name in json.loads(sys.argv[1]):
     assert module is importlib.import_module(name) and module is eval(name)
     assert all(pickle.loads(pickle.dumps(star[each])) == getattr(module, each) for each in module.__all__ if each != "MetricUnit")
     found[name] = sorted(module.__all__)
-print(json.dumps([heavy, found, importlib.util.find_spec("ts.launcher").origin]))
-import ts.wfdl
-"""
-EVERY_NAME = """
-import json, sys
 
 refused = {}
-for module, names in json.loads(sys.argv[1]).items():
+for module, names in json.loads(sys.argv[2]).items():
     for name in names:
         try:
             exec(f"from {module} import {name}")
         except ImportError as error:
             refused[f"{module}.{name}"] = str(error)
-print(json.dumps(refused))
+print(json.dumps([heavy, found, importlib.util.find_spec("ts.launcher").origin, refused]))
+import ts.wfdl
 """
 
 
@@ -87,7 +84,7 @@ def test_every_name_imports_in_a_worker(start_worker: StartWorker) -> None:
         "        return [[ts.__version__, type(context) is Context, PredictionException is exceptions.PredictionException]]\n"
     )
     assert worker.loaded, worker.report
-    assert json.loads(worker.ask(b"")[0].body) == ["0.12.0", True, True]
+    assert worker.values(b"")[0] == ["0.12.0", True, True]
 
 
 def test_metrics_and_settings_are_emitted_and_read_as_by_torchserve(
@@ -101,34 +98,42 @@ def test_metrics_and_settings_are_emitted_and_read_as_by_torchserve(
     assert caplog.messages == ["[METRICS]a.Count:1"]
 
 
-@pytest.mark.usefixtures("processes")
-def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead() -> None:
-    command = [sys.executable, "-c", EVERY_NAME, json.dumps(names())]
-    done = subprocess.run(
-        command,
+@pytest.fixture(scope="module")
+def script(processes: None) -> subprocess.CompletedProcess[str]:
+    """Run EVERY_WAY in a new interpreter, as a user's script outside of a worker."""
+    return subprocess.run(
+        [sys.executable, "-c", EVERY_WAY, json.dumps(list(NAMES)), json.dumps(names())],
         env={**os.environ, "PYTHONPATH": str(SHIMS)},
         capture_output=True,
         text=True,
         timeout=60,
-        check=True,
+        check=False,
     )
-    refused = json.loads(done.stdout)
+
+
+def test_scripts_import_every_name_in_every_way_and_nothing_heavy_with_it(
+    script: subprocess.CompletedProcess[str],
+) -> None:
+    assert json.loads(script.stdout)[:3] == [[], NAMES, str(SHIMS / "ts" / "launcher.py")]
+    assert "TorchServe's module 'ts.wfdl'" in script.stderr
+
+
+def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead(
+    script: subprocess.CompletedProcess[str],
+) -> None:
+    refused = json.loads(script.stdout)[3]
     all_names = [f"{module}.{name}" for module in MODULES for name in MODULES[module]]
     included = {f"{module}.{name}" for module in ALSO for name in ALSO[module]}
     hints = {
         name: hint for name in all_names if name not in included and (hint := ts_shim.instead(name))
-    }
-    parts = [
-        f"{module}.{name}"
+    } | {
+        f"{module}.{name}": "generate_manifest_json"
         for module, listed in names().items()
         for name in listed
         if module.startswith(PARTS)
-    ]
-    assert refused.keys() == {*hints, *parts}
-    assert all(
-        hint in refused[name]
-        for name, hint in [*hints.items(), *((part, "generate_manifest_json") for part in parts)]
-    )
+    }
+    assert refused.keys() == hints.keys()
+    assert all(hint in refused[name] for name, hint in hints.items())
     documented = (ROOT / "docs" / "reference" / "torchserve.md").read_text(encoding="utf-8")
     assert [name for name in [*ts_shim.INSTEAD, PARTS] if f"`{name}`" not in documented] == []
 
@@ -138,24 +143,9 @@ def test_a_private_name_is_no_import_error() -> None:
         ts_shim.refuse("ts.protocol.otf_message_handler", "__path__")
     with pytest.raises(AttributeError):
         ts_shim.refuse("ts.service", "no_such_name")
-    with pytest.raises(
-        AttributeError
-    ):  # pickle looks for a function that does not say its module in all modules
+    # pickle looks in all modules for a function that does not name its module.
+    with pytest.raises(AttributeError):
         ts_shim.refuse("ts.protocol.otf_message_handler", "log1p")
-
-
-@pytest.mark.usefixtures("processes")
-def test_scripts_import_every_name_in_every_way_and_nothing_heavy_with_it() -> None:
-    command = [sys.executable, "-c", EVERY_WAY, json.dumps(list(NAMES))]
-    environment = {**os.environ, "PYTHONPATH": str(SHIMS)}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert json.loads(done.stdout) == [[], NAMES, str(SHIMS / "ts" / "launcher.py")]
-    assert (
-        "tsx does not include TorchServe's module 'ts.wfdl': it includes ts.context, ts.handler_utils."
-        in done.stderr
-    )
 
 
 def test_nothing_of_it_is_seen_outside_of_workers(processes: None) -> None:
@@ -195,7 +185,7 @@ def test_small_tools_work_as_handlers_expect(start_worker: StartWorker) -> None:
                          mock.get_request_header(0, "describe"), mock.model_yaml_config],
             }]
     """)
-    assert json.loads(worker.ask(b"")[0].body) == {
+    assert worker.values(b"")[0] == {
         "prefixed": "JSONDecoder",
         "dotted": "JSONEncoder",
         "classes": ["JSONDecodeError", "JSONDecoder"],
@@ -220,14 +210,14 @@ def test_processes_are_reported_with_their_resident_bytes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     check_process_mem_usage(io.StringIO(f"{os.getpid()},{1 << 30}\n"))
-    (own, size), gone = (line.split(":") for line in capsys.readouterr().out.splitlines())
-    assert (int(own), gone) == (os.getpid(), [str(1 << 30), "0"])
+    (pid, size), gone = (line.split(":") for line in capsys.readouterr().out.splitlines())
+    assert (int(pid), gone) == (os.getpid(), [str(1 << 30), "0"])
     assert int(size) > 1 << 20
 
 
 def test_a_model_for_a_unit_test_is_downloaded_as_model_pt(tmp_path: Path) -> None:
     class Weights(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the name that http.server calls
+        def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(self.path.encode())

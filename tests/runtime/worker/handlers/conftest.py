@@ -1,14 +1,40 @@
-"""Small models, in every form in which they are served."""
+"""Small models, in every format that is served."""
 
 from __future__ import annotations
 
 import inspect
 import io
-import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+
+from tests.runtime.worker.conftest import ORDER
+from tsx_runtime.worker import model_loading
+
+
+def torch_bytes(value: Any) -> bytes:
+    """Return what torch.save writes."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def script_bytes(module: torch.nn.Module) -> bytes:
+    """Return the file of a module as TorchScript."""
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(module), file)
+    return file.getvalue()
+
+
+def encoded(image: Image.Image, form: str = "PNG") -> bytes:
+    """Return the file of an image."""
+    file = io.BytesIO()
+    image.save(file, form)
+    return file.getvalue()
 
 
 class Net(torch.nn.Module):
@@ -22,7 +48,8 @@ class Net(torch.nn.Module):
         return self.last(torch.relu(self.norm(self.first(x))))  # type: ignore[no-any-return]  # torch's modules
 
 
-MODEL = f"import torch\n\n\n{inspect.getsource(Net)}"  # the model file
+# The content of a model file.
+MODEL = f"import torch\n\n\n{inspect.getsource(Net)}"
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +60,7 @@ def net() -> Net:
 
 @pytest.fixture(scope="session")
 def model_bytes(net: Net, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The model's file in each form, by file name."""
+    """Return the contents of model files in each format, by name."""
     directory = tmp_path_factory.mktemp("models")
     state, example = net.state_dict(), torch.zeros(2, 3)
     torch.save(state, directory / "weights.pth")
@@ -60,14 +87,12 @@ def model_bytes(net: Net, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     from safetensors.torch import save_file
 
     save_file(state, directory / "weights.safetensors")
-    found = {path.name: path.read_bytes() for path in directory.iterdir()}
-    shutil.rmtree(directory)
-    return found
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.fixture(scope="session")
 def onnx_bytes(net: Net) -> bytes:
-    """Written node by node, because exporting needs onnxscript."""
+    """Return the model as ONNX, written node by node: exporting needs onnxscript."""
     from onnx import TensorProto, helper, numpy_helper
 
     weights = {name: value.numpy() for name, value in net.state_dict().items() if value.ndim}
@@ -94,15 +119,15 @@ def onnx_bytes(net: Net) -> bytes:
 
 
 @pytest.fixture
-def png() -> bytes:
-    from PIL import Image
+def load_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that loads a model in this process, with the given `load_entry`."""
+    for name in ("_take_place", "_enter", "_limit_threads"):
+        monkeypatch.setattr(model_loading, name, lambda *_: None)
+    monkeypatch.setattr(model_loading.ts_shim, "install", lambda: None)
 
-    file = io.BytesIO()
-    Image.effect_mandelbrot((300, 200), (-2, -1, 1, 1), 50).convert("RGB").save(file, "PNG")
-    return file.getvalue()
+    def load(load_entry: Callable[..., Any], **order: Any) -> Any:
+        monkeypatch.setattr(model_loading, "load_entry", load_entry)
+        paths = {"model_dir": str(tmp_path), "manifest": {}, "model_config": "{}"}
+        return model_loading.load_model({**ORDER, **paths, **order})  # type: ignore[arg-type]
 
-
-@pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    (tmp_path / "here").mkdir()
-    return tmp_path / "here"
+    return load

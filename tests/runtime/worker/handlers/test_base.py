@@ -1,10 +1,7 @@
-"""BaseHandler in a worker: every kind of model gives the model's own numbers, and every broken one
-is explained.
-"""
+"""BaseHandler serves every kind of model file, and explains why it cannot load one."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -19,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import Request, StartWorker, Worker
+from tests.runtime.worker.conftest import StartWorker, Worker, a_request
 from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_archiver import describe_model_file
 from tsx_runtime.worker.handlers.base import BaseHandler
@@ -57,7 +54,6 @@ ROWS = """
         def preprocess(self, data):
             return super().preprocess([row["body"] for row in data]).float()
 """
-JSON = [(b"Content-Type", b"application/json")]
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
 
 
@@ -66,8 +62,9 @@ Serve = Callable[..., Worker]
 
 @pytest.fixture
 def serve(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> Serve:
-    """Start a worker that takes rows: `file` is one of `model_bytes` or of `files`, `model_py` the
-    source of its model file.
+    """Return a function that starts a worker that takes rows.
+
+    `file` is one of `model_bytes` or of `files`; `model_py` is the source of the model file.
     """
 
     def start(
@@ -89,14 +86,11 @@ def serve(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> Serve:
     return start
 
 
-def ask(worker: Worker, *rows: Any) -> Any:
-    assert worker.loaded, worker.report
-    answers = worker.ask(*[Request(json.dumps(row).encode(), JSON) for row in rows])
-    assert [answer.status for answer in answers] == [200] * len(rows), answers
-    return [json.loads(answer.body) for answer in answers]
+def ask(worker: Worker, *rows: Any) -> list[Any]:
+    return worker.values(*map(a_request, rows))
 
 
-def assert_right(worker: Worker, net: Net) -> None:
+def assert_numbers_of(worker: Worker, net: Net) -> None:
     with torch.inference_mode():
         expected = net(torch.tensor(QUESTIONS))
     torch.testing.assert_close(torch.tensor(ask(worker, *QUESTIONS)), expected)
@@ -117,17 +111,14 @@ def assert_right(worker: Worker, net: Net) -> None:
         ("program.pt2", None),
         ("parallel.pth", OWN_LOADING),
         ("weights.pth", MODEL + "\nclass Helper: pass\n"),
-        *[
-            (file, MODEL + BLOCK + OTHER + BROKEN)
-            for file in ("weights.pth", "checkpoint.pth", "weights.safetensors")
-        ],
+        ("checkpoint.pth", MODEL + BLOCK + OTHER + BROKEN),
     ],
 )
 def test_every_kind_of_model_gives_the_models_own_numbers(
     serve: Serve, net: Net, file: str, model_py: str | None
 ) -> None:
-    """Of several classes in the model file, by the one that the weights fit."""
-    assert_right(serve(file, model_py), net)
+    """Take the class that the weights fit if the model file has several."""
+    assert_numbers_of(serve(file, model_py), net)
 
 
 def test_a_handler_may_ask_for_its_device() -> None:
@@ -137,59 +128,46 @@ def test_a_handler_may_ask_for_its_device() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_program_exported_for_one_batch_size_takes_every_other_whatever_its_file_is_called(
+def test_a_program_exported_for_one_batch_size_takes_every_other(
     serve: Serve, net: Net, tmp_path: Any, size: int
 ) -> None:
     path = tmp_path / "fixed.pt2"
     torch.export.save(torch.export.export(net, (torch.zeros(size, 3),)), path)
-    assert_right(serve("model.bin", files={"model.bin": path.read_bytes()}), net)
+    assert_numbers_of(serve("model.bin", files={"model.bin": path.read_bytes()}), net)
 
 
-def test_onnx_models_are_served_through_onnxruntime(
-    serve: Serve, net: Net, onnx_bytes: bytes
-) -> None:
+@pytest.fixture
+def onnx_files(onnx_bytes: bytes, tmp_path: Path) -> dict[str, bytes]:
+    """Return a model as torch.onnx.export writes it: its weights are in a second file."""
     pytest.importorskip("onnxruntime")
-    assert_right(serve("model.onnx", files={"model.onnx": onnx_bytes}), net)
-
-
-def save_apart(onnx_bytes: bytes, directory: Path) -> Path:
-    """Write the model as torch.onnx.export does: its weights in a second file."""
     import onnx
 
-    path = directory / "lin.onnx"
     options: Any = {"save_as_external_data": True, "location": "lin.onnx.data", "size_threshold": 0}
-    onnx.save_model(onnx.load_from_string(onnx_bytes), path, **options)
-    return path
+    onnx.save_model(onnx.load_from_string(onnx_bytes), tmp_path / "lin.onnx", **options)
+    return {name: (tmp_path / name).read_bytes() for name in ("lin.onnx", "lin.onnx.data")}
 
 
-def test_an_onnx_model_with_its_weights_in_a_second_file_is_served(
-    serve: Serve, net: Net, onnx_bytes: bytes, tmp_path: Path
+def test_onnx_models_are_served_also_with_weights_in_a_second_file(
+    serve: Serve, net: Net, onnx_bytes: bytes, onnx_files: dict[str, bytes]
 ) -> None:
-    pytest.importorskip("onnxruntime")
-    path = save_apart(onnx_bytes, tmp_path)
-    files = {file.name: file.read_bytes() for file in (path, tmp_path / "lin.onnx.data")}
-    assert_right(serve("lin.onnx", files=files), net)
+    assert_numbers_of(serve("model.onnx", files={"model.onnx": onnx_bytes}), net)
+    assert_numbers_of(serve("lin.onnx", files=onnx_files), net)
 
 
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        (b"lin.onnx.data", "weights in lin.onnx.data, which the archive does not contain"),
+        (b"../onnx.dataX", "'../onnx.dataX', which is refused"),
+    ],
+)
 def test_onnx_weights_that_are_missing_or_lie_elsewhere_are_named(
-    serve: Serve, onnx_bytes: bytes, tmp_path: Path
+    serve: Serve, onnx_files: dict[str, bytes], location: bytes, message: str
 ) -> None:
-    pytest.importorskip("onnxruntime")
-    content = save_apart(onnx_bytes, tmp_path).read_bytes()
-    for location, said in (
-        (
-            b"lin.onnx.data",
-            "lin.onnx has weights in lin.onnx.data, which the archive does not contain",
-        ),
-        (
-            b"../onnx.dataX",
-            "lin.onnx has weights in '../onnx.dataX', which is refused: it leaves the directory with '..'",
-        ),
-    ):
-        changed = content.replace(b"lin.onnx.data", location)
-        worker = serve("lin.onnx", files={"lin.onnx": changed})
-        assert not worker.loaded
-        assert said in worker.report["message"]
+    content = onnx_files["lin.onnx"].replace(b"lin.onnx.data", location)
+    worker = serve("lin.onnx", files={"lin.onnx": content})
+    assert not worker.loaded
+    assert message in worker.report["message"]
 
 
 def test_a_handler_may_call_an_onnx_session_itself(serve: Serve, onnx_bytes: bytes) -> None:
@@ -218,11 +196,11 @@ def test_without_onnxruntime_the_pip_command_is_named(serve: Serve, onnx_bytes: 
     assert "pip install 'tsx-serve[onnx]'" in worker.report["message"]
 
 
-# One program is compiled: to make torch's headers ready for many would take as long again, and so
-# would to try how vectors compile here.
+# Settings for one compilation. Precompiled headers and tests of vector instructions pay only for
+# many.
 QUICK = """
 import torch._inductor.config
-if hasattr(torch._inductor.config.aot_inductor, "precompile_headers"):  # older releases make none ready
+if hasattr(torch._inductor.config.aot_inductor, "precompile_headers"):
     torch._inductor.config.aot_inductor.precompile_headers = False
 torch._inductor.config.cpp.vec_isa_ok = True
 torch._inductor.config.aot_inductor.compile_wrapper_opt_level = "O0"
@@ -242,37 +220,37 @@ def test_compiled_packages_are_served(serve: Serve, tmp_path: Any) -> None:
     )
     exported = tmp_path / "exported.pt2"
     torch.export.save(program, exported)
-    source = (
-        f"import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = {str(tmp_path / 'cache')!r}\n{QUICK}"
-        + textwrap.dedent(ROWS)
-    )
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     ahead = {"pt2": {"export": {"aot_compile": True}}}
 
-    def right(name: str, content: bytes, config: Any) -> bool:
-        worker = serve(name, source=source, files={name: content}, model_config=config)
-        return bool(ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]])
+    def answers_double(name: str, content: bytes, config: Any, source: str = ROWS) -> bool:
+        worker = serve(
+            name, source=source, files={name: content}, model_config=config, variables=variables
+        )
+        return ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]]
 
-    assert right("double.pt2", exported.read_bytes(), ahead)
-    (kept,) = (tmp_path / "cache" / "tsx").iterdir()  # as anybody's call of torch writes it
-    written = kept.stat()
-    assert right("double.pt2", exported.read_bytes(), ahead)  # by what is there
-    assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
-    reported = describe_model_file(kept)
-    assert (reported.kind, reported.device, reported.detail) == (
+    assert answers_double("double.pt2", exported.read_bytes(), ahead, QUICK + textwrap.dedent(ROWS))
+    (package,) = (tmp_path / "cache" / "tsx").iterdir()
+    written = package.stat()
+    # The second worker loads what the first one compiled.
+    assert answers_double("double.pt2", exported.read_bytes(), ahead)
+    assert (package.stat().st_ino, package.stat().st_mtime_ns) == (
+        written.st_ino,
+        written.st_mtime_ns,
+    )
+    description = describe_model_file(package)
+    assert (description.kind, description.device, description.detail) == (
         "aotinductor",
         "cpu",
         "compiled for cpu",
     )
-    with zipfile.ZipFile(kept) as archive:
-        library = next(
-            archive.read(name) for name in archive.namelist() if name.endswith(".so")
-        )  # what older releases of torch wrote
-    assert right("double.pt2", kept.read_bytes(), {})
-    assert right("double.so", library, ahead)
+    # Older releases of torch wrote the library alone.
+    with zipfile.ZipFile(package) as archive:
+        library = next(archive.read(name) for name in archive.namelist() if name.endswith(".so"))
+    assert answers_double("double.pt2", package.read_bytes(), {})
+    assert answers_double("double.so", library, ahead)
     worker = serve("double.so", files={"double.so": library})
-    assert (
-        "set `pt2: {export: {aot_compile: true}}` in model-config.yaml" in worker.report["message"]
-    )
+    assert "pt2: {export: {aot_compile: true}}" in worker.report["message"]
 
 
 TWO = "from torch import nn\nclass A(nn.Module): pass\nclass B(nn.Module): pass\n"
@@ -280,56 +258,32 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
 
 
 @pytest.mark.parametrize(
-    ("file", "model_py", "said"),
+    ("file", "model_py", "message"),
     [
         ("less.pth", MODEL, "does not fit model.py: "),
-        (
-            "wide.pth",
-            MODEL,
-            "size mismatch for last.weight: copying a param with shape torch.Size([5, 8])",
-        ),
+        ("wide.pth", MODEL, "size mismatch for last.weight"),
         ("parallel.pth", MODEL, "save model.module.state_dict() instead"),
-        (
-            "two.pth",
-            MODEL,
-            "a training checkpoint with several state dicts: save one of 'model', 'ema' alone",
-        ),
+        ("two.pth", MODEL, "save one of 'model', 'ema' alone"),
         ("list.pth", MODEL, "holds a list, not weights"),
         ("weights.pth", "import torch\n", "model.py defines no class"),
         ("weights.pth", TWO, "defines several classes (A, B)"),
-        (
-            "weights.pth",
-            WANTS,
-            "missing a required argument: 'width'. Set `init_args: {width: ...}` in model-config.yaml",
-        ),
-        (
-            "weights.pth",
-            "import not_there",
-            "The model file model.py does not import: No module named 'not_there'",
-        ),
-        (
-            "weights.pth",
-            MODEL + TWIN,
-            "several classes (Net, Twin), and the weights fit several (Net, Twin). Name one when packing: --model-file",
-        ),
-        (
-            "weights.pth",
-            BLOCK + OTHER + BROKEN,
-            "the weights fit none of them (Block: TypeError: Block.__init__() missing 1 required positional argument: 'width'; "
-            "Broken: RuntimeError: needs a GPU; Other: LoadError: weights.pth does not fit Other: ",
-        ),
-        (None, MODEL + TWIN, "there are no weights to choose by. Name one when packing"),
+        ("weights.pth", WANTS, "Set `init_args: {width: ...}`"),
+        ("weights.pth", "import not_there", "No module named 'not_there'"),
+        ("weights.pth", MODEL + TWIN, "the weights fit several (Net, Twin)"),
+        ("weights.pth", BLOCK + OTHER + BROKEN, "Broken: RuntimeError: needs a GPU; Other: "),
+        (None, MODEL + TWIN, "there are no weights to choose by"),
     ],
 )
 def test_weights_and_model_files_that_do_not_fit_are_explained(
-    serve: Serve, file: str | None, model_py: str, said: str
+    serve: Serve, file: str | None, model_py: str, message: str
 ) -> None:
     worker = serve(file, model_py)
     assert not worker.loaded
-    assert said in worker.report["message"]
+    assert message in worker.report["message"]
     assert len(worker.report["message"]) < 1000
-    if "does not fit" in said:
-        assert worker.report["traceback"] == ""  # torch's says the same, at length
+    if "does not fit" in message:
+        # torch's traceback only repeats the message, at length.
+        assert worker.report["traceback"] == ""
 
 
 def test_without_a_serialized_file_the_class_is_made_and_may_load_by_itself(
@@ -339,7 +293,7 @@ def test_without_a_serialized_file_the_class_is_made_and_may_load_by_itself(
         "nn.Linear(8, 2)\n",
         "nn.Linear(8, 2)\n        self.load_state_dict(torch.load('own.pth'))\n",
     )
-    assert_right(serve(None, source, files={"own.pth": model_bytes["weights.pth"]}), net)
+    assert_numbers_of(serve(None, source, files={"own.pth": model_bytes["weights.pth"]}), net)
 
 
 SIZED = """
@@ -356,23 +310,17 @@ SIZED = """
 
 
 @pytest.mark.parametrize(
-    ("given", "answer"),
+    ("init_args", "answer"),
     [
         ({"width": 2, "by": 3}, [[3.0, 6.0]]),
-        (
-            {"width": 2, "depth": 3},
-            "with init_args (depth, width): got an unexpected keyword argument 'depth'. Correct init_args",
-        ),
-        (
-            [2],
-            "model-config.yaml cannot be used: init_args: [2] is invalid: it must be a mapping of keys to values",
-        ),
+        ({"width": 2, "depth": 3}, "unexpected keyword argument 'depth'"),
+        ([2], "init_args: [2] is invalid"),
     ],
 )
 def test_a_model_class_gets_its_arguments_from_the_configuration(
-    serve: Serve, given: Any, answer: Any
+    serve: Serve, init_args: Any, answer: Any
 ) -> None:
-    worker = serve(None, SIZED, model_config={"init_args": given})
+    worker = serve(None, SIZED, model_config={"init_args": init_args})
     if isinstance(answer, list):
         assert ask(worker, [1.0, 2.0, 3.0]) == answer
     else:
@@ -384,23 +332,21 @@ def test_a_manifest_that_names_no_weights_is_explained(
     start_worker: StartWorker, manifest: dict[str, Any]
 ) -> None:
     worker = start_worker(handler="base_handler", manifest=manifest)
-    assert worker.report["message"].startswith(
-        "No model weights could be loaded: the archive names no serialized file."
-    )
+    assert "the archive names no serialized file" in worker.report["message"]
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ({"modelClass": "Twin"}, None),
         ({"modelFile": "elsewhere.py", "modelClass": "Net"}, None),
-        ({"modelClass": "Gone"}, "model.py has no class Gone; its classes: Block, Net, Twin."),
-        ({"modelClass": "Block"}, "Class Block of model.py cannot be created with no arguments"),
+        ({"modelClass": "Gone"}, "no class Gone; its classes: Block, Net, Twin."),
+        ({"modelClass": "Block"}, "Class Block of model.py cannot be created"),
         ({"modelFile": "gone.py"}, "gone.py is not in the archive"),
     ],
 )
 def test_the_class_that_the_manifest_names_is_served(
-    serve: Serve, net: Net, model: dict[str, str], said: str | None
+    serve: Serve, net: Net, model: dict[str, str], message: str | None
 ) -> None:
     worker = serve(
         "weights.pth",
@@ -408,28 +354,25 @@ def test_the_class_that_the_manifest_names_is_served(
         files={"elsewhere.py": "from model import Net"},
         model=model,
     )
-    if said is None:
-        assert_right(worker, net)
+    if message is None:
+        assert_numbers_of(worker, net)
     else:
-        assert said in worker.report["message"]
+        assert message in worker.report["message"]
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "message"),
     [
-        ("weights.pth", "holds weights but not the model that they belong to"),
-        ("weights.safetensors", "holds weights but not the model that they belong to"),
+        ("weights.pth", "holds weights but not the model"),
+        ("weights.safetensors", "holds weights but not the model"),
         ("nothing.pt", "nothing.pt is not in the archive"),
-        (
-            "empty.pt",
-            "empty.pt is empty (0 bytes); copy or download it again. Pack the archive again with a valid file.",
-        ),
+        ("empty.pt", "empty.pt is empty (0 bytes)"),
         ("cut.pt", "truncated"),
         ("junk.pt", "junk.pt"),
     ],
 )
 def test_a_model_file_that_cannot_be_served_is_explained(
-    serve: Serve, model_bytes: dict[str, bytes], file: str, said: str
+    serve: Serve, model_bytes: dict[str, bytes], file: str, message: str
 ) -> None:
     broken = {
         "empty.pt": b"",
@@ -438,10 +381,9 @@ def test_a_model_file_that_cannot_be_served_is_explained(
     }
     worker = serve(file, files={name: broken[name] for name in [file] if name in broken})
     assert not worker.loaded
-    assert said in worker.report["message"]
-    assert (
-        f"/{file}" not in worker.report["message"]
-    )  # the path of the cache says nothing to anybody
+    assert message in worker.report["message"]
+    # The path of the cache would not help the user.
+    assert f"/{file}" not in worker.report["message"]
 
 
 def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(
@@ -463,7 +405,7 @@ def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(
     start = partial(serve, "whole.pth", files=files)
     refused = start(model={"modelFile": "whole.py"})
     assert "would run code from it" in refused.report["message"]
-    assert "`weightsOnly: false` in model-config.yaml" in refused.report["message"]
+    assert "`weightsOnly: false`" in refused.report["message"]
     for names in ({"modelFile": "whole.py"}, {}):
         trusted = start(model=names, model_config={"weightsOnly": False})
         assert ask(trusted, [1, 2, 3]) == [[2, 4, 6]]
@@ -501,9 +443,9 @@ def test_describe_and_explain_requests_reach_their_methods(serve: Serve) -> None
             return [[list(tensor_data.shape), raw_data, target.decode()]]  # as bytes, as TorchServe hands query parameters on
         """,
     )
-    assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {"about": "m"}
-    explained = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=1"))[0]
-    assert json.loads(explained.body) == [[1, 3], [1, 2, 3], "1"]
+    assert worker.values(a_request(b"", describe="True")) == [{"about": "m"}]
+    request = a_request([1, 2, 3], query=b"target=1", explain="True")
+    assert worker.values(request) == [[[1, 3], [1, 2, 3], "1"]]
 
 
 @pytest.mark.parametrize("file", ["weights.pth", "script.pt", "program.pt2"])
@@ -511,18 +453,15 @@ def test_an_explanation_tells_what_each_number_of_a_row_weighs(
     serve: Serve, net: Net, file: str
 ) -> None:
     worker = serve(file, MODEL if file == "weights.pth" else None)
-    answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=1"))[0]
-    assert answer.status == 200, answer
-    weights = json.loads(answer.body)
+    (weights,) = worker.values(a_request([1, 2, 3], query=b"target=1", explain="True"))
     row = torch.tensor([[1.0, 2.0, 3.0]])
     with torch.inference_mode():
         change = (net(row) - net(torch.zeros(1, 3)))[0, 1].item()
-    assert sum(weights) == pytest.approx(change, rel=0.1)  # what integrated gradients promise
-    wrong = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=2"))[0]
-    assert (wrong.status, wrong.message) == (
-        400,
-        "target 2 is not a class of the model, which has 2 classes, counted from 0.",
-    )
+    # Integrated gradients promise this.
+    assert sum(weights) == pytest.approx(change, rel=0.1)
+    wrong = worker.ask(a_request([1, 2, 3], query=b"target=2", explain="True"))[0]
+    assert wrong.status == 400
+    assert "target 2 is not a class" in wrong.message
 
 
 def test_what_gradients_cannot_explain_is_refused_with_the_way_out(
@@ -530,24 +469,18 @@ def test_what_gradients_cannot_explain_is_refused_with_the_way_out(
 ) -> None:
     pytest.importorskip("onnxruntime")
     worker = serve("model.onnx", files={"model.onnx": onnx_bytes})
-    answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")]))[0]
+    answer = worker.ask(a_request([1, 2, 3], explain="True"))[0]
     assert answer.status == 501
-    assert (
-        "cannot be explained by gradients" in answer.message
-        or "override get_insights" in answer.message
-    )
+    assert "cannot be explained by gradients" in answer.message
 
 
-def profiled(serve: Serve, tmp_path: Path) -> Worker:
-    source = (
-        f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n"
-        + textwrap.dedent(ROWS)
-    )
-    return serve("script.pt", source=source)
+def start_profiled(serve: Serve, tmp_path: Path) -> Worker:
+    source = f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\n" + textwrap.dedent(ROWS)
+    return serve("script.pt", source=source, variables={"ENABLE_TORCH_PROFILER": "1"})
 
 
 def test_torchs_profiler_leaves_a_trace(serve: Serve, net: Net, tmp_path: Path) -> None:
-    assert_right(profiled(serve, tmp_path), net)
+    assert_numbers_of(start_profiled(serve, tmp_path), net)
     assert list((tmp_path / "pytorch_profiler" / "m").glob("*.pt.trace.json"))
 
 
@@ -560,7 +493,7 @@ def test_torchs_profiler_writes_into_no_directory_of_another_user(
 ) -> None:
     (tmp_path / "pytorch_profiler" / "m").mkdir(parents=True)
     os.chown(tmp_path / "pytorch_profiler", 54321, 54321)
-    assert_right(profiled(serve, tmp_path), net)
+    assert_numbers_of(start_profiled(serve, tmp_path), net)
     assert list((tmp_path / "pytorch_profiler" / "m").iterdir()) == []
     assert len(list(tmp_path.glob("pytorch_profiler-*/*.pt.trace.json"))) > 0
 
@@ -570,16 +503,12 @@ def test_torchs_profiler_writes_into_no_directory_of_another_user(
     [
         "eager",
         {"compile": {"enable": True, "backend": "aot_eager"}},
-        {"backend": "no_such"},
-        {"compile": {"enable": True, "mode": 3}},
-        {"export": {"aot_compile": True}},  # which weights alone cannot be
-        7,
+        # Weights alone cannot be compiled ahead.
+        {"export": {"aot_compile": True}},
     ],
 )
-def test_a_compiled_model_gives_the_same_numbers_and_so_does_one_that_cannot_be_compiled(
-    serve: Serve, net: Net, pt2: Any
-) -> None:
-    assert_right(serve("weights.pth", MODEL, model_config={"pt2": pt2}), net)
+def test_a_model_gives_the_same_numbers_compiled_or_not(serve: Serve, net: Net, pt2: Any) -> None:
+    assert_numbers_of(serve("weights.pth", MODEL, model_config={"pt2": pt2}), net)
 
 
 def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(serve: Serve, net: Net) -> None:
@@ -587,19 +516,7 @@ def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(serve: Serve, net: Net) ->
         pytest.skip("there is one")
     worker = serve("script.pt", gpu_id=0)
     assert worker.report["device"] == "cpu"
-    assert_right(worker, net)
-
-
-def test_the_names_of_classes_are_there_for_the_handler(serve: Serve) -> None:
-    worker = serve(
-        "script.pt",
-        source=ROWS + "\n        def describe_handle(self):\n            return self.mapping\n",
-        files={"index_to_name.json": '{"0": ["n1", "cat"], "1": "dog"}'},
-    )
-    assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {
-        "0": "cat",
-        "1": "dog",
-    }
+    assert_numbers_of(worker, net)
 
 
 @pytest.mark.parametrize(
@@ -615,6 +532,6 @@ def test_the_names_of_classes_are_there_for_the_handler(serve: Serve) -> None:
 def test_a_handler_may_load_its_model_in_its_own_way(
     serve: Serve, method: str, model: tuple[str, str | None]
 ) -> None:
-    own = f"{ROWS}\n        def {method}:\n            import torch\n            return torch.nn.Identity()\n"
-    worker = serve(*model, source=own)
+    source = f"{ROWS}\n        def {method}:\n            import torch\n            return torch.nn.Identity()\n"
+    worker = serve(*model, source=source)
     assert ask(worker, [1, 2, 3]) == [[1, 2, 3]]

@@ -1,34 +1,21 @@
-"""Segments and objects of images. Contract section 5.4."""
+"""The handlers image_segmenter and object_detector."""
 
 from __future__ import annotations
 
-import io
-import json
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
-from tests.runtime.worker.conftest import Request, StartWorker, Worker
+from tests.runtime.worker.conftest import StartWorker, Worker, a_request
+from tests.runtime.worker.handlers.conftest import encoded, script_bytes, torch_bytes
 from tests.runtime.worker.handlers.steps.image_samples import sample
 
 
-def encoded(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
-
-
-def script(module: torch.nn.Module, directory: Path) -> bytes:
-    path = directory / "model.pt"
-    torch.jit.save(torch.jit.script(module), path)
-    return path.read_bytes()
-
-
 class Bright(torch.nn.Module):
-    """Two classes a pixel: dark and bright."""
+    """A model of two classes a pixel: dark and bright."""
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         red = x[:, 0]
@@ -36,19 +23,19 @@ class Bright(torch.nn.Module):
 
 
 class Corners(torch.nn.Module):
-    """In each image: one sure thing that fills it, one unsure."""
+    """A model that finds two objects in each image, with scores of 0.75 and 0.25."""
 
     def forward(
         self, images: list[torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-        found: list[dict[str, torch.Tensor]] = []
+        objects: list[dict[str, torch.Tensor]] = []
         for image in images:
             box = torch.tensor([0.0, 0.0, float(image.shape[2]), float(image.shape[1])])
             score = torch.stack([image.max() * 0 + 0.75, image.min() * 0 + 0.25])
-            found.append(
+            objects.append(
                 {"boxes": torch.stack([box, box]), "labels": torch.tensor([1, 2]), "scores": score}
             )
-        return {}, found
+        return {}, objects
 
 
 EAGER_CORNERS = """
@@ -62,27 +49,21 @@ class Corners(torch.nn.Module):
 """
 
 
-def ask(worker: Worker, *images: Image.Image) -> Any:
-    assert worker.loaded, worker.report
-    answers = worker.ask(*map(encoded, images))
-    assert [answer.status for answer in answers] == [200] * len(images), answers
-    return [json.loads(answer.body) for answer in answers]
+def ask(worker: Worker, *images: Image.Image) -> list[Any]:
+    return worker.values(*map(encoded, images))
 
 
 @pytest.fixture(scope="module")
-def segmenter(start_shared_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> Worker:
-    files: dict[str, str | bytes] = {
-        "model.pt": script(Bright(), tmp_path_factory.mktemp("bright"))
-    }
+def segmenter(start_shared_worker: StartWorker) -> Worker:
     return start_shared_worker(
-        files=files,
+        files={"model.pt": script_bytes(Bright())},
         model={"serializedFile": "model.pt"},
         handler="image_segmenter",
         max_response_size=1 << 24,
     )
 
 
-def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(
+def test_every_pixel_gets_its_likeliest_class_and_the_probability_of_it(
     segmenter: Worker,
 ) -> None:
     dark, bright = ask(segmenter, Image.new("RGB", (300, 300)), Image.new("L", (224, 300), 255))
@@ -95,37 +76,32 @@ def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(
         )
 
 
-def test_what_makes_a_class_likely_is_reported_for_each_pixel(segmenter: Worker) -> None:
-    (answer,) = segmenter.ask(
-        Request(
-            encoded(Image.new("RGB", (300, 300), "white")), [(b"explain", b"True")], b"target=1"
-        )
-    )
-    weights = torch.tensor(json.loads(answer.body))
+def test_an_explanation_has_a_weight_for_each_pixel(segmenter: Worker) -> None:
+    image = encoded(Image.new("RGB", (300, 300), "white"))
+    (answer,) = segmenter.values(a_request(image, query=b"target=1", explain="True"))
+    weights = torch.tensor(answer)
     assert weights.shape == (3, 224, 224)
-    assert weights.sum().item() == pytest.approx(
-        (1 - 0.485) / 0.229, rel=1e-3
-    )  # all of it from red
+    # Only the red channel counts.
+    assert weights.sum().item() == pytest.approx((1 - 0.485) / 0.229, rel=1e-3)
     assert weights[1:].abs().max() == 0
 
 
-def test_things_that_are_sure_enough_are_named_with_their_boxes(
-    start_worker: StartWorker, tmp_path: Path
+def test_objects_above_the_threshold_are_named_with_their_boxes(
+    start_worker: StartWorker,
 ) -> None:
-    files: dict[str, str | bytes] = {
-        "model.pt": script(Corners(), tmp_path),
-        "index_to_name.json": '{"1": "person", "2": "hat"}',
-    }
     worker = start_worker(
-        files=files, model={"serializedFile": "model.pt"}, handler="object_detector"
+        files={
+            "model.pt": script_bytes(Corners()),
+            "index_to_name.json": '{"1": "person", "2": "hat"}',
+        },
+        model={"serializedFile": "model.pt"},
+        handler="object_detector",
     )
     (small,) = ask(worker, sample(30, 20))
     assert small == [{"person": [0.0, 0.0, 30.0, 20.0], "score": pytest.approx(0.75)}]
-    several = ask(worker, sample(30, 20), sample(50, 40, "L"))  # of different sizes
+    several = ask(worker, sample(30, 20), sample(50, 40, "L"))
     assert several == [small, [{"person": [0.0, 0.0, 50.0, 40.0], "score": pytest.approx(0.75)}]]
-    before, bad, after = worker.ask(
-        encoded(sample(30, 20)), Request(b"no image"), encoded(sample(30, 20))
-    )
+    before, bad, after = worker.ask(encoded(sample(30, 20)), b"no image", encoded(sample(30, 20)))
     assert (before.status, bad.status, after.status) == (200, 400, 200)
 
 
@@ -139,20 +115,15 @@ def test_images_of_one_size_come_as_one_tensor_and_the_threshold_may_be_set(
                 super().initialize(context)
                 self.threshold = context.model_yaml_config["handler"]["threshold"]
     """
-    state = io.BytesIO()
-    torch.save({}, state)
-    files: dict[str, str | bytes] = {"model.py": EAGER_CORNERS, "weights.pth": state.getvalue()}
-    model = {"serializedFile": "weights.pth", "modelFile": "model.py"}
-    worker = start_worker(
-        source, files=files, model=model, model_config={"handler": {"threshold": 0.5}}
+    start = partial(
+        start_worker,
+        source,
+        files={"model.py": EAGER_CORNERS, "weights.pth": torch_bytes({})},
+        model={"serializedFile": "weights.pth", "modelFile": "model.py"},
     )
-    assert [list(things[0]) for things in ask(worker, sample(30, 20), sample(30, 20))] == [
-        ["2", "score"]
-    ] * 2
-    assert [list(things[0]) for things in ask(worker, sample(30, 20), sample(31, 20))] == [
-        ["1", "score"]
-    ] * 2
-    stricter = start_worker(
-        source, files=files, model=model, model_config={"handler": {"threshold": 0.6}}
-    )
+    worker = start(model_config={"handler": {"threshold": 0.5}})
+    for width, name in ((30, "2"), (31, "1")):
+        answers = ask(worker, sample(30, 20), sample(width, 20))
+        assert [list(objects[0]) for objects in answers] == [[name, "score"]] * 2
+    stricter = start(model_config={"handler": {"threshold": 0.6}})
     assert ask(stricter, sample(30, 20)) == [[]]

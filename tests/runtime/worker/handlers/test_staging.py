@@ -1,6 +1,4 @@
-"""Copies to a device are whole, and only what a plain copy carries over goes through pinned
-memory.
-"""
+"""Copies to a device, through pinned memory for plain tensors of enough bytes."""
 
 from __future__ import annotations
 
@@ -46,5 +44,5 @@ def test_on_the_cpu_nothing_is_copied_twice() -> None:
 def test_on_a_gpu_a_stream_of_tensors_arrives_whole() -> None:
     sent = [torch.randn(1 << 20) for _ in range(20)]
     arrived = to_device(sent, GPU)
-    assert all(torch.equal(one, other.cpu()) for one, other in zip(sent, arrived, strict=True))
+    assert all(torch.equal(tensor, copy.cpu()) for tensor, copy in zip(sent, arrived, strict=True))
     assert torch.equal(stack_on_device(sent, GPU).cpu(), torch.stack(sent))

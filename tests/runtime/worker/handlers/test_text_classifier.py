@@ -1,17 +1,17 @@
-"""Text in, named probabilities out, and which words they come from. Contract section 5.4."""
+"""The handler text_classifier: probabilities of classes, and the weights of words."""
 
 from __future__ import annotations
 
 import collections
 import inspect
-import io
 import json
 from typing import Any
 
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import Request, StartWorker, Worker
+from tests.runtime.worker.conftest import StartWorker, Worker, a_request
+from tests.runtime.worker.handlers.conftest import script_bytes, torch_bytes
 from tsx_runtime.worker.handlers.steps.text_cleaning import (
     expand_contractions,
     ngrams_iterator,
@@ -25,7 +25,7 @@ WORDS = ["<unk>", "good", "bad", "day", "it", "is", "cafe", "good day"]
 
 
 class Net(torch.nn.Module):
-    """Each word speaks for one class: good for 1, bad for 2, all others for 0."""
+    """A model in which `good` counts for class 1, `bad` for class 2, other words for class 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,12 +34,6 @@ class Net(torch.nn.Module):
     def forward(self, text: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.embedding(text, offsets)
         return scores
-
-
-def saved(value: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -51,8 +45,8 @@ def weights() -> dict[str, torch.Tensor]:
 
 FILES: dict[str, str | bytes] = {
     "model.py": f"import torch\n\n\n{inspect.getsource(Net)}",
-    "weights.pth": saved(weights()),
-    "source_vocab.pt": saved({word: number for number, word in enumerate(WORDS)}),
+    "weights.pth": torch_bytes(weights()),
+    "source_vocab.pt": torch_bytes({token: number for number, token in enumerate(WORDS)}),
     "index_to_name.json": json.dumps({"0": "neither", "1": "good", "2": "bad"}),
 }
 EAGER = {"serializedFile": "weights.pth", "modelFile": "model.py"}
@@ -66,7 +60,7 @@ def start(
     )
 
 
-def expected(*counts: float) -> dict[str, Any]:
+def probabilities(*counts: float) -> dict[str, Any]:
     return dict(
         zip(
             ["neither", "good", "bad"],
@@ -79,61 +73,55 @@ def expected(*counts: float) -> dict[str, Any]:
 def test_texts_of_a_batch_get_the_models_own_probabilities_each(start_worker: StartWorker) -> None:
     worker = start(start_worker)
     assert worker.loaded, worker.report
-    plain = [(b"Content-Type", b"text/plain")]
     form = b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\na good day\r\n--x--\r\n'
     answers = worker.ask(
-        Request(b"<p>It's a <b>GOOD</b>, good day!</p>", plain),
-        Request("Café, bad".encode()),
-        Request(form, [(b"Content-Type", b"multipart/form-data; boundary=x")]),
-        Request(b'{"a": 1}', [(b"Content-Type", b"application/json")]),
-        Request(b"\xff\xfe"),
-        Request(b"", plain),
-        Request(b"plain text", [(b"Content-Type", b"application/x-www-form-urlencoded")]),
+        a_request(b"<p>It's a <b>GOOD</b>, good day!</p>", "text/plain"),
+        "Café, bad".encode(),
+        a_request(form, "multipart/form-data; boundary=x"),
+        a_request({"a": 1}),
+        b"\xff\xfe",
+        a_request(b"", "text/plain"),
+        a_request(b"plain text", "application/x-www-form-urlencoded"),
     )
     assert [answer.status for answer in answers] == [200, 200, 200, 400, 400, 400, 400]
     for answer, counts in zip(answers, [(0, 5, 0), (0, 0, 3), (0, 3, 0)], strict=False):
-        assert json.loads(answer.body) == pytest.approx(expected(*counts))
-    assert [answer.message.partition(":")[0] for answer in answers[3:5]] == [
-        "The request holds a dict, not text",
-        "The request is not text in UTF-8",
-    ]
-    assert answers[5].message == "The text has no word that is in the model's vocabulary."
-    assert "add -H 'content-type: text/plain'" in answers[6].message
-    assert worker.ask(Request(b"bad day", plain))[0].status == 200
+        assert json.loads(answer.body) == pytest.approx(probabilities(*counts))
+    for answer, message in zip(
+        answers[3:], ("a dict, not text", "UTF-8", "vocabulary", "text/plain"), strict=True
+    ):
+        assert message in answer.message
 
 
-def test_an_explanation_names_the_words_and_what_they_weigh(start_worker: StartWorker) -> None:
-    scripted = io.BytesIO()
+def test_an_explanation_names_the_words_and_their_weights(start_worker: StartWorker) -> None:
     net = Net()
     net.load_state_dict(weights())
-    torch.jit.save(torch.jit.script(net), scripted)
     for files, model in (
         ({}, EAGER),
-        ({"script.pt": scripted.getvalue()}, {"serializedFile": "script.pt"}),
+        ({"script.pt": script_bytes(net)}, {"serializedFile": "script.pt"}),
     ):
-        worker = start(start_worker, files, model=model)
-        answer = worker.ask(Request(b"It is a good day", [(b"explain", b"True")], b"target=1"))[0]
-        insight = json.loads(answer.body)
+        request = a_request(b"It is a good day", query=b"target=1", explain="True")
+        (insight,) = start(start_worker, files, model=model).values(request)
         assert insight["words"] == ["it", "is", "a", "good", "day"]
-        length = (2.5**2 + 0.5**2) ** 0.5  # "good day" weighs 1, a half for each of its words
+        # The pair "good day" weighs 1, a half for each of its words.
+        length = (2.5**2 + 0.5**2) ** 0.5
         assert insight["importances"] == pytest.approx(
             [0, 0, 0, 2.5 / length, 0.5 / length], abs=1e-4
         )
 
 
 @pytest.mark.parametrize(
-    ("files", "config", "said"),
+    ("files", "config", "message"),
     [
-        ({"source_vocab.pt": saved(7)}, {}, "source_vocab.pt holds a int, not a vocabulary"),
-        ({"source_vocab.pt": saved(WORDS)}, {}, None),
-        ({"source_vocab.pt": saved(collections.OrderedDict(good=1, bad=2))}, {}, None),
+        ({"source_vocab.pt": torch_bytes(7)}, {}, "source_vocab.pt holds a int, not a vocabulary"),
+        ({"source_vocab.pt": torch_bytes(WORDS)}, {}, None),
+        ({"source_vocab.pt": torch_bytes(collections.OrderedDict(good=1, bad=2))}, {}, None),
         (
-            {"source_vocab.pt": saved(inspect.Parameter("x", inspect.Parameter.VAR_KEYWORD))},
+            {"source_vocab.pt": torch_bytes(inspect.Parameter("x", inspect.Parameter.VAR_KEYWORD))},
             {},
             "torch.save(vocab.get_stoi(), 'source_vocab.pt')",
         ),
         (
-            {"source_vocab.pt": saved(collections.ChainMap({"good": 1}))},
+            {"source_vocab.pt": torch_bytes(collections.ChainMap({"good": 1}))},
             {"weightsOnly": False},
             None,
         ),
@@ -143,23 +131,22 @@ def test_a_vocabulary_is_plain_data_unless_the_archive_is_trusted(
     start_worker: StartWorker,
     files: dict[str, str | bytes],
     config: dict[str, Any],
-    said: str | None,
+    message: str | None,
 ) -> None:
     worker = start(start_worker, files, model_config=config)
-    if said is None:
-        assert worker.loaded, worker.report
-        assert json.loads(worker.ask(b"good")[0].body) == pytest.approx(expected(0, 2, 0))
+    if message is None:
+        assert worker.values(b"good")[0] == pytest.approx(probabilities(0, 2, 0))
     else:
         assert not worker.loaded
-        assert said in worker.report["message"]
+        assert message in worker.report["message"]
 
 
 def test_the_vocabulary_may_have_the_name_that_old_archives_give_it(
     start_worker: StartWorker,
 ) -> None:
-    files = {"vocab.pt": saved({"good": 1})}
+    files = {"vocab.pt": torch_bytes({"good": 1})}
     worker = start(start_worker, files, model={**EAGER, "sourceVocab": "vocab.pt"})
-    assert json.loads(worker.ask(b"a good bad day")[0].body) == pytest.approx(expected(0, 2, 0))
+    assert worker.values(b"a good bad day")[0] == pytest.approx(probabilities(0, 2, 0))
 
 
 def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> None:
@@ -168,7 +155,7 @@ def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> Non
         model=EAGER,
         handler="text_classifier",
     )
-    assert "The vocabulary source_vocab.pt is not in the archive." in worker.report["message"]
+    assert "source_vocab.pt is not in the archive" in worker.report["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""CUDA graphs: one captured graph for each size of a batch."""
+
 from __future__ import annotations
 
 import threading
@@ -31,29 +33,28 @@ def small(device: str = "cuda:0") -> nn.Module:
 def test_a_replay_reads_the_batch_pads_it_and_keeps_earlier_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On the CPU, with a stand-in for CUDA's graphs that replays the captured operations."""
+    """Replay on the CPU, with a stand-in for CUDA's graphs."""
     use_recorded_graphs(monkeypatch)
     form, model = known_forms()["cuda-graphs"], small("cpu")
-    found = compared(
+    loaded_form = compared(
         form, lambda: small("cpu"), tensor_inputs(8), tmp_path, sizes=(*SIZES, 32, 40)
     ).loaded
     ((first,), _), ((second,), _) = (tensor_inputs(8)(rows) for rows in (3, 4))
     with torch.inference_mode():
-        earlier = found.model(first)
-        assert torch.allclose(found.model(second), model(second))
-        assert torch.allclose(
-            earlier, model(first)
-        )  # in the same graph as the second, and not overwritten by it
+        earlier = loaded_form.model(first)
+        assert torch.allclose(loaded_form.model(second), model(second))
+        # Both ran in one graph.
+        assert torch.allclose(earlier, model(first))
 
 
 @needs_gpu
-def test_each_batch_size_is_replayed_and_larger_ones_go_to_the_archives_own_model(
+def test_batches_are_replayed_and_larger_ones_go_to_the_archives_own_model(
     tmp_path: Path,
 ) -> None:
-    found = compared(
+    comparison = compared(
         known_forms()["cuda-graphs"], small, inputs, tmp_path, sizes=(*SIZES, 40), device=GPU
     )
-    assert found.worst < 1e-5
+    assert comparison.worst < 1e-5
 
 
 @needs_gpu

@@ -1,5 +1,6 @@
-"""Forms with 8-bit and 4-bit layers: they answer nearly as the model does, for every batch size,
-and workers load them without torchao.
+"""Forms with 8-bit and 4-bit layers.
+
+They answer nearly as the model does, for every batch size, and workers load them without torchao.
 """
 
 from __future__ import annotations
@@ -53,9 +54,8 @@ def tokens_model() -> nn.Module:
 def test_static_int8_answers_nearly_as_a_model_of_one_channel_for_every_batch_size(
     tmp_path: Path,
 ) -> None:
-    assert (
-        0 < compared(known_forms()["int8-static"], images_model, IMAGES, tmp_path).worst < 0.2
-    )  # beyond the calibrated range
+    # Some inputs are beyond the calibrated range.
+    assert 0 < compared(known_forms()["int8-static"], images_model, IMAGES, tmp_path).worst < 0.2
 
 
 def test_static_int8_beside_bf16_gives_the_dtypes_of_the_model() -> None:
@@ -69,37 +69,35 @@ def test_static_int8_beside_bf16_gives_the_dtypes_of_the_model() -> None:
 
 
 def test_int4_weights_calculate_nearly_what_the_model_does() -> None:
-    """As its program does before it is compiled, as those of other forms here are."""
+    """Run the program before it is compiled."""
     form = known_forms()["int4-weights"]
     assert isinstance(form, MachineCodeForm)
     model = tokens_model()
     graph = form.program(subject_of(tokens_model(), TOKENS)).module()
     for rows in (1, 5, 17):
         (tokens,), _ = TOKENS(rows)
-        found, wanted = graph(tokens)[0], model(tokens)
-        assert 0 < float((found - wanted).abs().max() / wanted.abs().max()) < 0.25
+        answer, wanted = graph(tokens)[0], model(tokens)
+        assert 0 < float((answer - wanted).abs().max() / wanted.abs().max()) < 0.25
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_row_in_dynamic_int8_keeps_its_answer_beside_an_outlier(tmp_path: Path) -> None:
-    found = compared(known_forms()["int8-dynamic"], tokens_model, TOKENS, tmp_path)
-    assert 0 < found.worst < 0.03
+    comparison = compared(known_forms()["int8-dynamic"], tokens_model, TOKENS, tmp_path)
+    assert 0 < comparison.worst < 0.03
     rows = torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         alone, beside = (
-            found.loaded.model(rows[:1]),
-            found.loaded.model(torch.stack([rows[0], rows[1] * 1000])),
+            comparison.loaded.model(rows[:1]),
+            comparison.loaded.model(torch.stack([rows[0], rows[1] * 1000])),
         )
     torch.testing.assert_close(beside[:1], alone)
     assert_served_without_torchao("int8-dynamic", tmp_path)
 
 
-def assert_served_without_torchao(name: str, place: Path) -> None:
+def assert_served_without_torchao(name: str, directory: Path) -> None:
     code = "import sys; from pathlib import Path; from torch import device, randn; from tsx_runtime.worker.forms.loading import load_form\n"
-    code += (
-        f"found = load_form([{name!r}], Path({str(place)!r}), {{}}, lambda: None, device('cpu'))\n"
-    )
-    code += "print(found.name, found.model(randn(5, 8, 64)).shape[0], 'torchao' in sys.modules)"
+    code += f"form = load_form([{name!r}], Path({str(directory)!r}), {{}}, lambda: None, device('cpu'))\n"
+    code += "print(form.name, form.model(randn(5, 8, 64)).shape[0], 'torchao' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == [name, "5", "False"], done.stderr
 
@@ -108,10 +106,7 @@ def assert_served_without_torchao(name: str, place: Path) -> None:
 def test_forms_of_linear_layers_do_not_apply_where_the_arithmetic_is_in_convolutions() -> None:
     subject = subject_of(images_model(), IMAGES)
     for name in ("int8-dynamic", "int4-weights"):
-        assert (
-            known_forms()[name].applies(subject)
-            == "only 0% of its arithmetic is in linear layers, which this form is for"
-        )
+        assert "only 0%" in str(known_forms()[name].applies(subject))
     assert no_linear(subject_of(nn.ReLU(), IMAGES)) == "the model has no linear layer"
 
 

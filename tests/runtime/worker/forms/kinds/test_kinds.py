@@ -1,4 +1,4 @@
-"""All kinds of forms: they are found by their files, and cost a worker nothing to know."""
+"""The list of all forms: valid names, and no imports of their packages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from tsx_archiver.metadata.forms import NAME, REFERENCE
 from tsx_runtime.worker.forms.kinds import known_forms
 
+# Packages whose import takes a second and more.
 HEAVY = (
     "sympy",
     "torch._dynamo",
@@ -17,7 +18,7 @@ HEAVY = (
     "openvino",
     "nncf",
     "torchao",
-)  # a second and more
+)
 
 
 def test_names_are_those_that_an_archive_may_have() -> None:

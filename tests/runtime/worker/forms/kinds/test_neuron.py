@@ -1,6 +1,4 @@
-"""Neuron as far as the documented interface of torch-neuronx goes: nothing of it runs without one
-of AWS's accelerators.
-"""
+"""Forms for AWS's accelerators, against the documented interface of torch-neuronx."""
 
 from __future__ import annotations
 
@@ -10,22 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from tests.support.forms import compared, loaded, subject_of, tensor_inputs
+from tests.runtime.worker.forms.kinds.subjects import IMAGES, images
+from tests.support.forms import compared, loaded, subject_of
 from tests.support.recorders import documented
 from tsx_runtime.worker.forms.kinds import known_forms, neuron
 
 
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
-
-
 @pytest.fixture
 def torch_neuronx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """On a machine with a device."""
+    """Install a double of torch_neuronx on a machine with one device."""
     (tmp_path / "neuron0").touch()
     monkeypatch.setattr(neuron, "DEVICES", tmp_path)
     monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
@@ -43,38 +35,32 @@ def torch_neuronx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[A
 def test_a_module_is_compiled_for_each_size_and_batches_between_are_padded(
     torch_neuronx: Any, name: str, arguments: list[str], tmp_path: Path
 ) -> None:
-    found = compared(
-        known_forms()[name], small, tensor_inputs(3, 6, 6), tmp_path, sizes=(1, 2, 3, 17, 32, 40)
+    comparison = compared(
+        known_forms()[name], images, IMAGES, tmp_path, sizes=(1, 2, 3, 17, 32, 40)
     )
-    assert found.worst < 1e-5
+    assert comparison.worst < 1e-5
     assert [call["shapes"] for call in torch_neuronx.CALLS] == [
-        [(size, 3, 6, 6)] for size in (1, 2, 4, 8, 16, 32)
+        [(size, 3, 9, 9)] for size in (1, 2, 4, 8, 16, 32)
     ]
     assert all(call["compiler_args"] == arguments for call in torch_neuronx.CALLS)
-    assert (
-        os.environ["NEURON_RT_NUM_CORES"] == "1"
-    )  # a worker takes one core, so that others get theirs
+    # A worker leaves the other cores to other workers.
+    assert os.environ["NEURON_RT_NUM_CORES"] == "1"
 
 
 def test_a_machine_without_a_device_runs_the_archives_own_model(
     torch_neuronx: Any, tmp_path: Path
 ) -> None:
     form = known_forms()["neuron"]
-    compared(form, small, tensor_inputs(3, 6, 6), tmp_path, sizes=(1,))
+    compared(form, images, IMAGES, tmp_path, sizes=(1,))
     (tmp_path / "neuron0").unlink()
-    found = loaded(form, small, tmp_path)
-    assert found.name == "reference"
-    assert "it needs an instance with Inferentia2 or Trainium (inf2, trn1)" in found.passed_over[0]
-    assert form.applies(subject_of(small(), tensor_inputs(3, 6, 6))) == neuron.NO_DEVICE
+    loaded_form = loaded(form, images, tmp_path)
+    assert loaded_form.name == "reference"
+    assert "(inf2, trn1)" in loaded_form.passed_over[0]
+    assert form.applies(subject_of(images(), IMAGES)) == neuron.NO_DEVICE
 
 
 def test_it_says_how_to_install_what_is_missing() -> None:
     missing = known_forms()["neuron"].missing()
-    assert missing is not None
-    assert (
-        "pip install --extra-index-url https://pip.repos.neuron.amazonaws.com 'torch-neuronx==2.9.*'"
-        in missing
-    )
-    assert known_forms()["neuron"].devices == {
-        "cpu"
-    }  # tensors of the CPU are what a traced module takes and gives
+    assert "'torch-neuronx==2.9.*'" in str(missing)
+    # A traced module takes and returns tensors of the CPU.
+    assert known_forms()["neuron"].devices == {"cpu"}

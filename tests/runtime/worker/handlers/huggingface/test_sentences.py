@@ -1,21 +1,27 @@
-"""Vectors, likenesses and rankings; the real sentence model beside sentence-transformers."""
+"""Vectors, similarities and rankings equal those of sentence-transformers."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
-from tests.runtime.worker.handlers.huggingface.conftest import Served, near, start
-from tests.runtime.worker.handlers.huggingface.test_texts import mixed
+from tests.runtime.worker.handlers.huggingface.conftest import (
+    Serve,
+    Served,
+    assert_near,
+    mixed_texts,
+    start,
+)
+from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS
-
-Get = Callable[[str, str], Served]
+from tsx_runtime.worker.exceptions import LoadError
 
 ANIMALS = [
     "A cat sleeps on the sofa.",
@@ -45,12 +51,14 @@ def test_vectors_equal_those_of_sentence_transformers(minilm: Served) -> None:
     wanted = sentence_transformers.SentenceTransformer(str(minilm.directory), device="cpu").encode(
         texts
     )
-    assert np.abs(np.array(minilm.ok(*[{"inputs": text} for text in texts])) - wanted).max() < 1e-5
-    assert np.abs(np.array(minilm.ok({"inputs": texts})[0]) - wanted).max() < 1e-5
+    assert (
+        np.abs(np.array(minilm.values(*[{"inputs": text} for text in texts])) - wanted).max() < 1e-5
+    )
+    assert np.abs(np.array(minilm.values({"inputs": texts})[0]) - wanted).max() < 1e-5
 
 
-def test_the_nearest_sentence_says_the_same(minilm: Served) -> None:
-    alike, ranking = minilm.ok(
+def test_the_nearest_sentence_has_the_same_meaning(minilm: Served) -> None:
+    alike, ranking = minilm.values(
         {"inputs": {"source_sentence": ANIMALS[0], "sentences": [*OTHERS, ANIMALS[2], ANIMALS[1]]}},
         {
             "query": "finance and economy",
@@ -61,29 +69,27 @@ def test_the_nearest_sentence_says_the_same(minilm: Served) -> None:
     )
     assert alike.index(max(alike)) == 4
     assert alike[3] > max(alike[:3])
-    assert {each["text"] for each in ranking} == {*OTHERS[:2]}
+    assert {entry["text"] for entry in ranking} == {*OTHERS[:2]}
     assert ranking[0]["score"] > ranking[1]["score"]
 
 
-def test_one_text_gives_one_vector_and_a_list_a_list(served: Get) -> None:
-    one, several = served("sentences", "feature-extraction").ok(
-        {"inputs": WORDS[0]}, {"inputs": WORDS}
-    )
-    assert np.array(one).shape == (32,)
-    assert np.array(several).shape == (len(WORDS), 32)
-    near(one, several[0])
-    assert np.linalg.norm(one) == pytest.approx(1.0, abs=1e-5)
+def test_one_text_gives_one_vector_and_a_list_a_list(served: Serve) -> None:
+    vector, vectors = served("sentences").values({"inputs": WORDS[0]}, {"inputs": WORDS})
+    assert np.array(vector).shape == (32,)
+    assert np.array(vectors).shape == (len(WORDS), 32)
+    assert_near(vector, vectors[0])
+    assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_prompts_and_dimensions_are_the_requests_own(served: Get) -> None:
-    model = served("sentences", "feature-extraction")
-    prompted, same, cut, unknown = model.ask(
+def test_prompts_and_dimensions_are_the_requests_own(served: Serve) -> None:
+    model = served("sentences")
+    prompted, plain, cut, unknown = model.ask(
         {"inputs": "x", "prompt_name": "query"},
         {"inputs": "the name: x"},
         {"inputs": "x", "dimensions": 8},
         {"inputs": "x", "prompt_name": "no"},
     )
-    near(prompted.value, same.value)
+    assert_near(prompted.value, plain.value)
     assert len(cut.value) == 8
     assert np.linalg.norm(cut.value) == pytest.approx(1.0, abs=1e-5)
     assert unknown.status == 400
@@ -98,41 +104,39 @@ def test_each_pooling_and_a_dense_layer_equal_sentence_transformers(
 ) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     models: Any = importlib.import_module("sentence_transformers.models")
-    from torch import nn
-
-    from tests.support import huggingface_models
-
     base = models.Transformer(str(huggingface_models.model("bert", model_root)))
     layers = [
         models.Pooling(32, pooling_mode=mode),
         models.Dense(32, 16, activation_function=nn.GELU()),
         models.Normalize(),
     ]
-    whole = sentence_transformers.SentenceTransformer(modules=[base, *layers], device="cpu")
-    whole.save(str(tmp_path / "saved"))
+    encoder = sentence_transformers.SentenceTransformer(modules=[base, *layers], device="cpu")
+    encoder.save(str(tmp_path / "saved"))
     (tmp_path / "served").mkdir()
-    texts = mixed(9, seed=8)
-    found = start(tmp_path / "saved", "feature-extraction", tmp_path / "served").ok(
+    texts = mixed_texts(9, seed=8)
+    vectors = start(tmp_path / "saved", "feature-extraction", tmp_path / "served").values(
         *[{"inputs": text} for text in texts]
     )
-    assert np.abs(np.array(found) - whole.encode(texts)).max() < 1e-5
+    assert np.abs(np.array(vectors) - encoder.encode(texts)).max() < 1e-5
 
 
-def test_ranking_equals_a_cross_encoder(served: Get) -> None:
+def test_ranking_equals_a_cross_encoder(served: Serve) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    model = served("bert-ranking", "text-ranking")
+    model = served("bert-ranking")
     encoder = sentence_transformers.CrossEncoder(str(model.directory), device="cpu")
-    texts = mixed(7, seed=9)
+    texts = mixed_texts(7, seed=9)
     wanted = encoder.predict([("the name", text) for text in texts]).tolist()
     body = {"query": "the name", "texts": texts}
-    ranking, short = model.ok(body, {"inputs": body, "parameters": {"top_n": 2}})
-    near(sorted(wanted, reverse=True), [each["score"] for each in ranking])
-    near(wanted, [each["score"] for each in sorted(ranking, key=lambda each: each["index"])])
-    near(ranking[:2], short)
+    ranking, short = model.values(body, {"inputs": body, "parameters": {"top_n": 2}})
+    assert_near(sorted(wanted, reverse=True), [entry["score"] for entry in ranking])
+    assert_near(
+        wanted, [entry["score"] for entry in sorted(ranking, key=lambda entry: entry["index"])]
+    )
+    assert_near(ranking[:2], short)
 
 
 @pytest.mark.parametrize(
-    ("module", "why"),
+    ("module", "reason"),
     [
         (
             {"type": "sentence_transformers.models.LSTM", "path": ""},
@@ -145,14 +149,9 @@ def test_ranking_equals_a_cross_encoder(served: Get) -> None:
     ],
 )
 def test_a_module_that_is_unknown_or_elsewhere_is_named(
-    model_root: Path, tmp_path: Path, module: dict[str, str], why: str
+    model_root: Path, tmp_path: Path, module: dict[str, str], reason: str
 ) -> None:
-    import shutil
-
-    from tests.support import huggingface_models
-    from tsx_runtime.worker.exceptions import LoadError
-
     shutil.copytree(huggingface_models.model("sentences", model_root), tmp_path / "copy")
     (tmp_path / "copy" / "modules.json").write_text(json.dumps([module]))
-    with pytest.raises(LoadError, match=why):
+    with pytest.raises(LoadError, match=reason):
         start(tmp_path / "copy", "feature-extraction", tmp_path)

@@ -1,4 +1,4 @@
-"""Answers of MLflow's models: those of MLflow's own scoring server, and clear refusals."""
+"""MLflow's models answer as MLflow's own scoring server does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +23,12 @@ from mlflow.models import infer_signature
 from mlflow.pyfunc.scoring_server import invocations
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, pipeline
 
+from tests.support.served_model import a_context, a_served_model
 from tsx_archiver.metadata.mlmodel import DIRECTORY, FILE
 from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.codecs.array_list import ListLike
-from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError
-from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.exceptions import InvalidInput, LoadError
+from tsx_runtime.worker.execution.batch import answer_batch, send_nowhere
 from tsx_runtime.worker.handler_api.metrics import Metrics
 from tsx_runtime.worker.handlers.mlflow.pyfunc import HINT, MLflowPyfunc
 from tsx_runtime.worker.handlers.mlflow.pytorch import MLflowPyTorch
@@ -45,7 +47,7 @@ class Adder(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # MLflow's is unt
 
 
 class Net(torch.nn.Module):
-    """Of this file, which no worker has: its pickle brings the class along."""
+    """A network whose pickle brings the class along, because workers lack this file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +57,8 @@ class Net(torch.nn.Module):
         return torch.tanh(self.layer(x))
 
 
-Net.__module__ = "__main__"  # as in a notebook
+# Notebooks define their classes there.
+Net.__module__ = "__main__"
 
 
 class Answer(NamedTuple):
@@ -78,65 +81,45 @@ def link_files(source: Path, target: Path) -> Path:
 def test_a_directory_of_links_is_loaded(
     saved: dict[str, Path], tmp_path: Path, name: str, kind: type
 ) -> None:
-    asked = Asked(kind, link_files(saved[name], tmp_path / "linked"))
+    scorer = Scorer(kind, link_files(saved[name], tmp_path / "linked"))
     value = (
         {"dataframe_split": {"columns": ["a", "b"], "data": [[1.0, 2.0]]}}
         if name == "adder"
         else {"inputs": ROWS.tolist()}
     )
-    assert asked.one(value).status == 200
+    assert scorer.ask(value).status == 200
 
 
-class Asked:
+class Scorer:
     """A handler that has loaded a model, called as a worker calls it."""
 
     def __init__(self, kind: type, directory: Path) -> None:
         self.directory = directory / DIRECTORY
-        self.context = Context(
-            "m", str(directory), {"model": {}}, 8, None, "0", True, Metrics("m"), {}
-        )
+        self.context = a_context(manifest={"model": {}}, batch_size=8, metrics=Metrics("m"))
+        self.context.system_properties["model_dir"] = str(directory)
         self.handler = kind()
         self.handler.initialize(self.context)
+        raw = getattr(self.handler, "takes_raw_bodies", False)
+        self.model = a_served_model(
+            self.handler.handle, self.handler, context=self.context, decode=not raw
+        )
 
     def batch(self, *requests: tuple[str | bytes, str]) -> list[Answer]:
-        self.context.begin(
-            [
-                request_meta(str(n), b"", [(b"content-type", kind.encode())]).decode()
-                for n, (_, kind) in enumerate(requests)
-            ]
-        )
-        raw = getattr(self.handler, "takes_raw_bodies", False)
-        bodies = [
-            json.loads(body) if kind == JSON and not raw else bytearray(_bytes(body))
-            for body, kind in requests
-        ]
-        try:
-            answers = self.handler.handle([{"body": body} for body in bodies], self.context)
-        except BadRows as bad:  # the others are called again, as by a worker
-            left = [each for n, each in enumerate(requests) if n not in bad.faults]
-            good = iter(self.batch(*left) if left else ())
-            return [
-                Answer(400, {"code": 400, "message": bad.faults[n]})
-                if n in bad.faults
-                else next(good)
-                for n in range(len(requests))
-            ]
-        values = [json.loads(answer) if isinstance(answer, str) else answer for answer in answers]
-        return [
-            Answer(self.context.get_response_status(n)[0], value) for n, value in enumerate(values)
-        ]
+        """Answer requests, each a body and its content type."""
+        items = []
+        for body, kind in requests:
+            meta = request_meta("id", b"", [(b"content-type", kind.encode())])
+            items.append((0, meta, bytearray(body.encode() if isinstance(body, str) else body)))
+        answers = answer_batch(self.model, items, send_nowhere).answers
+        return [Answer(status, json.loads(bytes(body))) for status, _, body in answers]
 
-    def one(self, value: Any) -> Answer:
+    def ask(self, value: Any) -> Answer:
         return self.batch((json.dumps(value), JSON))[0]
-
-
-def _bytes(body: str | bytes) -> bytes:
-    return body.encode() if isinstance(body, str) else body
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The directories of archives, as workers find them, by what they hold."""
+    """Return the directories of archives, by the model that they hold."""
     torch.manual_seed(0)
     net = Net().eval()
     signature = infer_signature(ROWS, net(torch.from_numpy(ROWS)).detach().numpy())
@@ -188,16 +171,12 @@ def _onnx() -> Any:
 
 
 @pytest.fixture(scope="module")
-def asked(saved: dict[str, Path]) -> Callable[[str], Asked]:
-    made: dict[str, Asked] = {}
+def scorer(saved: dict[str, Path]) -> Callable[[str], Scorer]:
+    @cache
+    def load(name: str) -> Scorer:
+        return Scorer(MLflowPyfunc if name in ("adder", "onnx") else MLflowPyTorch, saved[name])
 
-    def of(name: str) -> Asked:
-        kind = MLflowPyfunc if name in ("adder", "onnx") else MLflowPyTorch
-        if name not in made:
-            made[name] = Asked(kind, saved[name])
-        return made[name]
-
-    return of
+    return load
 
 
 def split(columns: Sequence[str], *rows: Sequence[Any]) -> dict[str, Any]:
@@ -230,18 +209,22 @@ COLUMNS = [
     ],
 )
 def test_each_form_of_request_is_answered_as_by_mlflows_own_server(
-    asked: Callable[[str], Asked], name: str, requests: list[tuple[str, str]]
+    scorer: Callable[[str], Scorer], name: str, requests: list[tuple[str, str]]
 ) -> None:
-    model = mlflow.pyfunc.load_model(str(asked(name).directory))
-    answers = asked(name).batch(*requests)
+    model = mlflow.pyfunc.load_model(str(scorer(name).directory))
+    answers = scorer(name).batch(*requests)
     for (body, kind), answer in zip(requests, answers, strict=True):
-        own = json.loads(invocations(body, kind, model, model.metadata.get_input_schema()).response)
+        expected = json.loads(
+            invocations(body, kind, model, model.metadata.get_input_schema()).response
+        )
         assert answer.status == 200, answer
-        assert answer.data.keys() == own.keys() == {"predictions"}
+        assert answer.data.keys() == expected.keys() == {"predictions"}
         if name in ("adder", "onnx"):
-            assert answer.data == own
+            assert answer.data == expected
         else:
-            np.testing.assert_allclose(answer.data["predictions"], own["predictions"], rtol=1e-6)
+            np.testing.assert_allclose(
+                answer.data["predictions"], expected["predictions"], rtol=1e-6
+            )
 
 
 def test_a_pipeline_of_transformers_is_answered_as_by_mlflows_own_server(tmp_path: Path) -> None:
@@ -268,28 +251,30 @@ def test_a_pipeline_of_transformers_is_answered_as_by_mlflows_own_server(tmp_pat
         signature=signature,
         pip_requirements=["transformers"],
     )
-    asked, model = (
-        Asked(MLflowPyfunc, tmp_path),
-        mlflow.pyfunc.load_model(str(tmp_path / DIRECTORY)),
-    )
+    scorer = Scorer(MLflowPyfunc, tmp_path)
+    model = mlflow.pyfunc.load_model(str(tmp_path / DIRECTORY))
     for body in (
         '{"inputs": ["good film", "bad"]}',
         '{"inputs": "bad film"}',
         '{"dataframe_split": {"columns": [0], "data": [["good"]]}}',
     ):
-        own = json.loads(invocations(body, JSON, model, model.metadata.get_input_schema()).response)
-        assert asked.batch((body, JSON)) == [Answer(200, own)]
+        expected = json.loads(
+            invocations(body, JSON, model, model.metadata.get_input_schema()).response
+        )
+        assert scorer.batch((body, JSON)) == [Answer(200, expected)]
 
 
 def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
-    asked: Callable[[str], Asked], monkeypatch: pytest.MonkeyPatch
+    scorer: Callable[[str], Scorer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, sizes = asked("pickle"), list[int]()
-    own = model.handler.model
-    monkeypatch.setattr(model.handler, "model", lambda rows: sizes.append(len(rows)) or own(rows))
+    model, sizes = scorer("pickle"), list[int]()
+    network = model.handler.model
+    monkeypatch.setattr(
+        model.handler, "model", lambda rows: sizes.append(len(rows)) or network(rows)
+    )
     good = [{"inputs": ROWS.tolist()}, {"inputs": ROWS[:1].tolist()}]
     first, bad, last = model.batch(
-        *[(json.dumps(each), JSON) for each in (good[0], {"inputs": [[1, 2]]}, good[1])]
+        *[(json.dumps(body), JSON) for body in (good[0], {"inputs": [[1, 2]]}, good[1])]
     )
     assert 3 in sizes
     assert (first.status, bad.status, last.status) == (200, 400, 200)
@@ -303,7 +288,7 @@ def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
         (
             "pickle",
             {"inputs": [[1, 2]]},
-            r"has the shape \[1, 2\]. The model takes float32 rows of shape \[3\]",
+            r"shape \[1, 2\]. The model takes .* shape \[3\]",
         ),
         ("pickle", {"inputs": [["a", 2, 3]]}, "cannot be read as numbers"),
         ("pickle", {"inputs": {"a": [1], "b": [1, 2]}}, "takes 1 inputs|The model takes float32"),
@@ -317,9 +302,9 @@ def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
     ],
 )
 def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
-    asked: Callable[[str], Asked], name: str, request_: Any, reason: str
+    scorer: Callable[[str], Scorer], name: str, request_: Any, reason: str
 ) -> None:
-    answer = asked(name).one(request_)
+    answer = scorer(name).ask(request_)
     assert (answer.status, answer.data["code"]) == (400, 400)
     assert re.search(reason, answer.data["message"])
     assert name == "pickle" or answer.data["error_code"] in (
@@ -328,30 +313,30 @@ def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
     )
 
 
-def test_a_body_without_a_content_type_is_json(asked: Callable[[str], Asked]) -> None:
+def test_a_body_without_a_content_type_is_json(scorer: Callable[[str], Scorer]) -> None:
     rows = {"inputs": ROWS.tolist()}
-    assert asked("pickle").batch((json.dumps(rows), "application/octet-stream"))[0] == asked(
+    assert scorer("pickle").batch((json.dumps(rows), "application/octet-stream"))[0] == scorer(
         "pickle"
-    ).one(rows)
+    ).ask(rows)
     table = split("ab", [1, 2])
-    assert asked("adder").batch((json.dumps(table), "application/x-www-form-urlencoded"))[
+    assert scorer("adder").batch((json.dumps(table), "application/x-www-form-urlencoded"))[
         0
-    ] == asked("adder").one(table)
+    ] == scorer("adder").ask(table)
 
 
 @pytest.mark.parametrize(
     "kind", ["application/vnd.apache.parquet", "application/x-parquet", "application/parquet"]
 )
-def test_parquet_has_three_names(asked: Callable[[str], Asked], kind: str) -> None:
+def test_parquet_has_three_names(scorer: Callable[[str], Scorer], kind: str) -> None:
     file = io.BytesIO()
     pd.DataFrame({"a": [1.0], "b": [2.0]}).to_parquet(file)
-    assert asked("adder").batch((file.getvalue(), kind))[0] == asked("adder").one(
+    assert scorer("adder").batch((file.getvalue(), kind))[0] == scorer("adder").ask(
         split("ab", [1, 2])
     )
 
 
-def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked]) -> None:
-    answer = asked("adder").batch(("<a/>", "text/xml"))[0]
+def test_an_unknown_content_type_is_refused(scorer: Callable[[str], Scorer]) -> None:
+    answer = scorer("adder").batch(("<a/>", "text/xml"))[0]
     assert (answer.status, answer.data["code"], answer.data["type"]) == (
         415,
         415,
@@ -360,9 +345,9 @@ def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked
     assert "text/csv" in answer.data["message"]
 
 
-def test_a_model_that_fails_is_no_fault_of_the_client(asked: Callable[[str], Asked]) -> None:
-    with pytest.raises(ValueError, match="negative"):
-        asked("adder").one(split("ab", [-1, 2]))
+def test_an_error_of_the_model_is_a_server_error(scorer: Callable[[str], Scorer]) -> None:
+    answer = scorer("adder").ask(split("ab", [-1, 2]))
+    assert (answer.status, "negative" in answer.data["message"]) == (500, True)
 
 
 @pytest.mark.parametrize(
@@ -372,24 +357,22 @@ def test_a_model_without_a_signature_says_what_helps(tmp_path: Path, body: Any) 
     mlflow.pytorch.save_model(
         Net().eval(), str(tmp_path / DIRECTORY), pip_requirements=PIP, serialization_format="pickle"
     )
-    plain = Asked(MLflowPyfunc, tmp_path)
-    with pytest.raises(
-        InvalidInput, match=r"no signature.*Send dataframe_split, or log the model with a signature"
-    ):
-        plain.one(body)
+    plain = Scorer(MLflowPyfunc, tmp_path)
+    answer = plain.ask(body)
+    assert (answer.status, "Send dataframe_split" in answer.data["message"]) == (400, True)
     assert (
-        plain.one({"dataframe_split": {"columns": [0, 1, 2], "data": ROWS.tolist()}}).status == 200
+        plain.ask({"dataframe_split": {"columns": [0, 1, 2], "data": ROWS.tolist()}}).status == 200
     )
 
 
 def test_a_model_of_columns_refuses_tensors_and_says_what_it_takes(
-    asked: Callable[[str], Asked],
+    scorer: Callable[[str], Scorer],
 ) -> None:
-    answer = asked("adder").one({"inputs": [TENSOR]})
+    answer = scorer("adder").ask({"inputs": [TENSOR]})
     assert (answer.status, answer.data["message"].endswith(HINT)) == (400, True)
     with pytest.raises(InvalidInput, match="dataframe_split"):
-        asked("adder").handler.handle(
-            [{"x": ROWS, "body": ROWS.view(ListLike)}], asked("adder").context
+        scorer("adder").handler.handle(
+            [{"x": ROWS, "body": ROWS.view(ListLike)}], scorer("adder").context
         )
 
 
@@ -403,16 +386,16 @@ def test_a_worker_loads_no_file_outside_of_the_model(
         tmp_path / "outside"
     ).mkdir()
     description = tmp_path / DIRECTORY / FILE
-    key, place = (
+    key, path = (
         ("model_data: data", "model_data: ") if name == "pickle" else ("code: null", "code: ")
     )
     description.write_text(
         description.read_text().replace(
-            key, place + (str(tmp_path) + outside if outside[0] == "/" else outside)
+            key, path + (str(tmp_path) + outside if outside[0] == "/" else outside)
         )
     )
-    with pytest.raises(LoadError, match=r"outside' of its flavors is not the model's own"):
-        Asked(kind, tmp_path)
+    with pytest.raises(LoadError, match=r"outside' of its flavors"):
+        Scorer(kind, tmp_path)
 
 
 def test_code_of_a_model_is_not_behind_a_link(saved: dict[str, Path], tmp_path: Path) -> None:
@@ -422,25 +405,25 @@ def test_code_of_a_model_is_not_behind_a_link(saved: dict[str, Path], tmp_path: 
     description.write_text(
         description.read_text().replace("model_data: data", "model_data: data\n    code: code")
     )
-    with pytest.raises(LoadError, match="'code' is refused: it leads out of the model's directory"):
-        Asked(MLflowPyTorch, tmp_path)
+    with pytest.raises(LoadError, match="'code' is refused"):
+        Scorer(MLflowPyTorch, tmp_path)
 
 
-def test_a_handler_tells_what_its_model_takes(asked: Callable[[str], Asked]) -> None:
-    handler = asked("pickle").handler
+def test_a_handler_tells_what_its_model_takes(scorer: Callable[[str], Scorer]) -> None:
+    handler = scorer("pickle").handler
     assert handler.describe_handle()["inputs"] == [
         {"name": "", "shape": [3], "datatype": "float32", "example": [3]}
     ]
-    model = asked("adder")
+    model = scorer("adder")
     model.context.begin([request_meta("0", b"", [(b"describe", b"True")]).decode()])
     described = model.handler.handle([{"body": b""}], model.context)[0]
-    assert [each["name"] for each in json.loads(described["signature"]["inputs"])] == ["a", "b"]
+    assert [column["name"] for column in json.loads(described["signature"]["inputs"])] == ["a", "b"]
 
 
 def test_an_archive_without_a_model_and_a_wrong_handler_say_what_to_do(
     saved: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(LoadError, match=f"no {DIRECTORY}/{FILE}. Pack the model"):
-        Asked(MLflowPyTorch, tmp_path)
+        Scorer(MLflowPyTorch, tmp_path)
     with pytest.raises(LoadError, match="use the handler mlflow_pyfunc"):
-        Asked(MLflowPyTorch, saved["adder"])
+        Scorer(MLflowPyTorch, saved["adder"])

@@ -1,4 +1,4 @@
-"""Where torch.compile keeps machine code is a directory that nobody else can write to."""
+"""torch.compile caches machine code in a directory that nobody else can write to."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ STRANGER = 54321
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv(VARIABLE, "")  # so that it is put back
+    # monkeypatch restores only variables that it has seen.
+    monkeypatch.setenv(VARIABLE, "")
     monkeypatch.delenv(VARIABLE)
     return tmp_path
 
 
-def test_it_is_where_torch_looks_and_made_before_anybody_else_can(temporary: Path) -> None:
+def test_the_cache_is_made_where_torch_looks_for_it(temporary_directory: Path) -> None:
     protect_compiler_cache()
 
-    from torch._inductor.runtime.cache_dir_utils import (
-        default_cache_dir,
-    )  # here: seconds of each process that collects tests
+    # The import takes seconds, which each process that collects tests would spend.
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     assert os.environ[VARIABLE] == default_cache_dir()
     assert Path(os.environ[VARIABLE]).stat().st_mode & 0o777 == 0o700
 
 
-def test_one_that_was_set_stays(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_the_user_has_set_stays(
+    temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, "/somewhere")
     protect_compiler_cache()
     assert os.environ[VARIABLE] == "/somewhere"
-    assert list(temporary.iterdir()) == []
+    assert list(temporary_directory.iterdir()) == []
 
 
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0,
     reason="only root can give a directory to another user",
 )
-def test_where_another_user_has_taken_the_name_a_new_one_is_made(
-    temporary: Path, caplog: pytest.LogCaptureFixture
+def test_a_cache_of_another_user_is_replaced_by_a_new_one(
+    temporary_directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     protect_compiler_cache()
     taken = Path(os.environ.pop(VARIABLE))

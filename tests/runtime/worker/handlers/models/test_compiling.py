@@ -1,4 +1,4 @@
-"""`pt2:` of model-config.yaml. Contract sections 3.3 and 5.3."""
+"""The setting `pt2` of model-config.yaml compiles eager models."""
 
 from __future__ import annotations
 

@@ -1,19 +1,17 @@
-"""`precision:` of model-config.yaml: the weights are converted, what goes in and comes out is
-not.
-"""
+"""The setting `precision` of model-config.yaml converts weights, but no inputs or outputs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import ORDER, Request, StartWorker
+from tests.runtime.worker.conftest import StartWorker, a_request
 from tests.runtime.worker.handlers.conftest import MODEL, Net
-from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.loader import LoadedHandler
 from tsx_runtime.worker.handlers.models.model_files import (
@@ -26,7 +24,6 @@ from tsx_runtime.worker.handlers.models.precision import cast, in_precision, wan
 
 CPU = torch.device("cpu")
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
-JSON = [(b"Content-Type", b"application/json")]
 ROWS = """
     from ts.torch_handler.base_handler import BaseHandler
 
@@ -50,11 +47,7 @@ def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
     model = {"serializedFile": file, **({"modelFile": "model.py"} if file.endswith(".pth") else {})}
     files = {file: model_bytes[file], "model.py": MODEL.encode()}
     worker = start_worker(ROWS, files=files, model=model, model_config={"precision": precision})
-    assert worker.loaded, worker.report
-    answers = [
-        json.loads(answer.body)
-        for answer in worker.ask(*[Request(json.dumps(row).encode(), JSON) for row in QUESTIONS])
-    ]
+    answers = worker.values(*map(a_request, QUESTIONS))
     dtype = {"bf16": "torch.bfloat16", "FP16": "torch.float16"}[precision]
     assert {(answer["weights"], answer["precision"]) for answer in answers} == {
         (dtype, precision.lower())
@@ -71,23 +64,16 @@ def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
     [({}, ["precision", "forms"]), ({"precision": "bf16"}, ["forms"]), ({"form": "bf16"}, [])],
 )
 def test_keys_that_a_handler_does_not_apply_are_warned_of(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    load_here: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
     attributes: dict[str, Any],
     without_effect: list[str],
 ) -> None:
-    for name in ("_take_place", "_enter", "_limit_threads"):
-        monkeypatch.setattr(model_loading, name, lambda *_: None)
-    monkeypatch.setattr(model_loading.ts_shim, "install", lambda: None)
     entry = LoadedHandler(lambda *_: [], "own.py", type("Own", (), attributes)())
-    monkeypatch.setattr(model_loading, "load_entry", lambda *_: entry)
     config = json.dumps({"precision": "bf16", "forms": ["bf16"]})
-    place = {"model_dir": str(tmp_path), "manifest": {}, "model_config": config}
-    order: Any = {**ORDER, **place, "handler": "own.py"}
-    model_loading.load_model(order)
-    said = [line.split()[0] for line in caplog.messages if "own.py does not apply it" in line]
-    assert said == without_effect
+    load_here(lambda *_: entry, model_config=config)
+    warned = [line.split()[0] for line in caplog.messages if "own.py does not apply it" in line]
+    assert warned == without_effect
 
 
 @pytest.mark.parametrize("value", ["int8", 16, True])
@@ -97,9 +83,9 @@ def test_another_precision_is_refused_with_those_that_there_are(value: Any) -> N
 
 
 def test_only_floating_point_tensors_are_cast_however_deep_they_are() -> None:
-    whole, real = torch.tensor([1]), torch.tensor([1.5])
-    given = [{"a": (whole, real)}, "text", 3]
-    result = cast(given, torch.bfloat16)
+    integers, real = torch.tensor([1]), torch.tensor([1.5])
+    value = [{"a": (integers, real)}, "text", 3]
+    result = cast(value, torch.bfloat16)
     assert (result[0]["a"][0].dtype, result[0]["a"][1].dtype, result[1:]) == (
         torch.int64,
         torch.bfloat16,
@@ -118,7 +104,7 @@ def test_a_module_is_still_a_module_and_takes_its_arguments_by_name(net: Net) ->
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "message"),
     [
         ("frozen.pt", "frozen TorchScript"),
         ("program.pt2", "it was exported in float32"),
@@ -126,7 +112,7 @@ def test_a_module_is_still_a_module_and_takes_its_arguments_by_name(net: Net) ->
     ],
 )
 def test_what_cannot_be_converted_says_why_and_what_to_do(
-    model_bytes: dict[str, bytes], onnx_bytes: bytes, tmp_path: Path, file: str, said: str
+    model_bytes: dict[str, bytes], onnx_bytes: bytes, tmp_path: Path, file: str, message: str
 ) -> None:
     (tmp_path / file).write_bytes(onnx_bytes if file == "model.onnx" else model_bytes[file])
     load = {"frozen.pt": load_torchscript, "program.pt2": load_exported, "model.onnx": load_onnx}[
@@ -134,13 +120,14 @@ def test_what_cannot_be_converted_says_why_and_what_to_do(
     ]
     model = load(tmp_path / file, CPU)
     with pytest.raises(
-        LoadError, match=rf"precision: bf16 cannot be given to this model: .*{said}.*remove the key"
+        LoadError,
+        match=rf"precision: bf16 cannot be given to this model: .*{message}.*remove the key",
     ):
         in_precision(model, "bf16", CPU)
-    same = in_precision(load(tmp_path / file, CPU), "fp32", CPU)
+    unchanged = in_precision(load(tmp_path / file, CPU), "fp32", CPU)
     with torch.inference_mode():
         torch.testing.assert_close(
-            same(torch.tensor(QUESTIONS[:2])), model(torch.tensor(QUESTIONS[:2]))
+            unchanged(torch.tensor(QUESTIONS[:2])), model(torch.tensor(QUESTIONS[:2]))
         )
 
 
@@ -159,7 +146,7 @@ def test_a_program_that_was_exported_in_that_precision_takes_float32() -> None:
 def test_what_torch_cannot_say_the_precision_of_is_refused() -> None:
     with pytest.raises(
         LoadError,
-        match=r"precision: fp32 cannot be given to a builtin_function_or_method.*remove the key",
+        match=r"cannot be given to a builtin_function_or_method.*remove the key",
     ):
         in_precision(len, "fp32", CPU)
 
@@ -173,6 +160,6 @@ def test_a_precision_that_torch_lacks_on_the_device_is_an_error_when_loading(
     monkeypatch.setattr(torch.nn.functional, "conv2d", lacking)
     with pytest.raises(
         LoadError,
-        match=r"precision: fp16 is not available on cpu with torch .*: .* not implemented for 'Half'$",
+        match=r"fp16 is not available on cpu .* for 'Half'$",
     ):
         in_precision(torch.nn.Linear(1, 1), "fp16", CPU)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import zipfile
 from pathlib import Path
@@ -13,16 +14,6 @@ from tsx_runtime.worker.handlers.models.model_files import load_model_file
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
 CPU = torch.device("cpu")
-MODEL = """
-import torch
-class Wide(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(256, 256)
-        self.register_buffer("table", torch.arange(40_000, dtype=torch.float64))
-    def forward(self, x):
-        return self.layer(x) + self.table[:256]
-"""
 
 
 class Wide(torch.nn.Module):
@@ -39,7 +30,8 @@ class Wide(torch.nn.Module):
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wide")
     model, example = Wide().eval(), torch.ones(2, 256)
-    (directory / "wide_model.py").write_text(MODEL)
+    source = f"import torch\n\n\n{inspect.getsource(Wide)}"
+    (directory / "wide_model.py").write_text(source)
     torch.save(model.state_dict(), directory / "wide.pth")
     from safetensors.torch import save_file
 
@@ -50,8 +42,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def mapped(path: Path) -> list[range]:
-    """The address ranges at which this process has the file mapped."""
+def mapped_ranges(path: Path) -> list[range]:
+    """Return the address ranges at which this process has the file mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     spans = [re.split("[- ]", line)[:2] for line in lines if line.endswith(str(path))]
     return [range(int(start, 16), int(end, 16)) for start, end in spans]
@@ -76,10 +68,9 @@ def test_the_weights_are_the_files_own_pages(directory: Path, name: str) -> None
             if node.hasAttribute("value") and node.kindOf("value") == "t"
         ]
     large = [tensor for tensor in tensors if tensor.nbytes > 100_000]
-    assert len(large) == (
-        1 if name == "frozen.pt" else 2
-    )  # freezing keeps what is used of the table
-    spans = mapped(path)
+    # Freezing cuts the table to the part that is used.
+    assert len(large) == (1 if name == "frozen.pt" else 2)
+    spans = mapped_ranges(path)
     assert all(any(tensor.data_ptr() in span for span in spans) for tensor in large)
     with torch.inference_mode():
         torch.testing.assert_close(model(torch.ones(2, 256)).double(), reference(directory))
@@ -101,7 +92,7 @@ def test_writing_to_a_shared_weight_leaves_the_file_alone(directory: Path) -> No
     assert (directory / "wide.pt").read_bytes() == before
 
 
-def zipped(
+def write_zip(
     path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, pad: int = 0
 ) -> None:
     with zipfile.ZipFile(path, "w", compression) as archive:
@@ -112,13 +103,13 @@ def zipped(
 
 
 def test_tensors_that_share_a_storage_still_do(tmp_path: Path) -> None:
-    whole = torch.arange(20_000, dtype=torch.uint8)
-    zipped(tmp_path / "m.zip", {"data/0": whole.numpy().tobytes()})
-    head, tail = whole[:10], whole[10:].view(-1, 10)
+    storage = torch.arange(20_000, dtype=torch.uint8)
+    write_zip(tmp_path / "m.zip", {"data/0": storage.numpy().tobytes()})
+    head, tail = storage[:10], storage[10:].view(-1, 10)
     expected = tail.clone()
-    assert share_with_file([whole, head, tail], tmp_path / "m.zip") == 20_000
+    assert share_with_file([storage, head, tail], tmp_path / "m.zip") == 20_000
     assert (
-        whole.untyped_storage().data_ptr()
+        storage.untyped_storage().data_ptr()
         == head.untyped_storage().data_ptr()
         == tail.untyped_storage().data_ptr()
     )
@@ -127,25 +118,28 @@ def test_tensors_that_share_a_storage_still_do(tmp_path: Path) -> None:
 
 def test_equal_sizes_are_distinguished_by_content(tmp_path: Path) -> None:
     first, second = torch.ones(5000), torch.full((5000,), 2.0)
-    zipped(tmp_path / "m.zip", {"aaaa": first.numpy().tobytes(), "bbbb": second.numpy().tobytes()})
+    write_zip(
+        tmp_path / "m.zip", {"aaaa": first.numpy().tobytes(), "bbbb": second.numpy().tobytes()}
+    )
     share_with_file([second, first], tmp_path / "m.zip")
     assert (float(first[0]), float(second[0])) == (1, 2)
 
 
 @pytest.mark.parametrize("case", ["other content", "compressed", "misaligned", "not a zip"])
-def test_what_the_file_does_not_hold_as_it_is_stays_a_copy(tmp_path: Path, case: str) -> None:
+def test_a_tensor_that_differs_from_the_file_stays_a_copy(tmp_path: Path, case: str) -> None:
     tensor = torch.arange(5000, dtype=torch.float64)
     content, path = tensor.numpy().tobytes(), tmp_path / "m.zip"
     if case == "not a zip":
         path.write_bytes(content)
     elif case == "other content":
-        zipped(path, {"a": b"\x01" * len(content)})
+        write_zip(path, {"a": b"\x01" * len(content)})
     elif case == "compressed":
-        zipped(path, {"a": content}, zipfile.ZIP_DEFLATED)
+        write_zip(path, {"a": content}, zipfile.ZIP_DEFLATED)
     else:
         shared = []
-        for pad in range(1, 9):  # of eight paddings, one is aligned to eight bytes
-            zipped(path, {"a": content}, pad=pad)
+        # One of eight paddings is aligned to eight bytes.
+        for pad in range(1, 9):
+            write_zip(path, {"a": content}, pad=pad)
             shared.append(share_with_file([tensor.clone()], path))
         assert sorted(shared) == [0] * 7 + [len(content)]
         return

@@ -1,6 +1,4 @@
-"""A directory as SageMaker's PyTorch toolkit wants it, in a real worker: the user's functions, the
-defaults, and real batches.
-"""
+"""Models of SageMaker's PyTorch toolkit in a worker: user functions, defaults and batches."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import Answer, Request, StartWorker, Worker
+from tests.runtime.worker.conftest import Request, StartWorker, Worker, a_request
 from tests.runtime.worker.handlers.conftest import Net
 
 MODEL = """
@@ -77,17 +75,12 @@ def start(
     )
 
 
-def of_type(body: bytes, kind: str, accept: str = "") -> Request:
-    return Request(
-        body,
-        [(b"Content-Type", kind.encode()), *([(b"Accept", accept.encode())] if accept else [])],
-    )
+def typed(body: bytes, content_type: str = "application/json", accept: str = "") -> Request:
+    return a_request(body, content_type, **({"Accept": accept} if accept else {}))
 
 
 def ask(worker: Worker, *rows: Any) -> list[Any]:
-    answers = worker.ask(*[of_type(json.dumps(row).encode(), "application/json") for row in rows])
-    assert [answer.status for answer in answers] == [200] * len(rows), answers
-    return [json.loads(answer.body) for answer in answers]
+    return worker.values(*map(a_request, rows))
 
 
 def test_the_users_functions_are_called_as_the_toolkit_documents_them(
@@ -96,26 +89,24 @@ def test_the_users_functions_are_called_as_the_toolkit_documents_them(
     worker = start(start_worker, OWN, **{"code__helper.py": "def double(x):\n    return 2 * x\n"})
     assert worker.loaded, worker.report
     first, second, third, fourth = worker.ask(
-        of_type(b"[1]", "application/json", "text/x"),
-        of_type(b"a", "application/octet-stream"),
-        of_type(b"a", "text/bad"),
-        of_type(b"boom", "text/csv"),
+        typed(b"[1]", "application/json", "text/x"),
+        typed(b"a", "application/octet-stream"),
+        typed(b"a", "text/bad"),
+        typed(b"boom", "text/csv"),
     )
     assert json.loads(first.body) == [["str", "[1]", 4, 10, "m"], "text/x"]
     assert first.headers["content-type"] == "application/x-own"
     assert json.loads(second.body) == [["bytes", "a", 4, 10, "m"], "application/json"]
-    assert (third.status, third.message) == (
-        500,
-        "input_fn failed: ValueError: no such type",
-    )  # and no neighbour with it
+    assert (third.status, third.message) == (500, "input_fn failed: ValueError: no such type")
     assert (fourth.status, fourth.message) == (500, "predict_fn failed: KeyError: 'boom'")
 
 
-def test_a_function_whose_path_depends_on_its_data_answers_each_client_from_its_own_rows(
+def test_a_function_whose_path_depends_on_its_data_gets_each_request_alone(
     start_worker: StartWorker,
 ) -> None:
     worker = start(start_worker, MODEL.format(coupled="* (-2 if bool((x < 0).any()) else 1)"))
-    for _ in range(4):  # However many batches agree, the next client's row may take the other path.
+    # However many batches agree, the next client's row may take the other path.
+    for _ in range(4):
         assert [answer["answer"] for answer in ask(worker, [[1.0, 1.0]], [[2.0, 2.0]])] == [
             [[2.0]],
             [[4.0]],
@@ -126,20 +117,25 @@ def test_a_function_whose_path_depends_on_its_data_answers_each_client_from_its_
     ]
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_independent_rows_of_a_batch_share_a_call(start_worker: StartWorker, own: bool) -> None:
-    predict = "\n    def predict_fn(given, model):\n        return model(given)\n" if own else ""
+@pytest.mark.parametrize("has_predict_fn", [False, True])
+def test_independent_rows_of_a_batch_share_a_call(
+    start_worker: StartWorker, has_predict_fn: bool
+) -> None:
+    predict = (
+        "\n    def predict_fn(given, model):\n        return model(given)\n"
+        if has_predict_fn
+        else ""
+    )
     worker = start(start_worker, MODEL.format(coupled="") + predict, independent=True)
     rows = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]], [[0.5, 0.5]]]
-    before = ask(worker, *rows)[0][
-        "calls"
-    ]  # with a call of the first alone: whether its output has rows at all
+    # The handler runs the first request alone to learn if its output has rows.
+    before = ask(worker, *rows)[0]["calls"]
     after = ask(worker, *rows)
     assert [answer["answer"] for answer in after] == [[[3.0]], [[7.0], [11.0]], [[1.0]]]
     assert after[0]["calls"][len(before) :] == [4]
-    others = ask(worker, [[1.0, 2.0]], [[1.0, 2.0, 3.0]])  # another number of columns
-    assert [answer["answer"] for answer in others] == [[[3.0]], [[6.0]]]
-    flat = ask(worker, [1.0, 2.0], [3.0, 4.0])  # without a dimension of rows
+    uneven = ask(worker, [[1.0, 2.0]], [[1.0, 2.0, 3.0]])
+    assert [answer["answer"] for answer in uneven] == [[[3.0]], [[6.0]]]
+    flat = ask(worker, [1.0, 2.0], [3.0, 4.0])
     assert [answer["answer"] for answer in flat] == [[3.0], [7.0]]
 
 
@@ -152,31 +148,29 @@ def test_a_request_that_fails_among_independent_rows_fails_alone(start_worker: S
             return given * 2
     """
     worker = start(start_worker, program, independent=True)
-    good, bad = worker.ask(
-        *[of_type(body, "application/json") for body in (b"[[1.0]]", b"[[-1.0]]")]
-    )
+    good, bad = worker.ask(*[typed(body) for body in (b"[[1.0]]", b"[[-1.0]]")])
     assert (good.status, json.loads(good.body)) == (200, [[2.0]])
     assert (bad.status, bad.message) == (500, "predict_fn failed: ValueError: negative")
 
 
-def test_batch_predict_fn_gets_all_that_came_in_order(start_worker: StartWorker) -> None:
+def test_batch_predict_fn_gets_the_inputs_of_a_batch_in_order(start_worker: StartWorker) -> None:
     program = """
         def model_fn(model_dir): return 10
         def input_fn(data, content_type): return int(data)
         def batch_predict_fn(inputs, model): return [model * each + len(inputs) for each in inputs]
     """
     worker = start(start_worker, program)
-    answers = worker.ask(*[of_type(text, "application/json") for text in (b"1", b"no", b"3")])
+    answers = worker.ask(*[typed(text) for text in (b"1", b"no", b"3")])
     assert [answer.body for answer in answers if answer.status == 200] == [b"12", b"32"]
     assert answers[1].status == 500
 
 
-def test_transform_fn_stands_for_the_three(start_worker: StartWorker) -> None:
+def test_transform_fn_replaces_the_other_functions(start_worker: StartWorker) -> None:
     program = """
         def model_fn(model_dir): return 3
         def transform_fn(model, data, content_type, accept): return f"{model} {data} {content_type} {accept}"
     """
-    [answer] = start(start_worker, program).ask(of_type(b"x", "text/csv", "text/csv"))
+    [answer] = start(start_worker, program).ask(typed(b"x", "text/csv", "text/csv"))
     assert (answer.body, answer.headers["content-type"]) == (b"3 x text/csv text/csv", "text/csv")
     report = start(
         start_worker, program + "\n        def input_fn(data, content_type): return data\n"
@@ -186,7 +180,7 @@ def test_transform_fn_stands_for_the_three(start_worker: StartWorker) -> None:
 
 @pytest.fixture(scope="module")
 def plain(start_shared_worker: StartWorker, model_bytes: dict[str, bytes]) -> Worker:
-    """Weights and no program at all."""
+    """Start a worker with weights and no program."""
     return start(start_shared_worker, "", **{"model.pth": model_bytes["script.pt"]})
 
 
@@ -226,34 +220,27 @@ def test_each_form_of_input_and_output_has_the_models_own_numbers(
 ) -> None:
     with torch.inference_mode():
         expected = net(torch.from_numpy(ROWS)).numpy()
-    answers = plain.ask(*[of_type(body, kind, accept) for accept in READ])
-    answers += plain.ask(of_type(body, kind, "text/csv;q=0.01, image/png, */*;q=0.1"))
-    usual = (
-        "application/jsonlines" if kind == "application/jsonlines" else "application/json"
-    )  # lines are answered by lines
+    answers = plain.ask(*[typed(body, kind, accept) for accept in READ])
+    answers += plain.ask(typed(body, kind, "text/csv;q=0.01, image/png, */*;q=0.1"))
+    # Lines are answered by lines.
+    usual = "application/jsonlines" if kind == "application/jsonlines" else "application/json"
     assert [answer.headers["content-type"] for answer in answers] == [*READ, usual]
-    for answer in (
-        answers
-    ):  # one that came alone differs in its last digits from those that were put together
-        found = READ[answer.headers["content-type"]](answer.body)
-        np.testing.assert_allclose(np.array(found), expected, rtol=1e-4, atol=1e-6)
+    # An answer's last digits depend on the size of the batch.
+    for answer in answers:
+        decoded = READ[answer.headers["content-type"]](answer.body)
+        np.testing.assert_allclose(np.array(decoded), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_what_the_defaults_cannot_read_or_write_is_reported(plain: Worker) -> None:
-    def refused(*requests: Request) -> list[tuple[int, str]]:
-        answers: list[Answer] = plain.ask(*requests)
-        return [(answer.status, answer.message) for answer in answers]
-
-    good = json.dumps(ROWS.tolist()).encode()
-    unread = (
-        of_type(b"x", "image/png"),
-        of_type(b"{", "application/json"),
-        of_type(b"a,b\n", "text/csv"),
+    answers = plain.ask(
+        typed(b"x", "image/png"),
+        typed(b"{"),
+        typed(b"a,b\n", "text/csv"),
+        typed(json.dumps(ROWS.tolist()).encode(), accept="image/png"),
     )
-    reported = refused(*unread, of_type(good, "application/json", "image/png"))
-    assert [status for status, _ in reported] == [415, 400, 400, 415]
-    assert "define input_fn in your program, or send one of application/json" in reported[0][1]
-    assert "define output_fn in your program, or accept one of application/json" in reported[3][1]
+    assert [answer.status for answer in answers] == [415, 400, 400, 415]
+    assert "define input_fn in your program" in answers[0].message
+    assert "define output_fn in your program" in answers[3].message
 
 
 def test_a_directory_without_one_model_says_what_is_there(start_worker: StartWorker) -> None:

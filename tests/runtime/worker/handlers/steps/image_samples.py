@@ -1,6 +1,4 @@
-"""Pictures made by arithmetic, the same on every machine, of sizes that reach each rounding
-rule.
-"""
+"""Images made by arithmetic, the same on every machine, of sizes for each rounding rule."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Make image_references.npz with torchvision itself, whose Pillow transforms need none of its
-compiled parts.
+"""Make image_references.npz with torchvision itself, from its Python files alone.
 
     pip download --no-deps torchvision && unzip torchvision-*.whl 'torchvision/*.py'
     python tests/runtime/worker/handlers/steps/make_image_references.py .
 
-Of each tensor of image_samples.py it keeps every 16th pixel, and the sum over each channel.
+It writes every 16th pixel of each tensor of image_samples.py, and the sum over each channel.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from image_samples import SIZES, sample
 
 
 def torchvision_transforms(directory: str) -> types.ModuleType:
-    """`torchvision.transforms`, without running the package's `__init__`, which wants its compiled
-    operators.
-    """
+    """Import `torchvision.transforms` without the package's compiled operators."""
     package = types.ModuleType("torchvision")
     package.__path__ = [f"{directory}/torchvision"]
     extension = types.ModuleType("torchvision.extension")
@@ -41,12 +38,12 @@ def main(directory: str) -> None:
             transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
         ]
     )
-    kept = {}
+    arrays = {}
     for width, height in SIZES:
         tensor = pipeline(sample(width, height))
-        kept[f"pixels-{width}x{height}"] = tensor[:, ::16, ::16].numpy()
-        kept[f"sums-{width}x{height}"] = tensor.double().sum(dim=(1, 2)).numpy()
-    np.savez_compressed(Path(__file__).with_name("image_references.npz"), **kept)
+        arrays[f"pixels-{width}x{height}"] = tensor[:, ::16, ::16].numpy()
+        arrays[f"sums-{width}x{height}"] = tensor.double().sum(dim=(1, 2)).numpy()
+    np.savez_compressed(Path(__file__).with_name("image_references.npz"), **arrays)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Photographs become the same numbers as with torchvision: compared with tensors that torchvision
-made.
-"""
+"""Images become the tensors that torchvision makes of them."""
 
 from __future__ import annotations
 
@@ -23,7 +21,8 @@ from tsx_runtime.worker.handlers.steps.image_processing import (
     to_tensor,
 )
 
-STEP = 1 / 255 / 0.224  # one level of one pixel, after normalisation
+# The difference between two levels of a pixel, after normalisation.
+STEP = 1 / 255 / 0.224
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -57,9 +56,7 @@ def test_the_shorter_side_is_256_and_the_other_keeps_the_ratio(width: int, heigh
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 40))
-def test_the_crop_is_the_middle_and_what_is_outside_is_black(
-    width: int, height: int, size: int
-) -> None:
+def test_the_crop_is_the_middle_with_a_black_border(width: int, height: int, size: int) -> None:
     image = Image.fromarray(np.full((height, width), 9, np.uint8))
     cropped = np.asarray(center_crop(image, size))
     assert cropped.shape == (size, size)
@@ -94,7 +91,7 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     assert imagenet(image).shape == (3, 224, 224)
 
 
-def test_of_16_bits_the_upper_8_are_kept() -> None:
+def test_the_upper_8_of_16_bits_are_used() -> None:
     values = np.array([[0, 255, 256, 32768, 65535]], np.uint16)
     assert np.asarray(to_rgb(Image.fromarray(values)))[0, :, 0].tolist() == [0, 0, 1, 128, 255]
 

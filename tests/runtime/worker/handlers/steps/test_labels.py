@@ -1,4 +1,4 @@
-"""`index_to_name.json` in all its shapes. Contract section 5.4."""
+"""Names of classes from `index_to_name.json`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_the_file_there_is_no_mapping(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "is not JSON"),
         ("[1]", "holds a list"),
@@ -40,10 +40,12 @@ def test_without_the_file_there_is_no_mapping(tmp_path: Path) -> None:
         ('{"0": []}', "class 0"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, content: str, said: str) -> None:
+def test_a_file_that_cannot_be_used_is_explained(
+    tmp_path: Path, content: str, message: str
+) -> None:
     path = tmp_path / "index_to_name.json"
     path.write_text(content)
-    with pytest.raises(LoadError, match=said):
+    with pytest.raises(LoadError, match=message):
         load_label_mapping(path)
 
 
@@ -53,7 +55,7 @@ def test_probabilities_get_the_names_of_their_classes() -> None:
     ]
 
 
-def test_without_classes_they_are_those_in_order_and_without_names_their_numbers() -> None:
+def test_classes_are_numbered_in_order_and_unnamed_ones_have_their_numbers() -> None:
     assert map_class_to_label([[0.9, 0.1], [0.2, 0.8]]) == [
         {"0": 0.9, "1": 0.1},
         {"0": 0.2, "1": 0.8},

@@ -1,4 +1,4 @@
-"""Tables, as MLflow's clients send them, as rows of a model's input."""
+"""Tables of MLflow's clients become rows of a model's input."""
 
 from __future__ import annotations
 

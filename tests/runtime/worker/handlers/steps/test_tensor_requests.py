@@ -1,13 +1,11 @@
-"""The default handler, asked: every form of request gives the model's own numbers in the form of
-the request, or says what to send.
-"""
+"""The default handler reads every form of request, and refuses others with an example."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -30,11 +28,12 @@ IMAGE = torch.arange(784.0).reshape(1, 28, 28).tolist()
 
 
 class Grey(nn.Module):
-    """Its first layer tells the channels; only the last one tells the pixels."""
+    """A model whose first layer tells the channels and whose last layer tells the pixels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = nn.Linear(2 * 26 * 26, 3)  # made first, run last
+        # The layer that runs last is made first.
+        self.last = nn.Linear(2 * 26 * 26, 3)
         self.first = nn.Conv2d(1, 2, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -52,14 +51,14 @@ class Words(nn.Module):
 
 
 class Mean(nn.Module):
-    """No layer tells what it takes; one number for a whole batch."""
+    """A model without layers that gives one number for a batch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(-1, 2, 2).mean()
 
 
 class Table(nn.Module):
-    """The scores of the rows, and two numbers of its own."""
+    """A model that gives scores of the rows, and two constant numbers."""
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"scores": x.sum(1), "bounds": torch.tensor([10.0, 20.0])}
@@ -99,7 +98,9 @@ def tensor(
     return {"name": name, "shape": shape, "datatype": datatype, "data": data}
 
 
-class Asked(BaseHandler):
+class NetHandler(BaseHandler):
+    """The default handler with a model of this file."""
+
     def __init__(self, model: Any, envelope: str, config: dict[str, Any]) -> None:
         super().__init__()
         self.model, self.device = model, torch.device("cpu")
@@ -113,6 +114,12 @@ class Asked(BaseHandler):
         answers: list[Any] = self.handle(list(rows), self.context)
         return answers
 
+    def predict(self, *bodies: Any) -> list[Any]:
+        return self.ask(*({"body": body} for body in bodies))
+
+    def refusals(self, *bodies: Any) -> dict[int, str]:
+        return self.refused(*({"body": body} for body in bodies))
+
     def refused(self, *rows: Any) -> dict[int, str]:
         with pytest.raises(BadRows) as caught:
             self.ask(*rows)
@@ -120,14 +127,14 @@ class Asked(BaseHandler):
         return caught.value.faults
 
 
-Made = Callable[..., Asked]
+MakeHandler = Callable[..., NetHandler]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    place = tmp_path_factory.mktemp("nets")
+def a_handler(tmp_path_factory: pytest.TempPathFactory) -> MakeHandler:
+    directory = tmp_path_factory.mktemp("nets")
 
-    def make(name: str, form: str = "eager", envelope: str = "", **config: Any) -> Asked:
+    def make(name: str, form: str = "eager", envelope: str = "", **config: Any) -> NetHandler:
         model: Any = NETS[name]
         if form == "exported":
             example = torch.zeros(2, 4) if name == "linear" else torch.zeros(1, 1, 28, 28)
@@ -139,26 +146,28 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         elif form != "eager":
             model = torch.jit.script(model)
             torch.jit.save(
-                torch.jit.freeze(model) if form == "frozen" else model, place / f"{name}.pt"
+                torch.jit.freeze(model) if form == "frozen" else model, directory / f"{name}.pt"
             )
-            model = torch.jit.load(place / f"{name}.pt")
-        return Asked(model, envelope, config)
+            model = torch.jit.load(directory / f"{name}.pt")
+        return NetHandler(model, envelope, config)
 
     return make
 
 
-def of(name: str, rows: Any) -> list[Any]:
-    found: list[Any] = NETS[name](torch.tensor(rows)).tolist()
-    return found
+def scores_of(name: str, rows: Any) -> list[Any]:
+    numbers: list[Any] = NETS[name](torch.tensor(rows)).tolist()
+    return numbers
 
 
-def close(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+def assert_close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected))
 
 
 @pytest.mark.parametrize("form", ["eager", "script", "frozen", "exported"])
-def test_a_row_and_rows_in_every_form_give_the_models_own_numbers(made: Made, form: str) -> None:
-    handler, (own,) = made("linear", form), of("linear", [ROW])
+def test_a_row_and_rows_in_every_form_give_the_models_own_numbers(
+    a_handler: MakeHandler, form: str
+) -> None:
+    handler, (scores,) = a_handler("linear", form), scores_of("linear", [ROW])
     text = json.dumps(ROW)
     for row in (
         {"body": ROW},
@@ -170,7 +179,7 @@ def test_a_row_and_rows_in_every_form_give_the_models_own_numbers(made: Made, fo
         {"body": {"x": ROW}},
         ROW,
     ):
-        close(handler.ask(row)[0], own)
+        assert_close(handler.ask(row)[0], scores)
     for row in (
         {"body": [ROW, ROW]},
         {"body": {"data": [ROW, ROW]}},
@@ -178,15 +187,15 @@ def test_a_row_and_rows_in_every_form_give_the_models_own_numbers(made: Made, fo
         {"data": npy([ROW, ROW])},
         {"body": npy(np.array([ROW, ROW], ">f8"))},
     ):
-        close(handler.ask(row)[0], [own, own])
-    (answer,) = handler.ask({"body": {"instances": [ROW, ROW]}})
-    close(answer.pop("predictions"), [own, own])
+        assert_close(handler.ask(row)[0], [scores, scores])
+    (answer,) = handler.predict({"instances": [ROW, ROW]})
+    assert_close(answer.pop("predictions"), [scores, scores])
     assert answer == {}
 
 
-def test_scores_get_the_names_of_the_classes(made: Made) -> None:
-    handler = made("linear")
-    scores = of("linear", [ROW])[0]
+def test_scores_get_the_names_of_the_classes(a_handler: MakeHandler) -> None:
+    handler = a_handler("linear")
+    scores = scores_of("linear", [ROW])[0]
     handler.mapping = {"0": "cat", "1": "dog", "2": "eel"}
     named = dict(zip(("cat", "dog", "eel"), scores, strict=True))
     for body, answer in (
@@ -194,30 +203,32 @@ def test_scores_get_the_names_of_the_classes(made: Made) -> None:
         ([ROW, ROW], [named] * 2),
         ({"instances": [ROW]}, {"predictions": [named]}),
     ):
-        assert handler.ask({"body": body}) == [answer]
+        assert handler.predict(body) == [answer]
     inputs = {"inputs": [tensor(ROW, [1, 4])]}
-    assert handler.ask({"body": inputs})[0]["outputs"][0]["data"] == scores
+    assert handler.predict(inputs)[0]["outputs"][0]["data"] == scores
 
 
 @pytest.mark.parametrize(
     "mapping", [{"0": "cat", "1": "dog"}, {"0": "cat", "1": "cat", "2": "dog"}, {}]
 )
 def test_names_that_are_not_one_for_each_score_change_nothing(
-    made: Made, mapping: dict[str, str]
+    a_handler: MakeHandler, mapping: dict[str, str]
 ) -> None:
-    handler = made("linear")
+    handler = a_handler("linear")
     handler.mapping = mapping
-    close(handler.ask({"body": ROW})[0], of("linear", [ROW])[0])
+    assert_close(handler.predict(ROW)[0], scores_of("linear", [ROW])[0])
 
 
-def test_tensors_of_the_open_inference_protocol_are_answered_as_such(made: Made) -> None:
-    handler, (own,) = made("linear"), of("linear", [ROW])
-    (answer,) = handler.ask(
-        {"body": {"id": "7", "inputs": [tensor(ROW * 2, [2, 4])], "outputs": [{"name": "y"}]}}
+def test_tensors_of_the_open_inference_protocol_are_answered_as_such(
+    a_handler: MakeHandler,
+) -> None:
+    handler, (scores,) = a_handler("linear"), scores_of("linear", [ROW])
+    (answer,) = handler.predict(
+        {"id": "7", "inputs": [tensor(ROW * 2, [2, 4])], "outputs": [{"name": "y"}]}
     )
     (output,) = answer.pop("outputs")
     assert answer == {"model_name": "m", "model_version": "1.0", "id": "7"}
-    close(output.pop("data"), own * 2)
+    assert_close(output.pop("data"), scores * 2)
     assert output == {"name": "y", "shape": [2, 3], "datatype": "FP32"}
     array = np.array([ROW], "float32").view(ListLike)
     for row in (
@@ -225,38 +236,38 @@ def test_tensors_of_the_open_inference_protocol_are_answered_as_such(made: Made)
         tensor(ROW, [1, 4]),
         {"body": {"inputs": [tensor(ROW, [1, 4])], "parameters": {"binary_data_output": True}}},
     ):
-        (found,) = handler.ask(row)  # the worker, or the envelope, makes tensors of it
-        assert found.dtype == torch.float32
-        close(found.tolist(), [own])
+        # The worker, or the envelope, makes tensors of the result.
+        (result,) = handler.ask(row)
+        assert result.dtype == torch.float32
+        assert_close(result.tolist(), [scores])
 
 
-def test_the_requests_of_a_batch_may_differ_in_form_and_number_of_rows(made: Made) -> None:
-    handler, rows = made("linear"), torch.randn(5, 4).tolist()
-    one, many, instances = handler.ask(
-        {"body": rows[0]}, {"body": rows[1:4]}, {"body": {"instances": rows[4:]}}
-    )
-    close([one, *many, *instances["predictions"]], of("linear", rows))
+def test_the_requests_of_a_batch_may_differ_in_form_and_number_of_rows(
+    a_handler: MakeHandler,
+) -> None:
+    handler, rows = a_handler("linear"), torch.randn(5, 4).tolist()
+    single, many, instances = handler.predict(rows[0], rows[1:4], {"instances": rows[4:]})
+    assert_close([single, *many, *instances["predictions"]], scores_of("linear", rows))
 
 
 @pytest.mark.parametrize("form", ["eager", "script", "frozen", "exported"])
-def test_the_numbers_are_cast_to_the_models_type(made: Made, form: str) -> None:
-    handler, pixels = made("grey", form), [[[row % 2] * 28 for row in range(28)]]
+def test_the_numbers_are_cast_to_the_models_type(a_handler: MakeHandler, form: str) -> None:
+    handler, pixels = a_handler("grey", form), [[[row % 2] * 28 for row in range(28)]]
     for body in (
         pixels,
         [[[bool(pixel) for pixel in row] for row in pixels[0]]],
         npy(np.array(pixels, "uint8")),
     ):
-        close(
-            handler.ask({"body": body})[0], NETS["grey"](torch.tensor([pixels]).float())[0].tolist()
+        assert_close(
+            handler.predict(body)[0], NETS["grey"](torch.tensor([pixels]).float())[0].tolist()
         )
     if form != "exported":
         assert (
-            made("double", form).ask({"body": [1, 2, 3, 4]})[0]
+            a_handler("double", form).predict([1, 2, 3, 4])[0]
             == NETS["double"](torch.tensor([1, 2, 3, 4]).double()).tolist()
         )
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("form", "known"),
     [
@@ -267,9 +278,9 @@ def test_the_numbers_are_cast_to_the_models_type(made: Made, form: str) -> None:
     ],
 )
 def test_a_wrong_request_is_answered_with_one_that_the_model_takes(
-    made: Made, form: str, known: str
+    a_handler: MakeHandler, form: str, known: str
 ) -> None:
-    handler, image = made("grey", form), b"\x89PNG\r\n\x1a\n"
+    handler, image = a_handler("grey", form), b"\x89PNG\r\n\x1a\n"
     wrong = [
         [1, 2],
         IMAGE[0],
@@ -285,80 +296,69 @@ def test_a_wrong_request_is_answered_with_one_that_the_model_takes(
         bytearray(),
         npy(["a"]),
         bytearray(b"\x93NUMPY"),
-        npy(ROW).replace(b"(4,), }            ", b"(1000000000000,), }"),  # more than any memory
+        npy(ROW).replace(b"(4,), }            ", b"(1000000000000,), }"),
         npy(ROW).replace(b"(4,), }                   ", b"(99999999999999999999,), }"),
     ]
     for body in wrong:
-        ((position, text),) = handler.refused({"body": IMAGE}, {"body": body}).items()
+        ((position, text),) = handler.refusals(IMAGE, body).items()
         assert position == 1, body
-        assert (
-            f"The model takes float32 rows of shape {known}. Send JSON: one row or a list of rows"
-            in text
-        ), body
+        assert f"The model takes float32 rows of shape {known}. Send JSON" in text, body
         assert text.endswith("Example: what python3 -c 'print([[[0]*28]*28])' prints."), body
-    assert "a PNG image" in handler.refused({"body": image})[0]
-    assert (
-        "complex numbers" in handler.refused({"body": npy(np.array(IMAGE, "complex64"))})[0]
-    )  # their imaginary parts would be lost
+    assert "a PNG image" in handler.refusals(image)[0]
+    assert "complex numbers" in handler.refusals(npy(np.array(IMAGE, "complex64")))[0]
     command = re.search(r"python3 -c '(.*)'", text)
     assert command is not None
-    example = subprocess.run(
-        ["python3", "-c", command[1]], check=True, capture_output=True, text=True
-    ).stdout
+    with contextlib.redirect_stdout(io.StringIO()) as example:
+        exec(command[1])
     assert command[0] == handler.describe_handle()["example"]
-    assert len(handler.ask({"body": bytearray(example.encode())})[0]) == 3
+    assert len(handler.predict(bytearray(example.getvalue().encode()))[0]) == 3
 
 
-def test_a_short_example_is_quoted_and_fits_the_envelope(made: Made) -> None:
+def test_a_short_example_is_quoted_and_fits_the_envelope(a_handler: MakeHandler) -> None:
+    assert a_handler("linear").refusals([1])[0].endswith("or a .npy file. Example: [0, 0, 0, 0]")
     assert (
-        made("linear").refused({"body": [1]})[0].endswith("or a .npy file. Example: [0, 0, 0, 0]")
-    )
-    assert (
-        made("linear", envelope="kserve")
+        a_handler("linear", envelope="kserve")
         .refused([1])[0]
-        .endswith(
-            'Send JSON of the form {"instances": [rows]}. Example: {"instances": [[0, 0, 0, 0]]}'
-        )
+        .endswith('Example: {"instances": [[0, 0, 0, 0]]}')
     )
-    example = made("linear", envelope="kservev2").describe_handle()["example"]
+    example = a_handler("linear", envelope="kservev2").describe_handle()["example"]
     assert json.loads(example) == {
         "inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]
     }
 
 
-def test_input_shape_goes_before_the_first_layer(made: Made) -> None:
-    handler = made("linear", input_shape=[None, 4])
-    close(handler.ask({"body": [ROW, ROW]})[0], of("linear", [ROW, ROW]))
-    close(handler.ask({"body": [[ROW, ROW]]})[0], [of("linear", [ROW, ROW])])
-    assert handler.refused({"body": ROW})[0].startswith(
-        "The request has the shape [4]. The model takes float32 rows of shape [any, 4]."
-    )
+def test_input_shape_goes_before_the_first_layer(a_handler: MakeHandler) -> None:
+    handler = a_handler("linear", input_shape=[None, 4])
+    assert_close(handler.predict([ROW, ROW])[0], scores_of("linear", [ROW, ROW]))
+    assert_close(handler.predict([[ROW, ROW]])[0], [scores_of("linear", [ROW, ROW])])
+    message = handler.refusals(ROW)[0]
+    assert "has the shape [4]. The model takes float32 rows of shape [any, 4]" in message
     assert handler.describe_handle() == {
         "inputs": [{"name": "input", "shape": [None, 4], "datatype": "float32", "example": [8, 4]}],
         "example": json.dumps([[0] * 4] * 8),
     }
 
 
-def test_several_inputs_come_by_their_names(made: Made) -> None:
-    handler, ids, mask = made("words"), [1, 2, 3], [1, 1, 0]
+def test_several_inputs_come_by_their_names(a_handler: MakeHandler) -> None:
+    handler, ids, mask = a_handler("words"), [1, 2, 3], [1, 1, 0]
     mean, length = (
         value.tolist()
         for value in NETS["words"](torch.tensor([ids]), torch.tensor([mask])).values()
     )
-    own = {"mean": mean[0], "length": length[0]}
-    assert handler.ask({"body": {"mask": mask, "ids": ids}}) == [own]
-    assert handler.ask({"ids": bytearray(b"[1, 2, 3]"), "mask": bytearray(b"[1, 1, 0]")}) == [own]
-    assert handler.ask({"body": {"instances": [{"ids": ids, "mask": mask}] * 2}}) == [
-        {"predictions": [own, own]}
+    expected = {"mean": mean[0], "length": length[0]}
+    assert handler.predict({"mask": mask, "ids": ids}) == [expected]
+    assert handler.ask({"ids": bytearray(b"[1, 2, 3]"), "mask": bytearray(b"[1, 1, 0]")}) == [
+        expected
     ]
-    (answer,) = handler.ask(
+    assert handler.predict({"instances": [{"ids": ids, "mask": mask}] * 2}) == [
+        {"predictions": [expected, expected]}
+    ]
+    (answer,) = handler.predict(
         {
-            "body": {
-                "inputs": [
-                    tensor(ids, [1, 3], "ids", "INT64"),
-                    tensor(mask, [1, 3], "mask", "INT64"),
-                ]
-            }
+            "inputs": [
+                tensor(ids, [1, 3], "ids", "INT64"),
+                tensor(mask, [1, 3], "mask", "INT64"),
+            ]
         }
     )
     assert [(output["name"], output["datatype"]) for output in answer["outputs"]] == [
@@ -366,63 +366,68 @@ def test_several_inputs_come_by_their_names(made: Made) -> None:
         ("length", "INT64"),
     ]
     example = json.loads(handler.describe_handle()["example"])
-    assert set(handler.ask({"body": example})[0]["predictions"][0]) == {"mean", "length"}
+    assert set(handler.predict(example)[0]["predictions"][0]) == {"mean", "length"}
 
 
-def test_what_the_model_gives_of_a_batch_as_a_whole_is_asked_for_each_request(made: Made) -> None:
-    assert made("mean").ask({"body": [[0, 0], [0, 0]]}, {"body": [[1, 1], [1, 1]]}) == [0.0, 1.0]
-
-
-def test_a_table_with_as_many_rows_as_the_batch_is_not_divided_among_its_requests(
-    made: Made,
+def test_a_model_that_gives_one_result_for_a_batch_runs_for_each_request(
+    a_handler: MakeHandler,
 ) -> None:
-    expected = made("table").ask({"body": [[1, 1]]})
-    handler = made("table")
+    assert a_handler("mean").predict([[0, 0], [0, 0]], [[1, 1], [1, 1]]) == [
+        0.0,
+        1.0,
+    ]
+
+
+def test_a_constant_result_of_the_size_of_the_batch_is_not_divided(
+    a_handler: MakeHandler,
+) -> None:
+    expected = a_handler("table").predict([[1, 1]])
+    handler = a_handler("table")
     for _ in range(2):
-        assert handler.ask({"body": [[1, 1]]}, {"body": [[5, 5]]})[0] == expected[0]
+        assert handler.predict([[1, 1]], [[5, 5]])[0] == expected[0]
 
 
-def test_a_model_of_which_nothing_is_known_tells_by_itself_whether_a_request_is_a_row(
-    made: Made,
+def test_a_model_without_layers_is_tried_to_learn_if_a_request_is_a_row(
+    a_handler: MakeHandler,
 ) -> None:
-    assert made("mean").ask({"body": [[[1, 2], [3, 4]]]}) == [2.5]
-    with pytest.raises(RuntimeError, match="shape"):  # perhaps the model's fault
-        made("mean").ask({"body": [1, 2, 3]})
+    assert a_handler("mean").predict([[[1, 2], [3, 4]]]) == [2.5]
+    # The error may be the model's fault.
+    with pytest.raises(RuntimeError, match="shape"):
+        a_handler("mean").predict([1, 2, 3])
 
 
-class Labels(Asked):
+class Labels(NetHandler):
     def postprocess(self, data: Any) -> list[Any]:
         return [int(row.argmax()) for row in data]
 
 
-def test_a_step_of_a_subclass_gets_one_tensor_with_a_row_for_each_request(made: Made) -> None:
+def test_a_step_of_a_subclass_gets_one_tensor_with_a_row_for_each_request(
+    a_handler: MakeHandler,
+) -> None:
     handler = Labels(NETS["linear"], "", {})
-    assert (
-        handler.ask({"body": ROW}, {"body": [ROW]})
-        == [int(NETS["linear"](torch.tensor(ROW)).argmax())] * 2
-    )
-    assert handler.refused({"body": [ROW, ROW]})[0].startswith("The request has 2 rows; send one.")
+    assert handler.predict(ROW, [ROW]) == [int(NETS["linear"](torch.tensor(ROW)).argmax())] * 2
+    assert handler.refusals([ROW, ROW])[0].startswith("The request has 2 rows; send one.")
 
 
-def test_a_row_is_explained_as_it_was(made: Made) -> None:
+def test_a_row_is_explained_as_it_was(a_handler: MakeHandler) -> None:
     pytest.importorskip("captum")
-    (weights,) = made("linear").ask({"body": ROW}, header=("explain", "True"))
+    (weights,) = a_handler("linear").ask({"body": ROW}, header=("explain", "True"))
     assert len(weights) == 4
 
 
-def test_a_model_that_is_out_of_memory_is_not_the_clients_fault(made: Made) -> None:
-    handler = made("linear")
+def test_a_model_that_is_out_of_memory_is_not_the_clients_fault(a_handler: MakeHandler) -> None:
+    handler = a_handler("linear")
 
     def full(*inputs: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
     handler.model = full
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        handler.ask({"body": ROW}, {"body": ROW})
+        handler.predict(ROW, ROW)
 
 
 class TwoInputs(nn.Module):
-    """Computes from its second input first."""
+    """A model that computes from its second input first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -440,7 +445,7 @@ def test_each_input_of_torchscript_takes_what_the_layer_behind_it_takes(freeze: 
     assert (x.name, x.shape, x.dtype) == ("x", (4,), torch.float32)
     assert (ids.name, ids.shape, ids.dtype) == ("ids", (None,), torch.int64)
     first = next(examples((x, ids)))
-    assert [(each.name, each.shape) for each in first] == [("x", (4,)), ("ids", (8,))]
+    assert [(example.name, example.shape) for example in first] == [("x", (4,)), ("ids", (8,))]
 
 
 def test_a_text_that_was_sent_as_a_form_is_told_the_header() -> None:
@@ -450,24 +455,25 @@ def test_a_text_that_was_sent_as_a_form_is_told_the_header() -> None:
         read_request({"plain text": bytearray()}, [InputSpec()])
 
 
-def test_input_shape_names_the_shapes_of_several_inputs(made: Made) -> None:
-    assert made("two")._example is None
-    handler = made("two", input_shape={"meta": [3], "pixels": [4]})
+def test_input_shape_names_the_shapes_of_several_inputs(a_handler: MakeHandler) -> None:
+    assert a_handler("two")._example is None
+    handler = a_handler("two", input_shape={"meta": [3], "pixels": [4]})
     assert json.loads(handler.describe_handle()["example"]) == {
         "instances": [{"pixels": [0] * 4, "meta": [0] * 3}]
     }
-    assert len(handler.ask({"body": {"pixels": [0] * 4, "meta": [1] * 3}})[0]) == 2
-    assert handler.refused({"body": {"pixels": [0] * 4, "meta": [1] * 5}})[0].startswith(
-        "The request has the shape [5] for the input 'meta'."
-    )
+    assert len(handler.predict({"pixels": [0] * 4, "meta": [1] * 3})[0]) == 2
+    message = handler.refusals({"pixels": [0] * 4, "meta": [1] * 5})[0]
+    assert "the shape [5] for the input 'meta'" in message
     with pytest.raises(LoadError, match="names pix, but the model takes pixels, meta"):
-        _ = made("two", input_shape={"pix": [4]})._input_specs
+        _ = a_handler("two", input_shape={"pix": [4]})._input_specs
 
 
 @pytest.mark.parametrize("name", ["\ufffdPNG\x1a", "GIF89a\x01", "\ufffd"])
-def test_the_bytes_of_a_file_that_curl_sent_as_a_form_are_not_echoed(made: Made, name: str) -> None:
+def test_the_bytes_of_a_file_that_curl_sent_as_a_form_are_not_echoed(
+    a_handler: MakeHandler, name: str
+) -> None:
     row = {name: bytearray(), "x": bytearray(b"1")}
-    for message in (made("linear").refused(row)[0], refusal_of_image(row)):
+    for message in (a_handler("linear").refused(row)[0], refusal_of_image(row)):
         assert (
             name in message,
             "send it with -T FILE, or with --data-binary @FILE" in message,
