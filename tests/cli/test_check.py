@@ -54,7 +54,7 @@ def test_the_example_passes_in_every_form(run: Run) -> None:
             "--check",
         )
         assert ended.code == 0, ended.err + ended.out
-        assert "check: 10 samples got the same answers in batches of 1, 10" in ended.out
+        assert "10 samples got the same answers" in ended.out
     again = run("archive", "--check", "digits.mar", "--json")
     assert again.code == 0
     (reported,) = json.loads(again.out)
@@ -96,7 +96,7 @@ def test_without_a_sample_the_exit_code_says_so(run: Run, tmp_path: Path) -> Non
     ended = run("archive", "--name", "m", "--handler", "code.py", "--check")
     assert ended.code == 3
     assert "check: m 1.0 loaded in " in ended.out
-    assert "there is no sample to send; give one with tsx archive --sample FILE" in ended.out
+    assert "there is no sample to send" in ended.out
 
 
 def test_a_sample_that_is_not_there_is_named(run: Run) -> None:
@@ -171,4 +171,4 @@ def test_a_handler_that_cannot_be_loaded_is_reported_with_its_reason(
         ("Error: m.mar does not load: ", "Error: code.py is not valid Python, line 1: ")
     )
     assert reason in ended.err
-    assert "This is a bug in tsx; run again with --debug to see the traceback." not in ended.err
+    assert "This is a bug in tsx" not in ended.err

@@ -31,7 +31,7 @@ def test_the_models_of_a_server_become_python(
 def test_a_server_that_is_not_there_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["client", "generate", "http://127.0.0.1:9"]) == 1
     assert (
-        "the models of http://127.0.0.1:9 are not known: No server answers"
+        "are not known: No server answers"
         in capsys.readouterr().err
     )
 

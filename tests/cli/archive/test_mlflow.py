@@ -58,9 +58,9 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_example(
         "net: MLflow model, flavour pytorch\nname net, version 7\nhandler mlflow_pytorch\n"
         in ended.out
     )
-    assert "note: data/model.pth is a pickle, so its workers run code from it" in ended.out
+    assert "data/model.pth is a pickle" in ended.out
     assert f"requirements: {PINNED}; a server" in ended.out
-    assert "check: 1 sample got the same answers in batches of 1, 2" in ended.out
+    assert "1 sample got the same answers" in ended.out
     with zipfile.ZipFile(tmp_path / "net.mar") as archive:
         manifest = json.loads(archive.read("MAR-INF/MANIFEST.json"))
         assert archive.read("requirements.txt").decode().splitlines() == [INDEX, PINNED]
@@ -129,7 +129,7 @@ def test_a_directory_that_nothing_can_load_is_refused_before_anything_is_written
     (saved / "MLmodel").write_text("flavors: {spacy: {}}")
     ended = run("archive", "net")
     assert (ended.code, (tmp_path / "net.mar").exists()) == (1, False)
-    assert "has the flavours spacy, without python_function" in ended.err
+    assert "flavours spacy, without python_function" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_two_models_of_one_name_are_not_packed_together(run: Run) -> None:
     ended = run("archive", "models:/iris/1", "models:/iris/2")
     assert ended.code == 2
     assert (
-        "'models:/iris/1' and 'models:/iris/2' would both be named iris; pack them one by one with --name"
+        "would both be named iris"
         in ended.err
     )
 
@@ -178,10 +178,10 @@ def test_a_store_of_artifacts_that_cannot_be_read_is_an_error_with_a_next_step(
     ended = run("archive", "runs:/abc/net", "--tracking-uri", "http://127.0.0.1:1")
     assert (
         ended.code,
-        "cannot be read from http://127.0.0.1:1: No module named 'boto3'" in ended.err,
+        "No module named 'boto3'" in ended.err,
     ) == (1, True)
     assert (
-        "; MLFLOW_TRACKING_URI names another server" in ended.err
+        "MLFLOW_TRACKING_URI" in ended.err
     )  # tsx serve has no option for it
 
 

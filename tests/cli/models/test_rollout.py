@@ -151,7 +151,7 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
         shown = run(*models)
         assert shown.code == 1
         assert (
-            "Model digits has no rollout; `tsx models rollout digits --version VERSION` begins one"
+            "Model digits has no rollout"
             in shown.err
         )
         default = httpx.get(

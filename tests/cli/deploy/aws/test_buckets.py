@@ -36,16 +36,16 @@ def test_a_bucket_of_another_account_is_refused_unless_its_owner_is_named(
     theirs = ("--set=sagemaker.bucket=theirs", "--set=sagemaker.bucket_owner=210987654321")
     deploy.apply(*theirs, code=1)
     assert (
-        "model.tar.gz: 403: Forbidden. Either the deploying identity lacks the permission for HeadObject"
+        "403: Forbidden"
         in deploy.err
     )
     assert (
-        "the bucket belongs to another account: choose another with sagemaker.bucket, or name its owner with"
+        "name its owner with"
         in deploy.err
     )
     assert "PutObject" not in course.owners
     deploy.apply("--set=sagemaker.bucket_owner=mine", code=2)
-    assert "sagemaker.bucket_owner: String should match pattern" in deploy.err
+    assert "bucket_owner: String should match" in deploy.err
 
 
 def test_the_owner_of_a_named_bucket_is_not_that_of_tsx_own_bucket(

@@ -45,7 +45,7 @@ def test_lines_are_kept_for_a_month_or_as_long_as_is_said(deploy: Deploy) -> Non
     deploy.apply("--set=log_retention=0")  # whatever the group says
     assert groups() == {name: 90}
     deploy.apply("--set=log_retention=31", code=2)
-    assert "log_retention: CloudWatch keeps lines for one of 1, 3, 5, 7" in deploy.err
+    assert "keeps lines for one of 1, 3, 5, 7" in deploy.err
 
 
 def test_a_log_group_that_the_platform_made_is_taken_over_and_one_of_another_deployment_is_not(
@@ -61,7 +61,7 @@ def test_a_log_group_that_the_platform_made_is_taken_over_and_one_of_another_dep
     client.create_log_group(logGroupName=name, tags={"tsx:name": "theirs"})
     deploy.apply(code=1)
     assert (
-        f"LogGroup {name} already exists, and it belongs to the deployment 'theirs'" in deploy.err
+        "it belongs to the deployment 'theirs'" in deploy.err
     )
 
 

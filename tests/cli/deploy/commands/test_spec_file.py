@@ -20,23 +20,23 @@ HEAD = '[deploy]\ntarget = "kubernetes"\nmodel = "digits.mar"\nimage = "a"\n'
     [
         (
             "[deploy.kubernets]\nreplicas = 3",
-            r"\[deploy\.kubernets\] is no table .* has no 'replicas'; did you mean 'kubernetes'\?",
+            r"kubernets\] .* did you mean 'kubernetes'\?",
         ),
         (
             "[deploy.other]\nmemory = 3",
-            r"\[deploy\.other\] is no table of tsx, nor a deployment, which has no 'memory'$",
+            "has no 'memory'$",
         ),
         (
             "[deploy.kubernetes]\nreplica = 3",
-            r"deploy has no key 'kubernetes\.replica'; did you mean 'replicas'\?",
+            r"kubernetes\.replica'; did you mean 'replicas'\?",
         ),
         (
             "[deploy.kubernetes]\nkeda = true",
-            r"kubernetes\.keda has keys of its own, not a value: kubernetes\.keda\.prometheus, .*",
+            r"not a value: kubernetes\.keda\.prometheus",
         ),
         (
             "[deploy.kubernetes]\nreplicas = 0",
-            "kubernetes: replicas is 0, .* or replicas to 1$",
+            "replicas is 0, .* or replicas to 1$",
         ),  # without the whole table behind it
         ("[deploy.kubernetes]\nreplicas = -1", r"kubernetes\.replicas: .* \(it is -1\)$"),
     ],

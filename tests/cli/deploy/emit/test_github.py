@@ -375,7 +375,7 @@ def test_the_words_of_a_canary_are_those_of_its_options() -> None:
 
 
 def test_a_secret_does_not_get_into_the_repository() -> None:
-    with pytest.raises(UsageError, match=r"env\.API_TOKEN would be in a file of the repository"):
+    with pytest.raises(UsageError, match=r"env\.API_TOKEN would be in a file"):
         command_words(None, {"env": {"API_TOKEN": "s3cret"}})
 
 

@@ -71,13 +71,13 @@ def test_a_service_has_room_for_its_replicas_and_their_update(
     assert container["resources"]["limits"] == {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": 1}
     assert container["image"].startswith("rayproject/ray:")
     assert config["applications"][0]["runtime_env"]["pip"][0].startswith("tsx-serve[ray]==")
-    assert f"the nodes look for the model digits at {archive}" in capsys.readouterr().out
+    assert f"the model digits at {archive}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "files cannot put the archive into the cluster's memory"),
+        ((), "the archive into the cluster's memory"),
         (("--set=ray.archives=path", "--canary=10%"), "the files are of one version"),
     ],
 )

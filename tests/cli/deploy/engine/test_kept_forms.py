@@ -64,7 +64,7 @@ def test_the_forms_that_a_server_tries_are_read_from_the_archive(tmp_path: Path)
     assert found.compiles == "the form compile-bf16"
     _, found = look_at(archive(tmp_path, "", kept))
     assert found.forms == ()
-    with pytest.raises(CliError, match=r"tsx-forms.json cannot be read .* Run tsx optimize again"):
+    with pytest.raises(CliError, match="tsx-forms.json cannot be read"):
         look_at(archive(tmp_path, "forms: onnx-int8\n", b"{}"))
 
 
@@ -73,7 +73,7 @@ def test_an_image_gets_what_a_hugging_face_model_needs() -> None:
     made = recipe(spec(build={"extras": ["peft"]}), model, LOCAL)
     assert "[peft,transformers]" in made.files["Dockerfile"]
     assert "transformers==" in made.files["locked-transformers.txt"]
-    assert "the image gets the extra transformers of tsx-serve, which the model needs" in made.notes
+    assert "the image gets the extra transformers" in made.notes
 
 
 def test_an_image_gets_what_its_forms_need_and_the_plan_says_so() -> None:
@@ -88,7 +88,7 @@ def test_an_image_gets_what_its_forms_need_and_the_plan_says_so() -> None:
     gpu = recipe(spec(container={"gpus": 1}), facts(INT8, ENGINE), LOCAL)
     assert '"tsx-serve[tensorrt]==' in gpu.files["Dockerfile"]
     assert (
-        "the form tensorrt is used only on machines with NVIDIA L4, compute capability 8.9"
+        "L4, compute capability 8.9"
         in gpu.notes
     )
 
@@ -99,12 +99,12 @@ def test_an_image_gets_what_its_forms_need_and_the_plan_says_so() -> None:
         (
             "container",
             {"build": {"torch": "2.12.1"}},
-            "it was built with torch 2.13, and the image has torch 2.12",
+            "torch 2.13, and the image has torch 2.12",
         ),
         (
             "lambda",
             {"lambda": {"architecture": "arm64"}},
-            "it was built for linux/amd64, and the image is for linux/arm64",
+            "linux/amd64, and the image is for linux/arm64",
         ),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_form_of_another_torch_or_machine_is_noted(
 ) -> None:
     form = FormRecord("aotinductor", {**CPU, "torch": "2.13", "extras": ["onnx"]})
     made = recipe(spec(target, **more), facts(form), LOCAL)
-    assert f"the form aotinductor is not used: {reason}" in made.notes
+    assert f"aotinductor is not used: {reason}" in made.notes
     assert "locked-onnx.txt" not in made.files
 
 
@@ -149,17 +149,17 @@ def test_an_image_for_neuron_is_made_of_awss_base_and_keeps_its_torch(
         (
             (INT8,),
             {},
-            "it has no form neuron or neuron-bf16. Run tsx optimize on an inf2 or trn1 instance",
+            "it has no form neuron or neuron-bf16",
         ),
         (
             (replace(NEURON, bound={**NEURON.bound, "torch": "2.8"}),),
             {},
-            "neuron-bf16: it was built with torch 2.8, and the image has",
+            "neuron-bf16: it was built with torch 2.8",
         ),
         (
             (NEURON,),
             {"torch": "2.13.0"},
-            "build.torch: an image for Neuron has the torch of its base",
+            "has the torch of its base",
         ),
     ],
 )

