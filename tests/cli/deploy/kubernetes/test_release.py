@@ -77,7 +77,11 @@ class Watched:
 
     def weights(self) -> dict[str, int]:
         route = self.cluster.objects.get(("HTTPRoute", "digits"), {"spec": {"rules": []}})
-        return {backend["name"]: backend.get("weight", 1) for backend in rule["backendRefs"]}
+        return {
+            backend["name"]: backend.get("weight", 1)
+            for rule in route["spec"]["rules"]
+            for backend in rule["backendRefs"]
+        }
 
     def metrics(self) -> str:
         counts = {"0.25": 100, "0.5": 100 + self.slow, "+Inf": 100 + self.slow}
