@@ -41,17 +41,17 @@ def run(
     capfd: pytest.CaptureFixture[str],
     logging_as_it_was: None,
 ) -> Run:
-    """Run `tsx` with these words in an empty directory; spaces part the first of them."""
+    """Run `tsx` with these arguments in an empty directory; spaces part the first of them."""
     monkeypatch.setenv("TSX_CACHE_DIR", str(session_cache))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
-    def run(command: str = "", *words: object) -> Ended:
+    def run(command: str = "", *arguments: object) -> Ended:
         capfd.readouterr()
-        code = main([*shlex.split(command), *map(str, words)])
+        code = main([*shlex.split(command), *map(str, arguments)])
         out, err = capfd.readouterr()
         deadline = time.monotonic() + 2
-        # A thread may have yet to write.
+        # A thread of the command may write after it has ended.
         while code == 1 and not out + err and time.monotonic() < deadline:
             time.sleep(0.01)
             out, err = capfd.readouterr()

@@ -60,13 +60,13 @@ def at_sockets(processes: None, directory: Path, environment: dict[str, str]) ->
 
 @pytest.fixture(scope="module")
 def with_tls(directory: Path, pair: Pair, environment: dict[str, str]) -> Iterator[Running]:
-    words = [f"--set={role}_address=https://127.0.0.1:0" for role in ROLES]
-    words += [
+    arguments = [f"--set={role}_address=https://127.0.0.1:0" for role in ROLES]
+    arguments += [
         f"--set=certificate_file={pair.certificate}",
         f"--set=private_key_file={pair.key}",
         "--set=enable_grpc_ssl=true",
     ]
-    command = ["serve", "echo.mar", *words, *FREE_GRPC_PORTS]
+    command = ["serve", "echo.mar", *arguments, *FREE_GRPC_PORTS]
     with serving(command, directory, environment) as running:
         yield running
         # The client does not read, so it never agrees to the end of TLS.
@@ -100,9 +100,9 @@ def client_of(server: Running, pair: Pair, **versions: ssl.TLSVersion) -> Iterat
 @pytest.mark.parametrize("server", ["at_sockets", "with_tls"])
 def test_the_printed_curl_command_works(server: str, request: pytest.FixtureRequest) -> None:
     running: Running = request.getfixturevalue(server)
-    words = shlex.split(running.lines[-1].removeprefix("try: "))
-    assert ("--unix-socket" if server == "at_sockets" else "--cacert") in words
-    command = [words[0], "--silent", "--fail", *words[1:]]
+    arguments = shlex.split(running.lines[-1].removeprefix("try: "))
+    assert ("--unix-socket" if server == "at_sockets" else "--cacert") in arguments
+    command = [arguments[0], "--silent", "--fail", *arguments[1:]]
     response = subprocess.run(command, capture_output=True, check=True, timeout=30)
     assert b"Healthy" in response.stdout
 
@@ -146,10 +146,10 @@ def test_the_commands_talk_to_https_addresses_if_the_certificate_is_named(
     check_commands(run, with_tls, directory)
 
 
-def bench(run: Run, directory: Path, url: str, words: str = "") -> Ended:
+def bench(run: Run, directory: Path, url: str, arguments: str = "") -> Ended:
     shutil.copy(directory / "words.txt", ".")
     load = "--model echo --input words.txt --duration 0.1 --warm-up 0 --connections 2"
-    return run(f"bench --against {url} {load} {words}")
+    return run(f"bench --against {url} {load} {arguments}")
 
 
 def test_the_load_generator_talks_to_unix_sockets(
@@ -177,12 +177,12 @@ def test_the_load_generator_speaks_tls_if_the_certificate_is_named(
     url = with_tls.address("predictions")
     if protocol == "grpc":
         url = f"https://{with_tls.address('gRPC predictions')}"
-    words = f"--protocol {protocol}"
-    ended = bench(run, directory, url, words)
+    arguments = f"--protocol {protocol}"
+    ended = bench(run, directory, url, arguments)
     assert ended.code == 1
     assert "does not trust the server's certificate" in ended.err
     assert "--certificate FILE" in ended.err
-    ended = bench(run, directory, url, f"{words} --certificate {pair.certificate}")
+    ended = bench(run, directory, url, f"{arguments} --certificate {pair.certificate}")
     assert ended.code == 0, ended.err
     if protocol == "tsx":
         monkeypatch.setenv("TSX_CERTIFICATE_FILE", str(pair.certificate))
@@ -213,12 +213,12 @@ def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | Non
 def test_each_problem_of_a_certificate_is_reported_with_a_remedy(tmp_path: Path) -> None:
     plain = refusal_of(lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     assert "does its address begin with http://?" in plain
-    other = make_certificate(tmp_path, hosts="DNS:models.example.org")
+    foreign = make_certificate(tmp_path, hosts="DNS:models.example.org")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*other)
+    context.load_cert_chain(*foreign)
     greet = partial(context.wrap_socket, server_side=True)
     assert "set certificate_file to it" in refusal_of(greet)
-    assert "a name that the certificate has" in refusal_of(greet, other.certificate)
+    assert "a name that the certificate has" in refusal_of(greet, foreign.certificate)
     with pytest.raises(CliError, match="certificate_file: cannot read"):
         Server("https://127.0.0.1:1", certificate=tmp_path / "none").call("GET", "/ping")
 

@@ -22,12 +22,12 @@ Check = Callable[..., Ended]
 def check(run: Run, tmp_path: Path) -> Check:
     """Pack a handler of this code with two samples, and check it."""
 
-    def check(code: str, words: str = "") -> Ended:
+    def check(code: str, arguments: str = "") -> Ended:
         (tmp_path / "code.py").write_text(code)
         for name, body in (("one.json", "[1]"), ("two.json", "[1, 2]")):
             (tmp_path / name).write_text(body)
         samples = "--sample one.json --sample two.json"
-        return run(f"archive --name m --handler code.py --force --check {samples} {words}")
+        return run(f"archive --name m --handler code.py --force --check {samples} {arguments}")
 
     return check
 
@@ -55,8 +55,11 @@ def test_the_files_of_init_pass_unchanged(run: Run, tmp_path: Path) -> None:
     assert forked.run([sys.executable, "model.py"], cwd=directory, timeout=60).returncode == 0
     readme = (directory / "README.md").read_text()
     (line,) = (line for line in readme.splitlines() if line.startswith("    tsx archive"))
-    words = line.split()[1:]
-    paths = [str(directory / word) if (directory / word).exists() else word for word in words]
+    arguments = line.split()[1:]
+    paths = [
+        str(directory / argument) if (directory / argument).exists() else argument
+        for argument in arguments
+    ]
     ended = run(*paths)
     assert ended.code == 0, ended.err + ended.out
     assert "2 samples got the same answers" in ended.out

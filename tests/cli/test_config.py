@@ -47,9 +47,9 @@ def test_no_url_is_shown_with_its_credentials(run: Run) -> None:
         "allowed_urls": "https://hunter2@host/.*",
         "load_models": "https://host/m.mar?X-Amz-Signature=hunter2",
     }
-    words = " ".join(f"--set {name}={value}" for name, value in values.items())
+    arguments = " ".join(f"--set {name}={value}" for name, value in values.items())
     for form in ("", "--json"):
-        ended = run(f"config show {words} {form}")
+        ended = run(f"config show {arguments} {form}")
         assert "hunter2" not in ended.out
         assert "***@collector:4318" in ended.out
     refused = run("config show --set otlp_endpoint=ftp://me:hunter2@host")

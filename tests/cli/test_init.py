@@ -76,7 +76,7 @@ def test_the_commands_of_the_readme_name_the_archive_that_they_write(
     assert change[0] == "cd"
     monkeypatch.chdir(change[1])
     runpy.run_path("model.py", run_name="__main__")
-    # The last word is --check.
+    # The last argument is --check.
     packed = run(*archive[1:-1], "--no-import")
     assert packed.code == 0, packed.err
     assert manifest_of(Path(serve[2])).model_name == predict[2] == name

@@ -43,8 +43,8 @@ def imported(code: str, names: tuple[str, ...], **environment: str) -> str:
 
 def complete(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Complete a command line."""
-    words = f"tsx {line}"
-    variables = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    arguments = f"tsx {line}"
+    variables = {"COMP_WORDS": arguments, "COMP_CWORD": str(arguments.count(" "))}
     return python(f"{MAIN}main([])", _TSX_COMPLETE="complete_bash", **variables, **environment)
 
 
@@ -54,7 +54,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_no_command_imports_for_its_help_what_only_its_run_needs() -> None:
+def test_the_help_of_a_command_imports_no_module_of_its_run() -> None:
     code = """
 import importlib
 from tsx_cli.main import Commands
@@ -74,7 +74,7 @@ def test_completion_imports_no_command() -> None:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "arguments"),
     [
         ("serve --management", {"--management-port"}),
         ("archive model.pt --ha", {"--handler"}),
@@ -83,9 +83,9 @@ def test_completion_imports_no_command() -> None:
         ("models de", {"describe"}),
     ],
 )
-def test_completion_knows_the_words_of_a_command(line: str, words: set[str]) -> None:
+def test_completion_knows_the_words_of_a_command(line: str, arguments: set[str]) -> None:
     completed = complete(line).stdout.split()
-    assert words < set(completed) if line.endswith("--") else words == set(completed)
+    assert arguments < set(completed) if line.endswith("--") else arguments == set(completed)
     assert len(completed) == len(set(completed))
 
 
@@ -99,11 +99,12 @@ def test_completion_without_a_server_prints_nothing() -> None:
 @pytest.mark.usefixtures("processes")
 def test_a_completion_script_is_shown() -> None:
     # The shell around the command decides whose script it is.
-    words = f"'{sys.executable}' -m tsx_cli --show-completion; exit"
+    arguments = f"'{sys.executable}' -m tsx_cli --show-completion; exit"
     shown = subprocess.run(
-        ["bash", "-c", words], capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", arguments], capture_output=True, text=True, timeout=60, check=True
     )
     assert "_COMPLETE" in shown.stdout
+
 
 def test_every_command_has_help(run: Run) -> None:
     listed = run("--help").out
@@ -129,7 +130,7 @@ def test_an_unknown_command_names_the_nearest_one(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "commands"),
+    ("arguments", "commands"),
     [
         ("rollout x", "'tsx models rollout'"),
         ("replace x.mar", "'tsx models replace'"),
@@ -139,9 +140,9 @@ def test_an_unknown_command_names_the_nearest_one(run: Run) -> None:
     ],
 )
 def test_a_command_of_another_group_is_named_with_its_group(
-    run: Run, words: str, commands: str
+    run: Run, arguments: str, commands: str
 ) -> None:
-    ended = run(words)
+    ended = run(arguments)
     assert ended.code == 2
     assert f"Did you mean {commands}?" in " ".join(ended.err.replace("│", " ").split())
 
@@ -209,6 +210,10 @@ def test_a_workers_traceback_is_reported_by_its_last_place_unless_debugging() ->
 
 
 def test_the_outline_of_a_model_that_does_not_load_is_reported_whole() -> None:
+    error = LoadFailed("it did not load", traceback=WORKERS_TRACEBACK)
+    error.outline = "  handler.py:7 in initialize: self.model = load()"
+    lines = reported(error.named("m.mar"))[1].splitlines()
+    assert lines == ["Error: m.mar does not load: it did not load", error.outline, HOW_TO_SEE_ALL]
 
 
 @pytest.mark.parametrize(

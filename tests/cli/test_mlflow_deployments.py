@@ -100,8 +100,8 @@ def _log_models() -> None:
 def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("server")
     (directory / "models").mkdir()
-    words = ("serve", "--model-store", "models", *FREE_PORTS, "--set", "enable_model_api=true")
-    with serving(words, directory, {"TSX_CACHE_DIR": str(directory / "cache")}) as running:
+    arguments = ("serve", "--model-store", "models", *FREE_PORTS, "--set", "enable_model_api=true")
+    with serving(arguments, directory, {"TSX_CACHE_DIR": str(directory / "cache")}) as running:
         yield running
 
 
@@ -145,7 +145,7 @@ def test_mlflows_own_client_reads_the_predictions_of_a_deployment(
     assert predictions.shape == (1, 2)
 
 
-def test_each_command_of_the_page_does_what_it_says(
+def test_each_command_of_the_documentation_works(
     tracking: str,
     client: TsxDeploymentClient,
     store: Path,
@@ -159,8 +159,8 @@ def test_each_command_of_the_page_does_what_it_says(
     lines = re.findall(r"^\$ mlflow deployments (.*)$", PAGE.read_text(), re.MULTILINE)
     outputs = []
     for line in lines:
-        words = shlex.split(line.replace("tsx://127.0.0.1:8080", "tsx"))
-        result = CliRunner().invoke(commands, words, catch_exceptions=False)
+        arguments = shlex.split(line.replace("tsx://127.0.0.1:8080", "tsx"))
+        result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
         assert result.exit_code == 0, (line, result.output)
         outputs.append(result.output)
     shown = dict(zip(lines, outputs, strict=True))
@@ -285,13 +285,13 @@ def test_an_archive_has_the_version_and_the_run_of_its_model(tracking: str, run:
 def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path) -> None:
     target = "-t tsx --name iris -m models:/iris/1 -C version=5"
     addresses = [f"-C {role}_address=http://127.0.0.1:0" for role in ("inference", "management")]
-    words = " ".join(["deployments run-local", target, *addresses])
+    arguments = " ".join(["deployments run-local", target, *addresses])
     environment = os.environ | {
         "MLFLOW_TRACKING_URI": tracking,
         "TSX_METRICS_ADDRESS": "http://127.0.0.1:0",
     }
     local = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", *words.split()],
+        [sys.executable, "-m", "mlflow", *arguments.split()],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -301,7 +301,7 @@ def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path
     assert local.stdout is not None
     with local.stdout as output:
         try:
-            # This is the last line once it serves.
+            # The server prints this line last.
             assert any(line.startswith("try: ") for line in output)
         finally:
             # A terminal signals the whole group.
@@ -340,12 +340,12 @@ def test_an_invalid_target_is_refused(target: str, hint: str) -> None:
 
 def test_help_names_every_key() -> None:
     text = CliRunner().invoke(commands, ["help", "-t", "tsx"]).output
-    for word in (
+    for argument in (
         *mlflow_deployments.PACKING,
         *mlflow_deployments.ENDPOINT,
         "TSX_MANAGEMENT_TOKEN",
     ):
-        assert word in text
+        assert argument in text
 
 
 def test_a_response_that_cannot_be_read_is_reported(

@@ -32,7 +32,7 @@ def a_spec(target: str, **more: Any) -> DeploySpec:
 class Deploy:
     """The command, with the options that all calls have; `err` is the last one's standard error.
 
-    Words that contain spaces are several words.
+    Words that contain spaces are several arguments.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Deploy:
         # The image of calls that name none.
         self.image: Sequence[str] = ("--image", IMAGE) if self.is_aws else ()
 
-    def __call__(self, *words: str, code: int = 0) -> str:
-        status = main(["deploy", *" ".join(words).split()])
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        status = main(["deploy", *" ".join(arguments).split()])
         out, self.err = self.capsys.readouterr()
         assert status == code, out + self.err
         return out
 
-    def wish(self, *words: str) -> list[str]:
-        words = tuple(" ".join(words).split())
-        image = () if "--image" in words else self.image
-        has_role = not self.is_aws or {"--role", "--create-role"} & set(words)
+    def wish(self, *arguments: str) -> list[str]:
+        arguments = tuple(" ".join(arguments).split())
+        image = () if "--image" in arguments else self.image
+        has_role = not self.is_aws or {"--role", "--create-role"} & set(arguments)
         role = () if has_role else ("--role", ROLE)
         return [
             str(self.archive),
@@ -69,18 +69,18 @@ class Deploy:
             *role,
             *image,
             *self.always,
-            *words,
+            *arguments,
         ]
 
-    def apply(self, *words: str, code: int = 0) -> str:
+    def apply(self, *arguments: str, code: int = 0) -> str:
         """Deploy without loading the archive, which the tests of preflight do."""
-        return self(*self.wish(*words), "--yes", "--no-check", code=code)
+        return self(*self.wish(*arguments), "--yes", "--no-check", code=code)
 
-    def plan(self, *words: str, code: int) -> Any:
-        return json.loads(self("plan", *self.wish(*words), "--json", code=code))
+    def plan(self, *arguments: str, code: int) -> Any:
+        return json.loads(self("plan", *self.wish(*arguments), "--json", code=code))
 
-    def verb(self, verb: str, *words: str, code: int = 0) -> str:
-        return self(verb, "--name", self.name, "--target", self.target, *words, code=code)
+    def verb(self, verb: str, *arguments: str, code: int = 0) -> str:
+        return self(verb, "--name", self.name, "--target", self.target, *arguments, code=code)
 
     def reported(self, verb: str) -> Any:
         return json.loads(self.verb(verb, "--json"))

@@ -69,12 +69,12 @@ def test_weights_need_the_file_of_the_network(run: Run, tmp_path: Path) -> None:
 def test_every_option_of_torch_model_archiver_has_an_effect(run: Run) -> None:
     for name in ("requirements.txt", "a.txt", "b.txt"):
         Path(name).touch()
-    words = (
+    arguments = (
         "archive --name seven --version 2.1 -r requirements.txt -o out --extra-files a.txt,b.txt"
     )
     config = ("-c", DIGITS / "model-config.yaml")
     extra = ("--extra-files", DIGITS / "index_to_name.json")
-    ended = run(words, DIGITS / "digits.pth", *WHOLE, *config, *extra)
+    ended = run(arguments, DIGITS / "digits.pth", *WHOLE, *config, *extra)
     assert ended.code == 0, ended.err
     assert manifest("out/seven.mar") == {
         "modelName": "seven",
@@ -136,13 +136,13 @@ def test_a_terminal_shows_the_progress_of_packing(tmp_path: Path) -> None:
 def test_several_files_become_several_archives(run: Run) -> None:
     shutil.copy(DIGITS / "digits.pt", "one.pt")
     shutil.copy(DIGITS / "digits.pt2", "two.pt2")
-    words = "archive --no-import one.pt two.pt2"
-    reported = json.loads(run(f"{words} --json").out)
+    arguments = "archive --no-import one.pt two.pt2"
+    reported = json.loads(run(f"{arguments} --json").out)
     assert [(archive["archive"], archive["name"]) for archive in reported] == [
         ("one.mar", "one"),
         ("two.mar", "two"),
     ]
-    assert "2 files are given" in run(f"{words} --name x").err
+    assert "2 files are given" in run(f"{arguments} --name x").err
     assert "would both be named digits" in run(NO_IMPORT, DIGITS / "digits.pt2").err
 
 
@@ -187,14 +187,14 @@ def test_a_handler_is_compiled_and_imported_before_it_is_packed(
 ) -> None:
     Path("near.py").write_text("print('imported')\n")
     Path("h.py").write_text(code)
-    words = "archive --name own --handler h.py --extra-files near.py --no-check"
-    ended = run(words)
+    arguments = "archive --name own --handler h.py --extra-files near.py --no-check"
+    ended = run(arguments)
     assert ended.code == bool(error), ended
     assert Path("own.mar").exists() is not bool(error)
     assert error in ended.err
     # The output of the handler comes on stderr.
     assert ("imported h.py\n" in ended.out) is (not error)
-    assert run(f"{words} --no-import --force").code == ("valid Python" in error)
+    assert run(f"{arguments} --no-import --force").code == ("valid Python" in error)
 
 
 @pytest.mark.usefixtures("processes")
@@ -219,12 +219,12 @@ def test_an_import_that_does_not_end_is_stopped(run: Run, monkeypatch: pytest.Mo
 def test_a_model_class_is_constructed_with_its_arguments(run: Run) -> None:
     Path("net.py").write_text(CLASS)
     Path("config.yaml").write_text("init_args: {width: 3}\n")
-    words = "archive --name net --model-file net.py"
-    assert "'width'. Set `init_args: {width: ...}`" in run(words).err
-    assert run(f"{words} -c config.yaml").code == 0
+    arguments = "archive --name net --model-file net.py"
+    assert "'width'. Set `init_args: {width: ...}`" in run(arguments).err
+    assert run(f"{arguments} -c config.yaml").code == 0
     Path("h.py").write_text(ENTRY)
     # The model's own handler may construct the class in another way.
-    assert run(f"{words} --handler h.py --force").code == 0
+    assert run(f"{arguments} --handler h.py --force").code == 0
 
 
 @pytest.mark.usefixtures("processes")
@@ -232,17 +232,17 @@ def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(run: R
     torch.save(torch.nn.Linear(2, 1).state_dict(), "net.pth")
     block = "from torch import nn\nclass Block(nn.Module):\n    def __init__(self, size): super().__init__()\n"
     net = "class {}(nn.Linear):\n    def __init__(self): super().__init__(2, 1)\n"
-    words = "archive net.pth --force --model-file notebook.py"
+    arguments = "archive net.pth --force --model-file notebook.py"
     Path("notebook.py").write_text(block + net.format("Net"))
-    assert run(words).code == 0
+    assert run(arguments).code == 0
     assert "modelClass" not in manifest("net.mar")
     Path("notebook.py").write_text(block + net.format("Net") + net.format("Twin"))
-    ended = run(words)
+    ended = run(arguments)
     assert (ended.code, "(Net, Twin). Name one" in ended.err) == (1, True)
-    assert run(f"{words}:Net").code == 0
+    assert run(f"{arguments}:Net").code == 0
     assert manifest("net.mar")["modelFile"] == "notebook.py"
     assert manifest("net.mar")["modelClass"] == "Net"
-    ended = run(f"{words}:Gone")
+    ended = run(f"{arguments}:Gone")
     assert ended.code == 1
     assert "no class Gone; its classes: Block, Net, Twin" in ended.err
 
@@ -334,7 +334,7 @@ def test_commands_that_take_archives_say_how_to_pack_a_bare_model(
     assert "Pack it with 'tsx archive digits.pt'" in ended.err
 
 
-def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(run: Run) -> None:
+def test_a_whole_pickled_model_is_refused_with_the_call_that_saves_weights(run: Run) -> None:
     save_model("whole.pt")
     ended = run("archive whole.pt")
     assert ended.code == 2
@@ -406,8 +406,8 @@ def test_an_archive_is_written_only_into_a_directory(run: Run) -> None:
 
 
 def test_wrong_usage_is_reported_with_the_name_of_the_command(run: Run) -> None:
-    for words in ("--bogus", "x.pt --format rar", "pack --bogus"):
-        ended = run(f"archive {words}")
+    for arguments in ("--bogus", "x.pt --format rar", "pack --bogus"):
+        ended = run(f"archive {arguments}")
         assert ended.code == 2
         assert ended.err.startswith("Usage: tsx archive [OPTIONS]")
         assert "Try 'tsx archive -h' for help" in ended.err

@@ -66,13 +66,13 @@ def test_weights_that_do_not_fit_are_refused_unless_the_check_is_off(run: Run) -
         "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
     )
     torch.save({"other": torch.zeros(1)}, "net.pth")
-    words = "archive net.pth --model-file model.py --json"
-    ended = run(words)
+    arguments = "archive net.pth --model-file model.py --json"
+    ended = run(arguments)
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("Error: net does not load: net.pth does not fit model.py")
     assert '"weight", "bias"' in ended.err
     assert not Path("net.mar").exists()
-    (packed,) = json.loads(run(f"{words} --no-check").out)
+    (packed,) = json.loads(run(f"{arguments} --no-check").out)
     assert (packed["archive"], packed["request"], packed["warnings"]) == ("net.mar", None, [])
 
 
@@ -111,13 +111,13 @@ def test_a_handler_that_cannot_work_is_not_packed(run: Run, fault: str) -> None:
     code, reason = REFUSED[fault]
     Path("own.py").write_text(code)
     Path("one.json").write_text("[1]")
-    words = f"{PACK_OWN} --sample one.json"
-    ended = run(words)
+    arguments = f"{PACK_OWN} --sample one.json"
+    ended = run(arguments)
     assert ended.code == 1, ended
     assert reason in ended.err
     assert "--no-check packs it" in ended.err
     assert not Path("own.mar").exists()
-    assert run(f"{words} --no-check").code == 0
+    assert run(f"{arguments} --no-check").code == 0
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_request_that_is_answered_with_an_error_is_not_printed(run: Run, tmp_p
     model = torch.jit.trace(
         torch.nn.Sequential(torch.nn.Linear(4, 4), Spectrum()), torch.zeros(1, 4)
     )
-    # Its answers are complex numbers, which JSON has not.
+    # The answers are complex numbers, which JSON has not.
     model.save(tmp_path / "spectrum.pt")
     ended = run("archive spectrum.pt")
     # A generated request of numbers may be none that the model takes.

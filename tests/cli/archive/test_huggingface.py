@@ -116,7 +116,7 @@ def test_a_model_of_the_hub_is_packed_with_its_commit(
 def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(b"x")
     make_model(tmp_path / "m.mar", handler=HANDLER)
-    for words, error in {
+    for arguments, error in {
         "archive m.pt --task chat": "--task: only a Hugging Face model takes that, and m.pt is none",
         "archive m.mar --check --adapter a=lora": "is only checked; remove --adapter",
         "archive tiny --trust-remote-code": "--trust-remote-code is for --check",
@@ -128,8 +128,8 @@ def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: 
         "serve --trust-remote-code": "--trust-remote-code is for the models that are named",
         "serve tiny --handler double.py": "apply to bare model files",
     }.items():
-        ended = run(words)
-        assert ended.code == 2, (words, ended)
+        ended = run(arguments)
+        assert ended.code == 2, (arguments, ended)
         assert error in ended.err
     ended = run("archive tiny --task chat")
     assert (ended.code, "not text-generation" in ended.err) == (1, True)
@@ -149,22 +149,22 @@ def test_the_code_of_a_model_runs_only_with_the_option_that_trusts_it(
     tmp_path_factory: pytest.TempPathFactory,
     session_cache: Path,
 ) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
+    model = tmp_path / "own"
+    model.mkdir()
     cached = huggingface_models.model("bert-classification", tmp_path_factory.getbasetemp().parent)
     for file in cached.iterdir():
-        (own / file.name).write_bytes(file.read_bytes())
-    config = json.loads((own / "config.json").read_text())
+        (model / file.name).write_bytes(file.read_bytes())
+    config = json.loads((model / "config.json").read_text())
     own_code = {
         "architectures": ["Own"],
         "auto_map": {"AutoModelForSequenceClassification": "modeling_own.Own"},
     }
-    (own / "config.json").write_text(json.dumps(config | own_code | {"model_type": "bert"}))
-    (own / "modeling_own.py").write_text(
+    (model / "config.json").write_text(json.dumps(config | own_code | {"model_type": "bert"}))
+    (model / "modeling_own.py").write_text(
         f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{MODELING}"
     )
-    (own / "done").unlink()
-    commit = hub.repos.setdefault("org/own", HubRepo()).commit(own)
+    (model / "done").unlink()
+    commit = hub.repos.setdefault("org/own", HubRepo()).commit(model)
     assert run("archive own --task text-classification").code == 0
     run("archive own.mar --check")
     assert not (tmp_path / "ran").exists()
@@ -173,10 +173,10 @@ def test_the_code_of_a_model_runs_only_with_the_option_that_trusts_it(
         "TSX_CACHE_DIR": str(session_cache),
         "TSX_WORKER_PRELOAD": "false",
     }
-    words = "serve mine=hf:org/own --task text-classification --trust-remote-code --workers 1"
-    with serving([*words.split(), *FREE_PORTS], tmp_path, environment) as server:
+    arguments = "serve mine=hf:org/own --task text-classification --trust-remote-code --workers 1"
+    with serving([*arguments.split(), *FREE_PORTS], tmp_path, environment) as server:
         assert (tmp_path / "ran").exists()
-        assert "Hugging Face model, cpu, 1 worker" in server.lines
+        assert "serving mine 1.0: Hugging Face model, cpu, 1 worker" in server.lines
         answer = httpx.post(
             f"{server.address('predictions')}/predictions/mine",
             json={"inputs": "the file is read"},

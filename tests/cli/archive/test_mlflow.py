@@ -77,7 +77,7 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_example(
     }
 
 
-def test_options_replace_what_the_model_has(run: Run, saved: Path) -> None:
+def test_options_replace_the_files_of_the_model(run: Run, saved: Path) -> None:
     Path("own.txt").write_text("einops\n")
     Path("extra.txt").write_text("x")
     Path("row.json").write_text('{"inputs": [[0, 0, 0]]}')

@@ -55,9 +55,9 @@ def archive(tmp_path: Path) -> Path:
     return make_model(tmp_path / "echo.mar", ECHO)
 
 
-def checked(capsys: pytest.CaptureFixture[str], *words: object, code: int) -> dict[str, Any]:
+def checked(capsys: pytest.CaptureFixture[str], *arguments: object, code: int) -> dict[str, Any]:
     """Run `tsx check`, and return its report."""
-    assert main(["check", *map(str, words), *QUICK, "--json"]) == code, capsys.readouterr()
+    assert main(["check", *map(str, arguments), *QUICK, "--json"]) == code, capsys.readouterr()
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     return report
 
@@ -69,12 +69,12 @@ def by_name(report: dict[str, Any]) -> dict[str, tuple[bool | None, str]]:
 
 def write_samples(directory: Path, **contents: bytes) -> list[object]:
     """Write files, and return the options that name them as samples."""
-    words: list[object] = []
+    arguments: list[object] = []
     for name, content in contents.items():
         path = directory / f"{name}.bin"
         path.write_bytes(content)
-        words += ["--sample", path]
-    return words
+        arguments += ["--sample", path]
+    return arguments
 
 
 def test_each_promise_to_sagemaker_is_measured(
@@ -101,8 +101,8 @@ def test_lambda_is_played_with_its_runtime_api(
     capsys: pytest.CaptureFixture[str], archive: Path, tmp_path: Path
 ) -> None:
     samples = write_samples(tmp_path, good=b"good", bad=b"bad", large=bytes(5 << 20))
-    words = (archive, "--contract", "lambda", "--timeout", "30s", *samples)
-    checks = by_name(checked(capsys, *words, code=1))
+    arguments = (archive, "--contract", "lambda", "--timeout", "30s", *samples)
+    checks = by_name(checked(capsys, *arguments, code=1))
     failed = {name for name, (ok, _) in checks.items() if ok is False}
     assert failed == {"sample bad.bin", "sample large.bin"}, checks
     assert "no such input" in checks["sample bad.bin"][1]
@@ -117,12 +117,12 @@ def test_lambda_is_played_with_its_runtime_api(
     } <= checks.keys()
 
 
-def test_a_failed_check_is_reported_with_what_to_do(
+def test_a_failed_check_is_reported_with_a_remedy(
     capsys: pytest.CaptureFixture[str], archive: Path, tmp_path: Path
 ) -> None:
     samples = write_samples(tmp_path, bad=b"bad", large=bytes(7 << 20))
-    words = ["check", archive, "--target", "container", *samples, *QUICK]
-    assert main([str(word) for word in words]) == 1
+    arguments = ["check", archive, "--target", "container", *samples, *QUICK]
+    assert main([str(argument) for argument in arguments]) == 1
     printed = capsys.readouterr()
     assert "FAILED: sample bad.bin" in printed.out
     assert "FAILED: sample large.bin" in printed.out
@@ -145,7 +145,7 @@ def test_invalid_options_are_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str], archive: Path, tmp_path: Path
 ) -> None:
     contract = "--contract sagemaker"
-    for words, code, error in (
+    for arguments, code, error in (
         (f"{archive} --contract sagmaker", 2, "'sagmaker' is not one of"),
         (f"{archive} {contract} --env A", 2, "--env takes NAME=VALUE, not 'A'"),
         (f"{archive} {contract} --timeout soon", 2, "--timeout: write a time such as 90s"),
@@ -155,7 +155,7 @@ def test_invalid_options_are_refused_before_anything_starts(
         (f"{archive} --target sagmaker", 2, "'sagmaker' is not one of"),
         (str(archive), 2, "Missing option '--target' / '--contract'"),
     ):
-        assert main(["check", *words.split()]) == code
+        assert main(["check", *arguments.split()]) == code
         assert error in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 

@@ -159,8 +159,8 @@ def test_a_command_reports_a_response_that_it_cannot_read(
 
 @pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS, "replay"])
 def test_help_names_the_variables_of_a_servers_tokens(run: Run, command: str) -> None:
-    words = command.split()
-    shown = run(*words[: 2 if words[0] in ("models", "jobs") else 1], "--help").out
+    arguments = command.split()
+    shown = run(*arguments[: 2 if arguments[0] in ("models", "jobs") else 1], "--help").out
     assert "TSX_MANAGEMENT_TOKEN" in shown
     assert "TSX_INFERENCE_TOKEN" in shown
 

@@ -105,12 +105,16 @@ def life(deploy: Deploy, kind: str, run: Callable[[list[str]], Any]) -> list[Any
     first, second = LIVES[kind]
     reported = []
     verb = ["--name", "digits", "--target", deploy.target, "--yes"]
-    for words in (first, second, ["rollback", *verb, "--version=1"]):
-        run(words if words[0] == "rollback" else [*deploy.wish(*words), "--yes", "--no-check"])
+    for arguments in (first, second, ["rollback", *verb, "--version=1"]):
+        run(
+            arguments
+            if arguments[0] == "rollback"
+            else [*deploy.wish(*arguments), "--yes", "--no-check"]
+        )
         deploy.capsys.readouterr()
         reported.append(deploy.reported("status"))
-        if words is second:
-            deploy.plan(*words, code=0)
+        if arguments is second:
+            deploy.plan(*arguments, code=0)
     run(["destroy", *verb, "--purge"])
     deploy.capsys.readouterr()
     deploy.verb("status", code=1)
@@ -151,10 +155,10 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
 def test_a_plan_needs_only_the_permissions_of_the_policy_of_planners(
     kind: str, archive: Path, course: Course, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    deploy, words = Deploy(archive, kind.split()[0], capsys), LIVES[kind][0]
-    deploy.apply(*words)
+    deploy, arguments = Deploy(archive, kind.split()[0], capsys), LIVES[kind][0]
+    deploy.apply(*arguments)
     course.asked.clear()
-    deploy.plan(*words, code=0)
+    deploy.plan(*arguments, code=0)
     _is_allowed("planner", deploy.target, course, 10)
 
 

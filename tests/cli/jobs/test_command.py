@@ -46,10 +46,10 @@ def fickle(
 
 @pytest.fixture
 def jobs(run: Run, fickle: tuple[Running, Path]) -> Callable[..., Any]:
-    """Run `tsx jobs` with these words, and return its JSON."""
+    """Run `tsx jobs` with these arguments, and return its JSON."""
 
-    def call(*words: str) -> Any:
-        ended = run("jobs", *words, "--json", "--url", fickle[0].address("models"))
+    def call(*arguments: str) -> Any:
+        ended = run("jobs", *arguments, "--json", "--url", fickle[0].address("models"))
         assert ended.code == 0, ended.err
         return json.loads(ended.out)
 
@@ -65,11 +65,11 @@ def test_jobs_are_listed_retried_shown_and_cancelled(
 ) -> None:
     server, file = fickle
     url = server.address("models")
-    for words, text in (
+    for arguments, text in (
         ("", "there are no jobs at"),
         ("--state failed", "there are no such jobs at"),
     ):
-        ended = run(f"jobs list {words}", "--url", url)
+        ended = run(f"jobs list {arguments}", "--url", url)
         assert (ended.code, ended.out.startswith(text)) == (0, True)
     assert jobs("list") == []
     assert run("jobs cancel --all --url", url).out == "there are no jobs to change\n"

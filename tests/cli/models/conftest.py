@@ -40,8 +40,8 @@ class TwoVersions:
         (self.directory / "tsx.toml").write_text(text)
 
     def serving(self) -> AbstractContextManager[Running]:
-        words = ["serve", "--model-store", self.store]
-        return serving(words, self.directory, self.environment)
+        arguments = ["serve", "--model-store", self.store]
+        return serving(arguments, self.directory, self.environment)
 
     def ask(self, path: str = "", content: bytes = b"x") -> str:
         """Send a request, and return the version that has answered it."""

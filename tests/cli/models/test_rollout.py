@@ -39,7 +39,7 @@ def test_a_plan_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
+    ("arguments", "option"),
     [
         (("a",), "--steps"),
         ((None, "soon"), "--bake"),
@@ -48,9 +48,9 @@ def test_a_plan_is_read() -> None:
     ],
 )
 def test_an_invalid_plan_is_reported_with_its_option(
-    words: tuple[str | None, ...], option: str
+    arguments: tuple[str | None, ...], option: str
 ) -> None:
-    values = [*words, *[None] * 4][:4]
+    values = [*arguments, *[None] * 4][:4]
     with pytest.raises(UsageError, match=f"^{option} takes .* such as"):
         _plan("2.0", *values, None)  # type: ignore[arg-type]
 
@@ -96,12 +96,12 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
         assert shown.code == 1
         assert "Model digits has no rollout" in shown.err
         default = json.loads(run("models traffic digits --json").out)["default"]
-        other = "2.0" if default == "1.0" else "1.0"
+        candidate = "2.0" if default == "1.0" else "1.0"
         asking = threading.Thread(target=ask)
         asking.start()
         try:
             bounds = "--max-error-rate 1% --min-requests 10"
-            plan = f"--version {other} --steps 50,100 --bake 400ms"
+            plan = f"--version {candidate} --steps 50,100 --bake 400ms"
             watched = run(f"{rollout} {plan} {bounds} --watch")
         finally:
             stop.set()
@@ -110,7 +110,7 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
         events = [line.split("  ")[1].split(" at ")[0] for line in watched.out.splitlines()]
         assert events == ["start", "advance", "finished"]
         assert "each step needs 10 of its answers" in watched.out.splitlines()[0]
-        assert f"{default} -> {other}, finished" in run(rollout).out
+        assert f"{default} -> {candidate}, finished" in run(rollout).out
         assert json.loads(run(f"{rollout} --json").out)["status"] == "finished"
         wrong = run(f"{rollout} --bake 1m")
         assert wrong.code == 2

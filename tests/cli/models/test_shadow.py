@@ -78,8 +78,8 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
 ) -> None:
     two_versions.configure('shadow = { to = "2.0", share = 100, compare = { kind = "top-k" } }')
 
-    def shadow(words: str = "", code: int = 0) -> str:
-        ended = run(f"models shadow digits {words}")
+    def shadow(arguments: str = "", code: int = 0) -> str:
+        ended = run(f"models shadow digits {arguments}")
         assert ended.code == code, ended.err
         return ended.err if code else ended.out
 
@@ -91,7 +91,7 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         assert two_versions.ask(content=b"a question") == "1.0"
         deadline = time.monotonic() + 60
         while not reported()["disagreed"] and time.monotonic() < deadline:
-            pass  # a command lasts as long as a pause would
+            pass  # the command lasts as long as a pause
         shown = shadow().splitlines()
         assert shown[0] == "digits: 100 % to version 2.0, compared by top-k; running"
         assert shown[1].endswith("1 copied, 0 of them under way")

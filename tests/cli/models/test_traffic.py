@@ -92,13 +92,13 @@ def test_traffic_is_set_from_a_terminal_and_outlasts_a_server_that_is_killed(
 ) -> None:
     two_versions.configure('weights = { "1.0" = 1 }\nlabels = { stable = "1.0" }')
 
-    def models(words: str) -> str:
-        ended = run(f"models {words}")
+    def models(arguments: str) -> str:
+        ended = run(f"models {arguments}")
         assert ended.code == 0, ended.err
         return ended.out
 
-    def refusal(words: str, code: int = 1) -> str:
-        ended = run(f"models {words}")
+    def refusal(arguments: str, code: int = 1) -> str:
+        ended = run(f"models {arguments}")
         assert ended.code == code
         return ended.err
 

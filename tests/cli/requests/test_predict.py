@@ -149,9 +149,9 @@ def test_a_printed_text_ends_a_line_and_other_bytes_are_unchanged(
     run: Run, answering: Answering, tmp_path: Path, kind: str, body: bytes, written: bytes
 ) -> None:
     url = answering(200, body, **{"content-type": kind})
-    words = f"predict m 'a text' --url {url}"
-    assert run(words).out.encode() == written
-    assert run(f"{words} -o answer").out == ""
+    arguments = f"predict m 'a text' --url {url}"
+    assert run(arguments).out.encode() == written
+    assert run(f"{arguments} -o answer").out == ""
     assert (tmp_path / "answer").read_bytes() == body
 
 
@@ -168,8 +168,8 @@ def test_the_input_may_be_named_by_an_option(
     (tmp_path / "a.txt").write_bytes(b"content")
     assert run("predict m --input a.txt").code == 0
     assert bodies == [b"content"]
-    for words in ("a.txt --input a.txt", "--sample --input a.txt", ""):
-        ended = run(f"predict m {words}")
+    for arguments in ("a.txt --input a.txt", "--sample --input a.txt", ""):
+        ended = run(f"predict m {arguments}")
         assert (ended.code, "give one file or text, or --sample" in ended.err) == (2, True)
 
 
@@ -183,6 +183,6 @@ def test_a_token_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(Server, "call", call)
     (tmp_path / "token").write_text("other\n")
     monkeypatch.setenv("TSX_INFERENCE_TOKEN", "setting")
-    for words in ("", "--token given", "--token @token"):
-        assert run(f"predict m 'a text' {words}").code == 0
+    for arguments in ("", "--token given", "--token @token"):
+        assert run(f"predict m 'a text' {arguments}").code == 0
     assert tokens == ["Bearer setting", "Bearer given", "Bearer other"]

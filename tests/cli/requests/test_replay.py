@@ -84,11 +84,11 @@ def test_recorded_requests_are_sent_again_and_compared(served: RunningServer, ru
     assert begun.out.startswith(
         "echo: 100 % of the requests are recorded, with answers, up to 1.0 MB, for 2 hours\nrecorded: 0\n"
     )
-    own = {"x-own": "own"}
+    header = {"x-own": "own"}
     for number in range(20):
-        headers = own | {"authorization": "Bearer none"}
+        headers = header | {"authorization": "Bearer none"}
         served.inference.post("/predictions/echo", content=b"%d" % number, headers=headers)
-    served.inference.post("/echo/predict?a=more", content=b"x", headers=own)
+    served.inference.post("/echo/predict?a=more", content=b"x", headers=header)
     assert served.inference.post("/predictions/echo", content=b"raise").status_code == 500
     directory = json.loads(run(f"{recording} --json").out)["directory"]
     stopped = run(f"{recording} --off")
@@ -97,21 +97,21 @@ def test_recorded_requests_are_sent_again_and_compared(served: RunningServer, ru
     assert len(list(read(Path(directory)))) == 22
 
     replay = f"replay {directory} --url {inference} --speed 1000"
-    same = run(f"{replay} --json")
-    assert same.code == 0, same.err
-    reported = json.loads(same.out)
+    equal = run(f"{replay} --json")
+    assert equal.code == 0, equal.err
+    reported = json.loads(equal.out)
     assert (reported["sent"], reported["answers"]) == (22, {"200": 21, "500": 1})
     assert (reported["failed"], reported["different"]) == ({}, [])
     assert (reported["compared"], reported["equal"]) == (22, 22)
     assert reported["p99_ms"] >= reported["p50_ms"] > 0
 
-    other = run(f"{replay} --version 2.0 --limit 3")
-    assert other.code == 0, other.err
-    lines = other.out.splitlines()
+    different = run(f"{replay} --version 2.0 --limit 3")
+    assert different.code == 0, different.err
+    lines = different.out.splitlines()
     assert lines[1].split()[:2] == ["sent", "3"]
-    assert "equal answers" in other.out
-    assert "0 of 3" in other.out
-    assert "recorded 200 1.0 0 own, now 200 2.0 0 own" in other.out
+    assert "equal answers" in different.out
+    assert "0 of 3" in different.out
+    assert "recorded 200 1.0 0 own, now 200 2.0 0 own" in different.out
     removed = run(f"{recording} --off --remove --json")
     assert json.loads(removed.out)["files"] == 0
 
@@ -119,9 +119,9 @@ def test_recorded_requests_are_sent_again_and_compared(served: RunningServer, ru
 def test_numbers_are_compared_within_a_tolerance_by_default(
     served: RunningServer, run: Run
 ) -> None:
-    def replay(file: str, words: str = "", code: int = 0) -> str:
+    def replay(file: str, arguments: str = "", code: int = 0) -> str:
         options = f"--version 2.0 --url {served.inference.base_url}"
-        ended = run(f"replay {file} {options} {words}")
+        ended = run(f"replay {file} {options} {arguments}")
         assert code in (0, ended.code)
         return ended.out
 

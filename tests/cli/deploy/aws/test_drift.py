@@ -44,34 +44,34 @@ def publish_layer() -> str:
     return arn
 
 
-def differences(deploy: Deploy, *words: str) -> dict[str, Any]:
+def differences(deploy: Deploy, *arguments: str) -> dict[str, Any]:
     """Return the differences that a plan shows, which are those of the function alone."""
-    changes = deploy.plan(*words, code=2)["changes"]
+    changes = deploy.plan(*arguments, code=2)["changes"]
     (change,) = (change for change in changes if change["action"] != "same")
     assert change["id"] == "Function"
     return {field["path"]: (field["old"], field["new"]) for field in change["fields"]}
 
 
-@pytest.mark.parametrize("words", ["", "--set=env.LEVEL=low"])
+@pytest.mark.parametrize("arguments", ["", "--set=env.LEVEL=low"])
 def test_a_variable_that_was_added_or_changed_by_hand_is_reverted(
-    deploy: Deploy, words: str
+    deploy: Deploy, arguments: str
 ) -> None:
-    deploy.apply(words)
+    deploy.apply(arguments)
     variables = {"LEVEL": "high", "MORE": "1", "API_TOKEN": "secret"}
     change(Environment={"Variables": variables})
-    assert differences(deploy, words) == {
-        "Environment.Variables.LEVEL": ("high", "low" if words else None),
+    assert differences(deploy, arguments) == {
+        "Environment.Variables.LEVEL": ("high", "low" if arguments else None),
         "Environment.Variables.MORE": ("1", None),
         "Environment.Variables.API_TOKEN": ("(hidden)", None),
     }
-    assert "MORE: 1 -> nothing" in deploy.apply(words)
+    assert "MORE: 1 -> nothing" in deploy.apply(arguments)
     remaining = function().get("Environment", {}).get("Variables", {})
-    assert remaining == ({"LEVEL": "low"} if words else {})
-    deploy.plan(words, code=0)
+    assert remaining == ({"LEVEL": "low"} if arguments else {})
+    deploy.plan(arguments, code=0)
 
 
 def test_a_network_that_was_added_changed_or_removed_by_hand_is_reverted(deploy: Deploy) -> None:
-    words = "--set=lambda.subnets=subnet-2,subnet-1 --set=lambda.security_groups=sg-1"
+    arguments = "--set=lambda.subnets=subnet-2,subnet-1 --set=lambda.security_groups=sg-1"
     deploy.apply()
     change(VpcConfig=NETWORK)
     assert differences(deploy) == {
@@ -79,16 +79,16 @@ def test_a_network_that_was_added_changed_or_removed_by_hand_is_reverted(deploy:
     }
     deploy.apply()
     assert not function()["VpcConfig"].get("SubnetIds")
-    deploy.apply(words)
+    deploy.apply(arguments)
     groups = ["sg-1", "sg-2"]
     change(VpcConfig={**NETWORK, "SecurityGroupIds": groups})
-    assert differences(deploy, words) == {"VpcConfig.SecurityGroupIds": (groups, ["sg-1"])}
+    assert differences(deploy, arguments) == {"VpcConfig.SecurityGroupIds": (groups, ["sg-1"])}
     change(VpcConfig={"SubnetIds": [], "SecurityGroupIds": []})
-    assert differences(deploy, words) == {
+    assert differences(deploy, arguments) == {
         f"VpcConfig.{key}": (None, value) for key, value in NETWORK.items()
     }
-    deploy.apply(words)
-    deploy.plan(words, code=0)
+    deploy.apply(arguments)
+    deploy.plan(arguments, code=0)
 
 
 def test_a_layer_that_was_added_by_hand_is_removed(deploy: Deploy) -> None:

@@ -37,7 +37,7 @@ def test_lines_are_kept_for_a_month_or_as_long_as_specified(deploy: Deploy, grou
     assert retentions() == {group: 30}
     out = deploy.apply("--set=log_retention=90")
     assert "RetentionInDays: 30 -> 90" in out
-    # 0 leaves the group as it is.
+    # The value 0 leaves the group unchanged.
     deploy.apply("--set=log_retention=0")
     assert retentions() == {group: 90}
     deploy.apply("--set=log_retention=31", code=2)

@@ -91,15 +91,15 @@ def test_a_change_creates_a_version_and_leaves_the_former_as_it_is(
 ) -> None:
     deploy.apply("--set=env.A=1")
     course.looks = 1
-    words = ("--image", OTHER_IMAGE, "--set=lambda.memory=4096")
-    assert actions(deploy.plan(*words, code=2)) == {
+    arguments = ("--image", OTHER_IMAGE, "--set=lambda.memory=4096")
+    assert actions(deploy.plan(*arguments, code=2)) == {
         "LogGroup": "same",
         "Function": "update",
         "Version": "create",
         "Alias": "update",
         "Url": "same",
     }
-    assert "MemorySize: 3008 -> 4096" in deploy.apply(*words)
+    assert "MemorySize: 3008 -> 4096" in deploy.apply(*arguments)
     assert alias() == ("2", {})
     get = partial(boto3.client("lambda").get_function, FunctionName="digits")
     assert get(Qualifier="1")["Code"]["ImageUri"] == IMAGE
@@ -107,7 +107,7 @@ def test_a_change_creates_a_version_and_leaves_the_former_as_it_is(
     assert second["Code"]["ImageUri"] == OTHER_IMAGE
     # A variable that the specification no longer names is removed.
     assert "Environment" not in second["Configuration"]
-    deploy.plan(*words, code=0)
+    deploy.plan(*arguments, code=0)
 
 
 def test_a_rollback_points_to_the_earlier_version_and_a_new_run_creates_no_other(
@@ -134,14 +134,14 @@ def test_only_the_latest_versions_are_kept_and_numbers_are_never_used_again(
     for memory in (1024, 2048, 3072, 4096):
         deploy.apply(f"--set=lambda.memory={memory} --set=keep=2")
     assert [number for number, _ in deploy.versions] == [3, 4]
-    words = "--set=lambda.memory=4096 --set=lambda.timeout=90 --set=keep=1"
-    deploy.apply(words)
-    deploy.plan(words, code=0)
+    arguments = "--set=lambda.memory=4096 --set=lambda.timeout=90 --set=keep=1"
+    deploy.apply(arguments)
+    deploy.plan(arguments, code=0)
 
 
 def test_a_canary_has_its_share_until_it_has_baked(deploy: Deploy, clock: Clock) -> None:
     deploy.apply(CANARY)
-    # The first version has none to share with.
+    # The first version shares its requests with no other.
     assert alias() == ("1", {})
     weights: list[dict[str, float]] = []
     clock.happens = lambda waits: weights.append(alias()[1])
@@ -238,7 +238,9 @@ def test_no_canary_begins_while_an_alarm_is_set_off(deploy: Deploy, clock: Clock
     assert "there is no alarm 'absent'" in deploy.err
 
 
-def test_what_surrounds_a_function_is_created_and_removed(deploy: Deploy, course: Course) -> None:
+def test_queue_url_and_concurrency_of_a_function_are_created_and_removed(
+    deploy: Deploy, course: Course
+) -> None:
     client = boto3.client("lambda")
 
     def mappings() -> list[Any]:
@@ -287,9 +289,9 @@ def test_managed_instances_are_created_before_the_function_that_runs_on_them(
 ) -> None:
     role = "arn:aws:iam::123456789012:role/operator"
     settings = {"subnets": "subnet-1", "operator_role": role, "gpu_memory": 24, "concurrency": 32}
-    words = [f"--set=lambda.managed_instances.{key}={value}" for key, value in settings.items()]
-    words.append("--set=lambda.memory=16384")
-    deploy.apply(*words)
+    arguments = [f"--set=lambda.managed_instances.{key}={value}" for key, value in settings.items()]
+    arguments.append("--set=lambda.memory=16384")
+    deploy.apply(*arguments)
     function = boto3.client("lambda").get_function_configuration(
         FunctionName="digits", Qualifier="live"
     )
@@ -298,7 +300,7 @@ def test_managed_instances_are_created_before_the_function_that_runs_on_them(
         "CapacityProviderArn": arn, "PerExecutionEnvironmentMaxConcurrency": 32
     }  # fmt: skip
     assert function["AcceleratorConfig"] == {"AcceleratorMemorySize": 24}
-    deploy.plan(*words, code=0)
+    deploy.plan(*arguments, code=0)
     deploy.verb("destroy", "--yes")
     assert course.providers == {}
 
@@ -365,7 +367,7 @@ def test_a_function_of_somebody_else_is_left_alone(deploy: Deploy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("arguments", "error"),
     [
         ("--set=lambda.memry=2", "'lambda.memry'; did you mean 'memory'?"),
         ("--set=lambda.memory=20000", "lambda.memory: Lambda gives at most 10240 MiB"),
@@ -383,9 +385,9 @@ def test_a_function_of_somebody_else_is_left_alone(deploy: Deploy) -> None:
     ],
 )
 def test_an_invalid_specification_is_refused_before_anything_is_created(
-    deploy: Deploy, course: Course, words: str, error: str
+    deploy: Deploy, course: Course, arguments: str, error: str
 ) -> None:
-    deploy.apply(words, code=2)
+    deploy.apply(arguments, code=2)
     assert error in deploy.err
     assert "lambda:CreateFunction" not in course.asked
 
@@ -437,9 +439,9 @@ def test_a_streamed_response_is_printed_without_its_head(
 
 def test_values_of_secret_variables_are_in_no_plan(deploy: Deploy) -> None:
     deploy.apply("--set=env.API_TOKEN=one-secret --set=env.LEVEL=low")
-    words = deploy.wish("--set=env.API_TOKEN=other-secret --set=env.LEVEL=high")
+    arguments = deploy.wish("--set=env.API_TOKEN=other-secret --set=env.LEVEL=high")
     for form in ("", "--json"):
-        plan = deploy("plan", *words, form, code=2)
+        plan = deploy("plan", *arguments, form, code=2)
         assert "secret" not in plan
         assert "(hidden)" in plan
         assert "high" in plan

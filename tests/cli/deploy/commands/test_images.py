@@ -51,9 +51,9 @@ def docker(course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> E
     return Engine(tmp_path / "bin").here(monkeypatch)
 
 
-def planned(deploy: Deploy, *words: str, code: int) -> dict[str, Any]:
+def planned(deploy: Deploy, *arguments: str, code: int) -> dict[str, Any]:
     """Return the changes of a plan by the ids of their resources."""
-    return {change["id"]: change for change in deploy.plan(*words, code=code)["changes"]}
+    return {change["id"]: change for change in deploy.plan(*arguments, code=code)["changes"]}
 
 
 @pytest.fixture
@@ -96,14 +96,14 @@ def test_a_function_gets_its_model_in_its_image(without_image: Any, docker: Engi
     make_role()
     is_arm = platform.machine() in ("arm64", "aarch64")
     architecture, name = ("x86_64", "amd64") if is_arm else ("arm64", "arm64")
-    deploy, word = without_image("lambda"), f"--set=lambda.architecture={architecture}"
-    deploy.apply(word)
+    deploy, argument = without_image("lambda"), f"--set=lambda.architecture={architecture}"
+    deploy.apply(argument)
     (context,) = docker.state["contexts"]
     assert (context["target"], "model.mar" in context["files"]) == ("lambda", True)
     assert docker.calls("build")[0][-3:-1] == ["--platform", f"linux/{name}"]
     code = boto3.client("lambda").get_function(FunctionName="digits")["Code"]
     assert code["ImageUri"].startswith(f"{HOST}/tsx/lambda/digits@sha256:")
-    deploy.apply(word)
+    deploy.apply(argument)
     assert len(docker.calls("build")) == 1
 
 
@@ -148,13 +148,13 @@ def test_purge_removes_only_its_images_from_a_repository_that_others_use_too(
 
     client.create_repository(repositoryName="models")
     put_image("models", theirs, "other")
-    words = f"--set=repository={HOST}/models --set=keep=1"
-    deploy.apply(words)
-    deploy.apply(words, "--set=build.torch=2.8.0")
+    arguments = f"--set=repository={HOST}/models --set=keep=1"
+    deploy.apply(arguments)
+    deploy.apply(arguments, "--set=build.torch=2.8.0")
     assert len(sagemaker().list_models()["Models"]) == 1
     assert len(tags()) == 3
-    deploy.verb("destroy", "--yes", words)
-    deploy.verb("destroy", "--yes", "--purge", words)
+    deploy.verb("destroy", "--yes", arguments)
+    deploy.verb("destroy", "--yes", "--purge", arguments)
     assert tags() == [theirs]
 
 
@@ -186,6 +186,6 @@ def test_a_missing_setting_is_reported_before_a_wheel_is_looked_for(
     without_image: Any, verb: str, code: int, target: str, setting: str, error: str
 ) -> None:
     deploy = without_image(target)
-    words = f"--target {target} --set {setting} --set=build.wheel=absent.whl {verb}"
-    deploy(str(deploy.archive), words, code=code)
+    arguments = f"--target {target} --set {setting} --set=build.wheel=absent.whl {verb}"
+    deploy(str(deploy.archive), arguments, code=code)
     assert error in deploy.err

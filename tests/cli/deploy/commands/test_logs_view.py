@@ -72,8 +72,8 @@ def test_a_container_that_logs_nothing_is_reported(deploy: Deploy, course: Cours
 
 
 def test_lines_are_shown_by_number_and_by_age(deploy: Deploy) -> None:
-    def shown(*words: str) -> list[str]:
-        return [line.split()[-1] for line in deploy.verb("logs", *words).splitlines()]
+    def shown(*arguments: str) -> list[str]:
+        return [line.split()[-1] for line in deploy.verb("logs", *arguments).splitlines()]
 
     deploy.verb("logs", code=1)
     assert f"{GROUP} has no lines" in deploy.err

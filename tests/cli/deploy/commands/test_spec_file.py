@@ -63,8 +63,8 @@ def test_labels_with_dots_can_be_given_as_a_table() -> None:
     spec = read_spec(None, settings | kubernetes)
     assert spec.kubernetes.node_selector == {"eks.amazonaws.com/capacityType": "SPOT"}
     assert spec.tags == {"example.com/team": "vision"}
-    words = command_words(None, kubernetes)
-    assert words == ["--set", f"kubernetes.node_selector={labels}"]
+    arguments = command_words(None, kubernetes)
+    assert arguments == ["--set", f"kubernetes.node_selector={labels}"]
     for wrong in ("SPOT", '{"a": "b"}', '{"a" = 1}'):
         with pytest.raises(UsageError, match=r"kubernetes\.node_selector"):
             read_spec(None, settings | {"kubernetes": {"node_selector": wrong}})

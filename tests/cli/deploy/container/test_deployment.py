@@ -20,7 +20,7 @@ UPDATE = {"Image": "same", "Container": "update"}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Enter an empty directory, whose `bin` is the PATH."""
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -30,18 +30,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def docker(place: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    return Engine(place / "bin").here(monkeypatch)
+def docker(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    return Engine(directory / "bin").here(monkeypatch)
 
 
 @pytest.fixture
-def wheel(place: Path) -> Path:
-    return make_wheel(place / "wheels", "tsx_serve", "0.1.0")
+def wheel(directory: Path) -> Path:
+    return make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
 
 
 @pytest.fixture
-def deploy(place: Path, wheel: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
-    make_model(place / "digits.mar", HANDLER)
+def deploy(directory: Path, wheel: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
+    make_model(directory / "digits.mar", HANDLER)
     return Deploy(Path("digits.mar"), "container", capsys, [f"--set=build.wheel={wheel}"])
 
 
@@ -56,9 +56,9 @@ def set_container(engine: Engine, **changes: Any) -> str:
 
 @pytest.mark.usefixtures("processes")
 def test_an_image_is_built_and_its_container_runs_until_it_is_healthy(
-    deploy: Deploy, place: Path, wheel: Path
+    deploy: Deploy, directory: Path, wheel: Path
 ) -> None:
-    docker = Engine(place / "bin")
+    docker = Engine(directory / "bin")
     assert actions(deploy.plan(code=2)) == {"Image": "create", "Container": "create"}
     assert docker.running == []
     out = deploy.apply()
@@ -84,9 +84,9 @@ def test_a_new_version_replaces_the_former_and_can_be_rolled_back(
 ) -> None:
     deploy.apply()
     first = docker.running
-    words = "--set=env.TSX_LOG_FORMAT=text"
-    assert actions(deploy.plan(words, code=2)) == {"Image": "same", "Container": "create"}
-    deploy.apply(words)
+    arguments = "--set=env.TSX_LOG_FORMAT=text"
+    assert actions(deploy.plan(arguments, code=2)) == {"Image": "same", "Container": "create"}
+    deploy.apply(arguments)
     assert len(docker.state["containers"]) == 2
     assert docker.running != first
     assert deploy.versions == [(1, False), (2, True)]
@@ -106,7 +106,7 @@ def test_only_as_many_versions_are_kept_as_specified(deploy: Deploy, docker: Eng
     ("health", "error"),
     [("exited", "RuntimeError: no weights"), ("unhealthy", "is running but unhealthy")],
 )
-def test_a_container_that_does_not_get_healthy_is_replaced_by_the_former(
+def test_a_container_that_does_not_become_healthy_is_replaced_by_the_former(
     deploy: Deploy, docker: Engine, health: str, error: str
 ) -> None:
     deploy.apply()
@@ -131,8 +131,8 @@ def test_the_log_of_a_container_is_shown_and_its_last_lines_are_diagnosed(
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_log_is_that_of_the_running_container(deploy: Deploy, place: Path) -> None:
-    Engine(place / "bin")
+def test_the_log_is_that_of_the_running_container(deploy: Deploy, directory: Path) -> None:
+    Engine(directory / "bin")
     deploy.verb("logs", code=1)
     assert "there is no deployment 'digits'" in deploy.err
     deploy.apply()
@@ -143,21 +143,21 @@ def test_the_log_is_that_of_the_running_container(deploy: Deploy, place: Path) -
 def test_purge_removes_images_of_former_versions_and_none_of_others(
     deploy: Deploy, docker: Engine, repository: tuple[str, ...]
 ) -> None:
-    words = " ".join(["--set=keep=1", *repository])
-    deploy.apply(words)
-    deploy.apply(words, "--set=build.torch=2.8.0")
+    arguments = " ".join(["--set=keep=1", *repository])
+    deploy.apply(arguments)
+    deploy.apply(arguments, "--set=build.torch=2.8.0")
     ours = docker.state["images"]
     assert (len(ours), len(docker.state["containers"])) == (2, 1)
-    others = [
+    theirs = [
         "digits:1",
         "digits-2:tsx-0123456789ab",
         "registry.example.com/models:tsx-digits-2-0123456789ab",
     ]
-    docker.set(images=[*ours, *others])
+    docker.set(images=[*ours, *theirs])
     deploy.verb("destroy", "--yes")
     # A purge removes them when nothing else is left, too.
     deploy.verb("destroy", "--purge", "--yes")
-    assert docker.state["images"] == others
+    assert docker.state["images"] == theirs
 
 
 def test_destroy_removes_the_containers_and_purge_their_image(
@@ -188,10 +188,10 @@ def test_a_container_that_other_machines_reach_needs_tokens(
 
 
 def test_podman_and_an_older_docker_get_only_options_that_they_have() -> None:
-    words = engine_words("podman", "", 1)
-    assert words == ["--log-opt", "max-size=20m", "--device", "nvidia.com/gpu=0"]
-    words = engine_words("docker", "--health-start-period duration", 0)
-    assert "--health-start-interval" not in words
+    arguments = engine_words("podman", "", 1)
+    assert arguments == ["--log-opt", "max-size=20m", "--device", "nvidia.com/gpu=0"]
+    arguments = engine_words("docker", "--health-start-period duration", 0)
+    assert "--health-start-interval" not in arguments
 
 
 def test_a_named_image_is_not_built(deploy: Deploy, docker: Engine) -> None:
@@ -214,11 +214,11 @@ def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: E
 
 @pytest.mark.usefixtures("processes")
 def test_without_a_program_that_works_the_remedies_are_reported(
-    deploy: Deploy, place: Path
+    deploy: Deploy, directory: Path
 ) -> None:
     deploy.apply(code=1)
     assert "docker is not installed; podman is" in deploy.err
-    Engine(place / "bin", "docker", "podman").set(broken="Cannot connect to the Docker daemon")
+    Engine(directory / "bin", "docker", "podman").set(broken="Cannot connect to the Docker daemon")
     deploy.apply("--set=container.engine=docker", code=1)
     assert "Cannot connect to the Docker daemon" in deploy.err
     deploy.apply("--json")
@@ -235,15 +235,15 @@ def test_times_are_read_in_the_forms_of_docker_and_podman() -> None:
 
 
 def test_a_server_that_does_not_answer_is_reported(
-    deploy: Deploy, docker: Engine, place: Path, free_ports: Any
+    deploy: Deploy, docker: Engine, directory: Path, free_ports: Any
 ) -> None:
     deploy.apply(f"--set=container.port={free_ports(1)[0]}")
-    (place / "in.json").write_text("{}")
-    for words in (("in.json",), ("--input", "in.json")):
-        deploy.verb("invoke", *words, code=1)
+    (directory / "in.json").write_text("{}")
+    for arguments in (("in.json",), ("--input", "in.json")):
+        deploy.verb("invoke", *arguments, code=1)
         assert "/predictions/digits: [Errno" in deploy.err or "refused" in deploy.err
-    for words in ((), ("in.json", "--input", "in.json")):
-        deploy.verb("invoke", *words, code=2)
+    for arguments in ((), ("in.json", "--input", "in.json")):
+        deploy.verb("invoke", *arguments, code=2)
         assert "name one file to send" in deploy.err
 
 
@@ -259,9 +259,9 @@ def test_an_unhealthy_container_of_an_interrupted_run_is_started_again(
 
 
 @pytest.fixture
-def podman(place: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def podman(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Install a double of podman, on a machine without systemd."""
-    engine = Engine(place / "bin", "podman").here(monkeypatch)
+    engine = Engine(directory / "bin", "podman").here(monkeypatch)
     engine.set(has_systemd=False, version="podman version 4.3.1")
     return engine
 
@@ -285,7 +285,7 @@ def test_a_single_failed_check_does_not_make_a_container_unhealthy(
     deploy: Deploy, podman: Engine
 ) -> None:
     deploy.apply()
-    # This state fails one check.
+    # A container of this state fails one check.
     set_container(podman, health="busy")
     before = len(podman.calls("healthcheck"))
     assert deploy.reported("status")["status"] == "healthy"
@@ -315,14 +315,14 @@ BINARY, ARCHITECTURE = "The image does not start tsx", "built for a different CP
 )
 def test_a_failure_of_the_engine_is_told_from_one_of_the_image(
     deploy: Deploy,
-    place: Path,
+    directory: Path,
     monkeypatch: pytest.MonkeyPatch,
     engine: str,
     code: int,
     text: str,
     cause: str,
 ) -> None:
-    Engine(place / "bin", engine).here(monkeypatch).set(refusal=[code, text])
+    Engine(directory / "bin", engine).here(monkeypatch).set(refusal=[code, text])
     deploy.apply(code=1)
     assert text in deploy.err
     (likely,) = [line for line in deploy.err.splitlines() if line.startswith("Likely: ")]
@@ -368,9 +368,9 @@ def test_the_status_says_how_a_container_ended(
 
 
 def test_podman_under_the_name_of_docker_is_recognized(
-    deploy: Deploy, place: Path, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(place / "bin", "docker", "podman").here(monkeypatch)
+    engine = Engine(directory / "bin", "docker", "podman").here(monkeypatch)
     engine.set(version="podman version 4.3.1", has_systemd=False)
     deploy.apply()
     assert deploy.reported("status")["with"] == "podman"

@@ -62,11 +62,11 @@ def test_no_resource_that_may_be_replaced_has_a_fixed_name(
 def test_a_stack_names_what_it_created(
     target: str, more: dict[str, Any], outputs: set[str]
 ) -> None:
-    made = template(target, **more)
-    assert set(made["Outputs"]) == outputs
-    for output in made["Outputs"].values():
+    stack = template(target, **more)
+    assert set(stack["Outputs"]) == outputs
+    for output in stack["Outputs"].values():
         ((function, argument),) = output["Value"].items()
-        assert (argument if function == "Ref" else argument[0]) in made["Resources"]
+        assert (argument if function == "Ref" else argument[0]) in stack["Resources"]
 
 
 def test_a_stack_gets_a_name_that_cloudformation_takes() -> None:
@@ -100,7 +100,7 @@ def test_codedeploy_shifts_the_requests_of_a_function_as_the_canary_says() -> No
         "Alarms": [{"Name": {"Ref": "Alarm1"}}, {"Name": "theirs"}],
     }
     assert "DEPLOYMENT_STOP_ON_ALARM" in group["AutoRollbackConfiguration"]["Events"]
-    # CodeDeploy has a role.
+    # CodeDeploy needs a role with a name.
     assert "CAPABILITY_NAMED_IAM" in emitted("lambda", canary=canary).next_step
     assert "CAPABILITY_NAMED_IAM" not in emitted("lambda").next_step
     resources = template("sagemaker", canary=canary)["Resources"]

@@ -59,8 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def text_of(case: str, words: list[str] | None = None) -> str:
-    (text,) = emit("github", a_spec(**CASES[case]), FACTS, LOCAL, words or []).files.values()
+def text_of(case: str, arguments: list[str] | None = None) -> str:
+    (text,) = emit("github", a_spec(**CASES[case]), FACTS, LOCAL, arguments or []).files.values()
     return text
 
 
@@ -76,8 +76,10 @@ def tool(name: str) -> str | None:
     return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
 
 
-def run(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, **more)
+def run(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments, capture_output=True, text=True, timeout=60, check=False, **more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +168,7 @@ def test_a_workflow_has_the_settings_of_its_deployment() -> None:
     benchmark = script("sagemaker", "benchmark", "Measure both on this machine, and compare")
     assert "--slo 'p99<50ms'" in benchmark
     assert "--fail-if 'throughput<-10%' --fail-if 'p99>20%'" in benchmark
-    # This machine can build an image for Graviton.
+    # An ARM machine can build an image for Graviton.
     assert jobs("lambda")["deploy"]["runs-on"] == "ubuntu-24.04-arm"
     assert jobs("ghcr")["deploy"]["environment"] == "2026"
     assert jobs("ghcr")["plan"]["steps"][3]["with"]["path"] == "models"
@@ -205,9 +207,9 @@ class Programs:
 
     def run(self, text: str, **more: str) -> subprocess.CompletedProcess[str]:
         (self.directory / "calls").write_text("")
-        # GitHub starts `shell: bash` so.
-        words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c"]
-        return run(*words, text, cwd=self.directory, env=self.environment | more)
+        # GitHub starts `shell: bash` with these options.
+        arguments = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c"]
+        return run(*arguments, text, cwd=self.directory, env=self.environment | more)
 
     @property
     def calls(self) -> list[str]:
@@ -251,7 +253,7 @@ def test_a_plan_is_one_comment_that_is_kept_up_to_date(programs: Programs, comme
 def test_a_slower_archive_fails_and_the_comparison_is_shown(programs: Programs, code: int) -> None:
     programs.add("tsx", f"if [ $2 = compare ]; then echo 'throughput -20%'; exit {code}; fi")
     text = script("lambda", "benchmark", "Measure both on this machine, and compare")
-    # Without a base there is nothing to compare with.
+    # Nothing is compared without an archive of the base.
     assert programs.run(text, ARCHIVE="digits.mar").returncode == 0
     assert programs.calls == []
     (programs.directory / "base").mkdir()
@@ -311,12 +313,12 @@ def test_the_workflow_deploys_what_the_command_line_said(
     assert "note: the archive has no samples" in capsys.readouterr().out
     text = Path(".github/workflows/digits.yml").read_text()
     steps = yaml.safe_load(text)["jobs"]["deploy"]["steps"]
-    words = shlex.split(next(step["run"] for step in steps if step.get("name") == "Deploy"))
-    assert words[:3] == ["tsx", "deploy", "apply"]
-    assert words[-1] == "--yes"
-    assert "--profile" not in words
+    arguments = shlex.split(next(step["run"] for step in steps if step.get("name") == "Deploy"))
+    assert arguments[:3] == ["tsx", "deploy", "apply"]
+    assert arguments[-1] == "--yes"
+    assert "--profile" not in arguments
     assert main(["deploy", *options, "--emit", "kubernetes", "first"]) == 0
-    assert main(["deploy", *words[3:-1], "--emit", "kubernetes", "second"]) == 0
+    assert main(["deploy", *arguments[3:-1], "--emit", "kubernetes", "second"]) == 0
     assert Path("first/deployment.yaml").read_text() == Path("second/deployment.yaml").read_text()
     status = next(step["run"] for step in steps if step.get("name") == "Show the deployment")
     assert status.strip().endswith(
@@ -332,8 +334,8 @@ def test_the_options_of_a_canary_are_written_as_words() -> None:
         "create_role": False,
         "region": None,
     }
-    words = ["--alarm", "5xx>0", "--alarm", "p95>1s", "--role", "r", "--canary", "10%"]
-    assert command_words(None, settings) == words
+    arguments = ["--alarm", "5xx>0", "--alarm", "p95>1s", "--role", "r", "--canary", "10%"]
+    assert command_words(None, settings) == arguments
 
 
 def test_a_secret_does_not_get_into_the_workflow() -> None:
@@ -352,6 +354,8 @@ def test_a_secret_does_not_get_into_the_workflow() -> None:
         ),
     ],
 )
-def test_what_could_not_be_deployed_is_refused(more: dict[str, Any], reason: str) -> None:
+def test_a_specification_that_cannot_be_deployed_is_refused(
+    more: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(UsageError, match=reason):
         emit("github", a_spec(**more), FACTS, LOCAL)

@@ -97,15 +97,15 @@ def test_helm_renders_the_objects_of_any_specification(chart: Path) -> None:
     findings, rendered = render(chart, "digits", "models", [values_of(case) for case in specs])
     assert findings == []
     for case, specification, text in zip(CASES, specs, rendered, strict=True):
-        made = objects(text)
-        tests = [manifest for manifest in made if manifest["kind"] == "Pod"]
+        rendered_objects = objects(text)
+        tests = [manifest for manifest in rendered_objects if manifest["kind"] == "Pod"]
         # A test is left out if nobody would answer it, or a policy keeps it out.
         assert len(tests) == (case not in ("none", "guarded", "other")), text
         labels = {"tsx:model": "digits/1.0"}
         expected = manifests(specification, str(specification.image), labels)
-        others = [manifest for manifest in made if manifest["kind"] != "Pod"]
-        assert comparable(others) == comparable(expected), case
-        for manifest in made:
+        deployed = [manifest for manifest in rendered_objects if manifest["kind"] != "Pod"]
+        assert comparable(deployed) == comparable(expected), case
+        for manifest in rendered_objects:
             check(manifest)
 
 

@@ -32,8 +32,8 @@ ROLE = "arn:aws:iam::123456789012:role/digits"
 KUBERNETES = {"target": "kubernetes", "image": "digits"}
 
 
-def files(kind: str, facts: Facts = FACTS, words: Any = (), **more: Any) -> dict[str, str]:
-    return dict(emit(kind, a_spec(**more), facts, LOCAL, words).files)
+def files(kind: str, facts: Facts = FACTS, arguments: Any = (), **more: Any) -> dict[str, str]:
+    return dict(emit(kind, a_spec(**more), facts, LOCAL, arguments).files)
 
 
 def test_a_label_of_an_image_stays_within_its_quotes() -> None:
@@ -60,14 +60,14 @@ def test_an_annotation_of_kubernetes_is_the_name(kind: str) -> None:
 
 
 def test_no_template_of_a_chart_holds_a_name() -> None:
-    made = files("helm", **KUBERNETES)
-    names = [name for name, text in made.items() if "secrets.X" in text]
+    chart = files("helm", **KUBERNETES)
+    names = [name for name, text in chart.items() if "secrets.X" in text]
     assert names == ["Chart.yaml", "templates/NOTES.txt"]
-    head = yaml.safe_load(made["Chart.yaml"])
+    head = yaml.safe_load(chart["Chart.yaml"])
     assert (head["annotations"]["tsx/model"], head["appVersion"]) == (MODEL, "1e5")
     # Go's YAML takes the text for a number.
-    assert 'appVersion: "1e5"' in made["Chart.yaml"]
-    (request,) = [line for line in made["templates/NOTES.txt"].splitlines() if "secrets.X" in line]
+    assert 'appVersion: "1e5"' in chart["Chart.yaml"]
+    (request,) = [line for line in chart["templates/NOTES.txt"].splitlines() if "secrets.X" in line]
     assert re.fullmatch(r"  curl http://[\d.:]+/predictions/[\w.%~-]+ --upload-file INPUT", request)
 
 
@@ -91,9 +91,9 @@ def test_a_stack_substitutes_only_its_own_account_and_region() -> None:
     properties = yaml.safe_load(text)["Resources"]["Function"]["Properties"]
     assert MODEL in properties["Description"]
     assert properties["Environment"]["Variables"]["OWN"] == env["OWN"]
-    own = {"AWS::AccountId", "AWS::Region", "AWS::Partition", "Image"}
+    parameters = {"AWS::AccountId", "AWS::Region", "AWS::Partition", "Image"}
     for substituted in re.findall(r'"Fn::Sub": "([^"]*)"', json.dumps(yaml.safe_load(text))):
-        assert set(re.findall(r"\$\{(.*?)\}", substituted)) <= own
+        assert set(re.findall(r"\$\{(.*?)\}", substituted)) <= parameters
 
 
 def test_a_name_that_a_stack_would_look_up_is_refused() -> None:
@@ -108,8 +108,8 @@ def test_github_evaluates_no_expression_of_a_value() -> None:
     bounds = {"github": {"slo": expression, "fail_if": [expression]}}
     cluster = {**KUBERNETES, "kubernetes": {"context": expression}}
     for target in (cluster, {"target": "sagemaker", "sagemaker": {"role": ROLE}}):
-        words = ["--set", f"env.A={expression}"]
-        (text,) = files("github", words=words, **target, **more, **bounds).values()
+        arguments = ["--set", f"env.A={expression}"]
+        (text,) = files("github", arguments=arguments, **target, **more, **bounds).values()
         yaml.safe_load(text)
         assert "${{ '${{' }} secrets.X }}" in text
         assert expression not in text

@@ -81,14 +81,14 @@ def test_both_environments_may_share_one_gateway() -> None:
         spec = a_spec("kubernetes", image="a", kubernetes=kubernetes)
         return emit("kustomize", spec, FACTS, LOCAL)
 
-    made = emitted(gateway="web/public", hostnames="a.example.com,*.b.example.com")
+    overlays = emitted(gateway="web/public", hostnames="a.example.com,*.b.example.com")
     hosts = {
-        name: yaml.safe_load(made.files[f"overlays/{name}/route.yaml"])["spec"]["hostnames"]
+        name: yaml.safe_load(overlays.files[f"overlays/{name}/route.yaml"])["spec"]["hostnames"]
         for name in ("staging", "production")
     }
     assert hosts["production"] == ["a.example.com", "*.b.example.com"]
     assert hosts["staging"] == ["staging.a.example.com", "*.staging.b.example.com"]
-    assert made.notes == []
+    assert overlays.notes == []
     assert "kubernetes.hostnames" in str(emitted(gateway="web/public").notes)
     # Each namespace has a Gateway of this name.
     assert "kubernetes.hostnames" not in str(emitted(gateway="public").notes)
@@ -106,8 +106,10 @@ def test_kustomize_builds_the_objects_of_the_specification(case: str, tmp_path: 
         (tmp_path / name).write_text(text)
     built = {}
     for environment in ("staging", "production"):
-        words = ("kubectl", "kustomize", tmp_path / "overlays" / environment)
-        finished = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        arguments = ("kubectl", "kustomize", tmp_path / "overlays" / environment)
+        finished = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=60, check=False
+        )
         assert finished.returncode == 0, finished.stderr
         documents = yaml.safe_load_all(finished.stdout)
         built[environment] = {key(manifest): manifest for manifest in documents}
@@ -131,9 +133,9 @@ def test_kustomize_builds_the_objects_of_the_specification(case: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["helm", "kustomize"])
 def test_an_inference_service_is_emitted_as_plain_manifests_only(kind: str) -> None:
-    own = {"kserve": True, "storage": "s3://a/b"}
+    kserve = {"kserve": True, "storage": "s3://a/b"}
     with pytest.raises(UsageError, match="use --emit kubernetes"):
-        emit(kind, a_spec("kubernetes", image="a", kubernetes=own), FACTS, LOCAL)
+        emit(kind, a_spec("kubernetes", image="a", kubernetes=kserve), FACTS, LOCAL)
 
 
 @pytest.mark.parametrize("kind", ["kubernetes", "helm", "kustomize"])

@@ -20,14 +20,14 @@ def archive(tmp_path: Path) -> Path:
     return make_model(tmp_path / "digits.mar", HANDLER)
 
 
-def run(archive: Path, *words: str) -> int:
+def run(archive: Path, *arguments: str) -> int:
     out = str(archive.parent / "out")
-    return main(["deploy", str(archive), "--target", "ray", *words, "--emit", "ray", out])
+    return main(["deploy", str(archive), "--target", "ray", *arguments, "--emit", "ray", out])
 
 
-def emitted(archive: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def emitted(archive: Path, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
     out = archive.parent / "out"
-    assert run(archive, *words) == 0
+    assert run(archive, *arguments) == 0
     return tuple(
         yaml.safe_load((out / name).read_text())
         for name in ("serve-config.yaml", "rayservice.yaml")
@@ -37,10 +37,10 @@ def emitted(archive: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]
 def test_the_config_has_ray_serves_schema_and_arguments_of_the_application(
     archive: Path,
 ) -> None:
-    words = (
+    arguments = (
         "--set=ray.archives=s3://bucket/models --set=ray.grpc=true --set=env.A=b --image own/ray:1"
     )
-    config, service = emitted(archive, *words.split())
+    config, service = emitted(archive, *arguments.split())
     checked = ServeDeploySchema.model_validate(config)
     (application,) = checked.applications
     assert (application.name, application.route_prefix) == ("digits", "/digits")
@@ -56,7 +56,7 @@ def test_a_service_has_room_for_its_replicas_and_their_update(
     archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = "archives=path min_replicas=0 max_replicas=4 num_gpus=0.5 num_cpus=1.5 memory=8Gi"
-    config, service = emitted(archive, *(f"--set=ray.{word}" for word in settings.split()))
+    config, service = emitted(archive, *(f"--set=ray.{argument}" for argument in settings.split()))
     cluster = service["spec"]["rayClusterConfig"]
     (workers,) = cluster["workerGroupSpecs"]
     assert (service["kind"], cluster["enableInTreeAutoscaling"]) == ("RayService", True)
@@ -69,14 +69,14 @@ def test_a_service_has_room_for_its_replicas_and_their_update(
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("arguments", "error"),
     [
         ((), "the archive into the cluster's memory"),
         (("--set=ray.archives=path", "--canary=10%"), "the files are of one version"),
     ],
 )
-def test_what_files_cannot_do_is_refused(
-    archive: Path, words: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
+def test_options_that_files_cannot_have_are_refused(
+    archive: Path, arguments: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(archive, *words) == 2
+    assert run(archive, *arguments) == 2
     assert error in capsys.readouterr().err

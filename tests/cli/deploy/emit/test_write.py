@@ -109,8 +109,8 @@ def tool(name: str) -> str:
     return str(Path(sysconfig.get_path("scripts")) / name)
 
 
-def run(*words: str | Path) -> None:
-    finished = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+def run(*arguments: str | Path) -> None:
+    finished = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
@@ -152,7 +152,7 @@ def test_compose_files_have_the_schema_of_compose(tmp_path: Path) -> None:
     run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files)
 
 
-def test_manifests_have_what_a_cluster_of_several_teams_asks_for() -> None:
+def test_manifests_fit_a_cluster_of_several_teams() -> None:
     files = kubernetes_files(**CLUSTERS["guarded"])
 
     def content(name: str) -> Any:
@@ -214,7 +214,7 @@ def test_a_share_of_a_gpu_is_a_resource_of_nodes_with_the_vendors_taint() -> Non
     ("key", "value"),
     [("tolerations", "a:Never"), ("secrets", {"A": "no-key"}), ("gpu_resource", "mig-1g.10gb")],
 )
-def test_what_kubernetes_would_refuse_is_refused_before(key: str, value: object) -> None:
+def test_a_value_that_kubernetes_would_refuse_is_refused(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=r"write (key|SECRET/KEY)|match pattern"):
         spec("kubernetes", kubernetes={key: value})
 
@@ -251,23 +251,25 @@ def test_cfn_lint_accepts_the_templates(tmp_path: Path) -> None:
     functions = write_all("cloudformation", FUNCTIONS, "lambda", tmp_path / "lambda")
     *functions_of_cpus, function_of_gpu = functions["template.yaml"]
     lint = [tool("cfn-lint"), "--regions", "eu-central-1"]
-    # It does not know yet that a function can have a GPU.
+    # cfn-lint does not know yet that a function can have a GPU.
     run(*lint, "--ignore-checks", "E3002", "--", function_of_gpu)
     run(*lint, "--", *files, *functions_of_cpus)
-    whole = resources(functions_of_cpus[1])
-    assert whole["Alias"]["ProvisionedConcurrencyConfig"] == {"ProvisionedConcurrentExecutions": 1}
+    function = resources(functions_of_cpus[1])
+    assert function["Alias"]["ProvisionedConcurrencyConfig"] == {
+        "ProvisionedConcurrentExecutions": 1
+    }
     # Another image is another version.
-    assert whole["Version"]["Description"]["Fn::Sub"].endswith(" ${Image}")
-    made = resources(component)
-    assert made["Component"]["EndpointName"] == {"Fn::GetAtt": ["Endpoint", "EndpointName"]}
-    assert made["Component"]["RuntimeConfig"] == {"CopyCount": 1}
-    assert made["WakeAlarm"]["AlarmActions"] == [{"Ref": "WakePolicy"}]
+    assert function["Version"]["Description"]["Fn::Sub"].endswith(" ${Image}")
+    stack = resources(component)
+    assert stack["Component"]["EndpointName"] == {"Fn::GetAtt": ["Endpoint", "EndpointName"]}
+    assert stack["Component"]["RuntimeConfig"] == {"CopyCount": 1}
+    assert stack["WakeAlarm"]["AlarmActions"] == [{"Ref": "WakePolicy"}]
     # The endpoint is somebody else's.
     assert set(resources(joined)) == {"Model", "LogGroup", "Component"}
     assert set(yaml.safe_load(plain.read_text())["Parameters"]) == {"Image", "ModelDataUrl"}
-    made = resources(plain)
-    assert made["Model"]["PrimaryContainer"]["ModelDataUrl"] == {"Ref": "ModelDataUrl"}
-    assert made["Endpoint"]["EndpointConfigName"] == {
+    stack = resources(plain)
+    assert stack["Model"]["PrimaryContainer"]["ModelDataUrl"] == {"Ref": "ModelDataUrl"}
+    assert stack["Endpoint"]["EndpointConfigName"] == {
         "Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]
     }
 
@@ -291,10 +293,10 @@ def test_a_multi_model_endpoint_is_no_stack() -> None:
 )
 def test_a_secret_that_gets_into_files_is_named(kind: str, target: str, instead: str) -> None:
     env = {"API_TOKEN": "value", "TSX_LOG_FORMAT": "json"}
-    made = emit(kind, spec(target, image=f"{HOST}/tsx:1", env=env), FACTS, LOCAL)
-    notes = [note for note in made.notes if "API_TOKEN (env)" in note and instead in note]
-    assert len(notes) == any("API_TOKEN" in text for text in made.files.values())
-    for note in made.notes:
+    emitted = emit(kind, spec(target, image=f"{HOST}/tsx:1", env=env), FACTS, LOCAL)
+    notes = [note for note in emitted.notes if "API_TOKEN (env)" in note and instead in note]
+    assert len(notes) == any("API_TOKEN" in text for text in emitted.files.values())
+    for note in emitted.notes:
         assert "value" not in note.replace("the value of", "")
         assert "TSX_LOG_FORMAT" not in note
 
@@ -332,9 +334,9 @@ def test_a_container_that_other_machines_reach_asks_for_tokens() -> None:
     assert environment["TSX_INFERENCE_TOKEN"].startswith("${TSX_INFERENCE_TOKEN:?")
     assert environment["TSX_DEFAULTS"] == defaults
     reached = spec("container", container={"host": "0.0.0.0"})
-    words = run_words(reached, "image", name="digits", labels={})
+    arguments = run_words(reached, "image", name="digits", labels={})
     # The value is in no list of processes.
-    assert words[words.index("TSX_INFERENCE_TOKEN") - 1] == "--env"
+    assert arguments[arguments.index("TSX_INFERENCE_TOKEN") - 1] == "--env"
 
 
 class Emitting:
@@ -345,8 +347,8 @@ class Emitting:
         make_model(directory / "digits.mar", HANDLER)
         self.wheel = make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
 
-    def __call__(self, words: str, code: int = 0) -> str:
-        command = f"deploy digits.mar --set=build.wheel={self.wheel} --emit {words}"
+    def __call__(self, arguments: str, code: int = 0) -> str:
+        command = f"deploy digits.mar --set=build.wheel={self.wheel} --emit {arguments}"
         status = main(command.split())
         out, self.err = self.capsys.readouterr()
         assert status == code, out + self.err
@@ -429,7 +431,7 @@ def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Emitting
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("arguments", "error"),
     [
         ("terraform out", "there is no 'terraform'"),
         ("compose out --target docker", "there is no 'docker'"),
@@ -441,9 +443,9 @@ def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Emitting
     ],
 )
 def test_invalid_options_are_reported_and_nothing_is_written(
-    deploy: Emitting, words: str, error: str
+    deploy: Emitting, arguments: str, error: str
 ) -> None:
-    deploy(words, code=1 if "absent" in error else 2)
+    deploy(arguments, code=1 if "absent" in error else 2)
     assert error in deploy.err
     assert not Path("out").exists()
 

@@ -68,19 +68,19 @@ def test_the_forms_that_a_server_tries_are_read_from_the_archive(tmp_path: Path)
         look_at(archive(tmp_path, "forms: onnx-int8\n", b"{}"))
 
 
-def test_an_image_gets_what_a_hugging_face_model_needs() -> None:
+def test_an_image_gets_the_extras_of_a_hugging_face_model() -> None:
     model = replace(facts(), extras=("transformers", "peft"))
-    made = recipe(spec(build={"extras": ["peft"]}), model, LOCAL)
-    assert "[peft,transformers]" in made.files["Dockerfile"]
-    assert "transformers==" in made.files["locked-transformers.txt"]
-    assert "the image gets the extra transformers" in str(made.notes)
+    image = recipe(spec(build={"extras": ["peft"]}), model, LOCAL)
+    assert "[peft,transformers]" in image.files["Dockerfile"]
+    assert "transformers==" in image.files["locked-transformers.txt"]
+    assert "the image gets the extra transformers" in str(image.notes)
 
 
-def test_an_image_gets_what_its_forms_need_and_the_plan_says_so() -> None:
-    made = recipe(spec(build={"extras": ["grpc"]}), facts(INT8, ENGINE), LOCAL)
-    assert '"tsx-serve[grpc,onnx]==' in made.files["Dockerfile"]
-    assert "locked-onnx.txt" in made.files
-    assert made.notes == (
+def test_an_image_gets_the_extras_of_its_forms_and_the_plan_says_so() -> None:
+    image = recipe(spec(build={"extras": ["grpc"]}), facts(INT8, ENGINE), LOCAL)
+    assert '"tsx-serve[grpc,onnx]==' in image.files["Dockerfile"]
+    assert "locked-onnx.txt" in image.files
+    assert image.notes == (
         "the image gets the extra onnx of tsx-serve, which the form onnx-int8 needs",
         "the form onnx-int8 is used only on machines with avx512_vnni",
         "the form tensorrt is not used: it runs on GPUs, and the image is for CPUs",
@@ -105,10 +105,10 @@ def test_a_form_of_another_torch_or_machine_is_noted(
     target: str, more: dict[str, Any], reason: str
 ) -> None:
     form = FormRecord("aotinductor", {**CPU, "torch": "2.13", "extras": ["onnx"]})
-    made = recipe(spec(target, **more), facts(form), LOCAL)
-    assert "aotinductor is not used" in str(made.notes)
-    assert reason in str(made.notes)
-    assert "locked-onnx.txt" not in made.files
+    image = recipe(spec(target, **more), facts(form), LOCAL)
+    assert "aotinductor is not used" in str(image.notes)
+    assert reason in str(image.notes)
+    assert "locked-onnx.txt" not in image.files
 
 
 @pytest.mark.parametrize("extras", [["x] && curl"], [["onnx"]], "onnx", 3, None])
@@ -121,15 +121,15 @@ def test_extras_that_an_archive_names_are_not_trusted(extras: Any) -> None:
 def test_an_image_for_neuron_has_awss_base_and_keeps_its_torch(
     target: str, more: dict[str, Any]
 ) -> None:
-    made = recipe(spec(target, **more), replace(facts(NEURON), requirements="tqdm\n"), LOCAL)
-    text = made.files["Dockerfile"]
+    image = recipe(spec(target, **more), replace(facts(NEURON), requirements="tqdm\n"), LOCAL)
+    text = image.files["Dockerfile"]
     assert f"ARG BASE_IMAGE={NEURON_BASE}\n" in text
     assert "python3 -m venv --system-site-packages /opt/tsx" in text
     assert 'pip install --no-deps "tsx-serve==' in text
     index = "--extra-index-url https://pip.repos.neuron.amazonaws.com"
     assert f"{index} --requirement /tmp/requirements.txt\n" in text
     assert "TORCH" not in text.partition("FROM runtime AS sbom")[0].partition("ARG BASE_IMAGE")[2]
-    assert any("CVE-2026-24747" in note for note in made.notes)
+    assert any("CVE-2026-24747" in note for note in image.notes)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_no_package_changes_torch_and_no_layer_holds_pips_cache() -> None:
     # pip keeps to the bounds of tsx, too.
     assert free[2].endswith('"tsx-serve[grpc]==0.2.0"')
     stage = text[text.index("FROM runtime AS lambda\n") :]
-    # Afterwards the cache is another directory.
+    # The cache is another directory after the change of HOME.
     assert stage.index("pip install") < stage.index("HOME=/tmp")
     hashed = replace(FACTS, requirements="tqdm==4.67.1 --hash=sha256:" + "0" * 64)
     # pip then takes no package without a hash.
@@ -87,10 +87,10 @@ def test_only_an_archive_that_compiles_gets_a_compiler(
 ) -> None:
     _, facts = look_at(make_model(tmp_path / "digits.mar", handler, config=config))
     assert facts.compiles == reason
-    made = recipe(a_spec("container"), facts, LOCAL)
-    assert ("g++" in made.files["Dockerfile"]) is bool(reason)
+    image = recipe(a_spec("container"), facts, LOCAL)
+    assert ("g++" in image.files["Dockerfile"]) is bool(reason)
     note = f"the image gets g++ if its base has none, because {reason} compiles the model"
-    assert list(made.notes) == ([note] if reason else [])
+    assert list(image.notes) == ([note] if reason else [])
     assert recipe(a_spec("container", build={"packages": ["clang"]}), facts, LOCAL).notes == ()
 
 
@@ -112,14 +112,14 @@ def test_gpus_decide_where_torch_comes_from() -> None:
 
 def test_each_package_of_an_image_but_torch_is_checked_against_its_hash() -> None:
     spec = a_spec("container", build={"extras": ["grpc", "otel", "torchserve"]})
-    made = recipe(spec, FACTS, LOCAL).files
-    dockerfile = made["Dockerfile"]
+    files = recipe(spec, FACTS, LOCAL).files
+    dockerfile = files["Dockerfile"]
     installed = {"locked-base.txt", "locked-grpc.txt", "locked-otel.txt"}
-    assert "locked-torchserve.txt" not in made
+    assert "locked-torchserve.txt" not in files
     for name in installed:
         assert f"--requirement /tmp/locks/{name}" in dockerfile
-        assert f"!{name}" in made[".dockerignore"]
-        blocks = re.split(r"\n(?=[\w.-]+==)", made[name].partition("\n")[2].strip())
+        assert f"!{name}" in files[".dockerignore"]
+        blocks = re.split(r"\n(?=[\w.-]+==)", files[name].partition("\n")[2].strip())
         assert blocks
         assert all("--hash=sha256:" in block for block in blocks)
     hashed = [line for line in dockerfile.splitlines() if "--requirement /tmp/lock" in line]

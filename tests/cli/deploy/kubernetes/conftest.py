@@ -37,11 +37,11 @@ def check(manifest: dict[str, Any]) -> None:
 class Deploy(deploying.Deploy):
     """The command for the deployment digits on Kubernetes."""
 
-    def __call__(self, *words: str, code: int = 0) -> str:
-        return super().__call__(*words, "--name=digits", "--target=kubernetes", code=code)
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        return super().__call__(*arguments, "--name=digits", "--target=kubernetes", code=code)
 
-    def plan(self, *words: str, code: int) -> dict[str, str]:
-        return deploying.actions(super().plan(*words, code=code))
+    def plan(self, *arguments: str, code: int) -> dict[str, str]:
+        return deploying.actions(super().plan(*arguments, code=code))
 
 
 @pytest.fixture

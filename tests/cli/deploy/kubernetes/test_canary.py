@@ -51,7 +51,7 @@ MORE = replace(SHIFT, percent=20)
         ("bake", "new", SHIFT, (NEW, READY, 10, READY), 0),
         ("wait", "new", SHIFT, (BAKING, READY, 10, READY), 599),
         ("move", "new", SHIFT, (BAKING, READY, 10, READY), 600),
-        # Its requests fail at the Gateway.
+        # Requests of the canary fail at the Gateway.
         ("end", "new", SHIFT, (BAKING, BUSY, 10, READY), 0),
         ("start", "new", MORE, (BAKING, READY, 10, READY), 600),
         ("route", "new", MORE, (TWENTY, READY, 10, READY), 600),
@@ -145,7 +145,7 @@ def test_metrics_are_summed_over_models_and_read_as_the_server_writes_them() -> 
     assert (errors, below[0.1], below[0.25], below[0.5], below[float("inf")]) == (2, 0, 36, 38, 40)
     assert percentile(0.9, below) == 0.25
     assert percentile(0.95, below) == 0.5
-    # Beyond the last bound nothing is known.
+    # Nothing is known beyond the last bound.
     assert percentile(0.99, below) == 100
     assert percentile(0.95, {}) == percentile(0.95, {0.25: 0.0, float("inf"): 0.0}) == 0
 

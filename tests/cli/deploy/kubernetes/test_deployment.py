@@ -52,13 +52,13 @@ def test_a_change_is_shown_rolled_out_and_rolled_back(deploy: Deploy, cluster: C
 
 def test_objects_that_are_no_longer_specified_are_removed(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply()
-    words = "--set=kubernetes.monitoring=false --set=kubernetes.most_replicas=2"
-    changes = deploy.plan(words, code=2)
+    arguments = "--set=kubernetes.monitoring=false --set=kubernetes.most_replicas=2"
+    changes = deploy.plan(arguments, code=2)
     assert {id for id, action in changes.items() if action == "delete"} == {
         "ServiceMonitor0",
         "HorizontalPodAutoscaler0",
     }
-    deploy.apply(words)
+    deploy.apply(arguments)
     assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 2
 
 
@@ -82,7 +82,7 @@ def test_keda_replaces_an_autoscaler_and_its_own_autoscaler_is_left_to_it(
 ) -> None:
     deploy.apply("--set=kubernetes.replicas=3 --set=kubernetes.most_replicas=9")
     autoscaler = cluster.objects["HorizontalPodAutoscaler", "digits"]
-    # Without the annotation KEDA refuses its ScaledObject.
+    # KEDA refuses a ScaledObject beside an autoscaler without the annotation.
     assert autoscaler["metadata"]["annotations"]["validations.keda.sh/hpa-ownership"] == "false"
     deploy.apply(KEDA)
     assert ("HorizontalPodAutoscaler", "digits") not in cluster.objects
@@ -103,7 +103,7 @@ def test_keda_replaces_an_autoscaler_and_its_own_autoscaler_is_left_to_it(
     assert reported == "2 to 8, but KEDA cannot scale it: no Prometheus"
 
 
-def test_a_failed_rollout_says_what_its_pods_wait_for_and_a_later_one_succeeds(
+def test_a_failed_rollout_shows_the_reason_of_its_pods_and_a_later_one_succeeds(
     deploy: Deploy, cluster: Cluster
 ) -> None:
     deploy.apply()
@@ -150,8 +150,8 @@ def test_kinds_that_the_cluster_lacks_are_left_out_or_reported_if_they_were_aske
         "HTTPRoute": "--set=kubernetes.gateway=web/public",
     }
     Cluster(monkeypatch, unknown=frozenset(kinds | options.keys()))
-    for kind, words in options.items():
-        deploy.apply(words, code=1)
+    for kind, arguments in options.items():
+        deploy.apply(arguments, code=1)
         assert f"has no {kind}." in deploy.err
     assert "no ServiceMonitor is created" in deploy.apply()
     deploy.plan(code=0)
@@ -242,7 +242,7 @@ def test_a_rollout_that_has_failed_is_applied_again(
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("arguments", "reason"),
     [
         ("--create-role", "SageMaker and Lambda have that"),
         ("--canary=10%", "--set kubernetes.gateway=NAMESPACE/NAME"),
@@ -264,8 +264,8 @@ def test_a_rollout_that_has_failed_is_applied_again(
         ),
     ],
 )
-def test_what_the_target_does_not_have_is_refused(
-    deploy: Deploy, cluster: Cluster, words: str, reason: str
+def test_options_that_the_target_lacks_are_refused(
+    deploy: Deploy, cluster: Cluster, arguments: str, reason: str
 ) -> None:
-    deploy.apply(words, code=2)
+    deploy.apply(arguments, code=2)
     assert reason in deploy.err

@@ -27,8 +27,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster(monkeypatch)
     kubectl = Program.try_
 
-    def either(program: Program, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        return (docker if program.name == "docker" else kubectl)(program, *words, **more)
+    def either(program: Program, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        return (docker if program.name == "docker" else kubectl)(program, *arguments, **more)
 
     monkeypatch.setattr(Program, "try_", either)
     cluster.engine = engine  # type: ignore[attr-defined]  # for the tests of this file
@@ -42,12 +42,12 @@ def test_an_image_that_is_built_is_deployed_by_the_digest_of_its_push(
     engine: Engine = cluster.engine  # type: ignore[attr-defined]
     engine.set(broken_buildx=not has_buildx)
     wheel = make_wheel(tmp_path / "wheels", "tsx_serve", "0.1.0")
-    words = f"digits.mar --no-check --set=build.wheel={wheel} --set=repository={REPOSITORY}"
-    deploy("apply", words, "--yes")
+    arguments = f"digits.mar --no-check --set=build.wheel={wheel} --set=repository={REPOSITORY}"
+    deploy("apply", arguments, "--yes")
     (image,) = engine.state["pushed"]
     assert image.startswith(f"{REPOSITORY}:tsx-")
     assert container_of(cluster)["image"] == f"{REPOSITORY}@{digest(image)}"
-    deploy("plan", words, code=0)
+    deploy("plan", arguments, code=0)
 
 
 def test_a_tag_is_deployed_by_the_digest_that_its_registry_reports(
@@ -70,8 +70,8 @@ def test_a_tag_whose_digest_is_unknown_is_kept_and_the_plan_says_so(
 def test_each_program_is_called_with_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def try_(program: Program, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        calls.append(" ".join([program.name, *words]))
+    def try_(program: Program, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(" ".join([program.name, *arguments]))
         if program.name == "crane":
             raise programs.ProgramError(f"crane had not ended after {more['timeout']:g} s", "")
         status = 0 if program.name == "skopeo" else 1
@@ -86,9 +86,9 @@ def test_each_program_is_called_with_its_own_options(monkeypatch: pytest.MonkeyP
 
 
 def test_podman_and_buildah_write_the_digest_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def try_(program: Program, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        if words[0] == "push":
-            Path(words[words.index("--digestfile") + 1]).write_text(DIGEST)
+    def try_(program: Program, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        if arguments[0] == "push":
+            Path(arguments[arguments.index("--digestfile") + 1]).write_text(DIGEST)
         return subprocess.CompletedProcess([], 0, "Copying blob sha256:" + "0" * 64, "")
 
     monkeypatch.setattr(Program, "try_", try_)

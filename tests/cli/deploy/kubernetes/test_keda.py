@@ -16,8 +16,8 @@ PROMETHEUS = "http://prometheus.monitoring:9090"
 
 def objects(**kubernetes: Any) -> dict[str, Manifest]:
     spec = a_spec("kubernetes", kubernetes=kubernetes)
-    made = manifests(spec, "image", {"tsx:name": "digits"})
-    return {manifest["kind"]: manifest for manifest in made}
+    built = manifests(spec, "image", {"tsx:name": "digits"})
+    return {manifest["kind"]: manifest for manifest in built}
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def objects(**kubernetes: Any) -> dict[str, Manifest]:
 )
 def test_a_scaled_object_replaces_the_autoscaler(kubernetes: dict[str, Any]) -> None:
     keda = {"prometheus": PROMETHEUS, **kubernetes.get("keda", {})}
-    made = objects(**{**kubernetes, "keda": keda})
-    assert "HorizontalPodAutoscaler" not in made
+    built = objects(**{**kubernetes, "keda": keda})
+    assert "HorizontalPodAutoscaler" not in built
     # KEDA decides the number.
-    assert "replicas" not in made["Deployment"]["spec"]
-    for manifest in made.values():
+    assert "replicas" not in built["Deployment"]["spec"]
+    for manifest in built.values():
         check(manifest)
 
 
@@ -89,6 +89,6 @@ def test_without_requests_all_pods_end_and_the_gateway_wakes_the_first() -> None
         ({"keda": {"prometheus": "prometheus:9090"}}, "prometheus"),
     ],
 )
-def test_what_could_not_scale_is_refused(kubernetes: dict[str, Any], reason: str) -> None:
+def test_settings_that_cannot_scale_are_refused(kubernetes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         objects(**kubernetes)

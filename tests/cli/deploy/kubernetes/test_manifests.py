@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def made(**more: Any) -> dict[str, Any]:
+def build(**more: Any) -> dict[str, Any]:
     """Build the manifests of a specification, by their kinds."""
     spec = a_spec("kubernetes", **more)
     built = manifests(spec, "example.com/digits@sha256:1", {"tsx:name": "digits"})
@@ -70,7 +70,7 @@ def port_numbers(objects: dict[str, Any]) -> dict[str, int]:
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_each_manifest_is_valid_by_its_schema(case: str) -> None:
-    for manifest in made(**CASES[case]).values():
+    for manifest in build(**CASES[case]).values():
         check(manifest)
 
 
@@ -83,21 +83,21 @@ def test_each_manifest_is_valid_by_its_schema(case: str) -> None:
     ],
 )
 def test_the_schemas_refuse_what_a_cluster_would(kind: str, field: str, value: Any) -> None:
-    manifest = made(**CASES["routed"])[kind]
+    manifest = build(**CASES["routed"])[kind]
     manifest["spec"][field] = value
     with pytest.raises(jsonschema.ValidationError):
         check(manifest)
 
 
 def test_pods_for_neuron_tolerate_the_taint_of_its_nodes() -> None:
-    pod = pod_of(made(kubernetes={"gpus": 1, "gpu_resource": "aws.amazon.com/neuroncore"}))
+    pod = pod_of(build(kubernetes={"gpus": 1, "gpu_resource": "aws.amazon.com/neuroncore"}))
     assert pod["tolerations"] == [{"key": "aws.amazon.com/neuron", "operator": "Exists"}]
     assert pod["containers"][0]["resources"]["limits"]["aws.amazon.com/neuroncore"] == "1"
 
 
 def test_every_selector_has_the_instance() -> None:
     selected = {"app.kubernetes.io/name": "digits", "app.kubernetes.io/instance": "digits"}
-    objects = made(kubernetes={"allow_from": "shop"})
+    objects = build(kubernetes={"allow_from": "shop"})
     deployment = objects["Deployment"]["spec"]
     assert deployment["selector"]["matchLabels"] == selected
     assert selected.items() <= deployment["template"]["metadata"]["labels"].items()
@@ -116,7 +116,7 @@ def test_grpc_has_a_port_if_the_image_serves_it() -> None:
         ports = objects["Service"]["spec"]["ports"]
         return {port["name"]: (port["port"], port["appProtocol"]) for port in ports}
 
-    served = made(**CASES["grpc"])
+    served = build(**CASES["grpc"])
     assert service_ports(served) == {
         "http": (8080, "http"),
         "grpc": (7070, "kubernetes.io/h2c"),
@@ -134,25 +134,25 @@ def test_grpc_has_a_port_if_the_image_serves_it() -> None:
         ["metrics"],
     ]
     image = "registry.example.com/digits:1"
-    for objects in (made(), made(image=image, build={"extras": ["grpc"]})):
+    for objects in (build(), build(image=image, build={"extras": ["grpc"]})):
         assert [*service_ports(objects)] == ["http", "metrics"]
-    assert len(service_ports(made(image=image, kubernetes={"grpc": True}))) == 3
+    assert len(service_ports(build(image=image, kubernetes={"grpc": True}))) == 3
     with pytest.raises(UsageError, match=r"add --set build\.extras=grpc"):
-        made(kubernetes={"grpc": True})
+        build(kubernetes={"grpc": True})
 
 
 def test_a_route_leads_to_the_gateway_that_is_named() -> None:
-    body = made(**CASES["routed"])["HTTPRoute"]["spec"]
+    body = build(**CASES["routed"])["HTTPRoute"]["spec"]
     assert body["parentRefs"] == [{"name": "public", "namespace": "web"}]
     assert body["hostnames"] == ["a.example.com", "*.example.org"]
     assert body["rules"] == [{"backendRefs": [{"name": "digits", "port": 8080}]}]
-    spec = made(kubernetes={"gateway": "public", "namespace": "models"})["HTTPRoute"]["spec"]
+    spec = build(kubernetes={"gateway": "public", "namespace": "models"})["HTTPRoute"]["spec"]
     assert spec["parentRefs"] == [{"name": "public", "namespace": "models"}]
     assert "hostnames" not in spec
 
 
 def test_a_burst_of_requests_may_double_the_pods_at_once() -> None:
-    body = made()["HorizontalPodAutoscaler"]["spec"]
+    body = build()["HorizontalPodAutoscaler"]["spec"]
     assert body["metrics"][0]["pods"]["metric"] == {"name": "tsx_requests_waiting"}
     assert body["metrics"][1]["resource"]["target"] == {
         "type": "Utilization",
@@ -211,7 +211,7 @@ def test_the_documented_policies_open_only_the_port_of_requests_to_others(
 def test_a_pod_exposes_the_ports_that_the_documentation_names() -> None:
     text = (GUIDES / "security.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"\| a pod of `tsx deploy --target kubernetes`: ([^|]*)\|", text)
-    objects = made(**CASES["grpc"])
+    objects = build(**CASES["grpc"])
     ports = port_numbers(objects)
     assert {*ports.values()} == {int(port) for port in re.findall(r"[0-9]+", row)}
     rules = objects["NetworkPolicy"]["spec"]["ingress"]

@@ -57,12 +57,12 @@ class Watched:
         for due in [due for due in self.at if due <= self.seconds]:
             self.at.pop(due)()
 
-    def run(self, words: list[str], stdin: str) -> Any:
+    def run(self, arguments: list[str], stdin: str) -> Any:
         before = self.weights()
-        finished = self._run(words, stdin)
-        verb, manifest = words[0], json.loads(stdin or "{}")
-        if verb == "delete" and words[1].startswith("deployments"):
-            self.steps.append(f"delete {words[2]}")
+        finished = self._run(arguments, stdin)
+        verb, manifest = arguments[0], json.loads(stdin or "{}")
+        if verb == "delete" and arguments[1].startswith("deployments"):
+            self.steps.append(f"delete {arguments[2]}")
             route = self.cluster.objects.get(("HTTPRoute", "digits"))
             if route is not None:
                 for condition in route["status"]["parents"][0]["conditions"]:
@@ -127,7 +127,7 @@ MOVED = ["apply digits", "route digits=1", "delete digits-canary"]
 def test_a_canary_without_alarms_moves_on_while_each_request_has_a_ready_pod(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    # The first version has none beside it.
+    # The first version has no canary.
     deploy.apply(CANARY)
     assert watched.steps == ["apply digits", "route digits=1"]
     before = set(cluster.objects)
@@ -360,7 +360,7 @@ def owns_replicas(cluster: Cluster) -> bool:
     return "replicas" in [field[1] for field in fields if field[0] == "spec"]
 
 
-def test_keda_scales_what_is_promoted_but_no_canary(
+def test_keda_scales_the_promoted_version_but_no_canary(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
     keda = "--set=kubernetes.keda.prometheus=http://prometheus:9090"
@@ -507,22 +507,22 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
     """Let each call that changes something fail once: before it is carried out, or after it."""
     run, failed = cluster.run, set[str]()
 
-    def fail_once(words: list[str], stdin: str) -> Any:
+    def fail_once(arguments: list[str], stdin: str) -> Any:
         manifest = json.loads(stdin or "{}")
         name = manifest.get("metadata", {}).get("name")
-        call = f"{words[:3]} {manifest.get('kind')} {name} {watched.weights()}"
-        if words[0] not in ("apply", "create", "delete") or call in failed:
-            return run(words, stdin)
+        call = f"{arguments[:3]} {manifest.get('kind')} {name} {watched.weights()}"
+        if arguments[0] not in ("apply", "create", "delete") or call in failed:
+            return run(arguments, stdin)
         failed.add(call)
         if is_lost:
-            run(words, stdin)
+            run(arguments, stdin)
         return subprocess.CompletedProcess(["kubectl"], 1, "", "broken off")
 
     monkeypatch.setattr(cluster, "run", fail_once)
-    for words in (CANARY, f"{CANARY} {NEW}"):
+    for arguments in (CANARY, f"{CANARY} {NEW}"):
         for _ in range(60):
             with suppress(AssertionError):
-                deploy.apply(words)
+                deploy.apply(arguments)
                 break
             assert "broken off" in deploy.err
     assert len(failed) > 15
@@ -549,8 +549,11 @@ def test_kubectl_accepts_each_call(
 ) -> None:
     run_all_verbs(deploy, watched, tmp_path)
     forms = {
-        (words[0], *(word for word in words if word.startswith("--"))): words
-        for words in cluster.calls
+        (
+            arguments[0],
+            *(argument for argument in arguments if argument.startswith("--")),
+        ): arguments
+        for arguments in cluster.calls
     }
     assert {form[0] for form in forms} == {
         "get",
@@ -561,22 +564,22 @@ def test_kubectl_accepts_each_call(
         "logs",
         "port-forward",
     }
-    for words in forms.values():
-        command = [kubectl, "--server", "http://127.0.0.1:1", *words]
+    for arguments in forms.values():
+        command = [kubectl, "--server", "http://127.0.0.1:1", *arguments]
         finished = subprocess.run(
             command, input="{}", capture_output=True, text=True, timeout=60, check=False
         )
         assert not re.search("unknown|invalid argument|Usage:", finished.stderr), finished.stderr
 
 
-def permissions_of(words: list[str]) -> set[tuple[str, str]]:
+def permissions_of(arguments: list[str]) -> set[tuple[str, str]]:
     """Return the resources and verbs that a call of kubectl needs.
 
     https://kubernetes.io/docs/reference/access-authn-authz/authorization
     """
-    command, kind = words[0], words[1].partition(".")[0]
+    command, kind = arguments[0], arguments[1].partition(".")[0]
     if command == "get":
-        return {(kind, "list" if "--selector" in words else "get")}
+        return {(kind, "list" if "--selector" in arguments else "get")}
     # A deletion waits until the object is gone.
     if command == "delete":
         return {(kind, verb) for verb in ("delete", "get", "list", "watch")}
@@ -607,7 +610,7 @@ def test_the_role_of_deployers_allows_each_call(
     }
     run_all_verbs(deploy, watched, tmp_path)
     plurals = {kind: plural for plural, kind in PLURALS.items()}
-    needed = {permission for words in cluster.calls for permission in permissions_of(words)}
+    needed = {permission for arguments in cluster.calls for permission in permissions_of(arguments)}
     # An object that is applied may not exist yet.
     for manifest in cluster.applied:
         verbs = ("create",) if manifest["kind"] == "Secret" else ("create", "patch")

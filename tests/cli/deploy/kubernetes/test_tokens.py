@@ -75,10 +75,10 @@ def test_credentials_that_may_not_read_secrets_plan_as_if_the_tokens_existed(
     deploy.apply()
     get = cluster._get
 
-    def refuse(words: list[str], stdin: str) -> str:
-        if words[0] == "secrets":
+    def refuse(arguments: list[str], stdin: str) -> str:
+        if arguments[0] == "secrets":
             raise LookupError("Error from server (Forbidden): secrets is forbidden")
-        return get(words, stdin)
+        return get(arguments, stdin)
 
     monkeypatch.setattr(cluster, "_get", refuse)
     plan = deploy("plan", "digits.mar --no-check --image", IMAGE)
@@ -88,19 +88,19 @@ def test_credentials_that_may_not_read_secrets_plan_as_if_the_tokens_existed(
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    # A person creates digits-tokens as the next step of emitted files says.
+    ("name", "arguments"),
+    # The next step of emitted files lets a person create digits-tokens.
     [("digits-tokens", ""), ("theirs", "--set=kubernetes.token_secret=theirs")],
 )
 def test_the_secret_of_a_person_is_used_and_left(
-    deploy: Deploy, cluster: Cluster, name: str, words: str
+    deploy: Deploy, cluster: Cluster, name: str, arguments: str
 ) -> None:
     cluster.objects["Secret", name] = {
         "metadata": {"name": name, "labels": {}},
         "data": {"inference": "YQ==", "management": "Yg=="},
     }
-    assert "Secret" not in deploy.plan(words, code=2)
-    deploy.apply(words)
+    assert "Secret" not in deploy.plan(arguments, code=2)
+    deploy.apply(arguments)
     assert {key["name"] for key in secret_keys(cluster).values()} == {name}
     deploy("destroy", "--yes")
     assert set(cluster.objects) == {("Secret", name)}

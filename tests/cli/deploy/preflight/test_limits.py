@@ -31,8 +31,8 @@ def reported(
 ) -> list[tuple[bool, str]]:
     """Return whether each finding is an error, and its text."""
     profile = TargetProfile(target, {**LIMITS[target], **(limits or {})}, **settings)
-    found = findings(profile, ModelProfile(**{**SMALL, **archive}))
-    return [(finding.is_error, finding.text) for finding in found]
+    breaches = findings(profile, ModelProfile(**{**SMALL, **archive}))
+    return [(finding.is_error, finding.text) for finding in breaches]
 
 
 @pytest.mark.parametrize("target", LIMITS)
@@ -75,8 +75,8 @@ def test_each_limit_names_its_source(limits: dict[str, TargetLimit]) -> None:
 def test_a_breach_of_a_limit_is_reported_with_a_remedy(
     target: str, archive: dict[str, Any], settings: dict[str, Any], is_error: bool, text: str
 ) -> None:
-    found = reported(target, archive, **settings)
-    assert [error for error, finding in found if text in finding] == [is_error], found
+    breaches = reported(target, archive, **settings)
+    assert [error for error, finding in breaches if text in finding] == [is_error], breaches
 
 
 def test_a_limit_of_the_specification_is_reported_with_its_key() -> None:
@@ -111,8 +111,8 @@ def test_a_larger_archive_never_has_fewer_errors(target: str, small: int, more: 
 
 def test_errors_come_first() -> None:
     archive = {"measured": {"a/b": 5 * MIB}, "samples": {"a/b": 1 << 30}, "p99_ms": 70_000.0}
-    found = reported("sagemaker", archive)
-    assert [is_error for is_error, _ in found] == [True, True, False]
+    breaches = reported("sagemaker", archive)
+    assert [is_error for is_error, _ in breaches] == [True, True, False]
 
 
 def test_sizes_are_reported_in_the_units_of_limits() -> None:

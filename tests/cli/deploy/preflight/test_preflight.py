@@ -81,12 +81,12 @@ def test_a_breach_of_the_targets_limits_is_reported_before_aws_is_called(deploy:
     assert "has 7 MiB, and SageMaker takes" in deploy.err
     assert "SageMaker ends one after 60 s" in deploy.err
     assert "--no-check deploys it anyway" in deploy.err
-    found = deploy.plan("--no-check", code=2)["findings"]
-    assert [finding["level"] for finding in found] == ["error", "error"]
-    assert found[0]["source"].startswith("https://")
+    breaches = deploy.plan("--no-check", code=2)["findings"]
+    assert [finding["level"] for finding in breaches] == ["error", "error"]
+    assert breaches[0]["source"].startswith("https://")
 
 
-def test_the_plan_shows_what_its_benchmark_promises(deploy: Deploy) -> None:
+def test_the_plan_shows_the_figures_of_the_benchmark(deploy: Deploy) -> None:
     out = deploy("plan", *deploy.wish(), code=2)
     assert f"`tsx bench {deploy.archive} --write`" in out
     add_benchmark(deploy.archive)
@@ -129,11 +129,11 @@ def test_a_function_has_the_limits_of_its_specification() -> None:
         "timeout": "20s",
         "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6},
     }
-    place = place_of(a_spec("lambda", **{"lambda": settings}))
-    most = [place.limits[name].most for name in ("memory", "time", "request")]
+    profile = place_of(a_spec("lambda", **{"lambda": settings}))
+    most = [profile.limits[name].most for name in ("memory", "time", "request")]
     assert most == [1 << 30, 20, 6 << 20]
-    assert place.device == "cuda"
-    finding = findings(place, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))[0]
+    assert profile.device == "cuda"
+    finding = findings(profile, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))[0]
     assert "Lambda ends one after 20 s. Raise lambda.timeout" in finding.text
 
 
@@ -149,13 +149,13 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
     component: dict[str, Any], memory: int | None, device: str
 ) -> None:
     settings = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
-    place = place_of(a_spec("sagemaker", sagemaker=settings))
-    assert getattr(place.limits.get("memory"), "most", None) == memory
-    assert place.device == device
-    assert place.limits["request"].most == 6 << 20
-    found = findings(place, ModelProfile(packed=1, unpacked=2 << 30))
+    profile = place_of(a_spec("sagemaker", sagemaker=settings))
+    assert getattr(profile.limits.get("memory"), "most", None) == memory
+    assert profile.device == device
+    assert profile.limits["request"].most == 6 << 20
+    breaches = findings(profile, ModelProfile(packed=1, unpacked=2 << 30))
     remedies = ["raise sagemaker.component.memory"] if memory else []
-    assert [finding.text.rpartition(": ")[2] for finding in found] == remedies
+    assert [finding.text.rpartition(": ")[2] for finding in breaches] == remedies
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
 )
 def test_the_memory_of_a_container_is_its_limit(target: str, size: str, memory: int) -> None:
     settings = {"memory": size, "gpus": 1, "startup_timeout": "2m"}
-    place = place_of(a_spec(target, **{target: settings}))
-    limit = place.limits["memory"]
+    profile = place_of(a_spec(target, **{target: settings}))
+    limit = profile.limits["memory"]
     assert (limit.most, limit.key) == (memory, f"{target}.memory")
-    assert (place.limits["start"].most, place.device) == (120, "cuda")
+    assert (profile.limits["start"].most, profile.device) == (120, "cuda")

@@ -46,20 +46,20 @@ class OnRay:
         self.capsys: pytest.CaptureFixture[str] | None = None
         self.err = ""
 
-    def __call__(self, *words: str, code: int = 0) -> str:
-        verb, *rest = " ".join(words).split()
-        status = main(["deploy", verb, *self.options.split(), *rest])
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        verb, *options = " ".join(arguments).split()
+        status = main(["deploy", verb, *self.options.split(), *options])
         assert self.capsys is not None
         out, self.err = self.capsys.readouterr()
         assert status == code, out + self.err
         return out
         return out
 
-    def deploy(self, answer: str, *words: str, verb: str = "apply", code: int = 0) -> str:
+    def deploy(self, answer: str, *arguments: str, verb: str = "apply", code: int = 0) -> str:
         ray = f"--set=ray.port={self.port} --set=ray.ingress_replicas=1 --set=ray.surge=100"
         confirmation = "--yes" if verb == "apply" else ""
         archive = str(self.archive(answer))
-        return self(verb, archive, ray, "--no-check", confirmation, *words, code=code)
+        return self(verb, archive, ray, "--no-check", confirmation, *arguments, code=code)
 
     def archive(self, answer: str) -> Path:
         """Return the archive of a model that gives the answer."""
@@ -68,8 +68,10 @@ class OnRay:
         handler = f"def handle(data, context):\n    return data and ['{answer}'] * len(data)\n"
         return path if path.exists() else make_model(path, handler)
 
-    def plan(self, answer: str, *words: str, code: int) -> dict[str, str]:
-        return actions(json.loads(self.deploy(answer, "--json", *words, verb="plan", code=code)))
+    def plan(self, answer: str, *arguments: str, code: int) -> dict[str, str]:
+        return actions(
+            json.loads(self.deploy(answer, "--json", *arguments, verb="plan", code=code))
+        )
 
     def reported(self, verb: str) -> Any:
         return json.loads(self(verb, "--json"))

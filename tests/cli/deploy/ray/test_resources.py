@@ -42,15 +42,15 @@ def arguments(**ray: Any) -> dict[str, Any]:
     return application
 
 
-def test_an_archive_travels_through_the_object_store_unless_nodes_see_it() -> None:
+def test_an_archive_is_sent_through_the_object_store_unless_nodes_can_read_it() -> None:
     (archive, _, application) = resources(spec(), [FACTS], None)
     assert (archive.kind, archive.name) == ("Tsx::Ray::Archive", SHA)
     assert application.properties["Config"]["RoutePrefix"] == "/digits"
     (upload, _, _) = resources(spec(ray={"archives": "s3://bucket/models"}), [FACTS], None)
     assert upload.kind == "Tsx::Ray::Upload"
     assert upload.name == f"bucket/models/digits/{SHA[:16]}/digits.mar"
-    made = resources(spec(ray={"archives": "path"}), [FACTS], None)
-    assert [resource.id for resource in made] == ["Version", "Application"]
+    deployed = resources(spec(ray={"archives": "path"}), [FACTS], None)
+    assert [resource.id for resource in deployed] == ["Version", "Application"]
     assert arguments(archives="path")["models"] == [
         {"name": "digits", "source": str(Path("digits.mar").absolute()), "sha256": SHA}
     ]
@@ -86,9 +86,9 @@ def test_a_specification_that_scales_names_its_cluster() -> None:
 
 
 def test_several_archives_share_replicas() -> None:
-    other = Facts(Path("words.mar"), SHA[::-1], "words", "1.0", "", "", "")
+    second = Facts(Path("words.mar"), SHA[::-1], "words", "1.0", "", "", "")
     shared = spec(ray={"models": "words.mar", "models_per_replica": 2})
-    application = configuration(shared, [FACTS, other], None)["Application"]
+    application = configuration(shared, [FACTS, second], None)["Application"]
     assert [model["name"] for model in application["models"]] == ["digits", "words"]
     assert application["multiplexed"] == 2
     with pytest.raises(UsageError, match="several archives have the model name"):

@@ -173,13 +173,13 @@ def test_a_component_scales_to_zero_and_a_request_that_finds_no_copy_wakes_it(me
         status = a.reported("status")
         return status["copies"], status["instances"]
 
-    words = "--set=sagemaker.autoscaling.min=0 --set=sagemaker.autoscaling.max=3"
-    a.apply(words)
+    arguments = "--set=sagemaker.autoscaling.min=0 --set=sagemaker.autoscaling.max=3"
+    a.apply(arguments)
     assert component("a")["RuntimeConfig"]["DesiredCopyCount"] == 1
     scale("a", 0)
     assert running() == (0, 0)
     # The scaling decides how many copies there are.
-    a.plan(words, code=0)
+    a.plan(arguments, code=0)
     count_failure_without_capacity("a")
     assert running() == (1, 1)
     # The least number of copies is one again.
@@ -338,7 +338,7 @@ def test_an_endpoint_of_somebody_else_is_used_but_neither_changed_nor_removed(me
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("arguments", "error"),
     [
         ("--set=sagemaker.serverless.memory=2048", "endpoints with one model only"),
         ("--create-role", "shared is the endpoint of several"),
@@ -352,11 +352,11 @@ def test_an_endpoint_of_somebody_else_is_used_but_neither_changed_nor_removed(me
         ("--set=sagemaker.component.endpoint=Shared", "a name has up to 40 lower-case letters"),
     ],
 )
-def test_what_a_component_does_not_have_is_refused(
-    member: Any, course: Course, words: str, error: str
+def test_options_that_a_component_lacks_are_refused(
+    member: Any, course: Course, arguments: str, error: str
 ) -> None:
     a = member("a")
-    a.apply(words, code=2)
+    a.apply(arguments, code=2)
     assert error in a.err
     assert course.calls == []
 
@@ -368,19 +368,19 @@ def test_a_deployment_does_not_move_to_another_endpoint_or_form(member: Any) -> 
         return str(deploy.err)
 
     single = "--set=sagemaker.instances=1"
-    other = "--set=sagemaker.component.endpoint=other"
+    elsewhere = "--set=sagemaker.component.endpoint=other"
     member("a").apply()
     member("single", single).apply()
     for options, current, wanted in (
-        (["a", other], "a component of endpoint 'shared'", "a component of endpoint 'other'"),
+        (["a", elsewhere], "a component of endpoint 'shared'", "a component of endpoint 'other'"),
         (["a", single], "a component of endpoint 'shared'", "an endpoint of its own"),
         (["single"], "an endpoint of its own", "a component of endpoint 'shared'"),
     ):
         error = failure(*options)
         assert f"{options[0]} is {current} now" in error
         assert f"the specification asks for {wanted}" in error
-    own = failure("c", "--set=sagemaker.component.endpoint=single")
-    assert "did not create it for several components" in own
+    single_model = failure("c", "--set=sagemaker.component.endpoint=single")
+    assert "did not create it for several components" in single_model
     unmanaged = "--set=sagemaker.component.manage_endpoint=false"
     absent = failure("c", "--set=sagemaker.component.endpoint=x", unmanaged)
     assert "there is no endpoint 'x'" in absent

@@ -106,7 +106,7 @@ def test_a_canary_has_its_alarms_before_it_begins(deploy: Deploy) -> None:
     deploy.apply("--alarm=5xx>2 --alarm=p99", code=0)
 
 
-def test_a_failed_creation_says_why_and_what_remains_and_is_continued(
+def test_a_failed_creation_is_reported_with_its_remains_and_continued(
     deploy: Deploy, course: Course
 ) -> None:
     course.failure = "did not pass the ping health check."
@@ -191,7 +191,7 @@ def test_an_endpoint_of_somebody_else_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("arguments", "error"),
     [
         ("--set=sagemaker.instnces=2", "'sagemaker.instnces'; did you mean"),
         ("--set=sagemaker.startup_timeout=5s", "startup_timeout: Input should be greater"),
@@ -207,9 +207,9 @@ def test_an_endpoint_of_somebody_else_is_left_alone(
     ],
 )
 def test_an_invalid_specification_is_refused_before_aws_is_called(
-    deploy: Deploy, course: Course, words: str, error: str
+    deploy: Deploy, course: Course, arguments: str, error: str
 ) -> None:
-    deploy.apply(words, code=2)
+    deploy.apply(arguments, code=2)
     assert error in deploy.err
     assert course.calls == []
 
@@ -229,7 +229,7 @@ def test_without_a_region_the_options_that_name_one_are_reported(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    # AWS_REGION names it.
+    # The variable AWS_REGION names the region.
     deploy.plan(code=2)
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "localhost")
@@ -270,9 +270,9 @@ def test_an_interrupted_update_that_was_undone_is_not_begun_again(
 def test_the_exit_code_of_a_plan_in_vain_is_that_of_an_error(
     deploy: Deploy, course: Course, wrong: str
 ) -> None:
-    words = deploy.wish(wrong)
+    arguments = deploy.wish(wrong)
     # The code 2 of a plan means changes; of other commands it is wrong usage.
-    for command, code in ((["plan", *words], 1), ([*words, "--plan"], 1), (words, 2)):
+    for command, code in ((["plan", *arguments], 1), ([*arguments, "--plan"], 1), (arguments, 2)):
         deploy(*command, code=code)
         assert wrong.rpartition("=")[0].rpartition(".")[2] in deploy.err
     assert course.calls == []
@@ -330,13 +330,15 @@ def test_purge_removes_uploads_of_former_versions_and_no_repository_of_others(
 
 
 def test_an_asynchronous_endpoint_scales_by_its_backlog_and_to_zero(deploy: Deploy) -> None:
-    words = "--set=sagemaker.asynchronous.output=s3://answers/x --set=sagemaker.autoscaling.min=0"
-    deploy.apply(words)
+    arguments = (
+        "--set=sagemaker.asynchronous.output=s3://answers/x --set=sagemaker.autoscaling.min=0"
+    )
+    deploy.apply(arguments)
     (rule,) = scaling_policies("sagemaker")
     metric = rule["TargetTrackingScalingPolicyConfiguration"]["CustomizedMetricSpecification"]
     assert metric["MetricName"] == "ApproximateBacklogSizePerInstance"
     assert metric["Dimensions"] == [{"Name": "EndpointName", "Value": "digits"}]
-    deploy.plan(words, code=0)
+    deploy.plan(arguments, code=0)
 
 
 def test_the_server_waits_for_its_model_as_long_as_sagemaker_does() -> None:

@@ -126,7 +126,7 @@ def test_destroy_finds_an_endpoint_that_does_not_start(member: Any, course: Cour
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("arguments", "error"),
     [
         ("--canary=10", "want (TargetModel)"),
         ("--set=sagemaker.instance_type=ml.g5.xlarge", "runs on CPUs with an image like this"),
@@ -134,11 +134,11 @@ def test_destroy_finds_an_endpoint_that_does_not_start(member: Any, course: Cour
         ("--set=sagemaker.data_capture.to=s3://a/b", "sagemaker.data_capture: SageMaker offers"),
     ],
 )
-def test_what_a_multi_model_endpoint_does_not_have_is_refused(
-    member: Any, course: Course, words: str, error: str
+def test_options_that_a_multi_model_endpoint_lacks_are_refused(
+    member: Any, course: Course, arguments: str, error: str
 ) -> None:
     a = member("a")
-    a.apply(words, code=2)
+    a.apply(arguments, code=2)
     assert error in a.err
     assert course.calls == []
 

@@ -177,13 +177,13 @@ def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_reports(
         def ask(target: str) -> bytes:
             return invoke(client, TargetModel=target)
 
-        first, other = (deploy.reported("status")["target model"] for deploy in (a, b))
-        assert (ask(first), ask(other), a.verb("invoke", "in.json")) == (b"a", b"b", "a\n")
+        first, second = (deploy.reported("status")["target model"] for deploy in (a, b))
+        assert (ask(first), ask(second), a.verb("invoke", "in.json")) == (b"a", b"b", "a\n")
         a.archive = archive(tmp_path, "a2")
         a.apply()
         # The change works at once, though the earlier archive is still loaded.
         assert a.verb("invoke", "in.json") == "a2\n"
-        assert (ask(first), ask(other)) == (b"a", b"b")
+        assert (ask(first), ask(second)) == (b"a", b"b")
         a.verb("rollback", "--yes")
         assert a.verb("invoke", "in.json") == "a\n"
 
