@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class TwoVersions:
         self.directory, self.store = directory, directory / "store"
         settings = {"TSX_WORKER_PRELOAD": "false", "TSX_LOAD_MODELS": "all"}
         self.environment = environment | settings
-        self.inference = environment["TSX_INFERENCE_ADDRESS"]
+        self.client = httpx.Client(base_url=environment["TSX_INFERENCE_ADDRESS"], timeout=60)
         self.management = environment["TSX_MANAGEMENT_ADDRESS"]
         self.store.mkdir()
         for version in ("1.0", "2.0"):
@@ -45,16 +46,16 @@ class TwoVersions:
 
     def ask(self, path: str = "", content: bytes = b"x") -> str:
         """Send a request, and return the version that has answered it."""
-        url = f"{self.inference}/predictions/digits{path}"
-        response = httpx.post(url, content=content, timeout=60).raise_for_status()
-        return str(response.json()["label"])
+        response = self.client.post(f"/predictions/digits{path}", content=content)
+        return str(response.raise_for_status().json()["label"])
 
 
 @pytest.fixture
 def two_versions(
     tmp_path: Path, user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> TwoVersions:
+) -> Iterator[TwoVersions]:
     """Build the model store, and let commands find its server."""
     versions = TwoVersions(tmp_path, user_environment)
     monkeypatch.setenv("TSX_MANAGEMENT_ADDRESS", versions.management)
-    return versions
+    with versions.client:
+        yield versions

@@ -107,7 +107,11 @@ class FailingServer:
 @pytest.mark.parametrize(
     ("message", "before", "after"),
     [
-        ("file:///m.mar does not match", "does not take ", "This server has no model store"),
+        (
+            "Given URL file:///m.mar does not match any allowed URL(s). This server has no store",
+            "does not take ",
+            "This server has no store",
+        ),
         (
             "Failed to download archive from: file:///m.mar: it differs",
             "cannot read ",
