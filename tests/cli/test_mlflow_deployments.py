@@ -30,15 +30,12 @@ from tests.support.servers import FREE_PORTS, Running, serving
 from tsx_cli import mlflow_deployments
 from tsx_cli.mlflow_deployments import TsxDeploymentClient, address
 
-pytestmark = pytest.mark.slow
-
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "mlflow.md"
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 
 
 @pytest.fixture(scope="module")
 def tracking(
-    processes: None,
     tmp_path_factory: pytest.TempPathFactory,
     free_ports: Callable[[int], list[int]],
 ) -> Iterator[str]:
@@ -97,7 +94,7 @@ def _log_models() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("server")
     (directory / "models").mkdir()
     arguments = ("serve", "--model-store", "models", *FREE_PORTS, "--set", "enable_model_api=true")

@@ -51,7 +51,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) 
         yield double
 
 
-@pytest.mark.usefixtures("processes")
 def test_a_directory_becomes_an_archive_that_answers_its_own_sample(
     run: Run, saved: Path, tmp_path: Path
 ) -> None:
@@ -88,7 +87,6 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_sample(
         assert re.search(row, shown)
 
 
-@pytest.mark.usefixtures("processes")
 def test_a_model_of_the_hub_is_packed_with_its_commit(
     run: Run, saved: Path, hub: Hub, tmp_path: Path
 ) -> None:
@@ -141,7 +139,6 @@ def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: 
     assert run("archive tiny --task text2text-generation -o t5.mar").code == 0
 
 
-@pytest.mark.usefixtures("processes")
 def test_the_code_of_a_model_runs_only_with_the_option_that_trusts_it(
     run: Run,
     hub: Hub,

@@ -19,9 +19,6 @@ from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.main import main
 
-pytestmark = pytest.mark.slow
-
-
 # The time since when a canary runs differs between equal calls.
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 IAM = Path(__file__).parents[3] / "infra" / "iam"

@@ -11,8 +11,6 @@ from tests.support.deploying import FACTS, Deploy, a_spec
 from tests.support.platforms.aws import ACCOUNT, Course
 from tsx_cli.deploy.aws_lambda.resources import resources
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def deploy(on: Callable[..., Deploy]) -> Deploy:

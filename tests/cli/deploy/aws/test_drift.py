@@ -14,8 +14,6 @@ from tests.kit.deploy import endpoint_config, sagemaker
 from tests.support.deploying import Deploy, actions
 from tests.support.platforms.aws_lambda import make_role
 
-pytestmark = pytest.mark.slow
-
 NETWORK = {"SubnetIds": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"]}
 
 

@@ -12,8 +12,6 @@ from tests.support.deploying import Deploy, a_spec, actions
 from tests.support.platforms.aws_lambda import make_role
 from tsx_cli.deploy.aws.logs import GROUPS
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(params=list(GROUPS))
 def deploy(request: pytest.FixtureRequest, on: Callable[..., Deploy]) -> Deploy:

@@ -18,8 +18,6 @@ from tsx_cli.deploy.aws.iam_policies import SERVICES
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 
-pytestmark = pytest.mark.slow
-
 UNASSUMABLE = (
     "InvalidParameterValueException",
     "The role defined for the function cannot be assumed by Lambda.",

@@ -20,9 +20,6 @@ from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 
-pytestmark = pytest.mark.slow
-
-
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
 CANARY = "--canary=20% --bake=10m --alarm=5xx>0 --alarm=p95>300ms"
 NEW = "--set=lambda.memory=2048"

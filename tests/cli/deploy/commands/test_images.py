@@ -19,8 +19,6 @@ from tests.support.platforms.docker import Engine
 from tests.support.wheels import make_wheel
 from tsx_cli.deploy.image.programs import Builder
 
-pytestmark = pytest.mark.slow
-
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 

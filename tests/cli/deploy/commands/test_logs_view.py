@@ -16,8 +16,6 @@ from tsx_cli.deploy.aws.logs import CloudWatch
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 
-pytestmark = pytest.mark.slow
-
 GROUP, STREAM = "/aws/sagemaker/Endpoints/digits", "AllTraffic/i-0"
 PING = "The primary container for production variant AllTraffic did not pass the ping health check. Please check CloudWatch logs."
 

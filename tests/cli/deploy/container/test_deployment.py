@@ -54,7 +54,6 @@ def set_container(engine: Engine, **changes: Any) -> str:
     return name
 
 
-@pytest.mark.usefixtures("processes")
 def test_an_image_is_built_and_its_container_runs_until_it_is_healthy(
     deploy: Deploy, directory: Path, wheel: Path
 ) -> None:
@@ -130,7 +129,6 @@ def test_the_log_of_a_container_is_shown_and_its_last_lines_are_diagnosed(
     assert "no module 'cv2'. Add its package" in deploy.err
 
 
-@pytest.mark.usefixtures("processes")
 def test_the_log_is_that_of_the_running_container(deploy: Deploy, directory: Path) -> None:
     Engine(directory / "bin")
     deploy.verb("logs", code=1)
@@ -212,7 +210,6 @@ def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: E
     assert docker.running == [name]
 
 
-@pytest.mark.usefixtures("processes")
 def test_without_a_program_that_works_the_remedies_are_reported(
     deploy: Deploy, directory: Path
 ) -> None:

@@ -90,16 +90,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(directory.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 def test_github_accepts_the_workflows(files: list[Path]) -> None:
     command = tool("check-jsonschema") or "check-jsonschema"
     checked = run(command, "--builtin-schema", "vendor.github-workflows", *files)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 def test_actionlint_accepts_the_workflows(files: list[Path]) -> None:
     actionlint = tool("actionlint")
     if actionlint is None:
@@ -108,8 +104,6 @@ def test_actionlint_accepts_the_workflows(files: list[Path]) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 def test_shellcheck_accepts_the_scripts(tmp_path: Path) -> None:
     shellcheck = tool("shellcheck")
     if shellcheck is None:
@@ -217,7 +211,7 @@ class Programs:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, processes: Any) -> Programs:
+def programs(tmp_path: Path) -> Programs:
     return Programs(tmp_path)
 
 
@@ -286,7 +280,6 @@ def test_a_cluster_is_reached_with_the_credentials_of_the_repository(programs: P
     assert "Set the variable EKS_CLUSTER" in missing.stdout
 
 
-@pytest.mark.usefixtures("processes")
 def test_the_workflow_deploys_what_the_command_line_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,8 +89,6 @@ def comparable(manifests: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(not IS_THERE, reason="needs helm, or helm-python-sdk")
 def test_helm_renders_the_objects_of_any_specification(chart: Path) -> None:
     specs = [spec(**more) for more in CASES.values()]
@@ -109,8 +107,6 @@ def test_helm_renders_the_objects_of_any_specification(chart: Path) -> None:
             check(manifest)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(not IS_THERE, reason="needs helm, or helm-python-sdk")
 def test_helm_names_objects_after_the_release_and_refuses_impossible_scaling(chart: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [

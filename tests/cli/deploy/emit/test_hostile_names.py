@@ -71,8 +71,6 @@ def test_no_template_of_a_chart_holds_a_name() -> None:
     assert re.fullmatch(r"  curl http://[\d.:]+/predictions/[\w.%~-]+ --upload-file INPUT", request)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(not IS_THERE, reason="needs helm, or helm-python-sdk")
 def test_helm_renders_the_name_unchanged(tmp_path: Path) -> None:
     for name, text in files("helm", **KUBERNETES).items():

@@ -94,8 +94,6 @@ def test_both_environments_may_share_one_gateway() -> None:
     assert "kubernetes.hostnames" not in str(emitted(gateway="public").notes)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="needs kubectl, which has kustomize in it"
 )

@@ -29,9 +29,6 @@ from tsx_cli.deploy.image.recipe import recipe
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
 
-pytestmark = pytest.mark.slow
-
-
 LOCKS = {"locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"}
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
 HOST = "123456789012.dkr.ecr.eu-central-1.amazonaws.com"
@@ -127,7 +124,6 @@ def write_all(
     return paths
 
 
-@pytest.mark.usefixtures("processes")
 def test_hadolint_accepts_the_dockerfiles(tmp_path: Path) -> None:
     facts = replace(FACTS, requirements="tqdm==4.67.1\n", compiles="pt2 in model-config.yaml")
     cases = CONTAINERS | {"kserve": CLUSTERS["kserve"]}
@@ -145,7 +141,6 @@ def test_hadolint_accepts_the_dockerfiles(tmp_path: Path) -> None:
     run(tool("hadolint"), "--failure-threshold", "style", *files)
 
 
-@pytest.mark.usefixtures("processes")
 def test_compose_files_have_the_schema_of_compose(tmp_path: Path) -> None:
     files = write_all("compose", CONTAINERS, "container", tmp_path)["compose.yaml"]
     assert len(files) == len(CONTAINERS)
@@ -219,7 +214,6 @@ def test_a_value_that_kubernetes_would_refuse_is_refused(key: str, value: object
         spec("kubernetes", kubernetes={key: value})
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="needs kubectl, which has kustomize in it"
 )
@@ -239,7 +233,6 @@ def test_an_inference_service_names_its_runtime_and_its_archive() -> None:
     assert model["env"] == [{"name": "TSX_SERVICE_ENVELOPE", "value": "kservev2"}]
 
 
-@pytest.mark.usefixtures("processes")
 def test_cfn_lint_accepts_the_templates(tmp_path: Path) -> None:
     def resources(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())["Resources"]
@@ -450,7 +443,6 @@ def test_invalid_options_are_reported_and_nothing_is_written(
     assert not Path("out").exists()
 
 
-@pytest.mark.usefixtures("processes")
 def test_emitting_imports_nothing_of_aws(tmp_path: Path) -> None:
     code = "import sys, tsx_cli.deploy.emit.render; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
     run(sys.executable, "-c", code)

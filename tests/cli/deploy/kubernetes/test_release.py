@@ -543,7 +543,6 @@ def run_all_verbs(deploy: Deploy, watched: Watched, directory: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-@pytest.mark.usefixtures("processes")
 def test_kubectl_accepts_each_call(
     kubectl: str, deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path
 ) -> None:

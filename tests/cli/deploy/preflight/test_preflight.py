@@ -43,7 +43,6 @@ def add_benchmark(archive: Path, **changes: Any) -> None:
     rewrite_archive(archive, {"tsx-bench.json": record.content()})
 
 
-@pytest.mark.usefixtures("processes")
 def test_the_archive_is_loaded_before_anything_is_created(
     deploy: Deploy, course: Course, tmp_path: Path
 ) -> None:

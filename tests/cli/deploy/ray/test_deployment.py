@@ -28,7 +28,7 @@ from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.main import main
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("processes")]
+pytestmark = pytest.mark.cluster
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
@@ -115,7 +115,6 @@ class OnRay:
 
 @pytest.fixture(scope="module")
 def on_ray(
-    processes: None,
     tmp_path_factory: pytest.TempPathFactory,
     free_ports: Callable[[int], list[int]],
 ) -> Iterator[OnRay]:

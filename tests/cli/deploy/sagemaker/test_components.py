@@ -22,8 +22,6 @@ from tests.support.deploying import OTHER_IMAGE, ROLE, Deploy, actions
 from tests.support.platforms.aws import ACCOUNT, REGION, Course
 from tests.support.platforms.aws_components import count_failure_without_capacity, scale
 
-pytestmark = pytest.mark.slow
-
 SHARED = "--set=sagemaker.component.endpoint=shared"
 
 

@@ -24,8 +24,6 @@ from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 from tsx_cli.deploy.sagemaker.resources import model_properties
 
-pytestmark = pytest.mark.slow
-
 BUCKET = "tsx-123456789012-eu-central-1"
 RESOURCES = ("Bucket", "ModelData", "LogGroup", "Model", "EndpointConfig")
 

@@ -14,8 +14,6 @@ from tests.support.deploying import HANDLER, OTHER_IMAGE, Deploy, actions
 from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 
-pytestmark = pytest.mark.slow
-
 SHARED = "--set=sagemaker.multi_model.endpoint=shared"
 BUCKET = "tsx-123456789012-eu-central-1"
 

@@ -27,7 +27,6 @@ from tests.support.platforms.sagemaker_transform import run_job
 
 COMPONENT = ("--set=sagemaker.component.endpoint=shared",)
 MULTI_MODEL = ("--set=sagemaker.multi_model.endpoint=shared",)
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
 
 def archive(directory: Path, answer: str) -> Path:
