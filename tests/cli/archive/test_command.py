@@ -542,23 +542,27 @@ def test_unpack_writes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> 
     assert not list(tmp_path.glob(".*"))
 
 
+NO_ARCHIVES = {
+    "missing.mar": None,
+    "empty.mar": b"",
+    "foreign.mar": b"GIF89a",
+    "cut.mar": b"PK\x03\x04" + bytes(100),
+}
+
+
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    "command",
-    ["archive inspect", "archive verify", "archive unpack", "archive --check", "serve"],
-)
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
+    ("command", "name"),
     [
-        ("missing.mar", None, "missing.mar"),
-        ("empty.mar", b"", "empty"),
-        ("foreign.mar", b"GIF89a", "foreign.mar"),
-        ("cut.mar", b"PK\x03\x04" + bytes(100), "cut"),
+        *(("archive inspect", name) for name in NO_ARCHIVES),
+        ("archive verify", "cut.mar"),
+        ("archive unpack", "empty.mar"),
+        ("archive --check", "foreign.mar"),
+        *(("serve", name) for name in NO_ARCHIVES),
     ],
 )
-def test_a_file_that_is_no_archive_is_refused(
-    run: Run, command: str, name: str, content: bytes | None, reason: str
-) -> None:
+def test_a_file_that_is_no_archive_is_refused(run: Run, command: str, name: str) -> None:
+    content = NO_ARCHIVES[name]
     if content is not None:
         Path(name).write_bytes(content)
     # The server refuses the file before it binds the port.
@@ -566,7 +570,7 @@ def test_a_file_that_is_no_archive_is_refused(
         port = ("--port", in_use.getsockname()[1]) if command == "serve" else ()
         ended = run(f"{command} {name}", *port)
     assert ended.code == 1
-    assert reason in ended.err
+    assert name.removesuffix(".mar") in ended.err
     assert "Traceback" not in ended.err
 
 
