@@ -1,7 +1,8 @@
-"""The command line in this process, far from the user's own settings and cache."""
+"""The command line in this process, without the user's own settings and cache."""
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,19 +41,18 @@ def run(
     capfd: pytest.CaptureFixture[str],
     logging_as_it_was: None,
 ) -> Run:
-    """`tsx` with these words, in an empty directory."""
+    """Run `tsx` with these arguments in an empty directory; spaces part the first of them."""
     monkeypatch.setenv("TSX_CACHE_DIR", str(session_cache))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: object) -> Ended:
+    def run(command: str = "", *arguments: object) -> Ended:
         capfd.readouterr()
-        code = main([str(word) for word in words])
+        code = main([*shlex.split(command), *map(str, arguments)])
         out, err = capfd.readouterr()
         deadline = time.monotonic() + 2
-        while (
-            code == 1 and not out + err and time.monotonic() < deadline
-        ):  # what a thread has yet to write
+        # A thread of the command may write after it has ended.
+        while code == 1 and not out + err and time.monotonic() < deadline:
             time.sleep(0.01)
             out, err = capfd.readouterr()
         return Ended(code, out, err)
@@ -64,26 +64,26 @@ def run(
 def torchserve(
     processes: None, short_path: Path, free_ports: Callable[[int], list[int]]
 ) -> Iterator[TorchServe]:
-    made = TorchServe(short_path, free_ports(3))
+    server = TorchServe(short_path, free_ports(3))
     try:
-        yield made
+        yield server
     finally:
-        made.end()
+        server.end()
 
 
 @pytest.fixture
 def answering() -> Iterator[Answering]:
     """Start a server that answers every request alike; calling it again changes the answer."""
-    given: dict[str, Any] = {}
+    reply: dict[str, Any] = {}
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("content-length") or 0))
-            self.send_response(given["status"])
-            for name, value in given["headers"].items():
+            self.send_response(reply["status"])
+            for name, value in reply["headers"].items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(given["body"])
+            self.wfile.write(reply["body"])
 
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("do_"):
@@ -94,7 +94,7 @@ def answering() -> Iterator[Answering]:
             pass
 
     def answer(status: int, body: bytes, **headers: str) -> str:
-        given.update(
+        reply.update(
             status=status, body=body, headers={"content-length": str(len(body)), **headers}
         )
         return f"http://127.0.0.1:{server.server_port}"

@@ -1,6 +1,4 @@
-"""Servers at unix sockets and at https addresses, and the commands that talk to them, as a person
-has them.
-"""
+"""Commands that talk to servers at unix sockets and at https addresses."""
 
 from __future__ import annotations
 
@@ -34,52 +32,54 @@ ROLES = ("inference", "management", "metrics")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("at")
-    make_model(place / "echo.mar", ECHO)
-    (place / "words.txt").write_text("over there")
-    return place
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("at")
+    make_model(directory / "echo.mar", ECHO)
+    (directory / "words.txt").write_text("over there")
+    return directory
 
 
 @pytest.fixture(scope="module")
-def pair(processes: None, place: Path) -> Pair:
-    return make_certificate(place)
+def pair(processes: None, directory: Path) -> Pair:
+    return make_certificate(directory)
 
 
 @pytest.fixture(scope="module")
-def at_sockets(processes: None, place: Path, session_cache: Path) -> Iterator[Running]:
-    addresses = {f"TSX_{role.upper()}_ADDRESS": f"unix:{place / role}.sock" for role in ROLES}
-    with serving(
-        ["serve", "echo.mar"],
-        place,
-        {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false", **addresses},
-    ) as running:
+def environment(session_cache: Path) -> dict[str, str]:
+    return {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"}
+
+
+@pytest.fixture(scope="module")
+def at_sockets(processes: None, directory: Path, environment: dict[str, str]) -> Iterator[Running]:
+    addresses = {f"TSX_{role.upper()}_ADDRESS": f"unix:{directory / role}.sock" for role in ROLES}
+    with serving(["serve", "echo.mar"], directory, environment | addresses) as running:
         yield running
         assert running.stop() == 0
-    assert not list(place.glob("*.sock"))
+    assert not list(directory.glob("*.sock"))
 
 
 @pytest.fixture(scope="module")
-def with_tls(place: Path, pair: Pair, session_cache: Path) -> Iterator[Running]:
-    words = [f"--set={role}_address=https://127.0.0.1:0" for role in ROLES]
-    words += [
+def with_tls(directory: Path, pair: Pair, environment: dict[str, str]) -> Iterator[Running]:
+    arguments = [f"--set={role}_address=https://127.0.0.1:0" for role in ROLES]
+    arguments += [
         f"--set=certificate_file={pair.certificate}",
         f"--set=private_key_file={pair.key}",
         "--set=enable_grpc_ssl=true",
     ]
-    with serving(
-        ["serve", "echo.mar", *words, *FREE_GRPC_PORTS],
-        place,
-        {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"},
-    ) as running:
+    command = ["serve", "echo.mar", *arguments, *FREE_GRPC_PORTS]
+    with serving(command, directory, environment) as running:
         yield running
-        with client_of(
-            running, pair
-        ) as idle:  # it does not read, so it never agrees to the end of TLS
+        # The client does not read, so it never agrees to the end of TLS.
+        with client_of(running, pair) as idle:
             idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
             assert idle.recv(12) == b"HTTP/1.1 200"
             assert running.stop() == 0
         assert "Traceback" not in running.log
+
+
+def host_and_port(server: Running) -> tuple[str, int]:
+    host, _, port = server.address("predictions").removeprefix("https://").partition(":")
+    return host, int(port)
 
 
 @contextlib.contextmanager
@@ -87,9 +87,9 @@ def client_of(server: Running, pair: Pair, **versions: ssl.TLSVersion) -> Iterat
     context = ssl.create_default_context(cafile=pair.certificate)
     for name, version in versions.items():
         setattr(context, name, version)
-    host, _, port = server.address("predictions").removeprefix("https://").partition(":")
+    host, port = host_and_port(server)
     with (
-        socket.create_connection((host, int(port)), 30) as plain,
+        socket.create_connection((host, port), 30) as plain,
         context.wrap_socket(plain, server_hostname=host) as client,
     ):
         yield client
@@ -98,116 +98,100 @@ def client_of(server: Running, pair: Pair, **versions: ssl.TLSVersion) -> Iterat
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("server", ["at_sockets", "with_tls"])
-def test_the_curl_line_works_as_it_stands(server: str, request: pytest.FixtureRequest) -> None:
+def test_the_printed_curl_command_works(server: str, request: pytest.FixtureRequest) -> None:
     running: Running = request.getfixturevalue(server)
-    words = shlex.split(running.lines[-1].removeprefix("try: "))
-    assert ("--unix-socket" if server == "at_sockets" else "--cacert") in words
-    answer = subprocess.run(
-        [words[0], "--silent", "--fail", *words[1:]], capture_output=True, check=True, timeout=30
-    ).stdout
-    assert b"Healthy" in answer
+    arguments = shlex.split(running.lines[-1].removeprefix("try: "))
+    assert ("--unix-socket" if server == "at_sockets" else "--cacert") in arguments
+    command = [arguments[0], "--silent", "--fail", *arguments[1:]]
+    response = subprocess.run(command, capture_output=True, check=True, timeout=30)
+    assert b"Healthy" in response.stdout
 
 
-def test_the_commands_talk_to_unix_sockets(at_sockets: Running, run: Run, place: Path) -> None:
-    assert at_sockets.address("predictions") == f"unix:{place}/inference.sock"
-    ended = run("predict", "echo", place / "words.txt", "--url", at_sockets.address("predictions"))
-    assert (ended.code, ended.out) == (0, "over there")
-    ended = run("models", "list", "--url", at_sockets.address("models"))
-    assert ended.code == 0
-    assert "echo" in ended.out
-    ended = run("models", "scale", "nobody", 1, "--url", at_sockets.address("models"))
-    assert ended.code == 1
-    assert "nobody" in ended.err
+def check_commands(run: Run, server: Running, directory: Path) -> None:
+    """Predict and list the models of a server."""
+    predict = f"predict echo {directory}/words.txt"
+    ended = run(f"{predict} --url {server.address('predictions')}")
+    assert (ended.code, ended.out) == (0, "over there"), ended.err
+    ended = run(f"models list --url {server.address('models')}")
+    assert (ended.code, "echo" in ended.out) == (0, True)
+
+
+def test_the_commands_talk_to_unix_sockets(at_sockets: Running, run: Run, directory: Path) -> None:
+    assert at_sockets.address("predictions") == f"unix:{directory}/inference.sock"
+    check_commands(run, at_sockets, directory)
+    ended = run(f"models scale nobody 1 --url {at_sockets.address('models')}")
+    assert (ended.code, "nobody" in ended.err) == (1, True)
 
 
 def test_a_unix_socket_is_for_its_user_alone_and_takes_any_host(
-    at_sockets: Running, place: Path
+    at_sockets: Running, directory: Path
 ) -> None:
-    assert stat.S_IMODE((place / "management.sock").stat().st_mode) == 0o600
+    path = directory / "management.sock"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with contextlib.closing(http.client.HTTPConnection("evil.org")) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(str(place / "management.sock"))
+        connection.sock.connect(str(path))
         connection.request("GET", "/models")
         assert connection.getresponse().status == 200
 
 
-def test_the_commands_talk_to_https_addresses_where_the_certificate_is_named(
-    with_tls: Running, run: Run, place: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+def test_the_commands_talk_to_https_addresses_if_the_certificate_is_named(
+    with_tls: Running, run: Run, directory: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict = ["predict", "echo", place / "words.txt", "--url", with_tls.address("predictions")]
-    ended = run(*predict)
+    ended = run(f"predict echo {directory}/words.txt --url {with_tls.address('predictions')}")
     assert ended.code == 1
-    assert "this machine does not trust the server's certificate" in ended.err
+    assert "does not trust the server's certificate" in ended.err
     assert "TSX_CERTIFICATE_FILE=cert.pem" in ended.err
     monkeypatch.setenv("TSX_CERTIFICATE_FILE", str(pair.certificate))
-    ended = run(*predict)
-    assert (ended.code, ended.out) == (0, "over there"), ended.err
-    ended = run("models", "list", "--url", with_tls.address("models"))
-    assert ended.code == 0
-    assert "echo" in ended.out
+    check_commands(run, with_tls, directory)
 
 
-BENCH = (
-    "--model",
-    "echo",
-    "--input",
-    "words.txt",
-    "--duration",
-    0.1,
-    "--warm-up",
-    0,
-    "--connections",
-    2,
-)
+def bench(run: Run, directory: Path, url: str, arguments: str = "") -> Ended:
+    shutil.copy(directory / "words.txt", ".")
+    load = "--model echo --input words.txt --duration 0.1 --warm-up 0 --connections 2"
+    return run(f"bench --against {url} {load} {arguments}")
 
 
-def benched(run: Run, place: Path, url: str, *words: object) -> Ended:
-    shutil.copy(place / "words.txt", ".")
-    return run("bench", "--against", url, *BENCH, *words)
-
-
-def test_the_load_generator_asks_unix_sockets_too(
-    at_sockets: Running, run: Run, place: Path
+def test_the_load_generator_talks_to_unix_sockets(
+    at_sockets: Running, run: Run, directory: Path
 ) -> None:
     url = at_sockets.address("predictions")
-    ended = benched(run, place, url, "--json", "out.json")
+    ended = bench(run, directory, url, "--json out.json")
     assert ended.code == 0, ended.err
     reported = read_results(Path("out.json"))
     assert (reported.against, reported.trials[0].points[0].error_rate) == (url, 0)
-    gone = benched(run, place, f"unix:{place}/nobody.sock")
-    assert (gone.code, f"no server answers at unix:{place}/nobody.sock" in gone.err) == (1, True)
+    nobody = f"unix:{directory}/nobody.sock"
+    ended = bench(run, directory, nobody)
+    assert (ended.code, f"at {nobody}" in ended.err) == (1, True)
 
 
 @pytest.mark.parametrize("protocol", ["tsx", "grpc"])
-def test_the_load_generator_speaks_tls_where_the_certificate_is_named(
+def test_the_load_generator_speaks_tls_if_the_certificate_is_named(
     with_tls: Running,
     run: Run,
-    place: Path,
+    directory: Path,
     pair: Pair,
     protocol: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url = (
-        f"https://{with_tls.address('gRPC predictions')}"
-        if protocol == "grpc"
-        else with_tls.address("predictions")
-    )
-    ended = benched(run, place, url, "--protocol", protocol)
+    url = with_tls.address("predictions")
+    if protocol == "grpc":
+        url = f"https://{with_tls.address('gRPC predictions')}"
+    arguments = f"--protocol {protocol}"
+    ended = bench(run, directory, url, arguments)
     assert ended.code == 1
-    assert "this machine does not trust the server's certificate" in ended.err
+    assert "does not trust the server's certificate" in ended.err
     assert "--certificate FILE" in ended.err
-    ended = benched(run, place, url, "--protocol", protocol, "--certificate", pair.certificate)
+    ended = bench(run, directory, url, f"{arguments} --certificate {pair.certificate}")
     assert ended.code == 0, ended.err
     if protocol == "tsx":
         monkeypatch.setenv("TSX_CERTIFICATE_FILE", str(pair.certificate))
-        ended = benched(run, place, url)
-        assert ended.code == 0, "as the other commands find it"
-        ended = benched(run, place, url.replace("https", "http"))
-        assert "need https" in ended.err
+        assert bench(run, directory, url).code == 0
+        assert "need https" in bench(run, directory, url.replace("https", "http")).err
 
 
 def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | None = None) -> str:
-    """What a command says of a server that does not get beyond its first bytes."""
+    """Return the error of a command whose server does not get beyond its first bytes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept() -> None:
@@ -218,25 +202,23 @@ def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | Non
 
         peer = threading.Thread(target=accept, daemon=True)
         peer.start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(CliError) as caught:
-            Server(f"https://127.0.0.1:{listener.getsockname()[1]}", certificate=certificate).call(
-                "GET", "/ping"
-            )
+            Server(url, certificate=certificate).call("GET", "/ping")
         peer.join(30)
     return caught.value.message
 
 
 @pytest.mark.usefixtures("processes")
-def test_every_doubt_about_a_certificate_is_reported_with_the_next_step(tmp_path: Path) -> None:
-    assert "does its address begin with http://?" in refusal_of(
-        lambda plain: plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    )
-    other = make_certificate(tmp_path, hosts="DNS:models.example.org")
+def test_each_problem_of_a_certificate_is_reported_with_a_remedy(tmp_path: Path) -> None:
+    plain = refusal_of(lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    assert "does its address begin with http://?" in plain
+    foreign = make_certificate(tmp_path, hosts="DNS:models.example.org")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*other)
+    context.load_cert_chain(*foreign)
     greet = partial(context.wrap_socket, server_side=True)
     assert "set certificate_file to it" in refusal_of(greet)
-    assert "Give --url a name that the certificate has" in refusal_of(greet, other.certificate)
+    assert "a name that the certificate has" in refusal_of(greet, foreign.certificate)
     with pytest.raises(CliError, match="certificate_file: cannot read"):
         Server("https://127.0.0.1:1", certificate=tmp_path / "none").call("GET", "/ping")
 
@@ -247,9 +229,8 @@ def test_tls_1_2_and_1_3_are_spoken(with_tls: Running, pair: Pair, version: ssl.
         assert client.version() == version.name.replace("v1_", "v1.")
 
 
-def test_what_is_not_tls_does_no_harm(with_tls: Running, pair: Pair) -> None:
-    host, _, port = with_tls.address("predictions").removeprefix("https://").partition(":")
-    with socket.create_connection((host, int(port)), 30) as plain:
+def test_a_client_without_tls_does_no_harm(with_tls: Running, pair: Pair) -> None:
+    with socket.create_connection(host_and_port(with_tls), 30) as plain:
         plain.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = b""
         with contextlib.suppress(ConnectionResetError):
@@ -267,17 +248,13 @@ def test_host_and_port_options_keep_the_scheme_and_replace_a_unix_socket() -> No
         management_address="unix:/a.sock",
         metrics_address="unix:/b.sock",
     )
-    reported = with_addresses(
-        settings, "localhost", {"inference": 2, "management": 3, "metrics": 4}
-    )
-    assert [getattr(reported, f"{role}_address") for role in ROLES] == [
+    ports = {"inference": 2, "management": 3, "metrics": 4}
+    changed = with_addresses(settings, "localhost", ports)
+    assert [getattr(changed, f"{role}_address") for role in ROLES] == [
         "https://localhost:2",
         "http://localhost:3",
         "http://localhost:4",
     ]
     assert with_addresses(settings, None, dict.fromkeys(ROLES)) == settings
-    with pytest.raises(
-        CliError,
-        match=r"management_address is unix:/a\.sock, which has no host; give a port as well",
-    ):
+    with pytest.raises(CliError, match=r"unix:/a\.sock, which has no host"):
         with_addresses(settings, "localhost", dict.fromkeys(ROLES))

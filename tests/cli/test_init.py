@@ -1,6 +1,4 @@
-"""`tsx init` writes files that work as they are (that they pass `tsx archive --check` is in
-test_check.py).
-"""
+"""The files of `tsx init`; test_check.py shows that they pass `tsx archive --check`."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def written(directory: Path) -> set[str]:
 
 
 def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
-    ended = run("init", "my-model.v2")
+    ended = run("init my-model.v2")
     assert ended.code == 0, ended.err
     assert written(tmp_path / "my-model.v2") == FILES
     assert ended.out.splitlines()[-1] == "my-model.v2/README.md has the next steps"
@@ -44,7 +42,8 @@ def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
         assert "MyModelV2" in ast.dump(ast.parse((tmp_path / "my-model.v2" / name).read_text()))
     config = yaml.safe_load((tmp_path / "my-model.v2" / "model-config.yaml").read_text())
     assert config["batchSize"] == 16
-    assert "maxBatchDelay" not in config  # which a lone request waits out with `batchPolicy: wait`
+    # A lone request would wait out the delay with `batchPolicy: wait`.
+    assert "maxBatchDelay" not in config
 
 
 @pytest.mark.parametrize(
@@ -54,8 +53,8 @@ def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
 def test_the_handler_refuses_a_body_that_is_no_row(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: object
 ) -> None:
-    assert run("init", "m").code == 0
-    # as a worker resolves it, and without `ts` for the tests that follow in this process
+    assert run("init m").code == 0
+    # A worker resolves the names so; later tests in this process need the real `ts`.
     for name in ("ts", "ts.torch_handler", "ts.torch_handler.base_handler"):
         monkeypatch.setitem(sys.modules, name, base)
     handler = runpy.run_path(str(tmp_path / "m" / "handler.py"))["MHandler"]()
@@ -66,36 +65,35 @@ def test_the_handler_refuses_a_body_that_is_no_row(
     assert handler.preprocess([{"body": row}, {"data": row}]).tolist() == [row["row"]] * 2
 
 
-@pytest.mark.parametrize("name", ["resnet", "my-model", "net-0.5.v2", "2d_net", "x.mar"])
-def test_the_commands_of_the_readme_name_the_archive_that_they_make(
+@pytest.mark.parametrize("name", ["resnet", "net-0.5.v2", "2d_net", "x.mar"])
+def test_the_commands_of_the_readme_name_the_archive_that_they_write(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     assert run("init", name).code == 0
-    lines = [
-        line.partition("#")[0]
-        for line in (tmp_path / name / "README.md").read_text().splitlines()
-        if line.startswith("    ")
-    ]
+    readme = (tmp_path / name / "README.md").read_text()
+    lines = [line.partition("#")[0] for line in readme.splitlines() if line.startswith("    ")]
     change, _, archive, serve, predict = map(shlex.split, lines)
     assert change[0] == "cd"
     monkeypatch.chdir(change[1])
     runpy.run_path("model.py", run_name="__main__")
-    packed = run(*archive[1:-1], "--no-import")  # the last word is --check
+    # The last argument is --check.
+    packed = run(*archive[1:-1], "--no-import")
     assert packed.code == 0, packed.err
     assert manifest_of(Path(serve[2])).model_name == predict[2] == name
 
 
 def test_nothing_is_overwritten_without_force(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "handler.py").write_text("mine")
-    ended = run("init", "m", "--output", "here")
+    directory = tmp_path / "here"
+    directory.mkdir()
+    (directory / "handler.py").write_text("mine")
+    ended = run("init m --output here")
     assert ended.code == 1
     assert "here/handler.py would be overwritten" in ended.err
-    assert written(tmp_path / "here") == {"handler.py"}
-    (tmp_path / "here" / "model.py").symlink_to(tmp_path / "elsewhere")
-    assert run("init", "m", "--output", "here", "--force").code == 0
+    assert written(directory) == {"handler.py"}
+    (directory / "model.py").symlink_to(tmp_path / "elsewhere")
+    assert run("init m --output here --force").code == 0
     assert not (tmp_path / "elsewhere").exists()
-    assert written(tmp_path / "here") == FILES
+    assert written(directory) == FILES
 
 
 @pytest.mark.parametrize("name", ["../x", "_x", "a b", "é", ""])

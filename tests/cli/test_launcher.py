@@ -1,4 +1,4 @@
-"""`ts.launcher`, as TorchServe's own tests and its users' scripts call it."""
+"""`ts.launcher`, as TorchServe's tests and scripts of its users call it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sys.path.insert(0, sys.argv[1])
 from ts import launcher
 inference, launcher.MANAGEMENT = sys.argv[2:]
 start = {"model_store": "store", "snapshot_file": "config.properties", "no_config_snapshots": True, "disable_token": True}
-for _ in range(2):  # the second stops the first
+for _ in range(2):  # the second call stops the first server
     launcher.start(**start, models="echo=echo.mar", enable_model_api=True, plugin_folder="plugins")
 print("registered", launcher.register_model("other", "echo.mar").status_code)
 for model in ("echo", "other"):
@@ -38,7 +38,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_script_starts_asks_and_stops_a_server(
+def test_a_script_starts_calls_and_stops_a_server(
     short_path: Path, free_ports: Callable[[int], list[int]]
 ) -> None:
     for directory in ("store", "tmp"):
@@ -54,9 +54,8 @@ def test_a_script_starts_asks_and_stops_a_server(
             "TSX_WORKER_PRELOAD": "false",
         }
     )
-    command = [sys.executable, "-c", SCRIPT, str(SHIMS), inference, f"{management}/models"]
-    done = subprocess.run(
-        command,
+    finished = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(SHIMS), inference, f"{management}/models"],
         cwd=short_path,
         env=environment,
         capture_output=True,
@@ -64,8 +63,8 @@ def test_a_script_starts_asks_and_stops_a_server(
         timeout=DEADLINE,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    lines = finished.stdout.splitlines()
     assert [line for line in lines if line.startswith("TorchServe")] == [
         "TorchServe is not currently running.",
         "TorchServe has stopped.",
@@ -78,8 +77,5 @@ def test_a_script_starts_asks_and_stops_a_server(
         "echo hello",
         "other hello",
     ]
-    assert (
-        "failed the server did not start; the command ended with 1: --model-store directory not found: none"
-        in done.stdout
-    )
+    assert "ended with 1: --model-store directory" in finished.stdout
     assert not (short_path / "tmp" / ".model_server.pid").exists()

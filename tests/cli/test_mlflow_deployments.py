@@ -1,6 +1,4 @@
-"""`mlflow deployments -t tsx://...`: a real MLflow server on SQLite, its own command line, and a
-real server of tsx.
-"""
+"""`mlflow deployments -t tsx://...` with a real MLflow server and a real server of tsx."""
 
 from __future__ import annotations
 
@@ -32,40 +30,23 @@ from tests.support.servers import FREE_PORTS, Running, serving
 from tsx_cli import mlflow_deployments
 from tsx_cli.mlflow_deployments import TsxDeploymentClient, address
 
-pytestmark = pytest.mark.slow
-
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "mlflow.md"
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 
 
 @pytest.fixture(scope="module")
 def tracking(
-    processes: None,
     tmp_path_factory: pytest.TempPathFactory,
     free_ports: Callable[[int], list[int]],
 ) -> Iterator[str]:
-    """The address of an MLflow server that has two versions of a model; the first is its
-    champion.
-    """
+    """Start an MLflow server that has two versions of a model, of which the first is its champion."""
     directory = tmp_path_factory.mktemp("mlflow")
     (port,) = free_ports(1)
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--backend-store-uri",
-        "sqlite:///mlflow.db",
-        "--workers",
-        "1",
-    ]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    environment = {
-        **os.environ,
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    }  # processes that nothing here asks for
+    options = f"--backend-store-uri sqlite:///mlflow.db --workers 1 --host 127.0.0.1 --port {port}"
+    # Jobs would be processes that nothing here needs.
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     server = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "mlflow", "server", *options.split()],
         cwd=directory,
         env=environment,
         stdout=subprocess.PIPE,
@@ -75,13 +56,13 @@ def tracking(
     )
     assert server.stdout is not None
     try:
-        said = []
+        lines = []
         for line in server.stdout:
-            said.append(line)
+            lines.append(line)
             if "Application startup complete" in line:
                 break
         else:
-            raise AssertionError(said)
+            raise AssertionError(lines)
         before = mlflow.get_tracking_uri()
         mlflow.set_tracking_uri(f"http://127.0.0.1:{port}")
         _log_models()
@@ -113,11 +94,11 @@ def _log_models() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("server")
     (directory / "models").mkdir()
-    words = ("serve", "--model-store", "models", *FREE_PORTS, "--set", "enable_model_api=true")
-    with serving(words, directory, {"TSX_CACHE_DIR": str(directory / "cache")}) as running:
+    arguments = ("serve", "--model-store", "models", *FREE_PORTS, "--set", "enable_model_api=true")
+    with serving(arguments, directory, {"TSX_CACHE_DIR": str(directory / "cache")}) as running:
         yield running
 
 
@@ -130,18 +111,18 @@ def store(server: Running) -> Path:
 def client(
     server: Running, store: Path, tracking: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[TsxDeploymentClient]:
-    """The server, at the addresses of the settings, is empty again afterwards."""
+    """Connect to the server by the settings' addresses, and empty it afterwards."""
     monkeypatch.setenv("TSX_MODEL_STORE", str(store))
-    for role, what in (("INFERENCE", "predictions"), ("MANAGEMENT", "models")):
-        monkeypatch.setenv(f"TSX_{role}_ADDRESS", server.address(what))
-    made = TsxDeploymentClient("tsx")
-    yield made
-    for each in made.list_endpoints():
-        made.delete_endpoint(each["name"])
+    for role, title in (("INFERENCE", "predictions"), ("MANAGEMENT", "models")):
+        monkeypatch.setenv(f"TSX_{role}_ADDRESS", server.address(title))
+    client = TsxDeploymentClient("tsx")
+    yield client
+    for endpoint in client.list_endpoints():
+        client.delete_endpoint(endpoint["name"])
 
 
-def names(found: list[dict[str, Any]]) -> list[str]:
-    return [each["name"] for each in found]
+def names(resources: list[dict[str, Any]]) -> list[str]:
+    return [resource["name"] for resource in resources]
 
 
 def refused(act: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str, str]:
@@ -150,7 +131,7 @@ def refused(act: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str
     return caught.value.error_code, caught.value.message
 
 
-def test_mlflows_own_client_reads_the_answers_of_a_deployment(
+def test_mlflows_own_client_reads_the_predictions_of_a_deployment(
     server: Running, client: TsxDeploymentClient
 ) -> None:
     client.create_deployment("flowers", "models:/iris@champion")
@@ -161,33 +142,30 @@ def test_mlflows_own_client_reads_the_answers_of_a_deployment(
     assert predictions.shape == (1, 2)
 
 
-def test_each_command_of_the_page_does_what_it_says(
+def test_each_command_of_the_documentation_works(
     tracking: str,
     client: TsxDeploymentClient,
     store: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In this process: a start of MLflow's command takes seconds."""
+    """Run MLflow's commands in this process, since a start of one takes seconds."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").symlink_to(store)
     (tmp_path / "rows.json").write_text(json.dumps(ROW))
     lines = re.findall(r"^\$ mlflow deployments (.*)$", PAGE.read_text(), re.MULTILINE)
-    said = []
+    outputs = []
     for line in lines:
-        done = CliRunner().invoke(
-            commands,
-            shlex.split(line.replace("tsx://127.0.0.1:8080", "tsx")),
-            catch_exceptions=False,
-        )
-        assert done.exit_code == 0, (line, done.output)
-        said.append(done.output)
-    shown = dict(zip(lines, said, strict=True))
+        arguments = shlex.split(line.replace("tsx://127.0.0.1:8080", "tsx"))
+        result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, (line, result.output)
+        outputs.append(result.output)
+    shown = dict(zip(lines, outputs, strict=True))
     assert len(lines) == 10
-    assert "pytorch deployment iris is created" in said[0]
-    assert "predictions" in said[1]
-    assert "modelVersion: 1" in said[2]
-    assert "Deployment iris is updated (with flavor unchanged)" in said[3]
+    assert "pytorch deployment iris is created" in outputs[0]
+    assert "predictions" in outputs[1]
+    assert "modelVersion: 1" in outputs[2]
+    assert "Deployment iris is updated (with flavor unchanged)" in outputs[3]
     split = next(output for line, output in shown.items() if line.startswith("get-endpoint"))
     assert "traffic: {'1': 0.9, '2': 0.1}" in split
     listed = next(output for line, output in shown.items() if line.startswith("list"))
@@ -195,33 +173,23 @@ def test_each_command_of_the_page_does_what_it_says(
     assert client.list_deployments() == []
 
 
-def test_a_deployment_is_made_changed_replaced_and_deleted(client: TsxDeploymentClient) -> None:
+def test_a_deployment_is_created_changed_replaced_and_deleted(client: TsxDeploymentClient) -> None:
     assert client.create_deployment("iris", "models:/iris/1", config={"batch_size": 8}) == {
         "name": "iris",
         "flavor": "pytorch",
     }
     assert client.list_deployments() == [{"name": "iris"}]
     first = client.predict("iris", np.array(ROW))
-    assert (
-        client.predict("iris", torch.tensor(ROW))
-        == client.predict("iris", {"inputs": np.array(ROW)})
-        == first
-    )
+    inputs: list[Any] = [torch.tensor(ROW), {"inputs": np.array(ROW)}, {"inputs": ROW}, ROW]
+    for value in inputs:
+        assert client.predict("iris", value) == first
+    assert client.predict("iris/1", pd.DataFrame(ROW)) == first
     assert len(client.explain("iris", ROW)) == len(ROW[0])
-    assert (
-        client.predict("iris", {"inputs": ROW})
-        == client.predict("iris/1", pd.DataFrame(ROW))
-        == client.predict("iris", ROW)
-        == first
-    )
-    assert client.update_deployment("iris", config={"BATCH-SIZE": 4}) == {
-        "name": "iris",
-        "flavor": "unchanged",
-    }
+    updated = client.update_deployment("iris", config={"BATCH-SIZE": 4})
+    assert updated == {"name": "iris", "flavor": "unchanged"}
     assert client.get_deployment("iris")["batchSize"] == 4
-    assert (
-        client.update_deployment("iris", "models:/iris/2", flavor="pytorch")["flavor"] == "pytorch"
-    )
+    updated = client.update_deployment("iris", "models:/iris/2", flavor="pytorch")
+    assert updated["flavor"] == "pytorch"
     assert client.list_deployments(endpoint="iris") == [{"name": "2", "endpoint": "iris"}]
     assert client.predict("iris", ROW) != first
     client.delete_deployment("iris")
@@ -242,9 +210,8 @@ def test_an_endpoint_splits_its_requests_among_its_deployments(client: TsxDeploy
     }
     client.update_endpoint("flowers", {"traffic": {"a": 0, "b": 100}})
     assert client.get_endpoint("flowers")["traffic"] == {"a": 0.0, "b": 1.0}
-    assert client.predict(endpoint="flowers", inputs=ROW) == client.predict(
-        "b", ROW, endpoint="flowers"
-    )
+    split = client.predict(endpoint="flowers", inputs=ROW)
+    assert split == client.predict("b", ROW, endpoint="flowers")
     client.update_deployment("flowers/b", config={"set-default": "true"})
     assert client.get_endpoint("flowers")["default"] == "b"
     client.update_endpoint("flowers", {"default": "a"})
@@ -257,121 +224,71 @@ def test_an_endpoint_splits_its_requests_among_its_deployments(client: TsxDeploy
     assert client.list_endpoints() == []
 
 
-def test_what_cannot_be_deployed_says_what_to_do(
+def test_a_deployment_that_is_refused_is_reported_with_a_remedy(
     client: TsxDeploymentClient, store: Path, tmp_path: Path
 ) -> None:
-    create = client.create_deployment
-    code, message = refused(
-        create, "tulips", "models:/iris/1", config={"EXPORT_PATH": str(tmp_path)}
-    )
+    create, update = client.create_deployment, client.update_deployment
+    model = "models:/iris/1"
+    code, message = refused(create, "tulips", model, config={"EXPORT_PATH": str(tmp_path)})
     assert code == "RESOURCE_DOES_NOT_EXIST"
-    assert (
-        f"the server does not read {tmp_path}: -C EXPORT_PATH=DIR names its model_store" in message
-    )
+    assert f"the server does not read {tmp_path}" in message
     assert list(tmp_path.iterdir()) == []
-    assert (
-        "EXPORT_PATH=DIR names the server's"
-        in refused(create, "iris", "models:/iris/1", config={"EXPORT_PATH": "none"})[1]
-    )
-    assert (
-        "did you mean 'batch_size'?"
-        in refused(create, "iris", "models:/iris/1", config={"batchsizes": 1})[1]
-    )
-    assert (
-        "has the flavour pytorch, not onnx"
-        in refused(create, "iris", "models:/iris/1", flavor="onnx")[1]
-    )
-    assert "(name=roses, version=1) not found" in refused(create, "roses", "models:/roses/1")[1]
-    assert "leave it out" in refused(create, "iris/3", "models:/iris/1", config={"VERSION": "4"})[1]
-    create("iris", "models:/iris/1")
-    assert refused(create, "iris", "models:/iris/1")[0] == "RESOURCE_ALREADY_EXISTS"
-    assert (
-        refused(client.update_deployment, "iris", flavor="pytorch")[1]
-        == "the flavour pytorch is of a new model: give --model-uri as well"
-    )
-    assert "nothing to update" in refused(client.update_deployment, "iris")[1]
-    assert (
-        "for one version: name it, as in iris/2"
-        in refused(client.update_deployment, "iris", config={"set_default": True})[1]
-    )
-    kept = set(store.iterdir())
-    assert (
-        refused(client.update_deployment, "iris", "models:/iris/1", config={"initial_workers": -1})[
-            0
-        ]
-        == "INVALID_PARAMETER_VALUE"
-    )
-    assert set(store.iterdir()) == kept  # what is served is still there
+    for name, source, settings, error in (
+        ("iris", model, {"config": {"EXPORT_PATH": "none"}}, "EXPORT_PATH=DIR names the server's"),
+        ("iris", model, {"config": {"batchsizes": 1}}, "did you mean 'batch_size'?"),
+        ("iris", model, {"flavor": "onnx"}, "has the flavour pytorch, not onnx"),
+        ("roses", "models:/roses/1", {}, "(name=roses, version=1) not found"),
+        ("iris/3", model, {"config": {"VERSION": "4"}}, "leave it out"),
+    ):
+        assert error in refused(create, name, source, **settings)[1]
+    create("iris", model)
+    assert refused(create, "iris", model)[0] == "RESOURCE_ALREADY_EXISTS"
+    assert "give --model-uri as well" in refused(update, "iris", flavor="pytorch")[1]
+    assert "nothing to update" in refused(update, "iris")[1]
+    assert "name it, as in iris/2" in refused(update, "iris", config={"set_default": True})[1]
+    before = set(store.iterdir())
+    code, _ = refused(update, "iris", model, config={"initial_workers": -1})
+    assert code == "INVALID_PARAMETER_VALUE"
+    # The archive that is served is still there.
+    assert set(store.iterdir()) == before
     code, message = refused(client.predict, "iris", [[1, 2]])
     assert (code, "float32 rows of shape [4]" in message) == ("INVALID_PARAMETER_VALUE", True)
     assert refused(client.get_deployment, "roses")[0] == "RESOURCE_DOES_NOT_EXIST"
 
 
-def test_a_model_file_of_torch_is_deployed_as_well(
-    client: TsxDeploymentClient, tmp_path: Path
-) -> None:
+def test_a_model_file_of_torch_is_deployed(client: TsxDeploymentClient, tmp_path: Path) -> None:
     torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2)), tmp_path / "net.pt")  # type: ignore[no-untyped-call]  # torch's
     client.create_deployment("file", str(tmp_path / "net.pt"), config={"VERSION": "3"})
     assert len(client.predict("file/3", {"instances": ROW})["predictions"][0]) == 2
     assert len(client.predict("file", pd.DataFrame(ROW))["predictions"][0]) == 2
 
 
-def test_an_archive_tells_which_version_and_run_it_has(
-    tracking: str, run: Run, tmp_path: Path
-) -> None:
-    ended = run("archive", "models:/iris@champion", "--tracking-uri", tracking, "--json")
+def test_an_archive_has_the_version_and_the_run_of_its_model(tracking: str, run: Run) -> None:
+    server = f"--tracking-uri {tracking}"
+    ended = run(f"archive models:/iris@champion {server} --json")
     assert ended.code == 0, ended.err
     version = MlflowClient(tracking).get_model_version("iris", "1")
-    described = json.loads(run("archive", "inspect", "iris.mar", "--json").out)
+    described = json.loads(run("archive inspect iris.mar --json").out)
     assert described["version"] == "1"
     origin = described["manifest"]["mlflow"]
-    assert (origin["version"], origin["run_id"], origin["tags"]) == (
-        "1",
-        version.run_id,
-        {"owner": "botany"},
-    )
-    assert (
-        run(
-            "archive", f"runs:/{version.run_id}/net", "--version", "9", "--tracking-uri", tracking
-        ).code
-        == 0
-    )
-    assert json.loads(run("archive", "inspect", "net.mar", "--json").out)["version"] == "9"
-    ended = run("archive", "models:/iris/17", "--tracking-uri", tracking)
-    assert (ended.code, "Model Version (name=iris, version=17) not found" in ended.err) == (1, True)
+    assert (origin["version"], origin["run_id"]) == ("1", version.run_id)
+    assert origin["tags"] == {"owner": "botany"}
+    assert run(f"archive runs:/{version.run_id}/net --version 9 {server}").code == 0
+    assert json.loads(run("archive inspect net.mar --json").out)["version"] == "9"
+    ended = run(f"archive models:/iris/17 {server}")
+    assert (ended.code, "(name=iris, version=17) not found" in ended.err) == (1, True)
 
 
 def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path) -> None:
-    settings = [
-        "-C",
-        "version=5",
-        *(
-            word
-            for role in ("inference", "management")
-            for word in ("-C", f"{role}_address=http://127.0.0.1:0")
-        ),
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "deployments",
-        "run-local",
-        "-t",
-        "tsx",
-        "--name",
-        "iris",
-        "-m",
-        "models:/iris/1",
-        *settings,
-    ]
-    environment = {
-        **os.environ,
+    target = "-t tsx --name iris -m models:/iris/1 -C version=5"
+    addresses = [f"-C {role}_address=http://127.0.0.1:0" for role in ("inference", "management")]
+    arguments = " ".join(["deployments run-local", target, *addresses])
+    environment = os.environ | {
         "MLFLOW_TRACKING_URI": tracking,
         "TSX_METRICS_ADDRESS": "http://127.0.0.1:0",
     }
     local = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "mlflow", *arguments.split()],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -379,12 +296,14 @@ def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path
         start_new_session=True,
     )
     assert local.stdout is not None
-    with local.stdout as said:
+    with local.stdout as output:
         try:
-            assert any(line.startswith("try: ") for line in said)  # the last line once it serves
+            # The server prints this line last.
+            assert any(line.startswith("try: ") for line in output)
         finally:
-            os.killpg(local.pid, signal.SIGINT)  # as a terminal does
-        assert local.wait() == 0, said.read()
+            # A terminal signals the whole group.
+            os.killpg(local.pid, signal.SIGINT)
+        assert local.wait() == 0, output.read()
 
 
 @pytest.mark.parametrize(
@@ -412,32 +331,31 @@ def test_a_target_has_two_addresses(
         ("tsx://host:70000", "is not the address of a server"),
     ],
 )
-def test_a_target_that_is_none_is_refused(target: str, hint: str) -> None:
+def test_an_invalid_target_is_refused(target: str, hint: str) -> None:
     assert hint in refused(TsxDeploymentClient, target)[1]
 
 
 def test_help_names_every_key() -> None:
     text = CliRunner().invoke(commands, ["help", "-t", "tsx"]).output
-    assert all(
-        word in text
-        for word in (
-            *mlflow_deployments.PACKING,
-            *mlflow_deployments.ENDPOINT,
-            "TSX_MANAGEMENT_TOKEN",
-        )
-    )
+    for argument in (
+        *mlflow_deployments.PACKING,
+        *mlflow_deployments.ENDPOINT,
+        "TSX_MANAGEMENT_TOKEN",
+    ):
+        assert argument in text
 
 
-def test_mlflow_says_what_it_cannot_read(
+def test_a_response_that_cannot_be_read_is_reported(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSX_MANAGEMENT_ADDRESS", answering(200, b"[[]]"))
     client = TsxDeploymentClient("tsx")
-    ask = [
+    calls = [
         client.list_endpoints,
         lambda: client.get_endpoint("m"),
         lambda: client.get_deployment("m"),
+        lambda: client.list_deployments("m"),
     ]
-    for call in [*ask, lambda: client.list_deployments("m")]:
+    for call in calls:
         with pytest.raises(MlflowException, match="the server's answer cannot be read"):
             call()

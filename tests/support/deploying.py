@@ -24,13 +24,16 @@ LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
 
 
 def a_spec(target: str, **more: Any) -> DeploySpec:
-    """Make the specification of the deployment digits; `more` are keys of `[deploy]`."""
-    keys = {"name": "digits", "target": target, "model": "digits.mar"}
-    return DeploySpec.model_validate(keys | copy.deepcopy(more))
+    """Build the specification of the deployment digits; `more` are keys of `[deploy]`."""
+    required = {"name": "digits", "target": target, "model": "digits.mar"}
+    return DeploySpec.model_validate(required | copy.deepcopy(more))
 
 
 class Deploy:
-    """The command with the arguments of all calls; `err` is the stderr of the last one."""
+    """The command, with the options that all calls have; `err` is the last one's standard error.
+
+    Words that contain spaces are several arguments.
+    """
 
     def __init__(
         self,
@@ -40,25 +43,20 @@ class Deploy:
         always: Sequence[str] = (),
         name: str = "digits",
     ) -> None:
-        self.archive, self.target, self.capsys, self.always, self.name, self.err = (
-            archive,
-            target,
-            capsys,
-            always,
-            name,
-            "",
-        )
+        self.archive, self.target, self.capsys = archive, target, capsys
+        self.always, self.name, self.err = always, name, ""
         self.is_aws = target in ("sagemaker", "lambda")
-        # The default, unless the arguments name an image.
+        # The image of calls that name none.
         self.image: Sequence[str] = ("--image", IMAGE) if self.is_aws else ()
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
-        done = main(["deploy", *arguments])
+        status = main(["deploy", *" ".join(arguments).split()])
         out, self.err = self.capsys.readouterr()
-        assert done == code, out + self.err
+        assert status == code, out + self.err
         return out
 
     def wish(self, *arguments: str) -> list[str]:
+        arguments = tuple(" ".join(arguments).split())
         image = () if "--image" in arguments else self.image
         has_role = not self.is_aws or {"--role", "--create-role"} & set(arguments)
         role = () if has_role else ("--role", ROLE)
@@ -75,7 +73,7 @@ class Deploy:
         ]
 
     def apply(self, *arguments: str, code: int = 0) -> str:
-        """Apply the deployment without loading the archive."""
+        """Deploy without loading the archive, which the tests of preflight do."""
         return self(*self.wish(*arguments), "--yes", "--no-check", code=code)
 
     def plan(self, *arguments: str, code: int) -> Any:
@@ -87,6 +85,13 @@ class Deploy:
     def reported(self, verb: str) -> Any:
         return json.loads(self.verb(verb, "--json"))
 
+    @property
+    def versions(self) -> list[tuple[int, bool]]:
+        """Return the number of each version, and whether it is the current one."""
+        history = self.reported("history")
+        return [(version["number"], version["is_current"]) for version in history]
+
 
 def actions(reported: Any) -> dict[str, str]:
+    """Return the action of each resource in a plan."""
     return {change["id"]: change["action"] for change in reported["changes"]}

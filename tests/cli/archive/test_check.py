@@ -1,4 +1,4 @@
-"""When two answers count as the same."""
+"""The comparison of two responses: what counts as the same, and how a difference is reported."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def reply(
     return ComparedAnswer(status, {"content-type": content_type} if content_type else {}, body)
 
 
-def reported(one: object, other: object) -> str | None:
-    return sentence(difference(reply(one), reply(other), TOLERANCE))
+def reported(first: object, second: object) -> str | None:
+    return sentence(difference(reply(first), reply(second), TOLERANCE))
 
 
-def sentence(found: Difference | None) -> str | None:
-    return None if found is None else found.between("alone", "in a batch")
+def sentence(difference: Difference | None) -> str | None:
+    return None if difference is None else difference.between("alone", "in a batch")
 
 
 @given(values)
@@ -44,18 +44,18 @@ def test_an_answer_equals_itself(value: object) -> None:
 
 
 @given(values, values)
-def test_difference_does_not_depend_on_the_side(one: object, other: object) -> None:
-    assert (reported(one, other) is None) == (reported(other, one) is None)
+def test_a_difference_does_not_depend_on_the_order(first: object, second: object) -> None:
+    assert (reported(first, second) is None) == (reported(second, first) is None)
 
 
 @given(st.binary(), st.binary())
-def test_what_is_no_json_must_be_equal_to_the_byte(one: bytes, other: bytes) -> None:
-    one, other = b"\xff" + one, b"\xff" + other
-    assert (reported(one, other) is None) == (one == other)
+def test_answers_that_are_no_json_must_have_equal_bytes(first: bytes, second: bytes) -> None:
+    first, second = b"\xff" + first, b"\xff" + second
+    assert (reported(first, second) is None) == (first == second)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ({"a": 0.5}, {"a": 0.50001}),
         ([100000.0], [100001.0]),
@@ -64,12 +64,12 @@ def test_what_is_no_json_must_be_equal_to_the_byte(one: bytes, other: bytes) -> 
         ([float("inf")], [float("inf")]),
     ],
 )
-def test_rounding_is_no_difference(one: object, other: object) -> None:
-    assert reported(one, other) is None
+def test_rounding_is_no_difference(first: object, second: object) -> None:
+    assert reported(first, second) is None
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "text"),
+    ("first", "second", "text"),
     [
         ({"a": 0.5}, {"a": 0.6}, "a: 0.5 (alone), 0.6 (in a batch)"),
         ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, "a.1.b: 2 (alone), 3 (in a batch)"),
@@ -89,20 +89,18 @@ def test_rounding_is_no_difference(one: object, other: object) -> None:
         ([float("nan")], [1.0], "0: NaN (alone), 1.0 (in a batch)"),
     ],
 )
-def test_a_difference_is_reported_with_its_place(one: object, other: object, text: str) -> None:
-    assert reported(one, other) == text
+def test_a_difference_is_reported_with_its_place(first: object, second: object, text: str) -> None:
+    assert reported(first, second) == text
 
 
-def test_status_and_content_type_count() -> None:
-    assert (
-        sentence(difference(reply("x"), reply("x", status=503), TOLERANCE))
-        == 'status: 200 (alone), 503 (in a batch); "x"'
-    )
-    found = sentence(difference(reply("x"), reply("x", content_type=""), TOLERANCE))
-    assert found == "content type: application/json (alone), absent (in a batch)"
+def test_another_status_or_content_type_is_a_difference() -> None:
+    status = difference(reply("x"), reply("x", status=503), TOLERANCE)
+    assert sentence(status) == 'status: 200 (alone), 503 (in a batch); "x"'
+    content_type = difference(reply("x"), reply("x", content_type=""), TOLERANCE)
+    assert sentence(content_type) == "content type: application/json (alone), absent (in a batch)"
 
 
-def test_answers_that_change_places_are_reported_as_that() -> None:
+def test_swapped_answers_are_reported_as_such() -> None:
     alone = [reply({"cat": 0.9}), reply({"dog": 0.8})]
     assert findings(["cat.jpg", "dog.jpg"], alone, alone[::-1], TOLERANCE) == [
         "cat.jpg: in a batch, its answer was the answer to dog.jpg",
@@ -117,6 +115,6 @@ def test_an_input_that_fails_alone_is_reported_once() -> None:
     ]
 
 
-def test_nothing_is_found_where_all_is_well() -> None:
+def test_equal_answers_have_no_findings() -> None:
     alone = [reply(1), reply(1), reply(2)]
     assert findings(["a", "b", "c"], alone, alone, TOLERANCE) == []

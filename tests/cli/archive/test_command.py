@@ -1,4 +1,4 @@
-"""`tsx archive` with the example's files: what it works out, what it says, and what it refuses."""
+"""`tsx archive` with the example's files: defaults, options, reports and refusals."""
 
 from __future__ import annotations
 
@@ -26,16 +26,23 @@ from tsx_cli.deploy.engine.facts import look_at
 from tsx_runtime.worker.handler_api.loader import BUILTIN, ELSEWHERE
 
 WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
+ARCHIVE = f"archive {DIGITS}/digits.pt"
+NO_IMPORT = f"{ARCHIVE} --no-import"
 
 
-def manifest(path: Path) -> dict[str, str]:
+def manifest(path: str) -> dict[str, str]:
+    """Return the part of an archive's manifest about its model."""
     with zipfile.ZipFile(path) as archive:
         model: dict[str, str] = json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]
         return model
 
 
-def test_a_model_that_brings_its_network_needs_nothing_else(run: Run, tmp_path: Path) -> None:
-    ended = run("archive", "--no-import", DIGITS / "digits.pt")
+def members(path: str) -> set[str]:
+    return set(zipfile.ZipFile(path).namelist())
+
+
+def test_a_model_that_brings_its_network_needs_no_option(run: Run) -> None:
+    ended = run(NO_IMPORT)
     assert ended.code == 0, ended.err
     assert (
         "digits.pt: TorchScript, 73.6 kB\nname digits, version 1.0\nhandler base_handler: tensors in, tensors out"
@@ -43,7 +50,7 @@ def test_a_model_that_brings_its_network_needs_nothing_else(run: Run, tmp_path: 
     )
     assert f"{DIGITS}/index_to_name.json: found beside the model file and added" in ended.out
     assert "wrote digits.mar (" in ended.out
-    assert manifest(tmp_path / "digits.mar") == {
+    assert manifest("digits.mar") == {
         "modelName": "digits",
         "serializedFile": "digits.pt",
         "handler": "base_handler",
@@ -51,47 +58,25 @@ def test_a_model_that_brings_its_network_needs_nothing_else(run: Run, tmp_path: 
     }
 
 
-def test_weights_need_the_network_and_say_so(run: Run, tmp_path: Path) -> None:
+def test_weights_need_the_file_of_the_network(run: Run, tmp_path: Path) -> None:
     ended = run("archive", DIGITS / "digits.pth")
     assert ended.code == 2
-    assert (
-        ended.err
-        == f"Error: {DIGITS}/digits.pth contains weights without the model's class; add --model-file FILE.py, the file with "
-        "the model's class\n"
-    )
+    assert "weights without the model's class; add --model-file FILE.py" in ended.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("processes")
-def test_every_option_of_torch_model_archiver_has_its_place(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text("")
-    (tmp_path / "a.txt").write_text("a")
-    (tmp_path / "b.txt").write_text("b")
-    ended = run(
-        *(
-            "archive",
-            DIGITS / "digits.pth",
-            *WHOLE,
-            "--name",
-            "seven",
-            "--version",
-            "2.1",
-            "--extra-files",
-            "a.txt,b.txt",
-        ),
-        *(
-            "--extra-files",
-            DIGITS / "index_to_name.json",
-            "-r",
-            "requirements.txt",
-            "-c",
-            DIGITS / "model-config.yaml",
-            "-o",
-            "out",
-        ),
+def test_every_option_of_torch_model_archiver_has_an_effect(run: Run) -> None:
+    for name in ("requirements.txt", "a.txt", "b.txt"):
+        Path(name).touch()
+    arguments = (
+        "archive --name seven --version 2.1 -r requirements.txt -o out --extra-files a.txt,b.txt"
     )
+    config = ("-c", DIGITS / "model-config.yaml")
+    extra = ("--extra-files", DIGITS / "index_to_name.json")
+    ended = run(arguments, DIGITS / "digits.pth", *WHOLE, *config, *extra)
     assert ended.code == 0, ended.err
-    assert manifest(tmp_path / "out" / "seven.mar") == {
+    assert manifest("out/seven.mar") == {
         "modelName": "seven",
         "serializedFile": "digits.pth",
         "handler": "handler.py",
@@ -100,98 +85,78 @@ def test_every_option_of_torch_model_archiver_has_its_place(run: Run, tmp_path: 
         "requirementsFile": "requirements.txt",
         "configFile": "model-config.yaml",
     }
-    members = zipfile.ZipFile(tmp_path / "out" / "seven.mar").namelist()
-    assert {"a.txt", "b.txt", "index_to_name.json"} < set(members)
+    assert {"a.txt", "b.txt", "index_to_name.json"} < members("out/seven.mar")
 
 
 @pytest.mark.parametrize(
-    ("form", "made"),
+    ("form", "path"),
     [("zip-store", "digits.mar"), ("tgz", "digits.tar.gz"), ("no-archive", "digits")],
 )
-def test_every_form_is_written(run: Run, tmp_path: Path, form: str, made: str) -> None:
-    assert run("archive", "--no-import", DIGITS / "digits.pt2", "--format", form).code == 0
-    assert (tmp_path / made).exists()
-    assert run("archive", "verify", made).code == 0
+def test_every_form_is_written(run: Run, form: str, path: str) -> None:
+    assert run("archive --no-import", DIGITS / "digits.pt2", "--format", form).code == 0
+    assert Path(path).exists()
+    assert run("archive verify", path).code == 0
 
 
-def test_an_archive_that_is_there_is_overwritten_only_by_force(
+def test_an_existing_archive_is_overwritten_only_by_force(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run("archive", "--no-import", DIGITS / "digits.pt").code == 0
-    ended = run("archive", "--no-import", DIGITS / "digits.pt")
+    assert run(NO_IMPORT).code == 0
+    ended = run(NO_IMPORT)
     assert ended.code == 1
     assert "already exists" in ended.err
     assert "--force" in ended.err
     with monkeypatch.context() as patch:
-        patch.setattr("tsx_cli.archive.packing.check_code", None)  # the model is not even imported
-        named = run("archive", DIGITS / "digits.pt", "--version", "2")
+        # The model is not even imported.
+        patch.setattr("tsx_cli.archive.packing.check_code", None)
+        named = run(f"{ARCHIVE} --version 2")
     assert (named.code, "-o digits-2.mar" in named.err) == (1, True)
-    assert run("archive", "--no-import", DIGITS / "digits.pt", "--force").code == 0
+    assert run(f"{NO_IMPORT} --force").code == 0
 
 
-def test_the_names_of_the_classes_can_be_left_out(run: Run, tmp_path: Path) -> None:
-    assert run("archive", "--no-import", DIGITS / "digits.pt", "--no-index-to-name").code == 0
-    assert "index_to_name.json" not in zipfile.ZipFile(tmp_path / "digits.mar").namelist()
+def test_the_names_of_the_classes_can_be_left_out(run: Run) -> None:
+    assert run(f"{NO_IMPORT} --no-index-to-name").code == 0
+    assert "index_to_name.json" not in members("digits.mar")
 
 
-def test_samples_travel_in_the_archive(run: Run, tmp_path: Path) -> None:
-    assert (
-        run(
-            "archive",
-            "--no-import",
-            DIGITS / "digits.pt",
-            "--sample",
-            DIGITS / "images",
-            "--sample",
-            DIGITS / "README.md",
-        ).code
-        == 0
-    )
-    members = zipfile.ZipFile(tmp_path / "digits.mar").namelist()
-    assert {"samples/0.png", "samples/README.md"} < set(members)
+def test_samples_are_packed_into_the_archive(run: Run) -> None:
+    samples = f"--sample {DIGITS}/images --sample {DIGITS}/README.md"
+    assert run(f"{NO_IMPORT} {samples}").code == 0
+    assert {"samples/0.png", "samples/README.md"} < members("digits.mar")
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_terminal_shows_how_far_the_packing_is(tmp_path: Path) -> None:
-    seen, code = screen(["archive", "--no-import", DIGITS / "digits.pt"], tmp_path, {})
-    assert code == 0, seen
-    assert "wrote digits.mar" in seen
-    assert re.search(r"━ [\d.]+/73\.8 kB", seen), seen
+def test_a_terminal_shows_the_progress_of_packing(tmp_path: Path) -> None:
+    output, code = screen(["archive", "--no-import", DIGITS / "digits.pt"], tmp_path, {})
+    assert code == 0, output
+    assert "wrote digits.mar" in output
+    assert re.search(r"━ [\d.]+/73\.8 kB", output), output
 
 
-def test_several_files_become_several_archives(run: Run, tmp_path: Path) -> None:
-    shutil.copy(DIGITS / "digits.pt", tmp_path / "one.pt")
-    shutil.copy(DIGITS / "digits.pt2", tmp_path / "two.pt2")
-    ended = run("archive", "--no-import", "one.pt", "two.pt2", "--json")
-    assert [(each["archive"], each["name"]) for each in json.loads(ended.out)] == [
+def test_several_files_become_several_archives(run: Run) -> None:
+    shutil.copy(DIGITS / "digits.pt", "one.pt")
+    shutil.copy(DIGITS / "digits.pt2", "two.pt2")
+    arguments = "archive --no-import one.pt two.pt2"
+    reported = json.loads(run(f"{arguments} --json").out)
+    assert [(archive["archive"], archive["name"]) for archive in reported] == [
         ("one.mar", "one"),
         ("two.mar", "two"),
     ]
-    assert (
-        "--name x can name only one archive, but 2 files are given"
-        in run("archive", "--no-import", "one.pt", "two.pt2", "--name", "x").err
-    )
-    assert (
-        "would both be named digits"
-        in run("archive", "--no-import", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
-    )
+    assert "2 files are given" in run(f"{arguments} --name x").err
+    assert "would both be named digits" in run(NO_IMPORT, DIGITS / "digits.pt2").err
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_model_without_a_file_needs_a_name_and_a_handler(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "echo.py").write_text("def handle(data, context):\n    return data\n")
-    ended = run("archive", "--handler", "echo.py")
+def test_an_archive_without_a_model_file_needs_a_name_and_a_handler(run: Run) -> None:
+    Path("echo.py").write_text("def handle(data, context):\n    return data\n")
+    ended = run("archive --handler echo.py")
     assert ended.code == 2
-    assert (
-        "name a model file; for a model without one, give --name and your own --handler"
-        in ended.err
-    )
-    assert run("archive", "--name", "echo", "--handler", "echo.py:handle").code == 0
-    assert manifest(tmp_path / "echo.mar")["handler"] == "echo.py:handle"
-    assert (
-        run("archive", "--name", "own", "--model-file", DIGITS / "model.py").code == 0
-    )  # the class may load its weights itself
-    assert manifest(tmp_path / "own.mar")["modelFile"] == "model.py"
+    assert "give --name and your own --handler" in ended.err
+    assert run("archive --name echo --handler echo.py:handle").code == 0
+    assert manifest("echo.mar")["handler"] == "echo.py:handle"
+    # The class may load its weights itself.
+    assert run("archive --name own --model-file", DIGITS / "model.py").code == 0
+    assert manifest("own.mar")["modelFile"] == "model.py"
 
 
 ENTRY = "def handle(data, context):\n    return data\n"
@@ -202,148 +167,106 @@ CLASS = (
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "error"),
     [
-        (f"import near\n{ENTRY}", None),
+        (f"import near\n{ENTRY}", ""),
         (
             "from ts.torch_handler.base_handler import BaseHandler\nclass Own(BaseHandler): pass",
-            None,
+            "",
         ),
         ("def handle(data:\n", "h.py is not valid Python, line 1: "),
-        (
-            f"import not_there\n{ENTRY}",
-            "No module named 'not_there'. Install that module where tsx runs, or put its file into the archive",
-        ),
-        (
-            f"raise RuntimeError('no GPU')\n{ENTRY}",
-            "RuntimeError: no GPU. --no-import packs it without this test.\nIt was raised in h.py, line 1",
-        ),
-        (
-            f"open('vocab.txt')\n{ENTRY}",
-            "The archive does not contain 'vocab.txt': add it with --extra-files",
-        ),
-        ("x = 1\n", "has neither a function handle(data, context) nor a class"),
-        ("import os\nos.kill(os.getpid(), 9)\n", "The import of h.py ended its process by SIGKILL"),
+        (f"import not_there\n{ENTRY}", "'not_there'. Install that module where tsx runs"),
+        (f"raise RuntimeError('no GPU')\n{ENTRY}", "RuntimeError: no GPU. --no-import"),
+        (f"open('vocab.txt')\n{ENTRY}", "'vocab.txt': add it with --extra-files"),
+        ("x = 1\n", "function handle(data, context) nor a class"),
+        ("import os\nos.kill(os.getpid(), 9)\n", "ended its process by SIGKILL"),
     ],
 )
 def test_a_handler_is_compiled_and_imported_before_it_is_packed(
-    run: Run, tmp_path: Path, code: str, said: str | None
+    run: Run, code: str, error: str
 ) -> None:
-    (tmp_path / "near.py").write_text("print('imported')\n")
-    (tmp_path / "h.py").write_text(code)
-    words = (
-        "archive",
-        "--name",
-        "own",
-        "--handler",
-        "h.py",
-        "--extra-files",
-        "near.py",
-        "--no-check",
-    )
-    ended = run(*words)
-    assert (ended.code, (tmp_path / "own.mar").exists()) == (
-        (0, True) if said is None else (1, False)
-    ), ended
-    assert (said or "") in ended.err
-    assert ("imported h.py\n" in ended.out) is (said is None), (
-        "what the handler prints comes on stderr"
-    )
-    assert run(*words, "--no-import", "--force").code == (
-        1 if said and "valid Python" in said else 0
-    )
+    Path("near.py").write_text("print('imported')\n")
+    Path("h.py").write_text(code)
+    arguments = "archive --name own --handler h.py --extra-files near.py --no-check"
+    ended = run(arguments)
+    assert ended.code == bool(error), ended
+    assert Path("own.mar").exists() is not bool(error)
+    assert error in ended.err
+    # The output of the handler comes on stderr.
+    assert ("imported h.py\n" in ended.out) is (not error)
+    assert run(f"{arguments} --no-import --force").code == ("valid Python" in error)
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_module_that_the_requirements_may_bring_is_only_noted(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "h.py").write_text(f"import not_there\n{ENTRY}")
-    (tmp_path / "r.txt").write_text("not-there\n")
-    ended = run("archive", "--name", "own", "--handler", "h.py", "-r", "r.txt")
+def test_a_module_that_the_requirements_may_bring_is_only_noted(run: Run) -> None:
+    Path("h.py").write_text(f"import not_there\n{ENTRY}")
+    Path("r.txt").write_text("not-there\n")
+    ended = run("archive --name own --handler h.py -r r.txt")
     assert ended.code == 0
-    assert "note: Handler h.py does not import: No module named 'not_there'" in ended.out
+    assert "No module named 'not_there'" in ended.out
     assert "--set install_py_dep_per_model=true" in ended.out
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_import_that_does_not_end_is_stopped(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_does_not_end_is_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importing, "TIMEOUT", 0.2)
-    (tmp_path / "h.py").write_text("import threading\nthreading.Event().wait()\n")
-    ended = run("archive", "--name", "own", "--handler", "h.py")
-    assert (ended.code, "note: The import of h.py has not ended after 0.2 s" in ended.out) == (
-        0,
-        True,
-    )
+    Path("h.py").write_text("import threading\nthreading.Event().wait()\n")
+    ended = run("archive --name own --handler h.py")
+    assert (ended.code, "has not ended after 0.2 s" in ended.out) == (0, True)
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_model_class_and_its_arguments_are_tried_as_well(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(CLASS)
-    (tmp_path / "config.yaml").write_text("init_args: {width: 3}\n")
-    words = ("archive", "--name", "net", "--model-file", "net.py")
-    assert "missing a required argument: 'width'. Set `init_args: {width: ...}`" in run(*words).err
-    assert run(*words, "-c", "config.yaml").code == 0
-    (tmp_path / "h.py").write_text(ENTRY)
-    assert run(*words, "--handler", "h.py", "--force").code == 0, (
-        "its own handler may make the class in a way of its own"
-    )
+def test_a_model_class_is_constructed_with_its_arguments(run: Run) -> None:
+    Path("net.py").write_text(CLASS)
+    Path("config.yaml").write_text("init_args: {width: 3}\n")
+    arguments = "archive --name net --model-file net.py"
+    assert "'width'. Set `init_args: {width: ...}`" in run(arguments).err
+    assert run(f"{arguments} -c config.yaml").code == 0
+    Path("h.py").write_text(ENTRY)
+    # The model's own handler may construct the class in another way.
+    assert run(f"{arguments} --handler h.py --force").code == 0
 
 
 @pytest.mark.usefixtures("processes")
-def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(
-    run: Run, tmp_path: Path
-) -> None:
-    torch.save(torch.nn.Linear(2, 1).state_dict(), tmp_path / "net.pth")
+def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(run: Run) -> None:
+    torch.save(torch.nn.Linear(2, 1).state_dict(), "net.pth")
     block = "from torch import nn\nclass Block(nn.Module):\n    def __init__(self, size): super().__init__()\n"
     net = "class {}(nn.Linear):\n    def __init__(self): super().__init__(2, 1)\n"
-    (tmp_path / "notebook.py").write_text(block + net.format("Net"))
-    assert run("archive", "net.pth", "--model-file", "notebook.py").code == 0
-    assert "modelClass" not in manifest(tmp_path / "net.mar")
-    (tmp_path / "notebook.py").write_text(block + net.format("Net") + net.format("Twin"))
-    ended = run("archive", "net.pth", "--model-file", "notebook.py", "--force")
+    arguments = "archive net.pth --force --model-file notebook.py"
+    Path("notebook.py").write_text(block + net.format("Net"))
+    assert run(arguments).code == 0
+    assert "modelClass" not in manifest("net.mar")
+    Path("notebook.py").write_text(block + net.format("Net") + net.format("Twin"))
+    ended = run(arguments)
+    assert (ended.code, "(Net, Twin). Name one" in ended.err) == (1, True)
+    assert run(f"{arguments}:Net").code == 0
+    assert manifest("net.mar")["modelFile"] == "notebook.py"
+    assert manifest("net.mar")["modelClass"] == "Net"
+    ended = run(f"{arguments}:Gone")
     assert ended.code == 1
-    assert (
-        "the weights fit several (Net, Twin). Name one when packing: --model-file notebook.py:CLASS"
-        in ended.err
-    )
-    assert run("archive", "net.pth", "--model-file", "notebook.py:Net", "--force").code == 0
-    assert (
-        manifest(tmp_path / "net.mar")["modelFile"],
-        manifest(tmp_path / "net.mar")["modelClass"],
-    ) == ("notebook.py", "Net")
-    ended = run("archive", "net.pth", "--model-file", "notebook.py:Gone", "--force")
-    assert (ended.code, "has no class Gone; its classes: Block, Net, Twin" in ended.err) == (
-        1,
-        True,
-    )
+    assert "no class Gone; its classes: Block, Net, Twin" in ended.err
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_path: Path) -> None:
-    shutil.copy(DIGITS / "digits.pt", tmp_path / "inspect")
-    assert run("archive", "./inspect").code == 0
-    assert (tmp_path / "inspect.mar").exists()
+def test_a_model_file_with_the_name_of_a_command_is_written_with_a_dot(run: Run) -> None:
+    shutil.copy(DIGITS / "digits.pt", "inspect")
+    assert run("archive ./inspect").code == 0
+    assert Path("inspect.mar").exists()
 
 
-@pytest.mark.parametrize("options", [(), ("--model-file", "net.py"), ("--handler", "base_handler")])
-def test_code_alone_is_refused_with_the_options_that_take_code(
-    run: Run, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    (tmp_path / "net.py").write_text("import torch\n")
-    ended = run("archive", "net.py", *options)
+@pytest.mark.parametrize("options", ["", "--model-file net.py", "--handler base_handler"])
+def test_code_alone_is_refused_with_the_options_that_take_code(run: Run, options: str) -> None:
+    Path("net.py").write_text("import torch\n")
+    ended = run(f"archive net.py {options}")
     assert ended.code == 2
-    assert "net.py is Python code, not a trained model." in ended.err
+    assert "Python code, not a trained model" in ended.err
     assert "tsx archive WEIGHTS --model-file net.py" in ended.err
     assert "tsx archive --name net --handler net.py" in ended.err
 
 
-def whole_model(path: Path) -> None:
+def save_model(path: str) -> None:
+    """Save a whole pickled model."""
     torch.save(torch.nn.Linear(1, 1), path)
-
-
-def state_dict(path: Path) -> None:
-    torch.save(torch.nn.Linear(1, 1).state_dict(), path)
 
 
 BAD_FILES = {
@@ -358,15 +281,19 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_a_file_that_is_no_model_is_refused_with_the_reason(
-    run: Run, tmp_path: Path, name: str
-) -> None:
+def write_bad_file(name: str) -> str:
+    """Write one of the bad files, and return the reason of its refusal."""
     content, reason = BAD_FILES[name]
     if content is not None:
-        (tmp_path / name).write_bytes(content)
-    for command in (["archive", name], ["serve", name]):
-        ended = run(*command)
+        Path(name).write_bytes(content)
+    return reason
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_is_no_model_is_refused_with_the_reason(run: Run, name: str) -> None:
+    reason = write_bad_file(name)
+    for command in ("archive", "serve"):
+        ended = run(command, name)
         assert ended.code == 1
         assert reason in ended.err or f"there is no file '{name}'" in ended.err
         assert "Traceback" not in ended.err
@@ -383,66 +310,57 @@ def test_a_file_that_is_no_model_is_refused_with_the_reason(
     ],
 )
 def test_one_of_several_files_of_weights_is_not_packed_alone(
-    run: Run, tmp_path: Path, name: str, is_part: bool
+    run: Run, name: str, is_part: bool
 ) -> None:
-    (tmp_path / name).write_text('{"weight_map": {}}') if name.endswith("json") else save_file(
-        {"w": torch.ones(2)}, tmp_path / name
-    )
-    ended = run("archive", "--no-import", tmp_path / name, "--model-file", DIGITS / "model.py")
+    if name.endswith("json"):
+        Path(name).write_text('{"weight_map": {}}')
+    else:
+        save_file({"w": torch.ones(2)}, name)
+    ended = run("archive --no-import", name, "--model-file", DIGITS / "model.py")
     assert ended.code == (2 if is_part else 0)
-    assert (
-        "is one of several files that hold the weights together; name the directory" in ended.err
-    ) == is_part
+    assert ("name the directory" in ended.err) == is_part
 
 
 @pytest.mark.parametrize(
-    "command", [("bench",), ("optimize",), ("batch", "in.jsonl", "-o", "out.jsonl")]
+    ("command", "options"),
+    [("bench", ""), ("optimize", ""), ("batch", "in.jsonl -o out.jsonl")],
 )
 def test_commands_that_take_archives_say_how_to_pack_a_bare_model(
-    run: Run, tmp_path: Path, command: tuple[str, ...]
+    run: Run, command: str, options: str
 ) -> None:
-    (tmp_path / "in.jsonl").write_text("[1]\n")
-    ended = run(command[0], DIGITS / "digits.pt", *command[1:])
+    Path("in.jsonl").write_text("[1]\n")
+    ended = run(f"{command} {DIGITS}/digits.pt {options}")
     assert ended.code != 0
-    assert (
-        "is a model file (torchscript), not an archive. Pack it with 'tsx archive digits.pt'"
-        in ended.err
-    )
+    assert "Pack it with 'tsx archive digits.pt'" in ended.err
 
 
-def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(
-    run: Run, tmp_path: Path
-) -> None:
-    whole_model(tmp_path / "whole.pt")
-    ended = run("archive", "whole.pt")
+def test_a_whole_pickled_model_is_refused_with_the_call_that_saves_weights(run: Run) -> None:
+    save_model("whole.pt")
+    ended = run("archive whole.pt")
     assert ended.code == 2
-    assert "whole.pt is a whole pickled torch.nn.modules.linear.Linear" in ended.err
-    assert "torch.save(model.state_dict(), FILE) and add --model-file" in ended.err
-    assert "set `weightsOnly: false` in the --config-file" in ended.err
+    assert "pickled torch.nn.modules.linear.Linear" in ended.err
+    assert "torch.save(model.state_dict(), FILE)" in ended.err
+    assert "set `weightsOnly: false`" in ended.err
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_whole_pickled_model_is_packed_where_its_file_is_trusted(
-    run: Run, tmp_path: Path
-) -> None:
-    whole_model(tmp_path / "whole.pt")
-    (tmp_path / "config.yaml").write_text("weightsOnly: false")
-    ended = run("archive", "whole.pt", "-c", "config.yaml")
-    assert (ended.code, (tmp_path / "whole.mar").is_file(), "does not load" in ended.out) == (
-        0,
-        True,
-        False,
-    ), ended
+def test_a_whole_pickled_model_is_packed_if_its_file_is_trusted(run: Run) -> None:
+    save_model("whole.pt")
+    Path("config.yaml").write_text("weightsOnly: false")
+    ended = run("archive whole.pt -c config.yaml")
+    assert ended.code == 0, ended
+    assert Path("whole.mar").is_file()
+    assert "does not load" not in ended.out
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_handler_of_ones_own_may_load_anything(run: Run, tmp_path: Path) -> None:
-    whole_model(tmp_path / "whole.pt")
-    state_dict(tmp_path / "weights.pt")
-    (tmp_path / "other.bin").write_bytes(b"own format")
-    (tmp_path / "other.own").write_bytes(b"own format")
+def test_the_models_own_handler_may_load_any_file(run: Run) -> None:
+    save_model("whole.pt")
+    torch.save(torch.nn.Linear(1, 1).state_dict(), "weights.pt")
+    for name in ("other.bin", "other.own"):
+        Path(name).write_bytes(b"own format")
     for name in ("whole.pt", "weights.pt", "other.bin", "other.own"):
-        ended = run("archive", name, "--handler", DIGITS / "handler.py", "--force", "--no-check")
+        ended = run(f"archive {name} --handler {DIGITS}/handler.py --force --no-check")
         assert ended.code == 0, ended.err
         assert ("note: other.bin is not a model file" in ended.out) is (name == "other.bin")
         assert ended.out.count("note: ") == (name == "other.bin")
@@ -452,156 +370,116 @@ def test_a_handler_of_ones_own_may_load_anything(run: Run, tmp_path: Path) -> No
 def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(
     run: Run, tmp_path: Path, name: str
 ) -> None:
-    content, reason = BAD_FILES[name]
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
+    reason = write_bad_file(name)
+    before = list(tmp_path.iterdir())
     ended = run("archive", name, *WHOLE)
     assert ended.code == 1
     assert reason in ended.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == [name] * (content is not None)
+    assert list(tmp_path.iterdir()) == before
 
 
-def test_a_disk_that_is_full_is_reported_with_the_place_that_was_named(
+def test_a_full_disk_is_reported_with_the_directory_that_was_named(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("archive", "--no-import", DIGITS / "digits.pt")
+    run(NO_IMPORT)
     (tmp_path / "disk").mkdir()
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
-        ended = run("archive", "unpack", "digits.mar", "-o", "disk/new")
-    reason = re.escape(f"Error: digits.mar cannot be unpacked into '{tmp_path}/disk': ")
-    remedy = "; free some disk space there, or name another directory\n"
+        ended = run("archive unpack digits.mar -o disk/new")
     assert ended.code == 1
-    assert re.fullmatch(
-        rf"{reason}there is 7 bytes free, and the archive needs [\d.]+ kB{remedy}", ended.err
-    )
+    assert f"cannot be unpacked into '{tmp_path}/disk': there is 7 bytes free" in ended.err
+    assert "free some disk space there" in ended.err
     assert list((tmp_path / "disk").iterdir()) == []
-    ended = run("archive", "unpack", "digits.mar", "-o", "digits.mar/new")
-    assert (
-        ended.err
-        == f"Error: digits.mar cannot be unpacked into '{tmp_path}/digits.mar': Not a directory{remedy}"
-    )
+    ended = run("archive unpack digits.mar -o digits.mar/new")
+    assert f"cannot be unpacked into '{tmp_path}/digits.mar': Not a directory" in ended.err
 
 
-def test_an_archive_cannot_lie_in_a_file(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for place, wrong in (("/dev/full", "/dev/full"), ("file", "file"), ("file/deeper", "file")):
-        ended = run("archive", "--no-import", DIGITS / "digits.pt", "-o", place)
+def test_an_archive_is_written_only_into_a_directory(run: Run) -> None:
+    Path("file").touch()
+    for path in ("/dev/full", "file", "file/deeper"):
+        ended = run(f"{NO_IMPORT} -o {path}")
         assert ended.code == 1
-        assert f"{place}/digits.mar cannot be written: {wrong}" in ended.err
+        assert f"{path}/digits.mar cannot be written" in ended.err
         assert "is no directory" in ended.err
-    assert (
-        "cannot be written: File name too long"
-        in run("archive", "--no-import", DIGITS / "digits.pt", "--name", "x" * 300).err
-    )
+    ended = run(NO_IMPORT, "--name", "x" * 300)
+    assert "cannot be written: File name too long" in ended.err
 
 
-def test_wrong_usage_is_reported_by_the_name_that_the_command_goes_by(run: Run) -> None:
-    for words in (["--bogus"], ["x.pt", "--format", "rar"], ["pack", "--bogus"]):
-        ended = run("archive", *words)
+def test_wrong_usage_is_reported_with_the_name_of_the_command(run: Run) -> None:
+    for arguments in ("--bogus", "x.pt --format rar", "pack --bogus"):
+        ended = run(f"archive {arguments}")
         assert ended.code == 2
         assert ended.err.startswith("Usage: tsx archive [OPTIONS]")
         assert "Try 'tsx archive -h' for help" in ended.err
-    assert (
-        "Invalid value for '--format': 'rar' is not one of"
-        in run("archive", "x.pt", "--format", "rar").err
-    )
-    assert "Usage: tsx archive inspect" in run("archive", "inspect", "--bogus").err
+    assert "Invalid value for '--format': 'rar'" in run("archive x.pt --format rar").err
+    assert "Usage: tsx archive inspect" in run("archive inspect --bogus").err
 
 
 def test_help_keeps_its_sentences_together(run: Run) -> None:
-    assert (
-        "Exit code 3: it loaded, but there was no sample to send." in run("archive", "--help").out
-    )
+    assert "Exit code 3: it loaded" in run("archive --help").out
 
 
-def test_a_handler_that_is_misspelt_names_the_nearest_one(run: Run) -> None:
-    ended = run("archive", DIGITS / "digits.pt", "--handler", "image_classifer")
+def test_a_misspelt_handler_is_reported_with_the_nearest_one(run: Run) -> None:
+    ended = run(f"{ARCHIVE} --handler image_classifer")
     assert ended.code == 1
     assert ended.err.endswith("Did you mean image_classifier?\n")
-    assert run("archive", DIGITS / "digits.pt", "--handler", "nothing_near.py").err.endswith(
-        "Check it.\n"
-    )
+    assert run(f"{ARCHIVE} --handler nothing_near.py").err.endswith("Check it.\n")
 
 
-def test_a_handler_of_torchserve_that_is_not_carried_is_packed_with_a_note(run: Run) -> None:
-    ended = run("archive", DIGITS / "digits.pt", "--handler", "vllm_handler", "--no-check")
+def test_a_handler_of_torchserve_that_tsx_lacks_is_packed_with_a_note(run: Run) -> None:
+    ended = run(f"{ARCHIVE} --handler vllm_handler --no-check")
     assert ended.code == 0, ended.err
-    assert (
-        "note: TorchServe has vllm_handler, but this version of tsx does not, so it cannot serve the model\n"
-        in ended.out
-    )
-    assert (
-        "note: "
-        not in run(
-            "archive",
-            DIGITS / "digits.pt",
-            "--handler",
-            "image_classifier",
-            "--force",
-            "--no-check",
-        ).out
-    )
+    assert "TorchServe has vllm_handler" in ended.out
+    ended = run(f"{ARCHIVE} --handler image_classifier --force --no-check")
+    assert "note: " not in ended.out
     assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *NOT_SERVED}
     assert tuple(ELSEWHERE) == NOT_SERVED
 
 
 def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> None:
-    ended = run("archive", "--no-import", DIGITS / "digits.pt", "--model-file", DIGITS / "model.py")
+    ended = run(NO_IMPORT, "--model-file", DIGITS / "model.py")
     assert ended.code == 2
-    assert "digits.pt is TorchScript and contains its network; remove --model-file" in ended.err
+    assert "remove --model-file" in ended.err
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "error"),
     [
-        ("batchsize: 4", "batchsize is not a known key; did you mean batchSize?"),
-        ("batch_size: 4", "batch_size is not a known key; did you mean batchSize?"),
+        ("batchsize: 4", "did you mean batchSize?"),
+        ("batch_size: 4", "did you mean batchSize?"),
         ("batchSize: many", "batchSize: 'many' is invalid: "),
         ("minWorkers: -1", "minWorkers: -1 is invalid: "),
-        (
-            "warmup: [{fil: a.png}]",
-            "warmup[1].fil is not a known key; did you mean warmup[1].file?",
-        ),
-        ("colour: red\nbatchSize: 4", None),
+        ("warmup: [{fil: a.png}]", "did you mean warmup[1].file?"),
+        ("colour: red\nbatchSize: 4", ""),
     ],
 )
-def test_a_configuration_that_would_not_be_used_is_refused_to_its_author(
-    run: Run, tmp_path: Path, config: str, said: str | None
+def test_a_configuration_without_effect_is_refused_when_it_is_packed(
+    run: Run, config: str, error: str
 ) -> None:
-    (tmp_path / "model-config.yaml").write_text(config)
-    ended = run("archive", "--no-import", DIGITS / "digits.pt", "-c", "model-config.yaml")
-    assert (ended.code, (tmp_path / "digits.mar").exists()) == (
-        (0, True) if said is None else (1, False)
-    ), ended
-    assert (said or "") in ended.err
+    Path("model-config.yaml").write_text(config)
+    ended = run(f"{NO_IMPORT} -c model-config.yaml")
+    assert ended.code == bool(error), ended
+    assert Path("digits.mar").exists() is not bool(error)
+    assert error in ended.err
     assert "?." not in ended.err
 
 
-def test_a_foreign_archive_with_such_a_configuration_is_only_noted(
-    run: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "model-config.yaml").write_text("batchsize: 4\n")
+def test_a_configuration_without_effect_in_a_foreign_archive_is_only_noted(run: Run) -> None:
+    Path("model-config.yaml").write_text("batchsize: 4\n")
     warnings: list[str] = []
-    write_archive(
-        ArchiveSpec("foreign", str(DIGITS / "handler.py"), config_file="model-config.yaml"),
-        tmp_path,
-        warn=warnings.append,
-    )
-    assert warnings == [
-        "model-config.yaml: batchsize is not a known key; did you mean batchSize?"
-    ], "torch-model-archiver's way"
-    ended = run("archive", "inspect", "foreign.mar")
-    assert (ended.code, "note: model-config.yaml: batchsize is not a known key" in ended.out) == (
-        0,
-        True,
-    )
+    handler = str(DIGITS / "handler.py")
+    spec = ArchiveSpec("foreign", handler, config_file="model-config.yaml")
+    # torch-model-archiver packs the file, too.
+    write_archive(spec, Path(), warn=warnings.append)
+    assert warnings == ["model-config.yaml: batchsize is not a known key; did you mean batchSize?"]
+    ended = run("archive inspect foreign.mar")
+    assert (ended.code, "batchsize is not a known key" in ended.out) == (0, True)
 
 
 @pytest.mark.usefixtures("processes")
-def test_inspect_shows_what_is_inside(run: Run) -> None:
+def test_inspect_shows_the_content_of_an_archive(run: Run) -> None:
     run("archive", DIGITS / "digits.pth", *WHOLE, "-c", DIGITS / "model-config.yaml")
-    shown = run("archive", "inspect", "digits.mar").out
+    shown = " ".join(run("archive inspect digits.mar").out.split())
     for part in (
         "name digits",
         "kind weights",
@@ -609,127 +487,110 @@ def test_inspect_shows_what_is_inside(run: Run) -> None:
         "batchSize 16",
         f"model.py {(DIGITS / 'model.py').stat().st_size} bytes",
     ):
-        assert part in " ".join(shown.split())
-    reported = json.loads(run("archive", "inspect", "digits.mar", "--json").out)
-    assert (reported["kind"], reported["name"], reported["config"]["batchSize"]) == (
-        "eager",
-        "digits",
-        16,
-    )
+        assert part in shown
+    reported = json.loads(run("archive inspect digits.mar --json").out)
+    assert (reported["kind"], reported["name"]) == ("eager", "digits")
+    assert reported["config"]["batchSize"] == 16
     assert {"name", "size", "packed", "sha256"} == set(reported["members"][0])
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_variable_that_is_no_setting_is_named_once(
+def test_a_variable_that_is_no_setting_is_reported_once(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSX_MAX_ARCHIVE_FILS", "7")
-    assert (
-        run("archive", DIGITS / "digits.pt").err.count("TSX_MAX_ARCHIVE_FILS") == 0
-    )  # packing has no use for it
-    assert run("archive", "inspect", "digits.mar").err.count("TSX_MAX_ARCHIVE_FILS") == 1
+    # Packing reads no settings.
+    assert run(ARCHIVE).err.count("TSX_MAX_ARCHIVE_FILS") == 0
+    assert run("archive inspect digits.mar").err.count("TSX_MAX_ARCHIVE_FILS") == 1
 
 
-def test_verify_says_which_member_is_damaged(run: Run, tmp_path: Path) -> None:
-    run("archive", "--no-import", DIGITS / "digits.pt", "--format", "zip-store")
-    assert run("archive", "verify", "digits.mar").out == "digits.mar is intact\n"
-    content = bytearray((tmp_path / "digits.mar").read_bytes())
+def test_verify_names_the_damaged_member(run: Run) -> None:
+    run(f"{NO_IMPORT} --format zip-store")
+    assert run("archive verify digits.mar").out == "digits.mar is intact\n"
+    content = bytearray(Path("digits.mar").read_bytes())
     content[content.index(b"digits.pt") + 40_000] ^= 1
-    (tmp_path / "digits.mar").write_bytes(content)
-    ended = run("archive", "verify", "digits.mar")
+    Path("digits.mar").write_bytes(content)
+    ended = run("archive verify digits.mar")
     assert ended.code == 1
     assert "FAULT: " in ended.out
     assert "digits.pt" in ended.out
-    assert "digits.mar is damaged or incomplete: one fault" in ended.err
-    reported = json.loads(run("archive", "verify", "digits.mar", "--json").out)
-    assert reported["intact"] is False
+    assert "digits.mar is damaged" in ended.err
+    assert json.loads(run("archive verify digits.mar --json").out)["intact"] is False
 
 
-def test_verify_names_all_archives_that_are_not_intact(run: Run, tmp_path: Path) -> None:
-    run("archive", "--no-import", DIGITS / "digits.pt")
+def test_verify_names_all_archives_that_are_not_intact(run: Run) -> None:
+    run(NO_IMPORT)
     for name in ("first.mar", "second.mar"):
-        (tmp_path / name).write_text("garbage")
-    ended = run("archive", "verify", "first.mar", "digits.mar", "second.mar")
+        Path(name).write_text("garbage")
+    ended = run("archive verify first.mar digits.mar second.mar")
     assert (ended.code, ended.out) == (1, "digits.mar is intact\n")
     first, second = ended.err.splitlines()
     assert first.startswith("Error: first.mar is not a model archive")
     assert second.startswith("second.mar is not a model archive")
 
 
-def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> None:
-    run("archive", "--no-import", DIGITS / "digits.pt", "--name", "seven")
-    assert run("archive", "unpack", "seven.mar").out == "unpacked seven.mar into seven\n"
-    assert (tmp_path / "seven" / "digits.pt").read_bytes() == (DIGITS / "digits.pt").read_bytes()
-    assert run("archive", "verify", "seven").code == 0
-    assert run("archive", "unpack", "seven.mar", "-o", "deep/er").code == 0
-    again = run("archive", "unpack", "seven.mar")
+def test_unpack_writes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> None:
+    run(f"{NO_IMPORT} --name seven")
+    assert run("archive unpack seven.mar").out == "unpacked seven.mar into seven\n"
+    assert Path("seven/digits.pt").read_bytes() == (DIGITS / "digits.pt").read_bytes()
+    assert run("archive verify seven").code == 0
+    assert run("archive unpack seven.mar -o deep/er").code == 0
+    again = run("archive unpack seven.mar")
     assert again.code == 1
-    assert (
-        "'seven' already exists; give another directory with `tsx archive unpack seven.mar -o DIRECTORY`"
-        in again.err
-    )
-    assert "is already unpacked" in run("archive", "unpack", "seven").err
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert "'seven' already exists" in again.err
+    assert "is already unpacked" in run("archive unpack seven").err
+    assert not list(tmp_path.glob(".*"))
+
+
+NO_ARCHIVES = {
+    "missing.mar": None,
+    "empty.mar": b"",
+    "foreign.mar": b"GIF89a",
+    "cut.mar": b"PK\x03\x04" + bytes(100),
+}
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    "command",
+    ("command", "name"),
     [
-        ["archive", "inspect"],
-        ["archive", "verify"],
-        ["archive", "unpack"],
-        ["archive", "--check"],
-        ["serve"],
+        *(("archive inspect", name) for name in NO_ARCHIVES),
+        ("archive verify", "cut.mar"),
+        ("archive unpack", "empty.mar"),
+        ("archive --check", "foreign.mar"),
+        *(("serve", name) for name in NO_ARCHIVES),
     ],
 )
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("missing.mar", None, "missing.mar"),
-        ("empty.mar", b"", "empty"),
-        ("foreign.mar", b"GIF89a", "foreign.mar"),
-        ("cut.mar", b"PK\x03\x04" + bytes(100), "cut"),
-    ],
-)
-def test_a_file_that_is_no_archive_is_refused(
-    run: Run, tmp_path: Path, command: list[str], name: str, content: bytes | None, reason: str
-) -> None:
+def test_a_file_that_is_no_archive_is_refused(run: Run, command: str, name: str) -> None:
+    content = NO_ARCHIVES[name]
     if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with socket.create_server(("127.0.0.1", 0)) as in_use:  # it is refused before a port is taken
-        port = ["--port", in_use.getsockname()[1]] if command == ["serve"] else []
-        ended = run(*command, name, *port)
+        Path(name).write_bytes(content)
+    # The server refuses the file before it binds the port.
+    with socket.create_server(("127.0.0.1", 0)) as in_use:
+        port = ("--port", in_use.getsockname()[1]) if command == "serve" else ()
+        ended = run(f"{command} {name}", *port)
     assert ended.code == 1
-    assert reason in ended.err
+    assert name.removesuffix(".mar") in ended.err
     assert "Traceback" not in ended.err
 
 
 def test_an_archive_is_not_packed_again(run: Run) -> None:
-    run("archive", "--no-import", DIGITS / "digits.pt")
-    ended = run("archive", "digits.mar")
+    run(NO_IMPORT)
+    ended = run("archive digits.mar")
     assert ended.code == 2
-    assert (
-        "'digits.mar' is already an archive; `tsx archive inspect digits.mar` shows it, --check tests it"
-        in ended.err
-    )
-    assert "remove --name" in run("archive", "digits.mar", "--check", "--name", "x").err
+    assert "'digits.mar' is already an archive" in ended.err
+    assert "remove --name" in run("archive digits.mar --check --name x").err
 
 
-def test_a_directory_that_nothing_is_packed_of_says_what_is_missing(
-    run: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "model.safetensors").write_bytes(b"")
-    ended = run("archive", tmp_path / "weights")
+def test_a_directory_that_is_no_model_is_refused_with_the_files_that_it_lacks(run: Run) -> None:
+    Path("weights").mkdir()
+    Path("weights/model.safetensors").touch()
+    ended = run("archive weights")
     assert ended.code == 2
-    assert (
-        "has neither the config.json of Hugging Face's save_pretrained nor the MLmodel of MLflow"
-        in ended.err
-    )
+    assert "nor the MLmodel of MLflow" in ended.err
 
 
-def test_commands_read_archives_within_the_bounds_of_the_settings(
+def test_commands_read_archives_within_the_limits_of_the_settings(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "constant.mar"
@@ -739,11 +600,9 @@ def test_commands_read_archives_within_the_bounds_of_the_settings(
     readers = [look_at, read_record, lambda path: unpack_model(path, tmp_path)]
     for read in readers:
         read(path)
-    assert run("archive", "verify", path).code == 0
+    assert run("archive verify", path).code == 0
     monkeypatch.setenv("TSX_MAX_DENSE_ARCHIVE_SIZE", "1000")
     for read in readers:
-        with pytest.raises(
-            ArchiveTooLarge, match="Raise max_dense_archive_size only if you know the archive"
-        ):
+        with pytest.raises(ArchiveTooLarge, match="max_dense_archive_size"):
             read(path)
-    assert run("archive", "verify", path).code == 1
+    assert run("archive verify", path).code == 1

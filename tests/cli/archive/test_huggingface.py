@@ -1,6 +1,4 @@
-"""`tsx archive` and `tsx serve` of Hugging Face's directories and of the Hub: what is packed, and
-whose code runs.
-"""
+"""`tsx archive` and `tsx serve` of Hugging Face models, in directories and on the Hub."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ MODELING = "from transformers import BertForSequenceClassification\n\n\nclass Ow
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A model's directory with what training leaves beside it, an adapter, and a handler that says
-    what it was given.
-    """
+    """Write a model's directory as training leaves it, an adapter, and a handler."""
     for name, text in {
         "tiny/config.json": json.dumps(CONFIG),
         "tiny/model.safetensors": "weights",
@@ -55,21 +51,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) 
         yield double
 
 
-@pytest.mark.usefixtures("processes")
 def test_a_directory_becomes_an_archive_that_answers_its_own_sample(
     run: Run, saved: Path, tmp_path: Path
 ) -> None:
-    ended = run("archive", "tiny", "--handler", "double.py", "--adapter", "style=lora", "--check")
+    ended = run("archive tiny --handler double.py --adapter style=lora --check")
     assert ended.code == 0, ended.err
     assert ended.out.startswith(
         "tiny: Hugging Face model, BertForSequenceClassification, task text-classification\nname tiny, version 1.0\n"
     )
     assert "adapter style: LORA of org/base" in ended.out
-    assert (
-        "note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code"
-        in ended.out
-    )
-    assert "check: 1 sample got the same answers in batches of 1, 2" in ended.out
+    assert "It runs only with --trust-remote-code" in ended.out
+    assert "1 sample got the same answers" in ended.out
     with zipfile.ZipFile(tmp_path / "tiny.mar") as archive:
         facts = json.loads(archive.read("MAR-INF/MANIFEST.json"))["huggingface"]
         assert [name for name in archive.namelist() if name.startswith("huggingface_model/")] == [
@@ -85,7 +77,7 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_sample(
         "source": "tiny",
         "adapters": ["style"],
     }
-    shown = run("archive", "inspect", "tiny.mar").out
+    shown = run("archive inspect tiny.mar").out
     for row in (
         "kind +Hugging Face model",
         "task +text-classification",
@@ -95,14 +87,13 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_sample(
         assert re.search(row, shown)
 
 
-@pytest.mark.usefixtures("processes")
 def test_a_model_of_the_hub_is_packed_with_its_commit(
     run: Run, saved: Path, hub: Hub, tmp_path: Path
 ) -> None:
     hub.repos |= {"org/tiny-1.5": HubRepo(), "org/lora": HubRepo()}
     commit = hub.repos["org/tiny-1.5"].commit(saved, "v1")
     hub.repos["org/lora"].commit(tmp_path / "lora")
-    ended = run("archive", "hf:org/tiny-1.5@v1", "--adapter", "style=hf:org/lora", "--version", "2")
+    ended = run("archive hf:org/tiny-1.5@v1 --adapter style=hf:org/lora --version 2")
     assert ended.code == 0, ended.err
     assert f"\nrevision {commit}\nname tiny-1.5, version 2\nhandler huggingface\n" in ended.out
     assert "downloading hf:org/tiny-1.5@v1\n" in ended.err
@@ -112,111 +103,75 @@ def test_a_model_of_the_hub_is_packed_with_its_commit(
         assert archive.read("huggingface_model/model.safetensors") == b"weights"
         assert "huggingface_model/adapters/style/adapter_model.safetensors" in archive.namelist()
     assert (facts["source"], facts["revision"]) == ("hf:org/tiny-1.5", commit)
-    ended = run("archive", "hf:org/tiny-1.5@v2")
-    assert (ended.code, "has no revision v2" in ended.err) == (1, True)
-    ended = run("archive", "hf:org")
-    assert (ended.code, "it must be hf:ORG/NAME" in ended.err) == (1, True)
+    for source, error in (
+        ("hf:org/tiny-1.5@v2", "has no revision v2"),
+        ("hf:org", "it must be hf:ORG/NAME"),
+    ):
+        ended = run("archive", source)
+        assert (ended.code, error in ended.err) == (1, True)
 
 
 def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(b"x")
     make_model(tmp_path / "m.mar", handler=HANDLER)
-    for words, why in {
-        (
-            "archive",
-            "m.pt",
-            "--task",
-            "chat",
-        ): "--task: only a Hugging Face model takes that, and m.pt is none",
-        ("archive", "m.mar", "--check", "--adapter", "a=lora"): "is only checked; remove --adapter",
-        ("archive", "tiny", "--trust-remote-code"): "--trust-remote-code is for --check",
-        ("archive", "tiny", "--adapter", "lora"): "--adapter takes NAME=DIRECTORY",
-        (
-            "archive",
-            "tiny",
-            "--adapter",
-            "a=lora",
-            "--adapter",
-            "a=lora",
-        ): "two adapters are called a",
-        ("archive", "tiny", "other/tiny", "--name", "x"): "can name only one archive",
-        (
-            "serve",
-            "m.mar",
-            "--task",
-            "chat",
-        ): "--task: only directories of Hugging Face models, and models of the Hub, take that",
-        (
-            "bench",
-            "tiny",
-        ): "'tiny' is a model of Hugging Face, and an archive is needed here: tsx archive tiny",
-        ("serve", "--trust-remote-code"): "--trust-remote-code is for the models that are named",
-        (
-            "serve",
-            "tiny",
-            "--handler",
-            "double.py",
-        ): "--handler, --model-file and --extra-files apply to bare model files",
+    for arguments, error in {
+        "archive m.pt --task chat": "--task: only a Hugging Face model takes that, and m.pt is none",
+        "archive m.mar --check --adapter a=lora": "is only checked; remove --adapter",
+        "archive tiny --trust-remote-code": "--trust-remote-code is for --check",
+        "archive tiny --adapter lora": "--adapter takes NAME=DIRECTORY",
+        "archive tiny --adapter a=lora --adapter a=lora": "two adapters are called a",
+        "archive tiny other/tiny --name x": "can name only one archive",
+        "serve m.mar --task chat": "--task: only directories of Hugging Face models",
+        "bench tiny": "'tiny' is a model of Hugging Face, and an archive is needed here",
+        "serve --trust-remote-code": "--trust-remote-code is for the models that are named",
+        "serve tiny --handler double.py": "apply to bare model files",
     }.items():
-        ended = run(*words)
-        assert ended.code == 2, (words, ended)
-        assert why in ended.err
-    ended = run("archive", "tiny", "--task", "chat")
+        ended = run(arguments)
+        assert ended.code == 2, (arguments, ended)
+        assert error in ended.err
+    ended = run("archive tiny --task chat")
     assert (ended.code, "not text-generation" in ended.err) == (1, True)
+    assert run("archive tiny").code == 0
+    assert "tsx optimize builds no forms" in run("optimize tiny.mar").err
     (saved / "config.json").write_text(
         '{"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}'
     )
-    assert run("archive", "tiny", "--task", "text2text-generation", "-o", "t5.mar").code == 0
-    (saved / "config.json").write_text(json.dumps(CONFIG))
-    ended = run("optimize", "tiny.mar") if run("archive", "tiny").code == 0 else None
-    assert ended is not None
-    assert "is a Hugging Face model, which tsx optimize builds no forms of" in ended.err
+    assert run("archive tiny --task text2text-generation -o t5.mar").code == 0
 
 
-@pytest.mark.usefixtures("processes")
-def test_code_of_a_model_runs_only_where_the_person_says_so(
+def test_the_code_of_a_model_runs_only_with_the_option_that_trusts_it(
     run: Run,
     hub: Hub,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     session_cache: Path,
 ) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    for file in huggingface_models.model(
-        "bert-classification", tmp_path_factory.getbasetemp().parent
-    ).iterdir():
-        (own / file.name).write_bytes(file.read_bytes())
-    config = json.loads((own / "config.json").read_text())
+    model = tmp_path / "own"
+    model.mkdir()
+    cached = huggingface_models.model("bert-classification", tmp_path_factory.getbasetemp().parent)
+    for file in cached.iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    config = json.loads((model / "config.json").read_text())
     own_code = {
         "architectures": ["Own"],
         "auto_map": {"AutoModelForSequenceClassification": "modeling_own.Own"},
     }
-    (own / "config.json").write_text(json.dumps(config | own_code | {"model_type": "bert"}))
-    (own / "modeling_own.py").write_text(
+    (model / "config.json").write_text(json.dumps(config | own_code | {"model_type": "bert"}))
+    (model / "modeling_own.py").write_text(
         f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{MODELING}"
     )
-    (own / "done").unlink()
-    commit = hub.repos.setdefault("org/own", HubRepo()).commit(own)
-    assert run("archive", "own", "--task", "text-classification").code == 0
-    run("archive", "own.mar", "--check")
+    (model / "done").unlink()
+    commit = hub.repos.setdefault("org/own", HubRepo()).commit(model)
+    assert run("archive own --task text-classification").code == 0
+    run("archive own.mar --check")
     assert not (tmp_path / "ran").exists()
     environment = {
         **hub.environment(tmp_path / "hf"),
         "TSX_CACHE_DIR": str(session_cache),
         "TSX_WORKER_PRELOAD": "false",
     }
-    words = [
-        "serve",
-        "mine=hf:org/own",
-        "--task",
-        "text-classification",
-        "--trust-remote-code",
-        "--workers",
-        "1",
-        *FREE_PORTS,
-    ]
-    with serving(words, tmp_path, environment) as server:
+    arguments = "serve mine=hf:org/own --task text-classification --trust-remote-code --workers 1"
+    with serving([*arguments.split(), *FREE_PORTS], tmp_path, environment) as server:
         assert (tmp_path / "ran").exists()
         assert "serving mine 1.0: Hugging Face model, cpu, 1 worker" in server.lines
         answer = httpx.post(

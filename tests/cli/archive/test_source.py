@@ -1,4 +1,4 @@
-"""One function decides what a path is, for every command that takes models."""
+"""The kind of a path, which one function decides for every command that takes models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsx_cli.archive.source import SourceKind, classify
 
 @pytest.fixture
 def directories(tmp_path: Path) -> Path:
-    """Directories of each kind, in the working directory."""
+    """Write a directory of each kind, in the working directory."""
     for name, file, text in (
         ("films", "config.json", '{"architectures": ["BertModel"], "model_type": "bert"}'),
         ("style", "adapter_config.json", "{}"),
@@ -27,7 +27,7 @@ def directories(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("word", "kind"),
+    ("path", "kind"),
     [
         ("films", "Hugging Face"),
         ("style", "Hugging Face"),
@@ -45,25 +45,21 @@ def directories(tmp_path: Path) -> Path:
     ],
 )
 def test_each_kind_is_decided_by_content_or_name(
-    directories: Path, monkeypatch: pytest.MonkeyPatch, word: str, kind: SourceKind
+    directories: Path, monkeypatch: pytest.MonkeyPatch, path: str, kind: SourceKind
 ) -> None:
     monkeypatch.chdir(directories)
-    assert classify(Path(word)) == kind
+    assert classify(Path(path)) == kind
 
 
+@pytest.mark.parametrize("command", ["bench {}", "optimize {}", "batch {} in.jsonl -o out.jsonl"])
 @pytest.mark.parametrize(
-    "command", [("bench",), ("optimize",), ("batch", "in.jsonl", "-o", "out.jsonl")]
-)
-@pytest.mark.parametrize(
-    ("word", "kind"), [("films", "Hugging Face"), ("iris", "MLflow"), ("models:/iris/1", "MLflow")]
+    ("path", "kind"), [("films", "Hugging Face"), ("iris", "MLflow"), ("models:/iris/1", "MLflow")]
 )
 def test_commands_that_measure_or_run_archives_say_how_to_pack_a_model(
-    run: Run, directories: Path, command: tuple[str, ...], word: str, kind: str
+    run: Run, directories: Path, command: str, path: str, kind: str
 ) -> None:
     (directories / "in.jsonl").write_text("[1]\n")
-    ended = run(command[0], word, *command[1:])
+    ended = run(command.format(path))
     assert ended.code == 2
-    assert (
-        f"'{word}' is a model of {kind}, and an archive is needed here: tsx archive {word}"
-        in ended.err
-    )
+    assert f"'{path}' is a model of {kind}, and an archive is needed here" in ended.err
+    assert f"tsx archive {path}" in ended.err

@@ -1,6 +1,4 @@
-"""`tsx check --target`: the image's entry on this machine, driven as a platform drives it, and what
-is told where it does not hold.
-"""
+"""`tsx check --target`: the image's entry on this machine, driven as a platform drives it."""
 
 from __future__ import annotations
 
@@ -47,180 +45,151 @@ def a_short_load(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
         (aws_lambda, ("SHORT", "STOP", "INIT")),
     ):
         for limit in limits:
-            monkeypatch.setattr(module, limit, 30.0)  # a tester's machine has other things to do
+            # A busy machine needs longer.
+            monkeypatch.setattr(module, limit, 30.0)
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
 
 
-def checked(capsys: pytest.CaptureFixture[str], *words: object, code: int) -> dict[str, Any]:
-    assert main(["check", *map(str, words), *QUICK, "--json"]) == code, capsys.readouterr()
-    reported: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return reported
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "echo.mar", ECHO)
 
 
-def by_name(reported: dict[str, Any]) -> dict[str, tuple[bool | None, str]]:
-    return {each["what"]: (each["ok"], each["way"]) for each in reported["checks"]}
+def checked(capsys: pytest.CaptureFixture[str], *arguments: object, code: int) -> dict[str, Any]:
+    """Run `tsx check`, and return its report."""
+    assert main(["check", *map(str, arguments), *QUICK, "--json"]) == code, capsys.readouterr()
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
-def test_sagemakers_host_is_played_and_each_promise_is_measured(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def by_name(report: dict[str, Any]) -> dict[str, tuple[bool | None, str]]:
+    """Return whether each check holds, and its advice."""
+    return {check["what"]: (check["ok"], check["way"]) for check in report["checks"]}
+
+
+def write_samples(directory: Path, **contents: bytes) -> list[object]:
+    """Write files, and return the options that name them as samples."""
+    arguments: list[object] = []
+    for name, content in contents.items():
+        path = directory / f"{name}.bin"
+        path.write_bytes(content)
+        arguments += ["--sample", path]
+    return arguments
+
+
+def test_each_promise_to_sagemaker_is_measured(
+    capsys: pytest.CaptureFixture[str], archive: Path, tmp_path: Path
 ) -> None:
-    archive = make_model(tmp_path / "echo.mar", ECHO)
-    for name, body in (("good.bin", b"good"), ("stream.bin", b"stream")):
-        (tmp_path / name).write_bytes(body)
-    reported = checked(
-        capsys,
-        archive,
-        "--contract",
-        "sagemaker",
-        "--sample",
-        tmp_path / "good.bin",
-        "--sample",
-        tmp_path / "stream.bin",
-        code=0,
-    )
-    found = by_name(reported)
-    assert reported["holds"] is True
+    samples = write_samples(tmp_path, good=b"good", stream=b"stream")
+    report = checked(capsys, archive, "--contract", "sagemaker", *samples, code=0)
+    assert report["holds"] is True
     assert {
         "ready",
         "2 samples, the slowest",
         "streams, part by part",
         "a body of 6291456 bytes",
         "/metrics at the same port",
-    } <= found.keys()
-    assert {
         "ends on SIGTERM",
         "its exit code",
         "the request in flight at that time",
         "connections accepted, the slowest",
-    } <= found.keys()
-    assert all(each["measured"] for each in reported["checks"] if each["limit"])
+    } <= by_name(report).keys()
+    assert all(check["measured"] for check in report["checks"] if check["limit"])
 
 
 def test_lambda_is_played_with_its_runtime_api(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], archive: Path, tmp_path: Path
 ) -> None:
-    archive = make_model(tmp_path / "echo.mar", ECHO)
-    for name, body in (("good.bin", b"good"), ("bad.bin", b"bad"), ("large.bin", bytes(5 << 20))):
-        (tmp_path / name).write_bytes(body)
-    samples = [
-        word for name in ("good", "bad", "large") for word in ("--sample", tmp_path / f"{name}.bin")
-    ]
-    reported = checked(
-        capsys, archive, "--contract", "lambda", "--timeout", "30s", *samples, code=1
-    )
-    found = by_name(reported)
-    failed = {what for what, (ok, _) in found.items() if ok is False}
-    assert failed == {"sample bad.bin", "sample large.bin"}, reported
-    assert "no such input" in found["sample bad.bin"][1]
-    assert "Request must be smaller than 6291456 bytes" in found["sample large.bin"][1]
+    samples = write_samples(tmp_path, good=b"good", bad=b"bad", large=bytes(5 << 20))
+    arguments = (archive, "--contract", "lambda", "--timeout", "30s", *samples)
+    checks = by_name(checked(capsys, *arguments, code=1))
+    failed = {name for name, (ok, _) in checks.items() if ok is False}
+    assert failed == {"sample bad.bin", "sample large.bin"}, checks
+    assert "no such input" in checks["sample bad.bin"][1]
+    assert "smaller than 6291456 bytes" in checks["sample large.bin"][1]
     assert {
         "start until it asks for invocations",
         "two messages of a queue",
         "files written beside the model",
-    } <= found.keys()
-    assert {
         "an answer within a timeout of 30 s",
         "ends on SIGTERM",
         "1 sample, the slowest",
-    } <= found.keys()
+    } <= checks.keys()
 
 
-@pytest.mark.usefixtures("processes")
-def test_what_does_not_hold_is_reported_with_what_to_do(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_failed_check_is_reported_with_a_remedy(
+    capsys: pytest.CaptureFixture[str], archive: Path, tmp_path: Path
 ) -> None:
-    archive, samples = make_model(tmp_path / "echo.mar", ECHO), tmp_path / "samples"
-    samples.mkdir()
-    (samples / "bad.bin").write_text("bad")
-    (samples / "large.bin").write_bytes(bytes(7 << 20))
-    assert (
-        main(["check", str(archive), "--target", "container", "--sample", str(samples), *QUICK])
-        == 1
-    )
-    said = capsys.readouterr()
-    assert "FAILED: sample bad.bin: it was answered: " in said.out
-    assert "FAILED: sample large.bin: the platform refuses it: send smaller inputs" in said.out
-    assert "ok  the image's health check" in " ".join(said.out.split("   "))
-    assert "echo.mar does not meet 2 requirements of container's contract" in said.err
+    samples = write_samples(tmp_path, bad=b"bad", large=bytes(7 << 20))
+    arguments = ["check", archive, "--target", "container", *samples, *QUICK]
+    assert main([str(argument) for argument in arguments]) == 1
+    printed = capsys.readouterr()
+    assert "FAILED: sample bad.bin" in printed.out
+    assert "FAILED: sample large.bin" in printed.out
+    assert "ok  the image's health check" in " ".join(printed.out.split("   "))
+    assert "2 requirements of container's contract" in printed.err
 
 
-def test_a_start_that_fails_shows_the_log_and_a_diagnosis(
+def test_a_failed_start_is_reported_with_the_log_and_a_diagnosis(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     archive = make_model(tmp_path / "broken.mar", "import nothing_like_this\n")
-    reported = checked(capsys, archive, "--contract", "sagemaker", code=1)
-    (ready,) = reported["checks"]
+    report = checked(capsys, archive, "--contract", "sagemaker", code=1)
+    (ready,) = report["checks"]
     assert (ready["what"], ready["ok"]) == ("ready", False)
-    assert "The image has no module 'nothing_like_this'" in ready["way"]
-    assert any("ModuleNotFoundError" in line for line in reported["log"])
+    assert "no module 'nothing_like_this'" in ready["way"]
+    assert any("ModuleNotFoundError" in line for line in report["log"])
 
 
-def test_what_makes_no_sense_is_reported_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_invalid_options_are_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], archive: Path, tmp_path: Path
 ) -> None:
-    archive = make_model(tmp_path / "echo.mar", ECHO)
-    cases: list[tuple[list[object], int, str]] = [
-        ([archive, "--contract", "sagmaker"], 2, "'sagmaker' is not one of"),
-        ([archive, "--contract", "sagemaker", "--env", "A"], 2, "--env takes NAME=VALUE, not 'A'"),
-        (
-            [archive, "--contract", "sagemaker", "--timeout", "soon"],
-            2,
-            "--timeout: write a time such as 90s",
-        ),
-        (
-            [archive, "--contract", "sagemaker", "--sample", "absent"],
-            2,
-            "there is no sample 'absent'",
-        ),
-        ([tmp_path / "none.mar", "--contract", "sagemaker"], 1, "none.mar"),
-        ([tmp_path, "--contract", "sagemaker"], 1, "is a directory; only a file can be deployed"),
-        ([archive, "--target", "sagmaker"], 2, "'sagmaker' is not one of"),
-        ([archive], 2, "Missing option '--target' / '--contract'"),
-    ]
-    for words, code, said in cases:
-        assert main(["check", *map(str, words)]) == code
-        assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    contract = "--contract sagemaker"
+    for arguments, code, error in (
+        (f"{archive} --contract sagmaker", 2, "'sagmaker' is not one of"),
+        (f"{archive} {contract} --env A", 2, "--env takes NAME=VALUE, not 'A'"),
+        (f"{archive} {contract} --timeout soon", 2, "--timeout: write a time such as 90s"),
+        (f"{archive} {contract} --sample absent", 2, "there is no sample 'absent'"),
+        (f"{tmp_path}/none.mar {contract}", 1, "none.mar"),
+        (f"{tmp_path} {contract}", 1, "is a directory; only a file can be deployed"),
+        (f"{archive} --target sagmaker", 2, "'sagmaker' is not one of"),
+        (str(archive), 2, "Missing option '--target' / '--contract'"),
+    ):
+        assert main(["check", *arguments.split()]) == code
+        assert error in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 class Fails(torch.nn.Module):
+    """A network whose results are complex numbers, which JSON has not."""
+
     def forward(self, row: torch.Tensor) -> torch.Tensor:
-        return torch.fft.fft(row)  # complex numbers, which JSON has not
+        return torch.fft.fft(row)
 
 
-def test_a_request_is_made_up_for_a_model_without_samples(
+def test_a_request_is_generated_for_a_model_without_samples(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 3), Fails())).save(
-        tmp_path / "fails.pt"
-    )
-    assert (
-        main(
-            ["archive", str(tmp_path / "fails.pt"), "--no-check", "-o", str(tmp_path / "fails.mar")]
-        )
-        == 0
-    )
+    model, packed = tmp_path / "fails.pt", tmp_path / "fails.mar"
+    torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 3), Fails())).save(model)
+    assert main(["archive", str(model), "--no-check", "-o", str(packed)]) == 0
     capsys.readouterr()
-    found = by_name(checked(capsys, tmp_path / "fails.mar", "--target", "container", code=1))
-    ok, way = found["sample generated"]
-    assert (ok, "it was answered" in way) == (False, True)
-    assert found["requests"] == (None, "no sample was answered with 200")
+    checks = by_name(checked(capsys, packed, "--target", "container", code=1))
+    ok, advice = checks["sample generated"]
+    assert (ok, "it was answered" in advice) == (False, True)
+    assert checks["requests"] == (None, "no sample was answered with 200")
 
 
-def test_without_a_known_request_nothing_that_needs_one_is_said_to_hold(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_without_a_known_request_no_promise_about_requests_is_said_to_hold(
+    capsys: pytest.CaptureFixture[str], archive: Path
 ) -> None:
-    found = by_name(
-        checked(capsys, make_model(tmp_path / "echo.mar", ECHO), "--target", "container", code=0)
-    )
-    assert found["requests"] == (
-        None,
-        "no sample; add --sample FILE, or pack one with tsx archive --sample FILE",
-    )
-    assert not {"the request in flight at that time"} & found.keys()
+    checks = by_name(checked(capsys, archive, "--target", "container", code=0))
+    ok, advice = checks["requests"]
+    assert (ok, "add --sample FILE" in advice) == (None, True)
+    assert "the request in flight at that time" not in checks
 
 
 class LambdaHost:
-    """A Runtime API whose function answers every event with this document."""
+    """A Runtime API whose function answers every event with one document."""
 
     timeout = 60.0
 
@@ -243,32 +212,24 @@ LAMBDA_LINES: dict[str, tuple[Callable[[Host, ModelSample, Report], None], objec
 
 @pytest.mark.parametrize("kind", LAMBDA_LINES)
 def test_events_of_lambda_that_all_fail_are_not_ok(kind: str) -> None:
-    line, failing, good = LAMBDA_LINES[kind]
+    check, failing, good = LAMBDA_LINES[kind]
+    sample = ModelSample("one.json", "application/json", b"[1]")
     for answer, ok in ((failing, False), (good, True)):
         report = Report("lambda", "m.mar")
-        line(
-            cast(Host, LambdaHost(answer)),
-            ModelSample("one.json", "application/json", b"[1]"),
-            report,
-        )
-        assert [check.ok for check in report.checks] == [ok]
+        check(cast(Host, LambdaHost(answer)), sample, report)
+        assert [line.ok for line in report.checks] == [ok]
 
 
-def test_lambda_and_web_name_the_first_sample_that_was_answered_with_200(
+def test_lambda_and_web_return_the_first_sample_that_was_answered_with_200(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     samples = [ModelSample("one.json", "application/json", b"[1]")]
     platform = web.Web(1, "/ping", "/predictions/m", 1.0, 1.0, 1.0, 1.0, "")
     for status, good in ((200, samples[0]), (500, None)):
         report = Report("lambda", "m.mar")
-        assert (
-            aws_lambda._answers(cast(Host, LambdaHost({"statusCode": status})), samples, report)
-            is good
-        )
-        monkeypatch.setattr(
-            web,
-            "_send",
-            lambda *words, status=status: PlatformResponse(status, {}, b"{}", 0.0, 0.0, 0.0),
-        )
+        host = cast(Host, LambdaHost({"statusCode": status}))
+        assert aws_lambda._answers(host, samples, report) is good
+        response = PlatformResponse(status, {}, b"{}", 0.0, 0.0, 0.0)
+        monkeypatch.setattr(web, "_send", lambda *_, response=response: response)
         assert web.answers_samples(platform, samples, 1000, report) is good
-        assert (not report.failed) is (good is not None)
+        assert bool(report.failed) == (good is None)

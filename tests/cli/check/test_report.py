@@ -1,4 +1,4 @@
-"""The report of `tsx check`: what a failed check advises."""
+"""The report of `tsx check`: the advice of a failed check."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from tsx_cli.check.report import Report
 
 
 def busy() -> MachineCounters:
-    """Counters by which all processes have used their time since now."""
+    """Return counters by which all processes have used their time since now."""
     return read()._replace(processes={})
 
 
 def idle() -> MachineCounters:
-    """Counters by which processes have used little time for long."""
+    """Return counters by which processes have used little time for long."""
     return read()._replace(at=time.monotonic() - 1e9)
 
 
-def test_a_limit_of_time_that_was_broken_on_a_busy_machine_is_to_be_measured_again() -> None:
+def test_a_time_limit_that_was_broken_on_a_busy_machine_is_to_be_measured_again() -> None:
     report = Report("sagemaker", "m.mar", before=busy())
     assert not report.within("/ping", 2.02, 2.0, "load the model in initialize")
     assert not report.add(
         "a sample", False, "nothing after 2 s", "an answer", "be faster", timed=True
     )
-    for check, way in zip(
-        report.checks, ("load the model in initialize", "be faster"), strict=True
-    ):
+    advice = ("load the model in initialize", "be faster")
+    for check, text in zip(report.checks, advice, strict=True):
         assert check.way.startswith("the machine was busy, so run the check again")
         assert "other processes used" in check.way
-        assert check.way.endswith(f". If it still fails: {way}")
+        assert check.way.endswith(f". If it still fails: {text}")
 
 
 @pytest.mark.parametrize(
     ("before", "timed"), [(idle(), True), (busy(), False)], ids=["idle", "untimed"]
 )
-def test_what_a_busy_machine_did_not_cause_has_its_own_advice(
+def test_a_failure_without_a_busy_machine_has_its_own_advice(
     before: MachineCounters, timed: bool
 ) -> None:
     report = Report("sagemaker", "m.mar", before=before)

@@ -1,4 +1,4 @@
-"""How figures are written for people."""
+"""The text of figures and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_duration_has_three_digits_and_no_exponent(value: float, text: str) ->
 
 
 @pytest.mark.parametrize("terminal", ["", "1"])
-def test_the_head_and_the_title_of_a_table_are_text_and_no_markup(
+def test_the_head_and_the_title_of_a_table_are_no_markup(
     terminal: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", terminal)
@@ -44,5 +44,5 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "a=1", "-1.5", "+2", "-3e-05", '{"a": 1}', -1.5, None, True])
-def test_numbers_and_other_texts_stay_as_they_are_in_a_cell(value: object) -> None:
+def test_numbers_and_other_texts_are_unchanged_in_a_cell(value: object) -> None:
     assert csv_cell(value) == value

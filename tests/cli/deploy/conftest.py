@@ -1,12 +1,13 @@
-"""An empty AWS for each test of tsx deploy that uses it."""
+"""An empty AWS for each test of `tsx deploy` that uses it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.deploying import HANDLER
+from tests.support.deploying import HANDLER, Deploy
 from tests.support.models import make_model
 from tests.support.platforms.aws import Account, Course
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA
@@ -20,8 +21,15 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
+    """Empty AWS, and return how its endpoints behave."""
     for kind in (*SAGEMAKER.values(), *LAMBDA.values()):
         monkeypatch.setattr(kind, "poll", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return account.emptied()
+
+
+@pytest.fixture
+def on(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Callable[..., Deploy]:
+    """Build the command for one target of AWS, with options of all its calls."""
+    return lambda target, *always, name="digits": Deploy(archive, target, capsys, always, name)

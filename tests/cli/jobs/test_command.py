@@ -31,28 +31,25 @@ def handle(data, context):
 def fickle(
     processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Running, Path]]:
-    """A server whose model fails until a file is there, and the file."""
-    place = tmp_path_factory.mktemp("server")
-    make_model(place / "fickle.mar", FICKLE)
+    """Start a server whose model fails until a file exists, and return both."""
+    directory = tmp_path_factory.mktemp("server")
+    make_model(directory / "fickle.mar", FICKLE)
     environment = {
-        "TSX_STATE_DIR": str(place / "state"),
-        "TSX_CACHE_DIR": str(place / "cache"),
+        "TSX_STATE_DIR": str(directory / "state"),
+        "TSX_CACHE_DIR": str(directory / "cache"),
         "TSX_WORKER_PRELOAD": "false",
+        "FICKLE_FILE": str(directory / "now"),
     }
-    with serving(
-        ["serve", "fickle.mar", *FREE_PORTS],
-        place,
-        environment | {"FICKLE_FILE": str(place / "now")},
-    ) as running:
-        yield running, place / "now"
+    with serving(["serve", "fickle.mar", *FREE_PORTS], directory, environment) as running:
+        yield running, directory / "now"
 
 
 @pytest.fixture
 def jobs(run: Run, fickle: tuple[Running, Path]) -> Callable[..., Any]:
-    """`tsx jobs` with these words, and its JSON."""
+    """Run `tsx jobs` with these arguments, and return its JSON."""
 
-    def call(*words: str) -> Any:
-        ended = run("jobs", *words, "--json", "--url", fickle[0].address("models"))
+    def call(*arguments: str) -> Any:
+        ended = run("jobs", *arguments, "--json", "--url", fickle[0].address("models"))
         assert ended.code == 0, ended.err
         return json.loads(ended.out)
 
@@ -68,14 +65,14 @@ def test_jobs_are_listed_retried_shown_and_cancelled(
 ) -> None:
     server, file = fickle
     url = server.address("models")
-    for words, said in (
-        ((), "there are no jobs at"),
-        (("--state", "failed"), "there are no such jobs at"),
+    for arguments, text in (
+        ("", "there are no jobs at"),
+        ("--state failed", "there are no such jobs at"),
     ):
-        ended = run("jobs", "list", *words, "--url", url)
-        assert (ended.code, ended.out.startswith(said)) == (0, True)
+        ended = run(f"jobs list {arguments}", "--url", url)
+        assert (ended.code, ended.out.startswith(text)) == (0, True)
     assert jobs("list") == []
-    assert run("jobs", "cancel", "--all", "--url", url).out == "there are no jobs to change\n"
+    assert run("jobs cancel --all --url", url).out == "there are no jobs to change\n"
     for _ in range(2):
         httpx.post(
             f"{server.address('predictions')}/predictions/fickle",
@@ -89,19 +86,19 @@ def test_jobs_are_listed_retried_shown_and_cancelled(
     file.touch()
     assert jobs("retry", "--all", "--model", "fickle") == [first, second]
     until(lambda: jobs("show", second).get("status") == 200)
-    shown = run("jobs", "show", second, "-o", "answer.txt", "--url", url)
+    shown = run("jobs show", second, "-o", "answer.txt", "--url", url)
     assert (tmp_path / "answer.txt").read_text() == "done"
     assert "attempts" in shown.out
-    assert second in run("jobs", "list", "--model", "fickle", "--url", url).out
+    assert second in run("jobs list --model fickle --url", url).out
     until(lambda: jobs("list", "--state", "done") and not jobs("list", "--state", "running"))
-    for words, text in (
-        (("cancel", second), "is done"),
-        (("show", "none"), "Job none is not known"),
-        (("cancel",), "--all"),
-        (("retry", first, "--all"), "--all"),
-        (("list", "--state", "lost"), "--state takes"),
+    for command, text in (
+        (f"cancel {second}", "is done"),
+        ("show none", "Job none is not known"),
+        ("cancel", "--all"),
+        (f"retry {first} --all", "--all"),
+        ("list --state lost", "--state takes"),
     ):
-        ended = run("jobs", *words, "--url", url)
+        ended = run(f"jobs {command}", "--url", url)
         assert ended.code != 0
         assert text in ended.err
     assert jobs("cancel", "--all") == []

@@ -1,6 +1,4 @@
-"""How `tsx explain` and `tsx slowest` lay out what a server tells (that they ask a real one is in
-test_serve.py).
-"""
+"""How `tsx explain` and `tsx slowest` show a server's responses."""
 
 from __future__ import annotations
 
@@ -39,23 +37,15 @@ def test_each_part_has_its_line_and_a_bar() -> None:
 
 
 def test_a_refusal_has_no_parts() -> None:
-    shown = lines(
-        {
-            **TOLD,
-            "status": 503,
-            "error": "QueueFull",
-            "batchSize": None,
-            "milliseconds": {"total": 120.0},
-        }
-    )
-    assert shown == [
+    refusal = {"status": 503, "error": "QueueFull", "batchSize": None}
+    assert lines({**TOLD, **refusal, "milliseconds": {"total": 120.0}}) == [
         "id-1 was refused (QueueFull) with 503 after 120 ms",
         "digits 1.0; it arrived at 2026-05-30T21:46:03.626Z",
     ]
 
 
 @given(st.dictionaries(st.sampled_from([*PARTS]), st.floats(0, 1e6), max_size=6))
-def test_a_strip_is_as_wide_as_all_and_in_order(spent: dict[str, float]) -> None:
+def test_a_strip_has_a_fixed_width_and_its_letters_in_order(spent: dict[str, float]) -> None:
     drawn = strip(spent)
     assert len(drawn) == (WIDTH if sum(spent.values()) > 0 else 0)
     assert list(drawn) == sorted(drawn, key=list(LETTERS.values()).index)

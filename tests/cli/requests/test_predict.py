@@ -1,4 +1,4 @@
-"""What `tsx predict` sends and how it lays out what comes back."""
+"""The requests of `tsx predict`, and how it shows the responses."""
 
 from __future__ import annotations
 
@@ -27,77 +27,68 @@ from tsx_runtime.shared.content_types import guess_content_type
         ("x.tar.gz", b"\x1f\x8b", "application/octet-stream"),
     ],
 )
-def test_the_content_type_is_guessed_from_the_name_else_from_the_bytes(
+def test_the_content_type_is_guessed_from_the_name_or_the_bytes(
     name: str, data: bytes, expected: str
 ) -> None:
     assert guess_content_type(name, data) == expected
 
 
-def answer(body: bytes, content_type: str = "") -> Response:
-    return Response(200, {"content-type": content_type}, iter([body]))
+def answer(*pieces: bytes, content_type: str = "") -> Response:
+    return Response(200, {"content-type": content_type}, iter(pieces))
 
 
-def laid_out(body: bytes, content_type: str = "") -> str:
-    console = Console(file=io.StringIO(), width=80)
-    show(answer(body, content_type), console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def shown(*pieces: bytes, content_type: str = "") -> str:
+    """Return what a terminal of 80 columns shows of a response."""
+    file = io.StringIO()
+    show(answer(*pieces, content_type=content_type), Console(file=file, width=80))
+    return file.getvalue()
 
 
 def test_a_classifiers_answer_is_a_table_with_bars() -> None:
-    assert (
-        laid_out(b'{"cat": 0.5, "dog!": 0.25}')
-        == f"cat    50.00%  {'█' * 15}\ndog!   25.00%  {'█' * 8}\n"
-    )
+    table = f"cat    50.00%  {'█' * 15}\ndog!   25.00%  {'█' * 8}\n"
+    assert shown(b'{"cat": 0.5, "dog!": 0.25}') == table
 
 
 def test_other_json_is_indented() -> None:
-    assert laid_out(b'{"a":[1,"x"]}') == '{\n  "a": [\n    1,\n    "x"\n  ]\n}\n'
+    assert shown(b'{"a":[1,"x"]}') == '{\n  "a": [\n    1,\n    "x"\n  ]\n}\n'
 
 
-def test_text_is_printed_as_it_is_even_where_it_looks_like_markup() -> None:
-    assert laid_out(b"[red]hi[/red]") == "[red]hi[/red]\n"
-    assert laid_out(b"a stream", "text/plain") == "a stream\n"
+def test_text_is_no_markup_and_ends_with_one_newline() -> None:
+    assert shown(b"[red]hi[/red]") == "[red]hi[/red]\n"
+    for text in (b"hello", b"hello\n"):
+        assert shown(text, content_type="text/plain") == "hello\n"
 
 
 def test_an_answer_does_not_steer_the_terminal() -> None:
-    assert laid_out(b"\x1b[2Ja\r\nb", "text/plain") == "\\x1b[2Ja\r\nb\n"
-    assert "\x1b" not in laid_out(b"\x1b[2J")
-    assert laid_out('{"\x9bcat": 0.5}'.encode()).startswith(r"\x9bcat  ")
-    shown = laid_out('{"a": ["\x9b31m", "\\u001b"]}'.encode())
-    assert "\x9b" not in shown
-    assert "\x1b" not in shown
+    assert shown(b"\x1b[2Ja\r\nb", content_type="text/plain") == "\\x1b[2Ja\r\nb\n"
+    assert "\x1b" not in shown(b"\x1b[2J")
+    assert shown('{"\x9bcat": 0.5}'.encode()).startswith(r"\x9bcat  ")
+    text = shown('{"a": ["\x9b31m", "\\u001b"]}'.encode())
+    assert "\x9b" not in text
+    assert "\x1b" not in text
 
 
 def test_json_that_is_nested_too_deeply_is_text() -> None:
     body = b"[" * 100_000
-    assert laid_out(body).replace("\n", "") == body.decode()
+    assert shown(body).replace("\n", "") == body.decode()
     assert describe(answer(body))["answer"] == body.decode()
 
 
 def test_a_stream_of_text_may_part_a_character() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    show(
-        Response(200, {"content-type": "text/plain"}, iter(["é".encode()[:1], "é".encode()[1:]])),
-        console,
-    )
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == "é\n"
+    first, second = "é".encode()[:1], "é".encode()[1:]
+    assert shown(first, second, content_type="text/plain") == "é\n"
 
 
-def test_bytes_are_not_thrown_at_a_terminal() -> None:
-    with pytest.raises(
-        CliError,
-        match="the answer is 2 bytes of image/png; write it into a file with --output FILE",
-    ):
-        laid_out(b"\xff\xfe", "image/png")
+def test_bytes_are_not_written_to_a_terminal() -> None:
+    with pytest.raises(CliError, match="2 bytes of image/png"):
+        shown(b"\xff\xfe", content_type="image/png")
 
 
 @pytest.mark.parametrize(
     "value",
     [[], {}, {"a": 2.0}, {"a": 1}, {"a": True}, {str(n): 0.5 for n in range(21)}, "x", None],
 )
-def test_what_is_no_list_of_probabilities_is_left_alone(value: object) -> None:
+def test_other_values_are_not_taken_for_probabilities(value: object) -> None:
     assert as_probabilities(value) == []
 
 
@@ -109,23 +100,21 @@ def test_what_is_no_list_of_probabilities_is_left_alone(value: object) -> None:
         (b"\xff", {"base64": "/w=="}),
     ],
 )
-def test_for_programs_the_answer_is_json_or_text_or_base64(
+def test_a_program_gets_the_answer_as_json_text_or_base64(
     body: bytes, expected: dict[str, object]
 ) -> None:
     assert describe(answer(body)) == {"status": 200, "content_type": None, **expected}
 
 
 def test_a_file_that_cannot_be_sent_is_named(run: Run) -> None:
-    ended = run("predict", "m", "none.png")
-    assert ended.err.startswith(
-        "Error: the file 'none.png' cannot be read (No such file or directory)"
-    )
+    ended = run("predict m none.png")
+    assert "'none.png' cannot be read (No such file or directory)" in ended.err
     assert "echo none.png | tsx predict MODEL -" in ended.err
-    assert "(Is a directory)" in run("predict", "m", ".").err
-    assert run("predict", "m", "x", "--output", "y", "--json").code == 2
+    assert "(Is a directory)" in run("predict m .").err
+    assert run("predict m x --output y --json").code == 2
 
 
-def test_a_word_is_a_file_or_else_a_text(tmp_path: Path) -> None:
+def test_an_argument_is_a_file_or_a_text(tmp_path: Path) -> None:
     (tmp_path / "a file.txt").write_bytes(b"content")
     assert _read(str(tmp_path / "a file.txt")) == ("a file.txt", "text/plain", b"content")
     plain = "text/plain; charset=utf-8"
@@ -133,17 +122,17 @@ def test_a_word_is_a_file_or_else_a_text(tmp_path: Path) -> None:
         assert _read(text) == ("-", kind, text.encode())
 
 
-def test_a_form_has_its_fields_and_what_is_sent() -> None:
-    sent = ("cat.png", b"png", "image/png")
-    assert _form(["top=3", "data", "text=a=b"], sent) == [
+def test_a_form_has_its_fields_and_the_input() -> None:
+    file = ("cat.png", b"png", "image/png")
+    assert _form(["top=3", "data", "text=a=b"], file) == [
         ("top", "3"),
-        ("data", sent),
+        ("data", file),
         ("text", "a=b"),
     ]
     assert _form(["empty="], None) == [("empty", "")]
-    for fields, given in ((["top=3"], sent), (["data", "more"], sent), (["data"], None)):
+    for fields, value in ((["top=3"], file), (["data", "more"], file), (["data"], None)):
         with pytest.raises(UsageError, match="--field takes NAME=VALUE"):
-            _form(fields, given)
+            _form(fields, value)
 
 
 @pytest.mark.parametrize(
@@ -156,16 +145,17 @@ def test_a_form_has_its_fields_and_what_is_sent() -> None:
         ("text/plain", b"", b""),
     ],
 )
-def test_a_text_that_is_printed_ends_a_line_and_other_bytes_stay(
+def test_a_printed_text_ends_a_line_and_other_bytes_are_unchanged(
     run: Run, answering: Answering, tmp_path: Path, kind: str, body: bytes, written: bytes
 ) -> None:
     url = answering(200, body, **{"content-type": kind})
-    assert run("predict", "m", "a text", "--url", url).out.encode() == written
-    assert run("predict", "m", "a text", "--url", url, "-o", "answer").out == ""
+    arguments = f"predict m 'a text' --url {url}"
+    assert run(arguments).out.encode() == written
+    assert run(f"{arguments} -o answer").out == ""
     assert (tmp_path / "answer").read_bytes() == body
 
 
-def test_the_input_may_be_named_by_an_option_as_in_bench(
+def test_the_input_may_be_named_by_an_option(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bodies = []
@@ -176,15 +166,11 @@ def test_the_input_may_be_named_by_an_option_as_in_bench(
 
     monkeypatch.setattr(Server, "call", call)
     (tmp_path / "a.txt").write_bytes(b"content")
-    assert run("predict", "m", "--input", "a.txt").code == 0
+    assert run("predict m --input a.txt").code == 0
     assert bodies == [b"content"]
-    for words in (("a.txt", "--input", "a.txt"), ("--sample", "--input", "a.txt"), ()):
-        ended = run("predict", "m", *words)
+    for arguments in ("a.txt --input a.txt", "--sample --input a.txt", ""):
+        ended = run(f"predict m {arguments}")
         assert (ended.code, "give one file or text, or --sample" in ended.err) == (2, True)
-
-
-def test_text_on_a_terminal_ends_with_one_newline() -> None:
-    assert laid_out(b"hello\n", "text/plain") == "hello\n"
 
 
 def test_a_token_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -197,6 +183,6 @@ def test_a_token_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(Server, "call", call)
     (tmp_path / "token").write_text("other\n")
     monkeypatch.setenv("TSX_INFERENCE_TOKEN", "setting")
-    for words in ((), ("--token", "given"), ("--token", "@token")):
-        assert run("predict", "m", "a text", *words).code == 0
+    for arguments in ("", "--token given", "--token @token"):
+        assert run(f"predict m 'a text' {arguments}").code == 0
     assert tokens == ["Bearer setting", "Bearer given", "Bearer other"]

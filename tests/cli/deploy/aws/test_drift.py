@@ -1,33 +1,38 @@
-"""What somebody changes by hand, in the console: the plan shows it, and applying the plan puts it
-back.
-"""
+"""Changes that somebody makes by hand: a plan shows them, and applying it reverts them."""
 
 from __future__ import annotations
 
 import io
 import zipfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import boto3
 import pytest
 
+from tests.kit.deploy import endpoint_config, sagemaker
 from tests.support.deploying import Deploy, actions
-from tests.support.platforms.aws import Course
 from tests.support.platforms.aws_lambda import make_role
-
-pytestmark = pytest.mark.slow
 
 NETWORK = {"SubnetIds": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"]}
 
 
 @pytest.fixture
-def deploy(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Deploy:
+def deploy(on: Callable[..., Deploy]) -> Deploy:
     make_role()
-    return Deploy(archive, "lambda", capsys)
+    return on("lambda")
 
 
-def layer() -> str:
+def change(**settings: Any) -> None:
+    """Change the function by hand."""
+    boto3.client("lambda").update_function_configuration(FunctionName="digits", **settings)
+
+
+def function() -> Any:
+    return boto3.client("lambda").get_function_configuration(FunctionName="digits")
+
+
+def publish_layer() -> str:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("more.py", "")
@@ -37,106 +42,94 @@ def layer() -> str:
     return arn
 
 
-def shown(deploy: Deploy, *words: str) -> dict[str, Any]:
-    """What a plan says of the function alone: everything else is as it should be."""
-    planned = deploy.plan(*words, code=2)
-    assert {id for id, action in actions(planned).items() if action != "same"} == {"Function"}
-    fields = next(change["fields"] for change in planned["changes"] if change["id"] == "Function")
-    return {each["path"]: (each["old"], each["new"]) for each in fields}
+def differences(deploy: Deploy, *arguments: str) -> dict[str, Any]:
+    """Return the differences that a plan shows, which are those of the function alone."""
+    changes = deploy.plan(*arguments, code=2)["changes"]
+    (change,) = (change for change in changes if change["action"] != "same")
+    assert change["id"] == "Function"
+    return {field["path"]: (field["old"], field["new"]) for field in change["fields"]}
 
 
-@pytest.mark.parametrize("words", [[], ["--set=env.LEVEL=low"]])
-def test_a_variable_that_was_added_or_changed_by_hand_is_put_back(
-    deploy: Deploy, words: list[str]
+@pytest.mark.parametrize("arguments", ["", "--set=env.LEVEL=low"])
+def test_a_variable_that_was_added_or_changed_by_hand_is_reverted(
+    deploy: Deploy, arguments: str
 ) -> None:
-    deploy.apply(*words)
-    client = boto3.client("lambda")
-    there = {"LEVEL": "high", "MORE": "1", "API_TOKEN": "secret"}
-    client.update_function_configuration(FunctionName="digits", Environment={"Variables": there})
-    gone = {f"Environment.Variables.{name}": (value, None) for name, value in there.items()}
-    gone["Environment.Variables.API_TOKEN"] = ("(hidden)", None)
-    if words:
-        gone["Environment.Variables.LEVEL"] = ("high", "low")
-    assert shown(deploy, *words) == gone
-    assert "MORE: 1 -> nothing" in deploy.apply(*words)
-    now = client.get_function_configuration(FunctionName="digits").get("Environment", {})
-    assert now.get("Variables", {}) == ({"LEVEL": "low"} if words else {})
-    deploy.plan(*words, code=0)
+    deploy.apply(arguments)
+    variables = {"LEVEL": "high", "MORE": "1", "API_TOKEN": "secret"}
+    change(Environment={"Variables": variables})
+    assert differences(deploy, arguments) == {
+        "Environment.Variables.LEVEL": ("high", "low" if arguments else None),
+        "Environment.Variables.MORE": ("1", None),
+        "Environment.Variables.API_TOKEN": ("(hidden)", None),
+    }
+    assert "MORE: 1 -> nothing" in deploy.apply(arguments)
+    remaining = function().get("Environment", {}).get("Variables", {})
+    assert remaining == ({"LEVEL": "low"} if arguments else {})
+    deploy.plan(arguments, code=0)
 
 
-def test_a_network_that_was_added_changed_or_taken_away_by_hand_is_put_back(deploy: Deploy) -> None:
-    client = boto3.client("lambda")
-    words = ["--set=lambda.subnets=subnet-2,subnet-1", "--set=lambda.security_groups=sg-1"]
+def test_a_network_that_was_added_changed_or_removed_by_hand_is_reverted(deploy: Deploy) -> None:
+    arguments = "--set=lambda.subnets=subnet-2,subnet-1 --set=lambda.security_groups=sg-1"
     deploy.apply()
-    client.update_function_configuration(FunctionName="digits", VpcConfig=NETWORK)
-    assert shown(deploy) == {f"VpcConfig.{key}": (value, None) for key, value in NETWORK.items()}
+    change(VpcConfig=NETWORK)
+    assert differences(deploy) == {
+        f"VpcConfig.{key}": (value, None) for key, value in NETWORK.items()
+    }
     deploy.apply()
-    assert not client.get_function_configuration(FunctionName="digits")["VpcConfig"].get(
-        "SubnetIds"
-    )
-    deploy.apply(*words)
-    client.update_function_configuration(
-        FunctionName="digits", VpcConfig={**NETWORK, "SecurityGroupIds": ["sg-1", "sg-2"]}
-    )
-    assert shown(deploy, *words) == {"VpcConfig.SecurityGroupIds": (["sg-1", "sg-2"], ["sg-1"])}
-    client.update_function_configuration(
-        FunctionName="digits", VpcConfig={"SubnetIds": [], "SecurityGroupIds": []}
-    )
-    assert shown(deploy, *words) == {
+    assert not function()["VpcConfig"].get("SubnetIds")
+    deploy.apply(arguments)
+    groups = ["sg-1", "sg-2"]
+    change(VpcConfig={**NETWORK, "SecurityGroupIds": groups})
+    assert differences(deploy, arguments) == {"VpcConfig.SecurityGroupIds": (groups, ["sg-1"])}
+    change(VpcConfig={"SubnetIds": [], "SecurityGroupIds": []})
+    assert differences(deploy, arguments) == {
         f"VpcConfig.{key}": (None, value) for key, value in NETWORK.items()
     }
-    deploy.apply(*words)
-    deploy.plan(*words, code=0)
+    deploy.apply(arguments)
+    deploy.plan(arguments, code=0)
 
 
-def test_a_layer_that_was_added_by_hand_is_taken_away(deploy: Deploy) -> None:
+def test_a_layer_that_was_added_by_hand_is_removed(deploy: Deploy) -> None:
     deploy.apply()
-    client, arn = boto3.client("lambda"), layer()
-    client.update_function_configuration(FunctionName="digits", Layers=[arn])
-    assert shown(deploy) == {"Layers": ([arn], None)}
+    arn = publish_layer()
+    change(Layers=[arn])
+    assert differences(deploy) == {"Layers": ([arn], None)}
     deploy.apply()
-    assert not client.get_function_configuration(FunctionName="digits").get("Layers")
+    assert not function().get("Layers")
     deploy.plan(code=0)
 
 
-def test_a_version_that_was_published_by_hand_with_other_variables_is_not_taken_for_ours(
+def test_a_version_that_was_published_by_hand_is_not_taken_for_one_of_the_deployment(
     deploy: Deploy,
 ) -> None:
     deploy.apply()
     client = boto3.client("lambda")
-    client.update_function_configuration(
-        FunctionName="digits", Environment={"Variables": {"MORE": "1"}}
-    )
+    change(Environment={"Variables": {"MORE": "1"}})
     theirs = client.publish_version(FunctionName="digits")["Version"]
     client.update_alias(FunctionName="digits", Name="live", FunctionVersion=theirs)
-    assert actions(deploy.plan(code=2)) == {
-        "LogGroup": "same",
+    changes = actions(deploy.plan(code=2))
+    assert {id: action for id, action in changes.items() if action != "same"} == {
         "Function": "update",
-        "Version": "same",
         "Alias": "update",
-        "Url": "same",
     }
     deploy.apply()
     assert client.get_alias(FunctionName="digits", Name="live")["FunctionVersion"] == "1"
-    deploy.apply(
-        "--set=lambda.memory=1024", "--set=keep=1"
-    )  # it goes with the version whose hash it has
-    assert [
-        each["Version"]
-        for each in client.list_versions_by_function(FunctionName="digits")["Versions"][1:]
-    ] == ["3"]
+    # The version published by hand has the hash of the first, and goes with it.
+    deploy.apply("--set=lambda.memory=1024 --set=keep=1")
+    versions = client.list_versions_by_function(FunctionName="digits")["Versions"]
+    assert [version["Version"] for version in versions[1:]] == ["3"]
 
 
-def test_an_endpoint_that_was_given_another_configuration_by_hand_is_put_back(
-    archive: Path, course: Course, capsys: Any
+def test_an_endpoint_that_was_given_another_configuration_by_hand_is_reverted(
+    on: Callable[..., Deploy],
 ) -> None:
-    deploy = Deploy(archive, "sagemaker", capsys)
+    deploy = on("sagemaker")
     deploy.apply()
-    client = boto3.client("sagemaker")
-    ours = client.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
-    variants = client.describe_endpoint_config(EndpointConfigName=ours)["ProductionVariants"]
-    client.create_endpoint_config(EndpointConfigName="theirs", ProductionVariants=variants)
+    config, client = endpoint_config(), sagemaker()
+    client.create_endpoint_config(
+        EndpointConfigName="theirs", ProductionVariants=config["ProductionVariants"]
+    )
     client.update_endpoint(EndpointName="digits", EndpointConfigName="theirs")
     client.describe_endpoint(EndpointName="digits")
-    assert f"EndpointConfigName: theirs -> {ours}" in deploy.apply()
-    assert client.describe_endpoint(EndpointName="digits")["EndpointConfigName"] == ours
+    assert f"EndpointConfigName: theirs -> {config['EndpointConfigName']}" in deploy.apply()
+    assert endpoint_config()["EndpointConfigName"] == config["EndpointConfigName"]

@@ -1,95 +1,85 @@
-"""The log groups of `tsx deploy`: how long lines are kept, and that the log goes only where that is
-asked for.
-"""
+"""Log groups of `tsx deploy`: their retention, and that only a purge removes the log."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import boto3
 import pytest
 
 from tests.support.deploying import Deploy, a_spec, actions
-from tests.support.platforms.aws import Course
 from tests.support.platforms.aws_lambda import make_role
 from tsx_cli.deploy.aws.logs import GROUPS
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(params=list(GROUPS))
-def deploy(
-    request: pytest.FixtureRequest,
-    archive: Path,
-    course: Course,
-    capsys: pytest.CaptureFixture[str],
-) -> Deploy:
+def deploy(request: pytest.FixtureRequest, on: Callable[..., Deploy]) -> Deploy:
     make_role()
-    return Deploy(archive, request.param, capsys)
+    return on(request.param)
 
 
-def groups() -> dict[str, Any]:
-    return {
-        each["logGroupName"]: each.get("retentionInDays")
-        for each in boto3.client("logs").describe_log_groups()["logGroups"]
-    }
+@pytest.fixture
+def group(deploy: Deploy) -> str:
+    return GROUPS[deploy.target].format("digits")
 
 
-def test_lines_are_kept_for_a_month_or_as_long_as_is_said(deploy: Deploy) -> None:
-    name = GROUPS[deploy.target].format("digits")
+def retentions() -> dict[str, Any]:
+    """Return the days that each log group keeps its lines."""
+    groups = boto3.client("logs").describe_log_groups()["logGroups"]
+    return {group["logGroupName"]: group.get("retentionInDays") for group in groups}
+
+
+def test_lines_are_kept_for_a_month_or_as_long_as_specified(deploy: Deploy, group: str) -> None:
     deploy.apply()
-    assert groups() == {name: 30}
+    assert retentions() == {group: 30}
     out = deploy.apply("--set=log_retention=90")
     assert "RetentionInDays: 30 -> 90" in out
-    deploy.apply("--set=log_retention=0")  # whatever the group says
-    assert groups() == {name: 90}
+    # The value 0 leaves the group unchanged.
+    deploy.apply("--set=log_retention=0")
+    assert retentions() == {group: 90}
     deploy.apply("--set=log_retention=31", code=2)
-    assert "log_retention: CloudWatch keeps lines for one of 1, 3, 5, 7" in deploy.err
+    assert "keeps lines for one of 1, 3, 5, 7" in deploy.err
 
 
-def test_a_log_group_that_the_platform_made_is_taken_over_and_one_of_another_deployment_is_not(
-    deploy: Deploy,
+def test_a_log_group_of_the_platform_is_taken_over_and_one_of_another_deployment_is_not(
+    deploy: Deploy, group: str
 ) -> None:
-    client, name = boto3.client("logs"), GROUPS[deploy.target].format("digits")
-    client.create_log_group(logGroupName=name)
-    client.create_log_group(logGroupName=f"{name}-more")
+    client = boto3.client("logs")
+    client.create_log_group(logGroupName=group)
+    client.create_log_group(logGroupName=f"{group}-more")
     assert actions(deploy.plan(code=2))["LogGroup"] == "update"
     deploy.apply()
-    assert groups() == {name: 30, f"{name}-more": None}
+    assert retentions() == {group: 30, f"{group}-more": None}
     deploy.verb("destroy", "--yes", "--purge")
-    client.create_log_group(logGroupName=name, tags={"tsx:name": "theirs"})
+    client.create_log_group(logGroupName=group, tags={"tsx:name": "theirs"})
     deploy.apply(code=1)
-    assert (
-        f"LogGroup {name} already exists, and it belongs to the deployment 'theirs'" in deploy.err
-    )
+    assert "it belongs to the deployment 'theirs'" in deploy.err
 
 
-def test_destroy_keeps_the_log_and_purge_removes_it_also_afterwards(deploy: Deploy) -> None:
+def test_destroy_keeps_the_log_and_a_later_purge_removes_it(deploy: Deploy, group: str) -> None:
     deploy.apply()
     deploy.verb("destroy", "--yes")
-    assert list(groups()) == [GROUPS[deploy.target].format("digits")]
+    assert list(retentions()) == [group]
     deploy.verb("destroy", "--yes", "--purge")
-    assert groups() == {}
+    assert retentions() == {}
     deploy.apply("--set=log_retention=0")
-    boto3.client("logs").create_log_group(
-        logGroupName=GROUPS[deploy.target].format("digits")
-    )  # as the platform does
+    # The platform creates the group.
+    boto3.client("logs").create_log_group(logGroupName=group)
     deploy.verb("destroy", "--yes", "--purge")
-    assert groups() == {}
+    assert retentions() == {}
 
 
-def test_the_log_of_an_endpoint_that_somebody_else_has_made_is_kept(
-    archive: Path, course: Course, capsys: pytest.CaptureFixture[str]
-) -> None:
-    deploy = Deploy(archive, "sagemaker", capsys)
+def test_the_log_of_an_endpoint_of_somebody_else_is_kept(on: Callable[..., Deploy]) -> None:
+    deploy, group = on("sagemaker"), GROUPS["sagemaker"].format("digits")
     deploy.apply("--set=log_retention=0")
-    deploy.verb("destroy", "--yes")  # what was uploaded for it is still there
-    boto3.client("logs").create_log_group(logGroupName=GROUPS["sagemaker"].format("digits"))
+    # The upload of the archive stays.
+    deploy.verb("destroy", "--yes")
+    boto3.client("logs").create_log_group(logGroupName=group)
     out = deploy.verb("destroy", "--yes", "--purge")
     assert "Object" in out
-    assert groups() == {GROUPS["sagemaker"].format("digits"): None}
+    assert retentions() == {group: None}
 
 
-def test_a_number_of_days_may_be_text_as_of_set() -> None:
+def test_a_number_of_days_may_be_text() -> None:
     assert a_spec("lambda", log_retention="365").log_retention == 365

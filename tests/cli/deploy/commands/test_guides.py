@@ -1,4 +1,4 @@
-"""The commands of the guides: each is understood, and its settings are a specification."""
+"""The commands of the guides: each is understood, and its options are a specification."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_guides_is_a_deployment(
+def test_a_command_of_the_guides_is_a_valid_specification(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs: list[DeploySpec] = []
 
-    def read(file: Path | None, given: Mapping[str, Any], **_: object) -> bool:
-        specs.append(read_spec(file, given))
+    def read(file: Path | None, options: Mapping[str, Any], **_: object) -> bool:
+        specs.append(read_spec(file, options))
         return False
 
     monkeypatch.chdir(tmp_path)

@@ -1,37 +1,32 @@
-"""The log of a deployment, and what is told of one that failed."""
+"""The log of a deployment, and the diagnosis of one that failed."""
 
 from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import boto3
 import pytest
 
-from tests.support.models import make_model
+from tests.kit.deploy import interrupted_waits
+from tests.support.deploying import Deploy
 from tests.support.platforms.aws import REGION, Course
 from tsx_cli.deploy.aws.logs import CloudWatch
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.engine import Engine
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
-from tsx_cli.main import main
 
-pytestmark = pytest.mark.slow
-
-GROUP, STREAM = "/aws/sagemaker/Endpoints/m", "AllTraffic/i-0"
-NAMED = ["--name", "m", "--target", "sagemaker"]
-SAID = [*NAMED, "--role", "arn:aws:iam::123456789012:role/r", "--yes", "--no-check"]
-SAID += ["--image", "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64]
+GROUP, STREAM = "/aws/sagemaker/Endpoints/digits", "AllTraffic/i-0"
 PING = "The primary container for production variant AllTraffic did not pass the ping health check. Please check CloudWatch logs."
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> str:
-    return str(make_model(tmp_path / "m.mar", "def handle(data, context):\n    return data\n"))
+def deploy(on: Callable[..., Deploy]) -> Deploy:
+    return on("sagemaker")
 
 
 def write(*lines: str, ago: float = 0.0) -> None:
+    """Write lines into the deployment's log group."""
     client = boto3.client("logs")
     if not client.describe_log_groups(logGroupNamePrefix=GROUP)["logGroups"]:
         client.create_log_group(logGroupName=GROUP)
@@ -44,83 +39,53 @@ def write(*lines: str, ago: float = 0.0) -> None:
     )
 
 
-def test_a_start_that_fails_shows_the_log_and_what_it_tells(
-    course: Course,
-    archive: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_failed_start_shows_the_log_and_its_diagnosis(
+    deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = sagemaker_kinds.SageMakerEndpoint.create
+    error = "ModuleNotFoundError: No module named 'cv2'"
 
     def create(self: sagemaker_kinds.SageMakerEndpoint, cloud: Cloud, resource: object) -> None:
         real(self, cloud, resource)  # type: ignore[arg-type]  # as it is
-        write(
-            *(f"line {n}" for n in range(50)), "ModuleNotFoundError: No module named 'cv2'", ago=-1
-        )
+        write(*(f"line {n}" for n in range(50)), error, ago=-1)
 
     monkeypatch.setattr(sagemaker_kinds.SageMakerEndpoint, "create", create)
     course.failure = PING
     write("an earlier start: exec format error", ago=3600)
-    assert main(["deploy", archive, *SAID]) == 1
-    said = capsys.readouterr().err
-    assert f"The last 40 lines of {GROUP}:\n| line 11\n" in said
-    assert "Likely: The image has no module 'cv2'. Add its package" in said
-    assert "exec format error" not in said
-    assert (
-        "did not pass the ping health check. Please check CloudWatch logs. Created by this run and still there:"
-        in said
-    )
-    assert main(["deploy", "status", *NAMED]) == 0
-    assert "Likely: The image has no module 'cv2'." in capsys.readouterr().out
-    assert main(["deploy", "status", *NAMED, "--json"]) == 0
-    reported = json.loads(capsys.readouterr().out)
-    assert (reported["status"], reported["log"][-1]) == (
-        "Failed",
-        "ModuleNotFoundError: No module named 'cv2'",
-    )
+    deploy.apply(code=1)
+    assert f"The last 40 lines of {GROUP}:\n| line 11\n" in deploy.err
+    assert "no module 'cv2'. Add its package" in deploy.err
+    assert "exec format error" not in deploy.err
+    assert "Created by this run and still there:" in deploy.err
+    assert "Likely: The image has no module 'cv2'." in deploy.verb("status")
+    status = deploy.reported("status")
+    assert (status["status"], status["log"][-1]) == ("Failed", error)
 
 
-def test_a_container_that_says_nothing_is_reported(
-    course: Course, archive: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_container_that_logs_nothing_is_reported(deploy: Deploy, course: Course) -> None:
     course.failure = PING
-    assert main(["deploy", archive, *SAID]) == 1
-    said = capsys.readouterr().err
-    assert (
-        "Likely: Nothing answered /ping with 200 within the startup timeout. If the log shows"
-        in said
-    )
-    assert (
-        "Likely: The container wrote no log line: the image was not started, or the role does not allow logs."
-        in said
-    )
+    deploy.apply(code=1)
+    assert "Nothing answered /ping with 200" in deploy.err
+    assert "The container wrote no log line" in deploy.err
 
 
-def test_lines_are_shown_by_number_and_by_age(
-    course: Course, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["deploy", "logs", *NAMED]) == 1
-    assert f"{GROUP} has no lines; an invocation or a start writes some" in capsys.readouterr().err
+def test_lines_are_shown_by_number_and_by_age(deploy: Deploy) -> None:
+    def shown(*arguments: str) -> list[str]:
+        return [line.split()[-1] for line in deploy.verb("logs", *arguments).splitlines()]
+
+    deploy.verb("logs", code=1)
+    assert f"{GROUP} has no lines" in deploy.err
     write("old", ago=7200)
     write("new", "newest")
-    assert main(["deploy", "logs", *NAMED]) == 0
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
-        "old",
-        "new",
-        "newest",
-    ]
-    assert main(["deploy", "logs", *NAMED, "--lines=1"]) == 0
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["newest"]
-    assert main(["deploy", "logs", *NAMED, "--since=1h", "--json"]) == 0
-    assert [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()] == [
-        "new",
-        "newest",
-    ]
-    assert main(["deploy", "logs", *NAMED, "--since=long"]) == 2
-    assert "--since: write a time such as 90s, 10m or 1h (it is 'long')" in capsys.readouterr().err
+    assert shown() == ["old", "new", "newest"]
+    assert shown("--lines=1") == ["newest"]
+    lines = deploy.verb("logs", "--since=1h --json").splitlines()
+    assert [json.loads(line)["message"] for line in lines] == ["new", "newest"]
+    deploy.verb("logs", "--since=long", code=2)
+    assert "(it is 'long')" in deploy.err
 
 
-def test_what_comes_is_shown_once_and_in_order(course: Course) -> None:
+def test_new_lines_are_shown_once_and_in_order(course: Course) -> None:
     write("first", ago=1)
     rounds = iter([["second"], ["third", "fourth"]])
     log = CloudWatch(Cloud(REGION), GROUP, sleep=lambda seconds: write(*next(rounds)))
@@ -128,26 +93,13 @@ def test_what_comes_is_shown_once_and_in_order(course: Course) -> None:
     assert [next(lines).text for _ in range(4)] == ["first", "second", "third", "fourth"]
 
 
-def test_ctrl_c_leaves_it_to_aws_and_says_how_to_pick_it_up(
-    course: Course,
-    archive: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_ctrl_c_leaves_the_deployment_to_aws_and_says_how_to_continue(
+    deploy: Deploy, course: Course
 ) -> None:
     course.looks = 3
-
-    def interrupted(*words: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_wait", interrupted)
-        assert main(["deploy", archive, *SAID]) == 130
-    said = capsys.readouterr().err
-    assert "Endpoint m: begun, about 6 min; Ctrl-C leaves it" in said
-    assert (
-        "left at Endpoint m: AWS continues what has started. Run the same command again to continue"
-        in said
-    )
-    assert main(["deploy", archive, *SAID]) == 0
-    assert "InService" in capsys.readouterr().out
+    with interrupted_waits():
+        deploy.apply(code=130)
+    assert "about 6 min; Ctrl-C leaves it" in deploy.err
+    assert "Run the same command again" in deploy.err
+    assert "InService" in deploy.apply()
     assert len(course.calls) == 1

@@ -1,6 +1,4 @@
-"""CloudFormation templates of `tsx deploy`: names that let an update replace, what a stack tells,
-and canaries.
-"""
+"""CloudFormation templates of `tsx deploy`: names, outputs of a stack, and canaries."""
 
 from __future__ import annotations
 
@@ -23,39 +21,29 @@ def template(target: str, **more: Any) -> Any:
     return yaml.safe_load(emitted(target, **more).files["template.yaml"])
 
 
+MANAGED = {"subnets": "subnet-1", "operator_role": ROLE}
+SCALED = {"autoscaling": {"max": 3}}
+
+
 @pytest.mark.parametrize(
     ("target", "more"),
     [
-        (
-            "sagemaker",
-            {"canary": {}, "create_role": True, "sagemaker": {"autoscaling": {"max": 3}}},
-        ),
-        ("lambda", {"canary": {}, "create_role": True, "lambda": {"autoscaling": {"max": 3}}}),
-        (
-            "lambda",
-            {
-                "lambda": {
-                    "role": ROLE,
-                    "managed_instances": {"subnets": "subnet-1", "operator_role": ROLE},
-                }
-            },
-        ),
+        ("sagemaker", {"canary": {}, "create_role": True, "sagemaker": SCALED}),
+        ("lambda", {"canary": {}, "create_role": True, "lambda": SCALED}),
+        ("lambda", {"lambda": {"role": ROLE, "managed_instances": MANAGED}}),
     ],
 )
-def test_no_resource_that_is_replaced_for_another_reason_has_a_fixed_name(
+def test_no_resource_that_may_be_replaced_has_a_fixed_name(
     target: str, more: dict[str, Any]
 ) -> None:
-    """CloudFormation makes the new one before it removes the old one, and two cannot have one
-    name.
-    """
+    """CloudFormation creates the new one before it removes the old one, which has the name."""
     schemas = pytest.importorskip("cfnlint.schema.manager").PROVIDER_SCHEMA_MANAGER
     never_change = {"PackageType", "ServiceNamespace", "ResourceId", "ScalableDimension"}
-    for id, each in template(target, **more)["Resources"].items():
-        schema = schemas.get_resource_schema("eu-central-1", each["Type"]).schema
-        replacing = {
-            path.rpartition("/")[2] for path in schema.get("createOnlyProperties", [])
-        } & each["Properties"].keys() - never_change
-        names = {f"{each['Type'].rpartition('::')[2]}Name", "PolicyName"} & replacing
+    for id, resource in template(target, **more)["Resources"].items():
+        schema = schemas.get_resource_schema("eu-central-1", resource["Type"]).schema
+        fixed = {path.rpartition("/")[2] for path in schema.get("createOnlyProperties", [])}
+        replacing = fixed & resource["Properties"].keys() - never_change
+        names = {f"{resource['Type'].rpartition('::')[2]}Name", "PolicyName"} & replacing
         assert not names or replacing == names, id
 
 
@@ -71,12 +59,14 @@ def test_no_resource_that_is_replaced_for_another_reason_has_a_fixed_name(
         ("lambda", {"canary": {}}, {"FunctionName", "FunctionArn", "Version", "AliasArn", "Url", "LogGroup", "CanaryGroup"}),
     ],
 )  # fmt: skip
-def test_a_stack_tells_what_it_made(target: str, more: dict[str, Any], outputs: set[str]) -> None:
-    made = template(target, **more)
-    assert set(made["Outputs"]) == outputs
-    for output in made["Outputs"].values():
-        ((how, what),) = output["Value"].items()
-        assert (what if how == "Ref" else what[0]) in made["Resources"]
+def test_a_stack_names_what_it_created(
+    target: str, more: dict[str, Any], outputs: set[str]
+) -> None:
+    stack = template(target, **more)
+    assert set(stack["Outputs"]) == outputs
+    for output in stack["Outputs"].values():
+        ((function, argument),) = output["Value"].items()
+        assert (argument if function == "Ref" else argument[0]) in stack["Resources"]
 
 
 def test_a_stack_gets_a_name_that_cloudformation_takes() -> None:
@@ -88,12 +78,12 @@ def test_a_stack_gets_a_name_that_cloudformation_takes() -> None:
 def test_the_next_step_begins_with_the_image_unless_one_is_named(target: str) -> None:
     build = f"`tsx deploy digits.mar --target {target} --emit dockerfile`"
     assert build in emitted(target).next_step
-    assert "push it to ECR; then aws cloudformation deploy" in emitted(target).next_step
+    assert "then aws cloudformation deploy" in emitted(target).next_step
     image = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/digits@sha256:" + 64 * "a"
     assert emitted(target, image=image).next_step.startswith("aws cloudformation deploy")
 
 
-def test_codedeploy_moves_the_requests_of_a_function_as_the_canary_says() -> None:
+def test_codedeploy_shifts_the_requests_of_a_function_as_the_canary_says() -> None:
     canary = {"percent": 20, "bake": "90s", "alarms": ["5xx>0", "theirs"]}
     resources = template("lambda", canary=canary)["Resources"]
     assert resources["Alias"]["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"] == {
@@ -110,10 +100,8 @@ def test_codedeploy_moves_the_requests_of_a_function_as_the_canary_says() -> Non
         "Alarms": [{"Name": {"Ref": "Alarm1"}}, {"Name": "theirs"}],
     }
     assert "DEPLOYMENT_STOP_ON_ALARM" in group["AutoRollbackConfiguration"]["Events"]
-    assert "CAPABILITY_NAMED_IAM" in emitted("lambda", canary=canary).next_step  # CodeDeploy's role
+    # CodeDeploy needs a role with a name.
+    assert "CAPABILITY_NAMED_IAM" in emitted("lambda", canary=canary).next_step
     assert "CAPABILITY_NAMED_IAM" not in emitted("lambda").next_step
-    assert not [
-        each
-        for each in template("sagemaker", canary=canary)["Resources"]
-        if each.startswith("Canary")
-    ]
+    resources = template("sagemaker", canary=canary)["Resources"]
+    assert not [id for id in resources if id.startswith("Canary")]

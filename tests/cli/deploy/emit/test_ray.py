@@ -1,6 +1,4 @@
-"""`--emit ray`: files that Ray's own schema takes, and a RayService with room for what it
-deploys.
-"""
+"""`--emit ray`: files of Ray's own schema, and a RayService with room for its replicas."""
 
 from __future__ import annotations
 
@@ -22,31 +20,27 @@ def archive(tmp_path: Path) -> Path:
     return make_model(tmp_path / "digits.mar", HANDLER)
 
 
-def run(archive: Path, *words: str) -> int:
+def run(archive: Path, *arguments: str) -> int:
     out = str(archive.parent / "out")
-    return main(["deploy", str(archive), "--target", "ray", *words, "--emit", "ray", out])
+    return main(["deploy", str(archive), "--target", "ray", *arguments, "--emit", "ray", out])
 
 
-def emitted(archive: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def emitted(archive: Path, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
     out = archive.parent / "out"
-    assert run(archive, *words) == 0
+    assert run(archive, *arguments) == 0
     return tuple(
         yaml.safe_load((out / name).read_text())
         for name in ("serve-config.yaml", "rayservice.yaml")
     )  # type: ignore[return-value]  # two
 
 
-def test_the_config_is_one_of_ray_serve_and_its_arguments_those_of_the_application(
+def test_the_config_has_ray_serves_schema_and_arguments_of_the_application(
     archive: Path,
 ) -> None:
-    words = (
-        "--set=ray.archives=s3://bucket/models",
-        "--set=ray.grpc=true",
-        "--set=env.A=b",
-        "--image",
-        "own/ray:1",
+    arguments = (
+        "--set=ray.archives=s3://bucket/models --set=ray.grpc=true --set=env.A=b --image own/ray:1"
     )
-    config, service = emitted(archive, *words)
+    config, service = emitted(archive, *arguments.split())
     checked = ServeDeploySchema.model_validate(config)
     (application,) = checked.applications
     assert (application.name, application.route_prefix) == ("digits", "/digits")
@@ -61,8 +55,8 @@ def test_the_config_is_one_of_ray_serve_and_its_arguments_those_of_the_applicati
 def test_a_service_has_room_for_its_replicas_and_their_update(
     archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = "archives=path min_replicas=0 max_replicas=4 num_gpus=0.5 num_cpus=1.5 memory=8Gi"
-    config, service = emitted(archive, *(f"--set=ray.{word}" for word in own.split()))
+    settings = "archives=path min_replicas=0 max_replicas=4 num_gpus=0.5 num_cpus=1.5 memory=8Gi"
+    config, service = emitted(archive, *(f"--set=ray.{argument}" for argument in settings.split()))
     cluster = service["spec"]["rayClusterConfig"]
     (workers,) = cluster["workerGroupSpecs"]
     assert (service["kind"], cluster["enableInTreeAutoscaling"]) == ("RayService", True)
@@ -71,18 +65,18 @@ def test_a_service_has_room_for_its_replicas_and_their_update(
     assert container["resources"]["limits"] == {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": 1}
     assert container["image"].startswith("rayproject/ray:")
     assert config["applications"][0]["runtime_env"]["pip"][0].startswith("tsx-serve[ray]==")
-    assert f"the nodes look for the model digits at {archive}" in capsys.readouterr().out
+    assert f"the model digits at {archive}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "error"),
     [
-        ((), "files cannot put the archive into the cluster's memory"),
+        ((), "the archive into the cluster's memory"),
         (("--set=ray.archives=path", "--canary=10%"), "the files are of one version"),
     ],
 )
-def test_what_files_cannot_do_is_refused(
-    archive: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+def test_options_that_files_cannot_have_are_refused(
+    archive: Path, arguments: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(archive, *words) == 2
-    assert said in capsys.readouterr().err
+    assert run(archive, *arguments) == 2
+    assert error in capsys.readouterr().err

@@ -1,6 +1,4 @@
-"""What becomes of a canary: a pure function of what is there, what is wanted and what time it
-is.
-"""
+"""Decisions about a canary: a pure function of its state, its alarms and the time."""
 
 from __future__ import annotations
 
@@ -14,54 +12,31 @@ from tsx_cli.deploy.engine.canary import Baking, CanaryAction, Shift, decide
 
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
 SHIFT = Shift(10, 600, ("errors",))
-
-
-def baking(version: str = "2", percent: float = 10) -> Baking:
-    return Baking(version, percent, START)
+BAKING = Baking("2", 10, START)
+BEGIN = CanaryAction("begin", percent=10)
 
 
 @pytest.mark.parametrize(
-    ("shift", "there", "off", "after", "expected"),
+    ("shift", "state", "alarms", "after", "expected"),
     [
-        (None, baking(), {"errors": ""}, 0, CanaryAction("move")),  # nobody asks for one
-        (SHIFT, None, {}, 0, CanaryAction("begin", percent=10)),
-        (
-            SHIFT,
-            baking("1"),
-            {},
-            0,
-            CanaryAction("begin", percent=10),
-        ),  # that of another version is replaced
-        (SHIFT, baking(percent=5), {}, 0, CanaryAction("begin", percent=10)),
-        (
-            SHIFT,
-            baking(),
-            {},
-            0,
-            CanaryAction("wait", "10 % of the requests, 600 s to go, 1 alarm quiet"),
-        ),
-        (
-            SHIFT,
-            baking(),
-            {},
-            599,
-            CanaryAction("wait", "10 % of the requests, 1 s to go, 1 alarm quiet"),
-        ),
-        (SHIFT, baking(), {}, 600, CanaryAction("move")),
-        (
-            SHIFT,
-            baking(),
-            {"errors": "3 of them"},
-            9000,
-            CanaryAction("rollback", "the alarm errors went off (3 of them)"),
-        ),
+        # The canary is no longer asked for.
+        (None, BAKING, {"errors": ""}, 0, CanaryAction("move")),
+        (SHIFT, None, {}, 0, BEGIN),
+        # The canary of another version is replaced.
+        (SHIFT, BAKING._replace(version="1"), {}, 0, BEGIN),
+        (SHIFT, BAKING._replace(percent=5), {}, 0, BEGIN),
+        (SHIFT, BAKING, {}, 0, CanaryAction("wait", "10 % of the requests, 600 s to go, 1 alarm quiet")),
+        (SHIFT, BAKING, {}, 599, CanaryAction("wait", "10 % of the requests, 1 s to go, 1 alarm quiet")),
+        (SHIFT, BAKING, {}, 600, CanaryAction("move")),
+        (SHIFT, BAKING, {"errors": "3 of them"}, 9000,
+         CanaryAction("rollback", "the alarm errors went off (3 of them)")),
         (SHIFT, None, {"errors": ""}, 0, CanaryAction("rollback", "the alarm errors went off")),
     ],
-)
-def test_a_canary_begins_waits_moves_on_or_goes_back(
-    shift: Shift | None, there: Baking | None, off: dict[str, str], after: int, expected: object
+)  # fmt: skip
+def test_a_canary_begins_waits_moves_on_or_is_rolled_back(
+    shift: Shift | None, state: Baking | None, alarms: dict[str, str], after: int, expected: object
 ) -> None:
-    assert decide("2", shift, there, off, START + timedelta(seconds=after)) == expected
+    assert decide("2", shift, state, alarms, START + timedelta(seconds=after)) == expected
 
 
 @given(
@@ -70,19 +45,20 @@ def test_a_canary_begins_waits_moves_on_or_goes_back(
     st.lists(st.integers(1, 900), max_size=30),
     st.integers(0, 40),
 )
-def test_whoever_looks_and_when_all_requests_come_to_one_version_in_the_end(
+def test_all_requests_reach_one_version_in_the_end_whenever_somebody_looks(
     percent: float, bake: int, pauses: list[int], alarm_at: int
 ) -> None:
-    shift, there, now = Shift(percent, bake, ("errors",)), None, START
+    shift, state, now = Shift(percent, bake, ("errors",)), None, START
     for turn, pause in enumerate([*pauses, 1, 3600, 3600]):
-        did = decide("2", shift, there, {"errors": ""} if turn == alarm_at else {}, now)
-        if did.action == "begin":
-            there = Baking("2", did.percent, now)
-        elif did.action in ("move", "rollback"):
-            assert (did.action == "rollback") == (turn == alarm_at)
-            assert did.action == "rollback" or (
-                there is not None and now - there.since >= timedelta(seconds=bake)
-            )
+        is_alarm = turn == alarm_at
+        decision = decide("2", shift, state, {"errors": ""} if is_alarm else {}, now)
+        if decision.action == "begin":
+            state = Baking("2", decision.percent, now)
+        elif decision.action in ("move", "rollback"):
+            assert (decision.action == "rollback") == is_alarm
+            if not is_alarm:
+                assert state is not None
+                assert now - state.since >= timedelta(seconds=bake)
             return
         now += timedelta(seconds=pause)
     raise AssertionError("it never ends")

@@ -1,4 +1,4 @@
-"""Plans: what has to be done between what is there and what is wanted."""
+"""Plans: the changes between the observed and the wanted resources."""
 
 from __future__ import annotations
 
@@ -30,15 +30,21 @@ def resource(
     return Resource(id, kind, f"the-{id}", properties, needs, tags or {})
 
 
-def as_it_is(wanted: Resource, **also: Any) -> Observed:
-    return Observed(wanted.name, {**wanted.properties, **also}, wanted.tags)
+def observed(resource: Resource, **more: Any) -> Observed:
+    """Build the observation of a resource as it is wanted."""
+    return Observed(resource.name, {**resource.properties, **more}, resource.tags)
 
 
 def actions(planned: Plan) -> list[tuple[str, str]]:
     return [(change.action, change.resource.id) for change in planned.changes]
 
 
-def test_what_is_not_there_is_created_after_what_it_needs() -> None:
+def plan_of(wanted: Resource, properties: dict[str, Any], **tags: str) -> Plan:
+    """Plan one resource that is observed with these properties."""
+    return plan([wanted], {wanted.id: Observed(wanted.name, properties, tags)}, TRAITS)
+
+
+def test_a_missing_resource_is_created_after_those_that_it_needs() -> None:
     wanted = [
         resource("endpoint", needs=("config",)),
         resource("config", needs=("model",)),
@@ -51,38 +57,32 @@ def test_what_is_not_there_is_created_after_what_it_needs() -> None:
     ]
 
 
-def test_what_the_platform_adds_of_its_own_is_no_difference() -> None:
+def test_properties_that_the_platform_adds_are_no_difference() -> None:
     wanted = resource("a", size=1, variants=[{"name": "x"}])
-    found = as_it_is(wanted, made="yesterday", variants=[{"name": "x", "weight": 1.0}])
-    assert plan([wanted], {"a": found}, TRAITS).is_empty
+    present = observed(wanted, made="yesterday", variants=[{"name": "x", "weight": 1.0}])
+    assert plan([wanted], {"a": present}, TRAITS).is_empty
 
 
 def test_each_value_that_differs_is_named_with_its_old_and_new() -> None:
     wanted = resource("a", limits={"memory": 2, "cpu": 1}, tags={"tsx:name": "n"})
-    changes = plan(
-        [wanted], {"a": Observed("the-a", {"limits": {"memory": 1, "cpu": 1}})}, TRAITS
-    ).changes
-    reported = [(field.path, field.old, field.new) for field in changes[0].fields]
-    assert reported == [("limits.memory", 1, 2), ("tags.tsx:name", None, "n")]
-    assert changes[0].action == "update"
+    (change,) = plan_of(wanted, {"limits": {"memory": 1, "cpu": 1}}).changes
+    fields = [(field.path, field.old, field.new) for field in change.fields]
+    assert fields == [("limits.memory", 1, 2), ("tags.tsx:name", None, "n")]
+    assert change.action == "update"
 
 
-def test_a_property_that_cannot_be_changed_makes_another_resource() -> None:
+@pytest.mark.parametrize(("size", "action"), [(1, "replace"), (2, "update")])
+def test_another_value_of_a_fixed_property_is_another_resource(size: int, action: str) -> None:
     wanted = resource("a", "Fixed", size=2, note="new")
-    assert actions(
-        plan([wanted], {"a": Observed("the-a", {"size": 1, "note": "old"})}, TRAITS)
-    ) == [("replace", "a")]
-    assert actions(
-        plan([wanted], {"a": Observed("the-a", {"size": 2, "note": "old"})}, TRAITS)
-    ) == [("update", "a")]
+    assert actions(plan_of(wanted, {"size": size, "note": "old"})) == [(action, "a")]
 
 
-def test_of_an_exact_property_also_what_stands_within_it_is_removed() -> None:
-    found = Observed("the-a", {"env": {"vars": {"A": "1", "MORE": "2"}}, "size": 1, "other": 1})
+def test_parts_of_an_exact_property_that_are_not_specified_are_removed() -> None:
+    present = Observed("the-a", {"env": {"vars": {"A": "1", "MORE": "2"}}, "size": 1, "other": 1})
 
     def fields(**properties: Any) -> list[tuple[str, Any, Any]]:
         traits = {"Plain": Traits(exact=frozenset({"env", "absent"}))}
-        (change,) = plan([resource("a", **properties)], {"a": found}, traits).changes
+        (change,) = plan([resource("a", **properties)], {"a": present}, traits).changes
         return [(field.path, field.old, field.new) for field in change.fields]
 
     assert fields(env={"vars": {"A": "1", "MORE": "2"}}) == []
@@ -93,52 +93,43 @@ def test_of_an_exact_property_also_what_stands_within_it_is_removed() -> None:
     assert fields() == [("env.vars.A", "1", None), ("env.vars.MORE", "2", None)]
 
 
-def test_what_the_platform_does_not_tell_again_is_not_compared() -> None:
-    wanted = resource("a", "Blind", secret="x", tags={"k": "v"})
-    assert plan([wanted], {"a": Observed("the-a", {}, {"k": "v"})}, TRAITS).is_empty
-    assert plan(
-        [resource("b", "Bare", tags={"k": "v"})], {"b": Observed("the-b", {})}, TRAITS
-    ).is_empty
+def test_properties_that_the_platform_does_not_report_are_not_compared() -> None:
+    tags = {"k": "v"}
+    assert plan_of(resource("a", "Blind", secret="x", tags=tags), {}, **tags).is_empty
+    assert plan_of(resource("b", "Bare", tags=tags), {}).is_empty
 
 
-def test_what_has_failed_is_made_again_and_says_why() -> None:
+def test_a_failed_resource_is_created_again_and_the_plan_says_why() -> None:
     wanted = resource("a")
-    change = plan(
-        [wanted], {"a": replace(as_it_is(wanted), state="failed", reason="no ping")}, TRAITS
-    ).changes[0]
+    failed = replace(observed(wanted), state="failed", reason="no ping")
+    (change,) = plan([wanted], {"a": failed}, TRAITS).changes
     assert (change.action, change.reason) == ("replace", "it has failed: no ping")
 
 
 def test_a_number_is_no_truth_value() -> None:
-    wanted = resource("a", on=True)
-    assert actions(plan([wanted], {"a": Observed("the-a", {"on": 1})}, TRAITS)) == [("update", "a")]
+    assert actions(plan_of(resource("a", on=True), {"on": 1})) == [("update", "a")]
 
 
-def test_what_is_not_wanted_goes_last_and_before_what_it_needs() -> None:
+def test_unwanted_resources_are_deleted_last_and_before_those_that_they_need() -> None:
     wanted, old = resource("new"), [resource("model"), resource("config", needs=("model",))]
-    planned = plan([wanted], {}, TRAITS, [(each, as_it_is(each)) for each in old])
+    planned = plan([wanted], {}, TRAITS, [(unwanted, observed(unwanted)) for unwanted in old])
     assert actions(planned) == [("create", "new"), ("delete", "config"), ("delete", "model")]
 
 
-def test_a_value_that_is_known_only_later_differs_until_then() -> None:
-    version, alias = (
-        resource("version"),
-        resource("alias", needs=("version",), number=Ref("version", "Version")),
-    )
-    later = plan([version, alias], {"alias": Observed("the-alias", {"number": "7"})}, TRAITS)
+def test_a_value_that_is_not_yet_known_differs() -> None:
+    number = Ref("version", "Version")
+    wanted = [resource("version"), resource("alias", needs=("version",), number=number)]
+    alias = {"alias": Observed("the-alias", {"number": "7"})}
+    later = plan(wanted, alias, TRAITS)
     assert actions(later) == [("create", "version"), ("update", "alias")]
     assert later.as_json()["changes"][1]["fields"] == [
         {"path": "number", "old": "7", "new": {"known_after": "version", "attribute": "Version"}}
     ]
-    there = Observed("the-version", {}, outputs={"Version": "7"})
-    assert plan(
-        [version, alias],
-        {"version": there, "alias": Observed("the-alias", {"number": "7"})},
-        TRAITS,
-    ).is_empty
+    version = Observed("the-version", {}, outputs={"Version": "7"})
+    assert plan(wanted, {"version": version, **alias}, TRAITS).is_empty
 
 
-def test_values_of_others_are_put_in_wherever_they_stand() -> None:
+def test_references_are_resolved_at_any_depth() -> None:
     outputs = {"a": {"Arn": "arn:a"}}
     assert resolved({"x": [Ref("a", "Arn"), {"y": (Ref("a", "Arn"),)}], "z": 1}, outputs) == {
         "x": ["arn:a", {"y": ["arn:a"]}],
@@ -149,18 +140,15 @@ def test_values_of_others_are_put_in_wherever_they_stand() -> None:
 
 
 def test_resources_that_need_one_another_are_refused() -> None:
-    with pytest.raises(ValueError, match="resources depend on each other in a cycle:"):
+    with pytest.raises(ValueError, match="in a cycle:"):
         in_order([resource("a", needs=("b",)), resource("b", needs=("a",))])
     with pytest.raises(ValueError, match="have the same id"):
         in_order([resource("a"), resource("a")])
 
 
-def test_names_hang_on_what_is_said_and_not_on_its_order() -> None:
-    assert (
-        digest({"a": 1, "b": [1, 2]})
-        == digest({"b": [1, 2], "a": 1})
-        != digest({"a": 1, "b": [2, 1]})
-    )
+def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
+    value = digest({"a": 1, "b": [1, 2]})
+    assert value == digest({"b": [1, 2], "a": 1}) != digest({"a": 1, "b": [2, 1]})
     assert len(digest({})) == 8
 
 
@@ -178,46 +166,43 @@ WORLDS = st.dictionaries(
 
 
 class World:
-    """What a platform would hold, in memory: each change is carried out at once."""
+    """A platform in memory, where each change is carried out at once."""
 
-    def __init__(self, there: Mapping[str, Mapping[str, Any]]) -> None:
-        self.there = {id: dict(properties) for id, properties in there.items()}
+    def __init__(self, resources: Mapping[str, Mapping[str, Any]]) -> None:
+        self.resources = {id: dict(properties) for id, properties in resources.items()}
 
     def plan(self, wanted: Mapping[str, Mapping[str, Any]]) -> Plan:
         ids = list(wanted)
         desired = [
-            resource(id, "Fixed", tuple(ids[:place]), **properties)
-            for place, (id, properties) in enumerate(wanted.items())
+            resource(id, "Fixed", tuple(ids[:index]), **properties)
+            for index, (id, properties) in enumerate(wanted.items())
         ]
-        found = {id: Observed(f"the-{id}", properties) for id, properties in self.there.items()}
-        unwanted = [(resource(id, "Fixed"), each) for id, each in found.items() if id not in wanted]
-        return plan(desired, found, TRAITS, unwanted)
+        present = {
+            id: Observed(f"the-{id}", properties) for id, properties in self.resources.items()
+        }
+        unwanted = [
+            (resource(id, "Fixed"), state) for id, state in present.items() if id not in wanted
+        ]
+        return plan(desired, present, TRAITS, unwanted)
 
     def apply(self, planned: Plan, steps: int | None = None) -> None:
         for change in planned.changes[:steps]:
+            id = change.resource.id
             if change.action == "delete":
-                del self.there[change.resource.id]
+                del self.resources[id]
             elif change.action != "same":
-                kept = {} if change.action == "replace" else self.there.get(change.resource.id, {})
-                self.there[change.resource.id] = kept | change.resource.properties
+                former = {} if change.action == "replace" else self.resources.get(id, {})
+                self.resources[id] = former | change.resource.properties
 
 
-@given(there=WORLDS, wanted=WORLDS)
-def test_a_plan_that_was_carried_out_leaves_nothing_to_do(
-    there: dict[str, Any], wanted: dict[str, Any]
+@given(present=WORLDS, wanted=WORLDS, steps=st.integers(0, 8))
+def test_a_run_that_breaks_off_is_completed_by_the_next_and_leaves_nothing_to_do(
+    present: dict[str, Any], wanted: dict[str, Any], steps: int
 ) -> None:
-    world = World(there)
-    world.apply(world.plan(wanted))
-    assert world.plan(wanted).is_empty
-    assert set(world.there) == set(wanted)
-
-
-@given(there=WORLDS, wanted=WORLDS, steps=st.integers(0, 8))
-def test_a_run_that_broke_off_anywhere_ends_as_one_that_did_not(
-    there: dict[str, Any], wanted: dict[str, Any], steps: int
-) -> None:
-    whole, broken = World(there), World(there)
-    whole.apply(whole.plan(wanted))
+    complete, broken = World(present), World(present)
+    complete.apply(complete.plan(wanted))
+    assert complete.plan(wanted).is_empty
+    assert set(complete.resources) == set(wanted)
     broken.apply(broken.plan(wanted), steps)
     broken.apply(broken.plan(wanted))
-    assert broken.there == whole.there
+    assert broken.resources == complete.resources

@@ -1,6 +1,4 @@
-"""Plans are kept in logs of CI: what a variable's name says to be secret is not in them, in
-whatever form a platform has variables.
-"""
+"""Secrets in plans, which logs of CI keep: variables of secret names are hidden in every form."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def test_a_value_that_stands_alone_is_hidden_by_its_path() -> None:
     assert (reported["old"], reported["new"]) == (HIDDEN, HIDDEN)
 
 
-def test_of_containers_and_their_variables_only_what_changes_is_shown_and_no_secret() -> None:
+def test_only_changed_variables_of_containers_are_shown_and_no_secret() -> None:
     variables = [
         {"name": "A", "value": "a"},
         {"name": "API_TOKEN", "value": "one"},
@@ -79,5 +77,5 @@ def test_of_containers_and_their_variables_only_what_changes_is_shown_and_no_sec
     ]
     assert narrowed(Field("Memory", 1, 2)) == [("Memory", 1, 2)]
     assert narrowed(Field("Layers", ["a"], ["b"])) == [("Layers", ["a"], ["b"])]
-    turned = [variables[2], *variables[:2]]
-    assert [path for path, _, _ in narrowed(Field("env", variables, turned))] == ["env"]
+    rotated = [variables[2], *variables[:2]]
+    assert [path for path, _, _ in narrowed(Field("env", variables, rotated))] == ["env"]

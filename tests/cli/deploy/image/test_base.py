@@ -1,6 +1,4 @@
-"""The digest of an image's base: asked of registries, kept for when none answers, and left alone
-where it is given.
-"""
+"""The digest of an image's base: from its registry, from an earlier run, or as it is given."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from tests.support.platforms.docker import Engine
 from tsx_cli.deploy.image.base import pinned_base
 
 DIGEST, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+BASE = "python:3.12-slim"
 
 
 @pytest.fixture
@@ -23,44 +22,41 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def test_a_base_is_named_by_the_digest_that_its_registry_has_now(docker: Engine) -> None:
-    docker.set(digests={"python:3.12-slim": DIGEST})
-    assert pinned_base("python:3.12-slim") == (f"python:3.12-slim@{DIGEST}", "")
-    docker.set(digests={"python:3.12-slim": OTHER})
-    assert pinned_base("python:3.12-slim") == (f"python:3.12-slim@{OTHER}", "")
+    for digest in (DIGEST, OTHER):
+        docker.set(digests={BASE: digest})
+        assert pinned_base(BASE) == (f"{BASE}@{digest}", "")
 
 
-def test_a_registry_that_does_not_answer_gives_the_image_no_other_name(docker: Engine) -> None:
-    docker.set(digests={"python:3.12-slim": DIGEST})
-    pinned_base("python:3.12-slim")
+def test_a_registry_that_does_not_answer_leaves_the_image_its_name(docker: Engine) -> None:
+    docker.set(digests={BASE: DIGEST})
+    pinned_base(BASE)
     docker.set(digests={})
-    base, note = pinned_base("python:3.12-slim")
-    assert base == f"python:3.12-slim@{DIGEST}"
-    assert (
-        note == "the base python:3.12-slim is the one that an earlier run found (docker: not found)"
-    )
+    base, note = pinned_base(BASE)
+    assert base == f"{BASE}@{DIGEST}"
+    assert note == f"the base {BASE} is the one that an earlier run found (docker: not found)"
 
 
-def test_a_base_of_which_nothing_is_known_stays_and_the_plan_says_so(
+def test_a_base_of_unknown_digest_stays_and_the_plan_says_so(
     docker: Engine, tmp_path: Path
 ) -> None:
-    base, note = pinned_base("python:3.12-slim")
-    assert base == "python:3.12-slim"
-    unknown = "the base python:3.12-slim may change, as its digest is unknown"
-    way = "set build.base to NAME:TAG@sha256:DIGEST"
-    assert note == f"{unknown} (docker: not found): {way}"
+    base, note = pinned_base(BASE)
+    assert base == BASE
+    unknown = f"the base {BASE} may change, as its digest is unknown"
+    remedy = "set build.base to NAME:TAG@sha256:DIGEST"
+    assert note == f"{unknown} (docker: not found): {remedy}"
     docker.set(broken_buildx=True)
-    assert pinned_base("python:3.12-slim")[1] == f"{unknown}: {way}, or install skopeo"
+    assert pinned_base(BASE)[1] == f"{unknown}: {remedy}, or install skopeo"
     (tmp_path / "bin" / "docker").unlink()
-    assert pinned_base("python:3.12-slim")[1] == f"{unknown}: {way}, or install skopeo"
+    assert pinned_base(BASE)[1] == f"{unknown}: {remedy}, or install skopeo"
 
 
-def test_a_given_digest_is_kept_and_nothing_is_asked(docker: Engine) -> None:
-    assert pinned_base(f"python:3.12-slim@{DIGEST}") == (f"python:3.12-slim@{DIGEST}", "")
+def test_the_registry_of_a_given_digest_is_not_asked(docker: Engine) -> None:
+    assert pinned_base(f"{BASE}@{DIGEST}") == (f"{BASE}@{DIGEST}", "")
     assert docker.state["calls"] == []
 
 
-def test_what_was_kept_and_is_damaged_is_found_anew(docker: Engine, tmp_path: Path) -> None:
+def test_a_damaged_file_of_earlier_digests_is_replaced(docker: Engine, tmp_path: Path) -> None:
     (tmp_path / "cache" / "tsx").mkdir(parents=True)
     (tmp_path / "cache" / "tsx" / "base-images.json").write_text("{")
-    docker.set(digests={"python:3.12-slim": DIGEST})
-    assert pinned_base("python:3.12-slim")[0].endswith(DIGEST)
+    docker.set(digests={BASE: DIGEST})
+    assert pinned_base(BASE)[0].endswith(DIGEST)

@@ -19,12 +19,14 @@ from tests.support.models import make_model
 from tests.support.platforms.kubectl import Cluster
 from tsx_cli.deploy.kubernetes import kinds
 
-SCHEMAS = Path(__file__).parent / "schemas"  # of kinds that are no part of Kubernetes
+# Schemas of kinds that do not belong to Kubernetes itself.
+SCHEMAS = Path(__file__).parent / "schemas"
 IMAGE = "registry.example.com/digits:1"
+KSERVE = "--set=kubernetes.kserve=true --set=kubernetes.storage=s3://models/digits"
 
 
 def check(manifest: dict[str, Any]) -> None:
-    """Raises where its schema does not take it."""
+    """Validate a manifest by its schema."""
     schema = SCHEMAS / f"{manifest['kind']}.json"
     if schema.is_file():
         jsonschema.validate(manifest, json.loads(schema.read_text()))
@@ -33,13 +35,13 @@ def check(manifest: dict[str, Any]) -> None:
 
 
 class Deploy(deploying.Deploy):
-    """The command, with what all calls say."""
+    """The command for the deployment digits on Kubernetes."""
 
-    def __call__(self, *words: str, code: int = 0) -> str:
-        return super().__call__(*words, "--name=digits", "--target=kubernetes", code=code)
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        return super().__call__(*arguments, "--name=digits", "--target=kubernetes", code=code)
 
-    def plan(self, *words: str, code: int) -> dict[str, str]:
-        return deploying.actions(super().plan(*words, code=code))
+    def plan(self, *arguments: str, code: int) -> dict[str, str]:
+        return deploying.actions(super().plan(*arguments, code=code))
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def deploy(
 def answering(
     cluster: Cluster, answer: Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
 ) -> Iterator[None]:
-    """A server in the place of the port of a pod that kubectl forwards."""
+    """Serve requests to the pod's port that kubectl forwards."""
 
     class Pod(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -90,3 +92,8 @@ def answering(
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(monkeypatch)
+
+
+def container_of(cluster: Cluster, deployment: str = "digits") -> Any:
+    pod = cluster.objects["Deployment", deployment]["spec"]["template"]["spec"]
+    return pod["containers"][0]

@@ -1,4 +1,4 @@
-"""The steps of a canary on Kubernetes, and what the metrics of its pods say: pure functions."""
+"""The steps of a canary on Kubernetes, and what the metrics of its pods mean: pure functions."""
 
 from __future__ import annotations
 
@@ -32,17 +32,15 @@ BUSY: tuple[State, str] = ("changing", "0 of 1 pods are ready")
 BAKING = CanaryState("new", 10, START.isoformat())
 
 
-NEW, OLD, TWENTY = (
-    CanaryState("new", 10),
-    CanaryState("old", 10, START.isoformat()),
-    CanaryState("new", 20),
-)
+NEW = CanaryState("new", 10)
+OLD = CanaryState("old", 10, START.isoformat())
+TWENTY = CanaryState("new", 20)
 SLOW, BROKEN = BAKING.ending("slow"), ("failed", "ImagePullBackOff")
 MORE = replace(SHIFT, percent=20)
 
 
 @pytest.mark.parametrize(
-    ("action", "version", "shift", "seen", "after"),
+    ("action", "version", "shift", "state", "after"),
     [
         ("start", "new", SHIFT, (None, BUSY, 0, READY), 0),
         ("start", "new", SHIFT, (OLD, READY, 10, READY), 0),
@@ -53,27 +51,30 @@ MORE = replace(SHIFT, percent=20)
         ("bake", "new", SHIFT, (NEW, READY, 10, READY), 0),
         ("wait", "new", SHIFT, (BAKING, READY, 10, READY), 599),
         ("move", "new", SHIFT, (BAKING, READY, 10, READY), 600),
-        ("end", "new", SHIFT, (BAKING, BUSY, 10, READY), 0),  # its requests fail at the Gateway
+        # Requests of the canary fail at the Gateway.
+        ("end", "new", SHIFT, (BAKING, BUSY, 10, READY), 0),
         ("start", "new", MORE, (BAKING, READY, 10, READY), 600),
         ("route", "new", MORE, (TWENTY, READY, 10, READY), 600),
-        ("move", "new", None, (BAKING, READY, 10, READY), 0),  # nobody asks for a canary any more
-        ("unroute", None, SHIFT, (BAKING, READY, 10, READY), 0),  # the stable version is the new one
+        # The canary is no longer asked for.
+        ("move", "new", None, (BAKING, READY, 10, READY), 0),
+        # The stable version is the new one.
+        ("unroute", None, SHIFT, (BAKING, READY, 10, READY), 0),
         ("wait", None, SHIFT, (BAKING, READY, 0, BUSY), 0),
         ("remove", None, SHIFT, (BAKING, READY, 0, READY), 0),
         ("unroute", "new", SHIFT, (SLOW, READY, 10, READY), 600),
         ("remove", "new", SHIFT, (SLOW, READY, 0, READY), 600),
     ],
 )  # fmt: skip
-def test_each_step_of_a_canary_follows_from_what_is_there(
-    action: str, version: str | None, shift: Shift | None, seen: Any, after: int
+def test_each_step_of_a_canary_follows_from_the_state_of_the_cluster(
+    action: str, version: str | None, shift: Shift | None, state: Any, after: int
 ) -> None:
     now = START + timedelta(seconds=after)
-    assert next_step(version, shift, Surroundings(*seen), {}, now).action == action
+    assert next_step(version, shift, Surroundings(*state), {}, now).action == action
 
 
 def test_an_alarm_ends_a_canary() -> None:
-    seen = Surroundings(BAKING, READY, 10, READY)
-    assert next_step("new", SHIFT, seen, {"5xx>0": "3"}, START).action == "end"
+    state = Surroundings(BAKING, READY, 10, READY)
+    assert next_step("new", SHIFT, state, {"5xx>0": "3"}, START).action == "end"
 
 
 @given(
@@ -81,28 +82,21 @@ def test_an_alarm_ends_a_canary() -> None:
     st.lists(st.tuples(st.integers(0, 120), st.booleans(), st.booleans()), max_size=60),
     st.integers(0, 80),
 )
-def test_no_request_meets_a_version_that_is_not_there_whatever_goes_wrong(
+def test_no_request_meets_a_version_that_does_not_run_whatever_fails(
     bake: int, turns: list[tuple[int, bool, bool]], alarm_at: int
 ) -> None:
-    """A turn lets time pass, and says whether pods are ready and whether the Gateway has taken the
-    route.
-    """
+    """Let time pass in turns, in which pods are ready and the Gateway takes the route, or not."""
     shift, now, stable = Shift(10, bake, ("5xx>0",)), START, "old"
     canary: CanaryState | None = None
     exists, percent, taken, ended = False, 0.0, 0.0, False
     for turn, (pause, pods, gateway) in enumerate([*turns, *[(700, True, True)] * 12]):
         now += timedelta(seconds=pause)
         taken = percent if gateway else taken
-        seen = Surroundings(
-            canary, READY if pods else BUSY, percent, READY if taken == percent else BUSY
-        )
-        step = next_step(
-            None if stable == "new" else "new",
-            shift,
-            seen,
-            {"5xx>0": "1"} if turn == alarm_at and exists else {},
-            now,
-        )
+        route = READY if taken == percent else BUSY
+        state = Surroundings(canary, READY if pods else BUSY, percent, route)
+        alarms = {"5xx>0": "1"} if turn == alarm_at and exists else {}
+        version = None if stable == "new" else "new"
+        step = next_step(version, shift, state, alarms, now)
         if step.action == "start":
             canary, exists = CanaryState("new", 10), True
         elif step.action == "route":
@@ -129,7 +123,7 @@ def test_no_request_meets_a_version_that_is_not_there_whatever_goes_wrong(
 
 
 def metrics(*models: str) -> str:
-    """As the server writes them, of models that have answered twenty requests and failed once."""
+    """Write the server's metrics of models that have answered twenty requests and failed once."""
     families, durations = Families(), Durations()
     durations.add([0.2] * 18 + [0.4, 200.0])
     for model in models:
@@ -151,24 +145,21 @@ def test_metrics_are_summed_over_models_and_read_as_the_server_writes_them() -> 
     assert (errors, below[0.1], below[0.25], below[0.5], below[float("inf")]) == (2, 0, 36, 38, 40)
     assert percentile(0.9, below) == 0.25
     assert percentile(0.95, below) == 0.5
-    assert percentile(0.99, below) == 100  # beyond the last bound nothing is known
+    # Nothing is known beyond the last bound.
+    assert percentile(0.99, below) == 100
     assert percentile(0.95, {}) == percentile(0.95, {0.25: 0.0, float("inf"): 0.0}) == 0
 
 
 def test_a_bound_is_about_a_minute_and_the_requests_of_that_time() -> None:
-    slow, fast = (
-        Counters(0, {0.25: 0, 0.5: 100, float("inf"): 100}),
-        Counters(0, {0.25: 100, 0.5: 100, float("inf"): 100}),
-    )
-    assert went_off(bounds("5xx>2"), {}, {"a": Counters(1), "b": Counters(2)}, 20) == {
-        "5xx>2": "3 in a minute"
-    }
-    assert went_off(bounds("5xx>2"), {}, {"a": Counters(3)}, 120) == {}
-    assert went_off(bounds("5xx>0"), {"a": Counters(5)}, {"a": Counters(5)}, 60) == {}
-    assert went_off(bounds("5xx>0"), {"gone": Counters(5)}, {"a": Counters(1)}, 60) == {
-        "5xx>0": "1 in a minute"
-    }
-    assert went_off(bounds("p95>300ms", "p50>1s"), {}, {"a": slow, "b": fast}, 60) == {
-        "p95>300ms": "475 ms"
-    }
-    assert went_off(bounds("p95>300ms"), {"a": slow}, {"a": slow}, 60) == {}
+    inf = float("inf")
+    slow = Counters(0, {0.25: 0, 0.5: 100, inf: 100})
+    fast = Counters(0, {0.25: 100, 0.5: 100, inf: 100})
+    for texts, before, after, seconds, alarm in (
+        (["5xx>2"], {}, {"a": Counters(1), "b": Counters(2)}, 20, {"5xx>2": "3 in a minute"}),
+        (["5xx>2"], {}, {"a": Counters(3)}, 120, {}),
+        (["5xx>0"], {"a": Counters(5)}, {"a": Counters(5)}, 60, {}),
+        (["5xx>0"], {"gone": Counters(5)}, {"a": Counters(1)}, 60, {"5xx>0": "1 in a minute"}),
+        (["p95>300ms", "p50>1s"], {}, {"a": slow, "b": fast}, 60, {"p95>300ms": "475 ms"}),
+        (["p95>300ms"], {"a": slow}, {"a": slow}, 60, {}),
+    ):
+        assert went_off(bounds(*texts), before, after, seconds) == alarm

@@ -1,6 +1,4 @@
-"""The manifests of a deployment, as Kubernetes' own schemas and those of the kinds beside it take
-them; and what a cluster relies on.
-"""
+"""The manifests of a deployment by the schemas of their kinds, and what a cluster relies on."""
 
 from __future__ import annotations
 
@@ -15,8 +13,10 @@ import yaml
 from tests.cli.deploy.kubernetes.conftest import check
 from tests.support.deploying import FACTS, LOCAL, a_spec
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.emit.render import emit
+from tsx_cli.deploy.emit.render import EmittedFiles, emit
 from tsx_cli.deploy.kubernetes.resources import canonical, manifests
+
+GUIDES = Path(__file__).parents[4] / "docs" / "guides"
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -52,112 +52,107 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def made(**more: Any) -> dict[str, Any]:
-    return {
-        each["kind"]: each
-        for each in manifests(
-            a_spec("kubernetes", **more), "example.com/digits@sha256:1", {"tsx:name": "digits"}
-        )
-    }
+def build(**more: Any) -> dict[str, Any]:
+    """Build the manifests of a specification, by their kinds."""
+    spec = a_spec("kubernetes", **more)
+    built = manifests(spec, "example.com/digits@sha256:1", {"tsx:name": "digits"})
+    return {manifest["kind"]: manifest for manifest in built}
+
+
+def pod_of(objects: dict[str, Any]) -> Any:
+    return objects["Deployment"]["spec"]["template"]["spec"]
+
+
+def port_numbers(objects: dict[str, Any]) -> dict[str, int]:
+    (container,) = pod_of(objects)["containers"]
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_each_manifest_is_what_its_schema_takes(case: str) -> None:
-    for manifest in made(**CASES[case]).values():
+def test_each_manifest_is_valid_by_its_schema(case: str) -> None:
+    for manifest in build(**CASES[case]).values():
         check(manifest)
 
 
 @pytest.mark.parametrize(
-    ("kind", "place", "value"),
+    ("kind", "field", "value"),
     [
         ("HTTPRoute", "parentRefs", [{"name": ""}]),
         ("ServiceMonitor", "endpoints", [{"interval": "often"}]),
         ("HTTPRoute", "rules", [{"backendRefs": [{"name": "digits"}]}]),
     ],
 )
-def test_the_schemas_refuse_what_a_cluster_would(kind: str, place: str, value: Any) -> None:
-    manifest = made(**CASES["routed"])[kind]
-    manifest["spec"][place] = value
+def test_the_schemas_refuse_what_a_cluster_would(kind: str, field: str, value: Any) -> None:
+    manifest = build(**CASES["routed"])[kind]
+    manifest["spec"][field] = value
     with pytest.raises(jsonschema.ValidationError):
         check(manifest)
 
 
 def test_pods_for_neuron_tolerate_the_taint_of_its_nodes() -> None:
-    pod = made(kubernetes={"gpus": 1, "gpu_resource": "aws.amazon.com/neuroncore"})["Deployment"][
-        "spec"
-    ]["template"]["spec"]
+    pod = pod_of(build(kubernetes={"gpus": 1, "gpu_resource": "aws.amazon.com/neuroncore"}))
     assert pod["tolerations"] == [{"key": "aws.amazon.com/neuron", "operator": "Exists"}]
     assert pod["containers"][0]["resources"]["limits"]["aws.amazon.com/neuroncore"] == "1"
 
 
 def test_every_selector_has_the_instance() -> None:
     selected = {"app.kubernetes.io/name": "digits", "app.kubernetes.io/instance": "digits"}
-    all_made = made(kubernetes={"allow_from": "shop"})
-    deployment = all_made["Deployment"]["spec"]
+    objects = build(kubernetes={"allow_from": "shop"})
+    deployment = objects["Deployment"]["spec"]
     assert deployment["selector"]["matchLabels"] == selected
     assert selected.items() <= deployment["template"]["metadata"]["labels"].items()
-    spread = deployment["template"]["spec"]["topologySpreadConstraints"]
-    assert [each["labelSelector"]["matchLabels"] for each in spread] == [selected, selected]
-    assert all_made["Service"]["spec"]["selector"] == selected
+    spread = pod_of(objects)["topologySpreadConstraints"]
+    assert [entry["labelSelector"]["matchLabels"] for entry in spread] == [selected, selected]
+    assert objects["Service"]["spec"]["selector"] == selected
     for kind in ("PodDisruptionBudget", "ServiceMonitor"):
-        assert all_made[kind]["spec"]["selector"]["matchLabels"] == selected
-    assert all_made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == selected
-    assert all(selected.items() <= each["metadata"]["labels"].items() for each in all_made.values())
+        assert objects[kind]["spec"]["selector"]["matchLabels"] == selected
+    assert objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == selected
+    for manifest in objects.values():
+        assert selected.items() <= manifest["metadata"]["labels"].items()
 
 
-def test_grpc_has_a_port_where_the_image_serves_it() -> None:
-    served = made(**CASES["grpc"])
-    ports = {
-        each["name"]: (each["port"], each["appProtocol"])
-        for each in served["Service"]["spec"]["ports"]
-    }
-    assert ports == {
+def test_grpc_has_a_port_if_the_image_serves_it() -> None:
+    def service_ports(objects: dict[str, Any]) -> dict[str, tuple[int, str]]:
+        ports = objects["Service"]["spec"]["ports"]
+        return {port["name"]: (port["port"], port["appProtocol"]) for port in ports}
+
+    served = build(**CASES["grpc"])
+    assert service_ports(served) == {
         "http": (8080, "http"),
         "grpc": (7070, "kubernetes.io/h2c"),
         "metrics": (8082, "http"),
     }
-    (container,) = served["Deployment"]["spec"]["template"]["spec"]["containers"]
-    assert {each["name"]: each["containerPort"] for each in container["ports"]} == {
-        "http": 8080,
-        "grpc": 7070,
-        "metrics": 8082,
-    }
-    (defaults,) = [each["value"] for each in container["env"] if each["name"] == "TSX_DEFAULTS"]
-    assert "grpc_inference_address=0.0.0.0" in defaults.split()
-    rules = [
-        [port["port"] for port in rule["ports"]]
-        for rule in served["NetworkPolicy"]["spec"]["ingress"]
+    # Management has no port outside the pod.
+    assert port_numbers(served) == {"http": 8080, "grpc": 7070, "metrics": 8082}
+    (container,) = pod_of(served)["containers"]
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert "grpc_inference_address=0.0.0.0" in variables["TSX_DEFAULTS"].split()
+    assert "TSX_MANAGEMENT_ADDRESS" not in variables
+    rules = served["NetworkPolicy"]["spec"]["ingress"]
+    assert [[port["port"] for port in rule["ports"]] for rule in rules] == [
+        ["http", "grpc"],
+        ["metrics"],
     ]
-    assert rules == [["http", "grpc"], ["metrics"]]
-    without = [made(), made(image="registry.example.com/digits:1", build={"extras": ["grpc"]})]
-    assert [[each["name"] for each in one["Service"]["spec"]["ports"]] for one in without] == [
-        ["http", "metrics"]
-    ] * 2
-    asked_for = made(image="registry.example.com/digits:1", kubernetes={"grpc": True})
-    assert len(asked_for["Service"]["spec"]["ports"]) == 3
+    image = "registry.example.com/digits:1"
+    for objects in (build(), build(image=image, build={"extras": ["grpc"]})):
+        assert [*service_ports(objects)] == ["http", "metrics"]
+    assert len(service_ports(build(image=image, kubernetes={"grpc": True}))) == 3
     with pytest.raises(UsageError, match=r"add --set build\.extras=grpc"):
-        made(kubernetes={"grpc": True})
-
-
-def test_management_has_no_port_outside_the_pod() -> None:
-    all_made = made(**CASES["grpc"])
-    (container,) = all_made["Deployment"]["spec"]["template"]["spec"]["containers"]
-    assert not {8081, 7071} & {each["containerPort"] for each in container["ports"]}
-    assert "TSX_MANAGEMENT_ADDRESS" not in {each["name"] for each in container["env"]}
+        build(kubernetes={"grpc": True})
 
 
 def test_a_route_leads_to_the_gateway_that_is_named() -> None:
-    body = made(**CASES["routed"])["HTTPRoute"]["spec"]
+    body = build(**CASES["routed"])["HTTPRoute"]["spec"]
     assert body["parentRefs"] == [{"name": "public", "namespace": "web"}]
     assert body["hostnames"] == ["a.example.com", "*.example.org"]
     assert body["rules"] == [{"backendRefs": [{"name": "digits", "port": 8080}]}]
-    own = made(kubernetes={"gateway": "public", "namespace": "models"})["HTTPRoute"]["spec"]
-    assert own["parentRefs"] == [{"name": "public", "namespace": "models"}]
-    assert "hostnames" not in own
+    spec = build(kubernetes={"gateway": "public", "namespace": "models"})["HTTPRoute"]["spec"]
+    assert spec["parentRefs"] == [{"name": "public", "namespace": "models"}]
+    assert "hostnames" not in spec
 
 
 def test_a_burst_of_requests_may_double_the_pods_at_once() -> None:
-    body = made()["HorizontalPodAutoscaler"]["spec"]
+    body = build()["HorizontalPodAutoscaler"]["spec"]
     assert body["metrics"][0]["pods"]["metric"] == {"name": "tsx_requests_waiting"}
     assert body["metrics"][1]["resource"]["target"] == {
         "type": "Utilization",
@@ -170,7 +165,7 @@ def test_a_burst_of_requests_may_double_the_pods_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "stored"),
+    ("quantity", "stored"),
     [
         ("2000m", "2"),
         ("1500m", "1500m"),
@@ -181,30 +176,27 @@ def test_a_burst_of_requests_may_double_the_pods_at_once() -> None:
         ("4", "4"),
     ],
 )
-def test_quantities_are_written_as_a_cluster_stores_them(given: str, stored: str) -> None:
-    assert canonical(given) == stored
+def test_quantities_are_written_as_a_cluster_stores_them(quantity: str, stored: str) -> None:
+    assert canonical(quantity) == stored
 
 
 def test_files_name_the_command_that_creates_the_secret_and_hold_no_token() -> None:
-    first, second = (
-        emit("kubernetes", a_spec("kubernetes", kubernetes={"namespace": "models"}), FACTS, LOCAL)
-        for _ in range(2)
-    )
-    assert first.files == second.files
+    def files(**kubernetes: Any) -> EmittedFiles:
+        return emit("kubernetes", a_spec("kubernetes", kubernetes=kubernetes), FACTS, LOCAL)
+
+    emitted = files(namespace="models")
+    assert emitted.files == files(namespace="models").files
     step = r"kubectl create secret generic digits-tokens --namespace models --from-literal=inference=\S.* once, then kubectl apply"
-    assert re.search(step, first.next_step)
-    for own in ({"tokens": False}, {"token_secret": "theirs"}):
-        assert (
-            "create secret"
-            not in emit("kubernetes", a_spec("kubernetes", kubernetes=own), FACTS, LOCAL).next_step
-        )
+    assert re.search(step, emitted.next_step)
+    for tokens in ({"tokens": False}, {"token_secret": "theirs"}):
+        assert "create secret" not in files(**tokens).next_step
 
 
 @pytest.mark.parametrize(("page", "port"), [("security.md", 8080), ("deploy/ray.md", 8000)])
-def test_the_policies_in_the_documentation_open_the_port_of_requests_alone_to_others(
+def test_the_documented_policies_open_only_the_port_of_requests_to_others(
     page: str, port: int
 ) -> None:
-    text = (Path(__file__).parents[4] / "docs" / "guides" / page).read_text(encoding="utf-8")
+    text = (GUIDES / page).read_text(encoding="utf-8")
     (policy,) = (
         yaml.safe_load(block)
         for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
@@ -217,15 +209,10 @@ def test_the_policies_in_the_documentation_open_the_port_of_requests_alone_to_ot
 
 
 def test_a_pod_exposes_the_ports_that_the_documentation_names() -> None:
-    text = (Path(__file__).parents[4] / "docs" / "guides" / "security.md").read_text(
-        encoding="utf-8"
-    )
+    text = (GUIDES / "security.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"\| a pod of `tsx deploy --target kubernetes`: ([^|]*)\|", text)
-    (container,) = made(**CASES["grpc"])["Deployment"]["spec"]["template"]["spec"]["containers"]
-    assert {each["containerPort"] for each in container["ports"]} == {
-        int(port) for port in re.findall(r"[0-9]+", row)
-    }
-    rules = made(**CASES["grpc"])["NetworkPolicy"]["spec"]["ingress"]
-    assert {port["port"] for rule in rules for port in rule["ports"]} == {
-        each["name"] for each in container["ports"]
-    }
+    objects = build(**CASES["grpc"])
+    ports = port_numbers(objects)
+    assert {*ports.values()} == {int(port) for port in re.findall(r"[0-9]+", row)}
+    rules = objects["NetworkPolicy"]["spec"]["ingress"]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == ports.keys()

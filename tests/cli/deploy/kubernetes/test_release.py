@@ -1,6 +1,4 @@
-"""`tsx deploy --canary` on Kubernetes, over a double of kubectl: what a Gateway's weights, the pods
-and their metrics become.
-"""
+"""`tsx deploy --canary` on Kubernetes, over a double of kubectl and of the pods' metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from http.server import BaseHTTPRequestHandler
@@ -18,35 +17,27 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.deploy.kubernetes.conftest import Deploy, answering, check
+from tests.cli.deploy.kubernetes.conftest import Deploy, answering, check, container_of
 from tests.support.platforms.kubectl import PLURALS, Cluster
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Program
 from tsx_cli.deploy.kubernetes import kinds, release
-from tsx_cli.main import main
 
-GATEWAY = (
-    "--set=kubernetes.gateway=web/public",
-    "--set=kubernetes.hostnames=digits.example.com",
-)
-CANARY = (*GATEWAY, "--canary=10%", "--bake=10m", "--alarm=5xx>0", "--alarm=p95>300ms")
-NEW = ("--set=env.A=b",)
+GATEWAY = "--set=kubernetes.gateway=web/public --set=kubernetes.hostnames=digits.example.com"
+CANARY = f"{GATEWAY} --canary=10% --bake=10m --alarm=5xx>0 --alarm=p95>300ms"
+NEW = "--set=env.A=b"
 
 
 class Watched:
-    """The clock, the metrics of the canary's pods, and the order of what is done to the cluster.
+    """The clock, the metrics of the canary's pods, and the log of changes to the cluster.
 
-    At each wait `at` may do something, once, from that second on.
+    `at` maps seconds to actions; each is taken once, at the first wait that reaches its second.
     """
 
     def __init__(self, cluster: Cluster, patch: pytest.MonkeyPatch) -> None:
-        self.cluster, self.time, self.begin = (
-            cluster,
-            datetime(2026, 11, 21, tzinfo=timezone.utc),
-            None,
-        )
+        self.cluster, self.time = cluster, datetime(2026, 11, 21, tzinfo=timezone.utc)
         self.errors, self.slow = 0, 0
         self.at: dict[float, Any] = {}
         self.seconds = 0.0
@@ -66,34 +57,30 @@ class Watched:
         for due in [due for due in self.at if due <= self.seconds]:
             self.at.pop(due)()
 
-    def run(self, words: list[str], stdin: str) -> Any:
+    def run(self, arguments: list[str], stdin: str) -> Any:
         before = self.weights()
-        done = self._run(words, stdin)
-        verb, said = words[0], json.loads(stdin or "{}")
-        if verb == "delete" and words[1].startswith("deployments"):
-            self.steps.append(f"delete {words[2]}")
+        finished = self._run(arguments, stdin)
+        verb, manifest = arguments[0], json.loads(stdin or "{}")
+        if verb == "delete" and arguments[1].startswith("deployments"):
+            self.steps.append(f"delete {arguments[2]}")
             route = self.cluster.objects.get(("HTTPRoute", "digits"))
             if route is not None:
-                conditions = route["status"]["parents"][0]["conditions"]
-                assert all(
-                    each["observedGeneration"] == route["metadata"]["generation"]
-                    for each in conditions
-                )
+                for condition in route["status"]["parents"][0]["conditions"]:
+                    assert condition["observedGeneration"] == route["metadata"]["generation"]
                 assert self.weights() == {"digits": 1}
-        if verb == "apply" and said["kind"] == "Deployment" and "template" in said["spec"]:
-            self.steps.append(f"apply {said['metadata']['name']}")
+        if verb == "apply" and manifest["kind"] == "Deployment" and "template" in manifest["spec"]:
+            self.steps.append(f"apply {manifest['metadata']['name']}")
         if self.weights() not in ({}, before):
-            self.steps.append(
-                f"route {' '.join(f'{name}={weight}' for name, weight in self.weights().items())}"
-            )
-        return done
+            shares = (f"{name}={weight}" for name, weight in self.weights().items())
+            self.steps.append(f"route {' '.join(shares)}")
+        return finished
 
     def weights(self) -> dict[str, int]:
         route = self.cluster.objects.get(("HTTPRoute", "digits"), {"spec": {"rules": []}})
         return {
-            each["name"]: each.get("weight", 1)
+            backend["name"]: backend.get("weight", 1)
             for rule in route["spec"]["rules"]
-            for each in rule["backendRefs"]
+            for backend in rule["backendRefs"]
         }
 
     def metrics(self) -> str:
@@ -108,7 +95,7 @@ class Watched:
 
 @pytest.fixture
 def watched(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    """With a server in the place of the pods' metrics, which wants the token of the Secret."""
+    """Watch the cluster; a server of metrics wants the token of the Secret."""
     watched = Watched(cluster, monkeypatch)
 
     def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
@@ -122,92 +109,84 @@ def watched(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch
 
 @pytest.fixture
 def kubectl() -> str:
-    """The real one, before `deploy` puts the double's name on the PATH."""
+    """Return the real kubectl, before `deploy` puts the double's name on the PATH."""
     return shutil.which("kubectl") or ""
 
 
 def variables(cluster: Cluster, name: str = "digits") -> dict[str, str]:
-    found = cluster.objects["Deployment", name]["spec"]["template"]["spec"]["containers"][0]["env"]
-    return {each["name"]: each.get("value", "") for each in found}
+    return {
+        variable["name"]: variable.get("value", "")
+        for variable in container_of(cluster, name)["env"]
+    }
 
 
 BEGUN = ["apply digits-canary", "route digits=900 digits-canary=100"]
+MOVED = ["apply digits", "route digits=1", "delete digits-canary"]
 
 
-def test_a_canary_that_holds_moves_on_while_each_request_has_a_ready_pod(
+def test_a_canary_without_alarms_moves_on_while_each_request_has_a_ready_pod(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)  # the first version has nothing beside it
+    # The first version has no canary.
+    deploy.apply(CANARY)
     assert watched.steps == ["apply digits", "route digits=1"]
     before = set(cluster.objects)
     watched.steps.clear()
-    shown = deploy(
-        "plan",
-        "digits.mar",
-        "--no-check",
-        "--image",
-        "registry.example.com/digits:1",
-        *CANARY,
-        *NEW,
-        code=2,
-    )
-    assert "how: percent=10.0, bake=600, alarms=5xx>0 and p95>300ms" in shown
-    deploy.apply(*CANARY, *NEW)
-    assert watched.steps == [*BEGUN, "apply digits", "route digits=1", "delete digits-canary"]
+    shown = deploy("plan", *deploy.wish(CANARY, NEW), "--no-check", code=2)
+    assert "percent=10.0, bake=600, alarms=5xx>0" in shown
+    deploy.apply(CANARY, NEW)
+    assert watched.steps == [*BEGUN, *MOVED]
     assert watched.seconds >= 600
     assert variables(cluster)["A"] == "b"
-    assert {key for key in set(cluster.objects) - before if key[0] != "ReplicaSet"} == set()
-    assert set(deploy.plan(*CANARY, *NEW, code=0).values()) == {"same"}
-    forwarded = [call for call in cluster.calls if call[0] == "port-forward"]
-    assert forwarded[0][3:] == ["pod/digits-canary-pod-0", ":8082"]
-    assert 40 < len(forwarded) < 70  # not at each look
-    assert ("Deployment", "digits-canary") in {
-        (each["kind"], each["metadata"]["name"]) for each in cluster.applied
-    }
+    assert {kind for kind, _ in set(cluster.objects) - before} == {"ReplicaSet"}
+    deploy.plan(CANARY, NEW, code=0)
+    calls = [call for call in cluster.calls if call[0] == "port-forward"]
+    assert calls[0][3:] == ["pod/digits-canary-pod-0", ":8082"]
+    # The metrics are read less often than the state.
+    assert 40 < len(calls) < 70
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in cluster.applied]
+    assert ("Deployment", "digits-canary") in names
     for manifest in cluster.applied:
-        manifest["spec" if "spec" in manifest else "data"].pop(
-            "clusterIP", None
-        )  # what the double adds to all
+        # The double adds the address to all kinds.
+        manifest["spec" if "spec" in manifest else "data"].pop("clusterIP", None)
         check(manifest)
 
 
 @pytest.mark.parametrize(
-    ("what", "why"),
+    ("metric", "value", "reason"),
     [
-        ({"errors": 1}, "the alarm 5xx>0 went off (1 in a minute)"),
-        ({"slow": 50}, "the alarm p95>300ms went off (488 ms)"),
-        ({"restarts": 2}, "the alarm restarts>0 went off (2 of its containers)"),
+        ("errors", 1, "5xx>0 went off (1 in a minute)"),
+        ("slow", 50, "the alarm p95>300ms went off (488 ms)"),
+        ("restarts", 2, "restarts>0 went off (2 of"),
     ],
 )
-def test_an_alarm_takes_the_share_back_before_the_pods_go(
-    deploy: Deploy, cluster: Cluster, watched: Watched, what: dict[str, int], why: str
+def test_an_alarm_withdraws_the_share_before_the_pods_end(
+    deploy: Deploy, cluster: Cluster, watched: Watched, metric: str, value: int, reason: str
 ) -> None:
-    deploy.apply(*CANARY)
+    deploy.apply(CANARY)
     watched.steps.clear()
-    for name, value in what.items():
-        watched.at[120] = partial(setattr, cluster if name == "restarts" else watched, name, value)
-    deploy.apply(*CANARY, *NEW, code=1)
-    assert f"the stable version of digits has all requests again: {why}" in deploy.err
-    assert "The end of its log:\n[pod/digits-1/tsx] RuntimeError: no weights" in deploy.err
-    assert watched.steps == [*BEGUN, "route digits=1", "delete digits-canary"]
+    target = cluster if metric == "restarts" else watched
+    watched.at[120] = partial(setattr, target, metric, value)
+    deploy.apply(CANARY, NEW, code=1)
+    assert "the stable version of digits has all requests again" in deploy.err
+    assert reason in deploy.err
+    assert "[pod/digits-1/tsx] RuntimeError: no weights" in deploy.err
+    assert watched.steps == [*BEGUN, *MOVED[1:]]
     assert "A" not in variables(cluster)
     assert {name for _, name in cluster.objects if "canary" in name} == set()
-    watched.errors = watched.slow = cluster.restarts = 0
-    deploy.apply(*CANARY, *NEW)
+    setattr(target, metric, 0)
+    deploy.apply(CANARY, NEW)
     assert variables(cluster)["A"] == "b"
 
 
 def test_a_canary_whose_pods_do_not_start_never_gets_a_request(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)
+    deploy.apply(CANARY)
     watched.steps.clear()
     cluster.failure, cluster.failing = "ImagePullBackOff", "digits-canary"
-    deploy.apply(*CANARY, *NEW, code=1)
-    assert (
-        "digits has all requests again: the canary's replicas failed: its new pods did not become ready in time"
-        in deploy.err
-    )
+    deploy.apply(CANARY, NEW, code=1)
+    assert "the canary's replicas failed" in deploy.err
     assert watched.steps == ["apply digits-canary", "delete digits-canary"]
 
 
@@ -219,61 +198,54 @@ def interrupt() -> None:
 def test_an_interrupted_canary_is_continued_by_the_same_command(
     deploy: Deploy, cluster: Cluster, watched: Watched, second: int
 ) -> None:
-    deploy.apply(*CANARY)
+    deploy.apply(CANARY)
     watched.steps.clear()
     watched.at[second] = interrupt
-    deploy.apply(*CANARY, *NEW, code=130)
-    assert "A canary that has begun keeps its share of the requests" in deploy.err
-    deploy.apply(*CANARY, *NEW)
-    assert watched.steps == [*BEGUN, "apply digits", "route digits=1", "delete digits-canary"]
+    deploy.apply(CANARY, NEW, code=130)
+    assert "keeps its share of the requests" in deploy.err
+    deploy.apply(CANARY, NEW)
+    assert watched.steps == [*BEGUN, *MOVED]
     assert 600 <= watched.seconds < 700
 
 
-def test_failures_while_nobody_watched_count_when_somebody_does(
+def test_failures_of_an_unwatched_canary_count_in_the_next_run(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)
-    watched.at[300] = interrupt
-    deploy.apply(*CANARY, *NEW, code=130)
+    begin_canary(deploy, watched)
     watched.time += timedelta(hours=1)
     watched.errors = 70
-    deploy.apply(*CANARY, *NEW, code=1)
+    deploy.apply(CANARY, NEW, code=1)
     assert "the alarm 5xx>0 went off" in deploy.err
 
 
-def test_a_canary_that_cannot_be_watched_waits_and_then_goes_back(
+def test_a_canary_that_cannot_be_watched_waits_and_is_then_withdrawn(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)
+    deploy.apply(CANARY)
     reached, broken = cluster.forwarded, "error: unable to forward port"
     watched.at = {
         500: partial(setattr, cluster, "forwarded", broken),
         780: partial(setattr, cluster, "forwarded", reached),
     }
-    deploy.apply(*CANARY, *NEW)
+    deploy.apply(CANARY, NEW)
     assert watched.seconds >= 780
     watched.seconds, cluster.forwarded = 0, broken
-    deploy.apply(*CANARY, "--set=env.A=c", code=1)
-    assert (
-        "digits has all requests again: the canary's metrics cannot be read: digits-canary-pod-0 cannot be reached"
-        in deploy.err
-    )
+    deploy.apply(CANARY, "--set=env.A=c", code=1)
+    assert "the canary's metrics cannot be read" in deploy.err
     assert 300 < watched.seconds < 400
     assert variables(cluster)["A"] == "b"
 
 
-def test_a_canary_whose_share_no_gateway_takes_goes_back(
+def test_a_canary_whose_share_no_gateway_takes_is_withdrawn(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)
+    deploy.apply(CANARY)
     watched.at = {
-        5: partial(setattr, cluster, "taken", ("False", "BackendNotFound")), 500: partial(setattr, cluster, "taken", ("True", ""))
-    }  # fmt: skip
-    deploy.apply(*CANARY, *NEW, code=1)
-    assert (
-        "digits has all requests again: the route: its Gateway does not take it: BackendNotFound"
-        in deploy.err
-    )
+        5: partial(setattr, cluster, "taken", ("False", "BackendNotFound")),
+        500: partial(setattr, cluster, "taken", ("True", "")),
+    }
+    deploy.apply(CANARY, NEW, code=1)
+    assert "BackendNotFound" in deploy.err
     assert 500 <= watched.seconds < 600
     assert watched.weights() == {"digits": 1}
 
@@ -281,88 +253,87 @@ def test_a_canary_whose_share_no_gateway_takes_goes_back(
 def test_a_canary_with_another_share_has_as_many_pods_as_it_needs(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    fixed = ("--set=kubernetes.replicas=10", "--set=kubernetes.most_replicas=10")
-    deploy.apply(*CANARY, *fixed)
-    watched.at[300] = interrupt
-    deploy.apply(*CANARY, *fixed, *NEW, code=130)
-    assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == 1
-    watched.at[600] = interrupt
-    deploy.apply(*CANARY, "--canary=30%", *fixed, *NEW, code=130)
-    assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == 3
+    fixed = "--set=kubernetes.replicas=10 --set=kubernetes.most_replicas=10"
+    deploy.apply(CANARY, fixed)
+    for second, share, replicas in ((300, "", 1), (600, "--canary=30%", 3)):
+        watched.at[second] = interrupt
+        deploy.apply(CANARY, share, fixed, NEW, code=130)
+        assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == replicas
     assert watched.weights() == {"digits": 700, "digits-canary": 300}
 
 
-def test_a_canary_whose_pods_are_gone_goes_back_at_once_though_nothing_can_read_their_metrics(
+def test_a_canary_whose_pods_are_gone_is_withdrawn_at_once_without_its_metrics(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)
+    deploy.apply(CANARY)
 
-    def gone() -> None:
+    def remove_pods() -> None:
         cluster.forwarded, cluster.scaling = "error: unable to forward port", "digits-canary"
 
-    watched.at[120] = gone
-    deploy.apply(*CANARY, *NEW, code=1)
-    assert (
-        "digits has all requests again: the canary's replicas are not ready any more" in deploy.err
-    )
+    watched.at[120] = remove_pods
+    deploy.apply(CANARY, NEW, code=1)
+    assert "replicas are not ready any more" in deploy.err
     assert watched.seconds < 200
 
 
 def test_a_canary_is_watched_while_the_stable_deployment_scales(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)
+    deploy.apply(CANARY)
     watched.at = {
         120: partial(setattr, cluster, "scaling", "digits"),
         200: partial(setattr, watched, "errors", 1),
     }
-    deploy.apply(*CANARY, *NEW, code=1)
+    deploy.apply(CANARY, NEW, code=1)
     assert "the alarm 5xx>0 went off" in deploy.err
     assert watched.seconds < 300
 
 
-def rolled_out(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
-    """Calls `then`, once, when the pods of the stable Deployment are to be replaced."""
-    roll_out, calls = cluster._roll_out, iter([then])
+def on_rollout(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]
+) -> None:
+    """Take an action, once, when the pods of the stable Deployment are to be replaced."""
+    roll_out, actions = cluster._roll_out, iter([action])
 
-    def both(deployment: dict[str, Any]) -> None:
+    def act(deployment: dict[str, Any]) -> None:
         if deployment["metadata"]["name"] == "digits":
-            next(calls, lambda: None)()
+            next(actions, lambda: None)()
         roll_out(deployment)
 
-    monkeypatch.setattr(cluster, "_roll_out", both)
+    monkeypatch.setattr(cluster, "_roll_out", act)
 
 
 def test_a_canary_follows_a_rollout_that_has_failed(
     deploy: Deploy, cluster: Cluster, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deploy.apply(*GATEWAY)
+    deploy.apply(GATEWAY)
     cluster.failure, cluster.failing = "ImagePullBackOff", "digits"
-    deploy.apply(*GATEWAY, *NEW, code=1)
+    deploy.apply(GATEWAY, NEW, code=1)
     watched.steps.clear()
-    rolled_out(cluster, monkeypatch, partial(setattr, cluster, "failure", ""))
-    deploy.apply(*CANARY, "--set=env.A=c")
-    assert watched.steps == [*BEGUN, "apply digits", "route digits=1", "delete digits-canary"]
+    on_rollout(cluster, monkeypatch, partial(setattr, cluster, "failure", ""))
+    deploy.apply(CANARY, "--set=env.A=c")
+    assert watched.steps == [*BEGUN, *MOVED]
     assert variables(cluster)["A"] == "c"
 
 
-def test_rollback_while_all_pods_get_the_version_of_the_canary_brings_the_previous_one_back(
+def test_a_rollback_while_all_pods_get_the_canarys_version_restores_the_previous_one(
     deploy: Deploy, cluster: Cluster, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deploy.apply(*CANARY)
-    rolled_out(cluster, monkeypatch, lambda: watched.at.update({0: interrupt}))
-    deploy.apply(*CANARY, *NEW, code=130)
+    deploy.apply(CANARY)
+    on_rollout(cluster, monkeypatch, lambda: watched.at.update({0: interrupt}))
+    deploy.apply(CANARY, NEW, code=130)
     assert variables(cluster)["A"] == "b"
     watched.steps.clear()
     deploy("rollback", "--yes")
     assert "A" not in variables(cluster)
-    assert watched.steps == ["route digits=1", "delete digits-canary"]
+    assert watched.steps == MOVED[1:]
 
 
-def begun(deploy: Deploy, watched: Watched) -> None:
-    deploy.apply(*CANARY)
+def begin_canary(deploy: Deploy, watched: Watched) -> None:
+    """Interrupt a canary after it has begun."""
+    deploy.apply(CANARY)
     watched.at[300] = interrupt
-    deploy.apply(*CANARY, *NEW, code=130)
+    deploy.apply(CANARY, NEW, code=130)
     watched.steps.clear()
 
 
@@ -370,170 +341,159 @@ def test_promote_sends_all_requests_to_the_canary_now(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
     deploy("promote", "--yes", code=1)
-    begun(deploy, watched)
-    assert json.loads(deploy("status", "--json"))["canary"][0] == {
-        "model": "digits/1.0", "percent": 10, "since": "2026-11-21T00:00:20+00:00"
-    }  # fmt: skip
+    begin_canary(deploy, watched)
+    (canary,) = deploy.reported("status")["canary"]
+    assert canary == {"model": "digits/1.0", "percent": 10, "since": "2026-11-21T00:00:20+00:00"}
     deploy("promote", "--yes")
-    assert watched.steps == ["apply digits", "route digits=1", "delete digits-canary"]
+    assert watched.steps == MOVED
     template = cluster.objects["Deployment", "digits"]["spec"]["template"]
     assert "digits-canary" not in json.dumps(template)
-    assert "replicas" not in [
-        field[1] for field in cluster.owners["Deployment", "digits"]["tsx"] if field[0] == "spec"
-    ]
-    assert set(deploy.plan(*CANARY, *NEW, code=0).values()) == {"same"}
+    assert not owns_replicas(cluster)
+    deploy.plan(CANARY, NEW, code=0)
     deploy("promote", "--yes", code=1)
     assert "digits has no canary" in deploy.err
 
 
-def test_keda_does_not_scale_a_canary_and_goes_on_scaling_what_is_promoted(
+def owns_replicas(cluster: Cluster) -> bool:
+    """Check whether tsx has applied the number of pods."""
+    fields = cluster.owners["Deployment", "digits"]["tsx"]
+    return "replicas" in [field[1] for field in fields if field[0] == "spec"]
+
+
+def test_keda_scales_the_promoted_version_but_no_canary(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    keda = ("--set=kubernetes.keda.prometheus=http://prometheus:9090",)
-    deploy.apply(*CANARY, *keda)
-    cluster.objects["Deployment", "digits"]["spec"]["replicas"] = 0  # KEDA found no requests
+    keda = "--set=kubernetes.keda.prometheus=http://prometheus:9090"
+    deploy.apply(CANARY, keda)
+    # KEDA found no requests.
+    cluster.objects["Deployment", "digits"]["spec"]["replicas"] = 0
     watched.at[300] = interrupt
-    deploy.apply(*CANARY, *keda, *NEW, code=130)
+    deploy.apply(CANARY, keda, NEW, code=130)
     assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == 1
     assert [name for kind, name in cluster.objects if kind == "ScaledObject"] == ["digits"]
     deploy("promote", "--yes")
-    assert "replicas" not in [
-        field[1] for field in cluster.owners["Deployment", "digits"]["tsx"] if field[0] == "spec"
-    ]
+    assert not owns_replicas(cluster)
 
 
 def test_rollback_ends_a_canary(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
-    begun(deploy, watched)
-    assert [(each["id"], each["percent"]) for each in json.loads(deploy("history", "--json"))] == [
-        ("digits-1", 0),
-        ("digits-canary", 10),
-    ]
+    begin_canary(deploy, watched)
+    shares = [(version["id"], version["percent"]) for version in deploy.reported("history")]
+    assert shares == [("digits-1", 0), ("digits-canary", 10)]
     deploy("rollback", "--version=2", "--yes", code=1)
     assert "version 2 of digits is its canary" in deploy.err
     deploy("rollback", "--yes")
-    assert watched.steps == ["route digits=1", "delete digits-canary"]
+    assert watched.steps == MOVED[1:]
     assert "A" not in variables(cluster)
 
 
-def test_a_rollback_does_not_bring_back_a_canary_that_is_over(
+def test_a_rollback_does_not_restore_a_canary_that_has_ended(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)
-    deploy.apply(*CANARY, *NEW)
+    deploy.apply(CANARY)
+    deploy.apply(CANARY, NEW)
     deploy("rollback", "--yes")
     assert "A" not in variables(cluster)
-    assert json.loads(deploy("status", "--json"))["canary"] == []
+    assert deploy.reported("status")["canary"] == []
 
 
-def test_a_run_without_a_canary_ends_one_that_is_under_way(
+def test_a_run_without_a_canary_ends_the_one_of_an_earlier_run(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    begun(deploy, watched)
-    assert deploy.plan(*GATEWAY, *NEW, code=2)["Deployment"] == "update"
-    deploy.apply(*GATEWAY, *NEW)
-    assert watched.steps == ["apply digits", "route digits=1", "delete digits-canary"]
+    begin_canary(deploy, watched)
+    assert deploy.plan(GATEWAY, NEW, code=2)["Deployment"] == "update"
+    deploy.apply(GATEWAY, NEW)
+    assert watched.steps == MOVED
 
 
-def test_a_canary_that_was_deleted_by_hand_gets_no_requests_from_the_next_run(
+def test_after_a_canary_is_deleted_by_hand_the_next_run_withdraws_its_share(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    begun(deploy, watched)
+    begin_canary(deploy, watched)
     del cluster.objects["Deployment", "digits-canary"]
-    deploy.apply(*GATEWAY)
+    deploy.apply(GATEWAY)
     assert watched.weights() == {"digits": 1}
-    assert {
-        name for kind, name in cluster.objects if "canary" in name and kind != "ReplicaSet"
-    } == set()
+    assert {kind for kind, name in cluster.objects if "canary" in name} <= {"ReplicaSet"}
 
 
 def test_a_plan_that_is_older_than_the_end_of_a_canary_changes_nothing(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    begun(deploy, watched)
-    manifest = dict(cluster.objects["HTTPRoute", "digits"])
+    begin_canary(deploy, watched)
+    manifest = cluster.objects["HTTPRoute", "digits"] | {"kind": "HTTPRoute"}
     deploy("rollback", "--yes")
-    there = kinds.Cluster(Program("kubectl"), "default")
-    release.WeightedRoute().create(
-        there,
-        Resource("HTTPRoute", "Kubernetes::HTTPRoute", "digits", {**manifest, "kind": "HTTPRoute"}),
-    )
+    client = kinds.Cluster(Program("kubectl"), "default")
+    route = Resource("HTTPRoute", "Kubernetes::HTTPRoute", "digits", manifest)
+    release.WeightedRoute().create(client, route)
     assert watched.weights() == {"digits": 1}
     watched.steps.clear()
     stable = release.Release()
-    found = stable.observe(there, "digits")
-    assert found is not None
-    stable.update(
-        there,
-        Resource("Deployment", "Kubernetes::Deployment", "digits", {"Canary": release.NONE}),
-        found,
-        set(),
-    )
+    observed = stable.observe(client, "digits")
+    assert observed is not None
+    none = {"Canary": release.NONE}
+    wanted = Resource("Deployment", "Kubernetes::Deployment", "digits", none)
+    stable.update(client, wanted, observed, set())
     assert watched.steps == []
 
 
-def test_what_does_not_change_the_pods_needs_no_canary(
+def test_a_change_that_replaces_no_pod_needs_no_canary(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)
+    deploy.apply(CANARY)
     watched.steps.clear()
-    deploy.apply(*CANARY, "--set=kubernetes.replicas=3", "--set=kubernetes.most_replicas=3")
+    deploy.apply(CANARY, "--set=kubernetes.replicas=3 --set=kubernetes.most_replicas=3")
     assert watched.steps == ["apply digits"]
 
 
-def test_destroy_takes_a_canary_along(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
-    begun(deploy, watched)
+def test_destroy_removes_a_canary_too(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    begin_canary(deploy, watched)
     watched.at.clear()
     deploy("destroy", "--yes")
     assert cluster.objects == {}
 
 
-def test_a_gateway_that_refuses_the_route_is_reported_in_its_words(
+def test_a_gateway_that_refuses_the_route_is_reported_with_its_reason(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
     cluster.taken = ("False", "NotAllowedByListeners")
-    deploy.apply(*GATEWAY, code=1)
-    assert (
-        "no progress for 310 s (its Gateway does not take it: NotAllowedByListeners)" in deploy.err
-    )
-    watched.at[watched.seconds + 50] = lambda: setattr(cluster, "taken", ("True", ""))
-    deploy.apply(*GATEWAY)
+    deploy.apply(GATEWAY, code=1)
+    assert "310 s (its Gateway does not take it: NotAllowedByListeners)" in deploy.err
+    watched.at[watched.seconds + 50] = partial(setattr, cluster, "taken", ("True", ""))
+    deploy.apply(GATEWAY)
 
 
 def test_a_deployment_without_the_label_of_instances_is_updated_first(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*GATEWAY)
+    deploy.apply(GATEWAY)
     deployment = cluster.objects["Deployment", "digits"]["spec"]
     for labels in (
         deployment["selector"]["matchLabels"],
         deployment["template"]["metadata"]["labels"],
     ):
         del labels["app.kubernetes.io/instance"]
-    deploy.apply(*CANARY, *NEW, code=1)
-    assert "have no label app.kubernetes.io/instance" in deploy.err
-    deploy.apply(*GATEWAY, *NEW)  # which keeps the selector, as the cluster would refuse another
+    deploy.apply(CANARY, NEW, code=1)
+    assert "no label app.kubernetes.io/instance" in deploy.err
+    # The selector stays, since the cluster would refuse another.
+    deploy.apply(GATEWAY, NEW)
     assert deployment["selector"] != cluster.objects["Service", "digits"]["spec"]["selector"]
     first = cluster.objects["ReplicaSet", "digits-1"]["spec"]["template"]["metadata"]["labels"]
     del first["app.kubernetes.io/instance"]
     deploy("rollback", "--yes", code=1)
-    assert (
-        "version 1 of digits was made by an earlier tsx, and the Service would not find its pods"
-        in deploy.err
-    )
-    deploy.apply(*CANARY)
+    assert "was made by an earlier tsx" in deploy.err
+    deploy.apply(CANARY)
     assert "A" not in variables(cluster)
 
 
 def test_an_object_of_somebody_else_is_not_taken_for_the_canary(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    deploy.apply(*CANARY)
+    deploy.apply(CANARY)
     cluster.objects["Service", "digits-canary"] = {
         "metadata": {"name": "digits-canary", "labels": {}},
         "spec": {},
     }
-    deploy.apply(*CANARY, *NEW, code=1)
-    assert "Service digits-canary already exists, and it is not the canary of digits" in deploy.err
+    deploy.apply(CANARY, NEW, code=1)
+    assert "it is not the canary of digits" in deploy.err
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["before", "after"])
@@ -544,47 +504,36 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
     monkeypatch: pytest.MonkeyPatch,
     is_lost: bool,
 ) -> None:
-    """Each call that changes something fails once, before it is carried out or with its answer
-    lost.
-    """
+    """Let each call that changes something fail once: before it is carried out, or after it."""
     run, failed = cluster.run, set[str]()
 
-    def failing(words: list[str], stdin: str) -> Any:
-        said = json.loads(stdin or "{}")
-        what = f"{words[:3]} {said.get('kind')} {said.get('metadata', {}).get('name')} {watched.weights()}"
-        if words[0] not in ("apply", "create", "delete") or what in failed:
-            return run(words, stdin)
-        failed.add(what)
+    def fail_once(arguments: list[str], stdin: str) -> Any:
+        manifest = json.loads(stdin or "{}")
+        name = manifest.get("metadata", {}).get("name")
+        call = f"{arguments[:3]} {manifest.get('kind')} {name} {watched.weights()}"
+        if arguments[0] not in ("apply", "create", "delete") or call in failed:
+            return run(arguments, stdin)
+        failed.add(call)
         if is_lost:
-            run(words, stdin)
+            run(arguments, stdin)
         return subprocess.CompletedProcess(["kubectl"], 1, "", "broken off")
 
-    monkeypatch.setattr(cluster, "run", failing)
-    for words in (CANARY, (*CANARY, *NEW)):
-        command = [
-            "deploy",
-            "apply",
-            "digits.mar",
-            "--no-check",
-            "--yes",
-            "--image",
-            "a/b@sha256:1",
-            "--name",
-            "digits",
-        ]
+    monkeypatch.setattr(cluster, "run", fail_once)
+    for arguments in (CANARY, f"{CANARY} {NEW}"):
         for _ in range(60):
-            if main([*command, "--target", "kubernetes", *words]) == 0:
+            with suppress(AssertionError):
+                deploy.apply(arguments)
                 break
-            assert "broken off" in deploy.capsys.readouterr().err
+            assert "broken off" in deploy.err
     assert len(failed) > 15
     assert variables(cluster)["A"] == "b"
     assert watched.weights() == {"digits": 1}
     assert not [name for _, name in cluster.objects if "canary" in name]
 
 
-def lived(deploy: Deploy, watched: Watched, directory: Path) -> None:
-    """All verbs that ask a cluster for something."""
-    begun(deploy, watched)
+def run_all_verbs(deploy: Deploy, watched: Watched, directory: Path) -> None:
+    """Run every verb that calls the cluster."""
+    begin_canary(deploy, watched)
     (directory / "in.json").write_text("{}")
     deploy("promote", "--yes")
     deploy("logs", "--since=1h")
@@ -594,14 +543,16 @@ def lived(deploy: Deploy, watched: Watched, directory: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-@pytest.mark.usefixtures("processes")
-def test_kubectl_knows_each_word_that_it_is_given(
+def test_kubectl_accepts_each_call(
     kubectl: str, deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path
 ) -> None:
-    lived(deploy, watched, tmp_path)
+    run_all_verbs(deploy, watched, tmp_path)
     forms = {
-        (words[0], *(word for word in words if word.startswith("--"))): words
-        for words in cluster.calls
+        (
+            arguments[0],
+            *(argument for argument in arguments if argument.startswith("--")),
+        ): arguments
+        for arguments in cluster.calls
     }
     assert {form[0] for form in forms} == {
         "get",
@@ -612,24 +563,26 @@ def test_kubectl_knows_each_word_that_it_is_given(
         "logs",
         "port-forward",
     }
-    for words in forms.values():
-        command = [kubectl, "--server", "http://127.0.0.1:1", *words]
-        done = subprocess.run(
+    for arguments in forms.values():
+        command = [kubectl, "--server", "http://127.0.0.1:1", *arguments]
+        finished = subprocess.run(
             command, input="{}", capture_output=True, text=True, timeout=60, check=False
         )
-        assert not re.search("unknown|invalid argument|Usage:", done.stderr), done.stderr
+        assert not re.search("unknown|invalid argument|Usage:", finished.stderr), finished.stderr
 
 
-def needed(words: list[str]) -> set[tuple[str, str]]:
-    """The resources and verbs that kubectl asks for:
+def permissions_of(arguments: list[str]) -> set[tuple[str, str]]:
+    """Return the resources and verbs that a call of kubectl needs.
+
     https://kubernetes.io/docs/reference/access-authn-authz/authorization
     """
-    verb, what = words[0], words[1].partition(".")[0]
-    if verb == "get":
-        return {(what, "list" if "--selector" in words else "get")}
-    if verb == "delete":  # which waits until it is gone
-        return {(what, each) for each in ("delete", "get", "list", "watch")}
-    by_name = {
+    command, kind = arguments[0], arguments[1].partition(".")[0]
+    if command == "get":
+        return {(kind, "list" if "--selector" in arguments else "get")}
+    # A deletion waits until the object is gone.
+    if command == "delete":
+        return {(kind, verb) for verb in ("delete", "get", "list", "watch")}
+    permissions = {
         "rollout": {("deployments", "get"), ("deployments", "patch"), ("replicasets", "list")},
         "logs": {("pods", "get"), ("pods", "list"), ("pods/log", "get")},
         "port-forward": {
@@ -639,15 +592,14 @@ def needed(words: list[str]) -> set[tuple[str, str]]:
             ("pods/portforward", "create"),
         },
     }
-    return by_name.get(verb, set())
+    return permissions.get(command, set())
 
 
 def test_the_role_of_deployers_allows_each_call(
     deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path
 ) -> None:
-    role = yaml.safe_load(
-        (Path(__file__).parents[4] / "infra" / "kubernetes" / "deployer.yaml").read_text()
-    )
+    file = Path(__file__).parents[4] / "infra" / "kubernetes" / "deployer.yaml"
+    role = yaml.safe_load(file.read_text())
     check(role)
     allowed = {
         (resource, verb)
@@ -655,11 +607,12 @@ def test_the_role_of_deployers_allows_each_call(
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    lived(deploy, watched, tmp_path)
+    run_all_verbs(deploy, watched, tmp_path)
     plurals = {kind: plural for plural, kind in PLURALS.items()}
-    asked = {each for words in cluster.calls for each in needed(words)}
-    for manifest in cluster.applied:  # an object that is applied may not be there yet
+    needed = {permission for arguments in cluster.calls for permission in permissions_of(arguments)}
+    # An object that is applied may not exist yet.
+    for manifest in cluster.applied:
         verbs = ("create",) if manifest["kind"] == "Secret" else ("create", "patch")
-        asked |= {(plurals[manifest["kind"]], verb) for verb in verbs}
-    assert asked <= allowed, asked - allowed
-    assert len(asked) > 40
+        needed |= {(plurals[manifest["kind"]], verb) for verb in verbs}
+    assert needed <= allowed, needed - allowed
+    assert len(needed) > 40

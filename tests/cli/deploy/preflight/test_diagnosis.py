@@ -1,4 +1,4 @@
-"""What went wrong at a start, told from what the platform said and the lines of the log."""
+"""The cause of a failed start, from the platform's reason and the lines of the log."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ PING = "The primary container for production variant AllTraffic did not pass the
 
 
 @pytest.mark.parametrize(
-    ("reason", "line", "cause", "way"),
+    ("reason", "line", "cause", "remedy"),
     [
         (PING, "ModuleNotFoundError: No module named 'transformers'", "The image has no module 'transformers'", "tsx archive -r"),
-        (PING, "exec /usr/bin/python: exec format error", "the image was built for a different CPU architecture", "--platform linux/amd64"),
+        (PING, "exec /usr/bin/python: exec format error", "built for a different CPU architecture", "--platform linux/amd64"),
         (PING, "torch.OutOfMemoryError: CUDA out of memory. Tried", "The GPU's memory is too small", "Lower batchSize"),
         (PING, "a worker of digits/1.0 ended with -9", "ran out of memory", "Choose a machine with more memory"),
-        (PING, "RuntimeError: No CUDA GPUs are available", "the model needs a GPU, but torch finds none that it can use", "ml.g5.xlarge"),
+        (PING, "RuntimeError: No CUDA GPUs are available", "torch finds none", "ml.g5.xlarge"),
         (PING, "User: x is not authorized to perform: s3:GetObject on resource: y", "The role may not do s3:GetObject", "infra/iam"),
         (PING, "Error: /opt/ml/model holds nothing; it must hold one .mar", "the directory holds nothing", "It must contain one .mar"),
         (PING, "Error: digits.mar does not load: RuntimeError: no weights", "Digits.mar does not load: RuntimeError", "--check"),
@@ -27,7 +27,7 @@ PING = "The primary container for production variant AllTraffic did not pass the
         ("Failed to pull image: CannotPullContainerError: manifest unknown", "", "The image cannot be pulled", "ecr:BatchGetImage"),
         ("Unable to write to /opt/ml/model: S3 403", "", "The model cannot be read from S3", "s3:GetObject"),
         ("There is not enough hardware resources on the instances", "", "no instance of the endpoint has room", "component.memory"),
-        ("InsufficientInstanceCapacity", "", "AWS has no free capacity for that instance type now", "another region"),
+        ("InsufficientInstanceCapacity", "", "no free capacity", "another region"),
         ("Could not assume role arn:aws:iam::1:role/x", "", "the platform may not assume the role", "sagemaker.amazonaws.com"),
         (PING, "ModuleNotFoundError: No module named 'tsx_runtime'", "does not start tsx", "ENTRYPOINT"),
         ("Back-off restarting failed container: CrashLoopBackOff", "", "starts and ends again and again", "tsx check --target container"),
@@ -36,58 +36,45 @@ PING = "The primary container for production variant AllTraffic did not pass the
         ("The image manifest, config or layer media type is not supported", "", "the image has a format that", "--provenance=false"),
     ],
 )  # fmt: skip
-def test_each_cause_is_reported_with_what_to_do(
-    reason: str, line: str, cause: str, way: str
+def test_each_cause_is_reported_with_a_remedy(
+    reason: str, line: str, cause: str, remedy: str
 ) -> None:
-    found = diagnose(reason, ["INFO starting", line, "INFO ending"])
-    assert cause.lower() in str(found[0]).lower()
-    assert way in str(found[0])
+    diagnosis = str(diagnose(reason, ["INFO starting", line, "INFO ending"])[0])
+    assert cause.lower() in diagnosis.lower()
+    assert remedy in diagnosis
 
 
-def test_what_the_log_shows_goes_before_what_the_platform_says() -> None:
-    found = diagnose(
-        PING, ["Error: m.mar does not load: x", "ModuleNotFoundError: No module named 'cv2'"]
-    )
-    assert len(found) == 1  # the rest follows from it
-    assert "'cv2'" in found[0].cause
-    assert found[0].line == "ModuleNotFoundError: No module named 'cv2'"
+def test_the_log_is_considered_before_the_platforms_reason() -> None:
+    error = "ModuleNotFoundError: No module named 'cv2'"
+    # The other line follows from the error.
+    (diagnosis,) = diagnose(PING, ["Error: m.mar does not load: x", error])
+    assert "'cv2'" in diagnosis.cause
+    assert diagnosis.line == error
 
 
-def test_of_many_causes_the_first_three_are_reported_and_none_twice() -> None:
+def test_the_first_three_causes_are_reported_and_none_twice() -> None:
     lines = [
         "No module named 'a'",
         "ModuleNotFoundError: No module named 'a'",
         "ModuleNotFoundError: No module named 'a.b'",
     ]
     assert len(diagnose("", lines)) == 1
-    assert (
-        len(
-            diagnose(
-                PING,
-                [
-                    "MemoryError",
-                    "exec format error",
-                    "Address already in use",
-                    "No space left on device",
-                ],
-            )
-        )
-        == 3
-    )
+    lines = [
+        "MemoryError",
+        "exec format error",
+        "Address already in use",
+        "No space left on device",
+    ]
+    assert len(diagnose(PING, lines)) == 3
 
 
-def test_what_nobody_knows_is_not_guessed() -> None:
-    assert (
-        diagnose(
-            "InternalServerError", ["all is well", "serving digits/1.0 at http://0.0.0.0:8080"]
-        )
-        == []
-    )
+def test_an_unknown_cause_is_not_guessed() -> None:
+    assert diagnose("InternalServerError", ["serving digits/1.0 at http://0.0.0.0:8080"]) == []
 
 
-def test_each_rule_tells_what_to_do() -> None:
-    assert all(
-        rule.cause and rule.way and not rule.way.endswith(".")
-        for group in ("lines", "said", "not loaded", "no ping")
-        for rule in rules(group)
-    )
+def test_each_rule_has_a_cause_and_a_remedy() -> None:
+    for group in ("lines", "said", "not loaded", "no ping"):
+        for rule in rules(group):
+            assert rule.cause
+            assert rule.way
+            assert not rule.way.endswith(".")

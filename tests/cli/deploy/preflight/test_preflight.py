@@ -1,18 +1,17 @@
-"""What `tsx deploy` looks at before it creates anything: the archive whole, within limits, loaded;
-and what its benchmark promises.
-"""
+"""The checks of `tsx deploy` before it creates anything: the archive, its limits, its benchmark."""
 
 from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.benchmarked import results
-from tests.support.deploying import HANDLER, a_spec
+from tests.support.deploying import HANDLER, Deploy, a_spec
 from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 from tsx_archiver import rewrite_archive
@@ -20,199 +19,155 @@ from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.deploy.preflight.limits import ModelProfile, findings
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
 from tsx_cli.deploy.preflight.preflight import place_of
-from tsx_cli.main import main
-
-SAID = ["--target", "sagemaker", "--name", "m", "--role", "arn:aws:iam::123456789012:role/r"]
-SAID += ["--image", "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64]
 
 
-def measured(archive: Path, **changes: Any) -> Path:
-    """With a benchmark, as `tsx bench --write` leaves one."""
-    kept = record_of(results())
-    kept.curves[0].threads = 1  # as many as the winner has
-    for place, value in changes.items():
-        part: Any = kept
-        *path, last = place.split("__")
-        for name in path:
+@pytest.fixture
+def deploy(on: Callable[..., Deploy], tmp_path: Path) -> Deploy:
+    """Build the command for an archive that the test may change."""
+    deploy = on("sagemaker")
+    deploy.archive = make_model(tmp_path / "m.mar", HANDLER)
+    return deploy
+
+
+def add_benchmark(archive: Path, **changes: Any) -> None:
+    """Add a benchmark's record to an archive, as `tsx bench --write` does."""
+    record = record_of(results())
+    # The winner has as many threads.
+    record.curves[0].threads = 1
+    for path, value in changes.items():
+        part: Any = record
+        *parents, last = path.split("__")
+        for name in parents:
             part = getattr(part, name)
         setattr(part, last, value)
-    rewrite_archive(archive, {"tsx-bench.json": kept.content()})
-    return archive
+    rewrite_archive(archive, {"tsx-bench.json": record.content()})
 
 
-@pytest.mark.usefixtures("processes")
 def test_the_archive_is_loaded_before_anything_is_created(
-    course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    deploy: Deploy, course: Course, tmp_path: Path
 ) -> None:
-    broken = make_model(tmp_path / "broken.mar", "import nothing_like_this\n")
-    assert main(["deploy", str(broken), *SAID, "--yes"]) == 1
-    said = capsys.readouterr().err
-    assert "does not load" in said
-    assert (
-        "Nothing was changed. If it needs something that only the image has (a package, a GPU), --no-check deploys it anyway"
-        in said
-    )
+    loadable = deploy.archive
+    deploy.archive = make_model(tmp_path / "broken.mar", "import nothing_like_this\n")
+    deploy(*deploy.wish("--yes"), code=1)
+    assert "does not load" in deploy.err
+    assert "--no-check deploys it anyway" in deploy.err
     assert course.calls == []
-    assert main(["deploy", str(broken), *SAID, "--yes", "--no-check"]) == 0
-    assert "was not loaded here (--no-check)" in capsys.readouterr().err
-    assert main(["deploy", str(make_model(tmp_path / "m.mar", HANDLER)), *SAID, "--yes"]) == 0
-    assert "check: m 1.0 loaded in " in capsys.readouterr().err
+    deploy.apply()
+    assert "was not loaded here (--no-check)" in deploy.err
+    deploy.archive = loadable
+    deploy(*deploy.wish("--yes"))
+    assert "check: m 1.0 loaded in " in deploy.err
 
 
-def test_a_damaged_archive_is_not_deployed(
-    course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    archive = measured(make_model(tmp_path / "m.mar", HANDLER))
-    with zipfile.ZipFile(archive) as packed:
-        members = {name: packed.read(name) for name in packed.namelist()}
+def test_a_damaged_archive_is_not_deployed(deploy: Deploy) -> None:
+    add_benchmark(deploy.archive)
+    with zipfile.ZipFile(deploy.archive) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
     members["handler.py"] += b"# changed\n"
-    members["MAR-INF/MANIFEST.json"] = with_checksum(members["MAR-INF/MANIFEST.json"])
-    with zipfile.ZipFile(archive, "w") as packed:
+    manifest = json.loads(members["MAR-INF/MANIFEST.json"])
+    manifest.setdefault("tsx", {}).setdefault("sha256", {})["handler.py"] = "0" * 64
+    members["MAR-INF/MANIFEST.json"] = json.dumps(manifest).encode()
+    with zipfile.ZipFile(deploy.archive, "w") as archive:
         for name, content in members.items():
-            packed.writestr(name, content)
-    assert main(["deploy", "plan", str(archive), *SAID, "--no-check"]) == 1
-    assert "is damaged or incomplete: " in capsys.readouterr().err
+            archive.writestr(name, content)
+    deploy("plan", *deploy.wish("--no-check"), code=1)
+    assert "is damaged or incomplete: " in deploy.err
 
 
-def with_checksum(manifest: bytes) -> bytes:
-    """One that is not that of the file."""
-    reported = json.loads(manifest)
-    reported.setdefault("tsx", {}).setdefault("sha256", {})["handler.py"] = "0" * 64
-    return json.dumps(reported).encode()
+def test_a_breach_of_the_targets_limits_is_reported_before_aws_is_called(deploy: Deploy) -> None:
+    add_benchmark(deploy.archive, best__p99_ms=61_000.0, inputs__largest=7 << 20)
+    deploy("plan", *deploy.wish(), code=1)
+    assert "has 7 MiB, and SageMaker takes" in deploy.err
+    assert "SageMaker ends one after 60 s" in deploy.err
+    assert "--no-check deploys it anyway" in deploy.err
+    breaches = deploy.plan("--no-check", code=2)["findings"]
+    assert [finding["level"] for finding in breaches] == ["error", "error"]
+    assert breaches[0]["source"].startswith("https://")
 
 
-def test_what_the_target_does_not_take_stops_before_anything_is_asked(
-    course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    archive = measured(
-        make_model(tmp_path / "m.mar", HANDLER), best__p99_ms=61_000.0, inputs__largest=7 << 20
-    )
-    assert main(["deploy", "plan", str(archive), *SAID]) == 1
-    said = capsys.readouterr().err
-    assert (
-        "does not fit SageMaker: a request of its benchmark has 7 MiB, and SageMaker takes requests of 6 MiB"
-        in said
-    )
-    assert "SageMaker ends one after 60 s" in said
-    assert "Nothing was changed; --no-check deploys it anyway" in said
-    assert main(["deploy", "plan", str(archive), *SAID, "--no-check", "--json"]) == 2
-    reported = json.loads(capsys.readouterr().out)
-    assert [each["level"] for each in reported["findings"]] == ["error", "error"]
-    assert reported["findings"][0]["source"].startswith("https://")
-
-
-def test_the_plan_shows_what_its_benchmark_promises(
-    course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    archive = make_model(tmp_path / "m.mar", HANDLER)
-    assert main(["deploy", "plan", str(archive), *SAID]) == 2
-    assert (
-        f"measured: never; `tsx bench {archive} --write` finds its best batch size"
-        in capsys.readouterr().out
-    )
-    measured(archive)
-    assert main(["deploy", "plan", str(archive), *SAID, "--set=sagemaker.instances=3"]) == 2
-    out = capsys.readouterr().out
+def test_the_plan_shows_the_figures_of_the_benchmark(deploy: Deploy) -> None:
+    out = deploy("plan", *deploy.wish(), code=2)
+    assert f"`tsx bench {deploy.archive} --write`" in out
+    add_benchmark(deploy.archive)
+    out = deploy("plan", *deploy.wish("--set=sagemaker.instances=3"), code=2)
     best = record_of(results()).best
-    assert (
-        f"on 2 cores of AMD EPYC 7B13: {best.throughput:,.4g} requests/s, p99 {best.p99_ms:.3g} ms under p99<100ms, with cpu"
-        in out
-    )
-    assert (
-        f"3 instances like that machine: {3 * best.throughput:,.4g} requests/s; for another rate: tsx plan m.mar --rps N"
-        in out
-    )
+    assert f"{best.throughput:,.4g} requests/s, p99 {best.p99_ms:.3g} ms under p99<100ms" in out
+    assert f"3 instances like that machine: {3 * best.throughput:,.4g} requests/s" in out
     assert "batches take (size: ms) 1: 15.5, 2: " in out
     assert "to scale, autoscaling.target = " in out
-    assert main(["deploy", "plan", str(archive), *SAID, "--json"]) == 2
-    reported = json.loads(capsys.readouterr().out)["measured"]
-    assert (reported["rps"], reported["configuration"]["batch_size"]) == (best.throughput, 4)
+    measured = deploy.plan(code=2)["measured"]
+    assert (measured["rps"], measured["configuration"]["batch_size"]) == (best.throughput, 4)
 
 
 def test_scaling_that_comes_too_late_is_reported() -> None:
-    kept = record_of(results())
+    record = record_of(results())
 
-    def view(target: str = "sagemaker", **own: Any) -> Outlook:
-        found = outlook(kept, a_spec(target, sagemaker=own))
-        assert found is not None
-        return found
+    def view(target: str = "sagemaker", **sagemaker: Any) -> Outlook:
+        result = outlook(record, a_spec(target, sagemaker=sagemaker))
+        assert result is not None
+        return result
 
     late = view(autoscaling={"min": 1, "max": 3, "target": 500})
-    assert late.lines()[-1].endswith(
-        f"autoscaling.target = 500 lets more wait before a replica starts: {late.fitting_target} fits"
-    )
-    assert (
-        f"1 instance like that machine: {kept.best.throughput:,.4g} requests/s, 3 {3 * kept.best.throughput:,.4g}"
-        in view(autoscaling={"min": 1, "max": 3, "target": 1}).lines()[-1]
-    )
+    assert late.lines()[-1].endswith(f"before a replica starts: {late.fitting_target} fits")
+    line = view(autoscaling={"min": 1, "max": 3, "target": 1}).lines()[-1]
+    rate = record.best.throughput
+    assert f"1 instance like that machine: {rate:,.4g} requests/s, 3 {3 * rate:,.4g}" in line
     assert view(serverless={}).as_json()["rps_of_all"] is None
     function = view("lambda").lines()[-1].strip()
     assert function.startswith("an environment answers one request at a time: ")
     component = view(component={"endpoint": "e", "copies": 2})
     assert "2 instances like that machine" in component.lines()[-2]
-    # which tsx deploy does not set there
+    # tsx deploy sets no scaling there.
     assert "autoscaling" not in view(multi_model={"endpoint": "e"}).lines()[-1]
     assert "2 instances like that machine" in view("kubernetes").lines()[-1]
 
 
-def test_a_function_has_the_limits_that_it_was_given() -> None:
-    own = {
+def test_a_function_has_the_limits_of_its_specification() -> None:
+    settings = {
         "memory": 1024,
         "timeout": "20s",
         "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6},
     }
-    place = place_of(a_spec("lambda", **{"lambda": own}))
-    assert (
-        place.limits["memory"].most,
-        place.limits["time"].most,
-        place.limits["request"].most,
-    ) == (1 << 30, 20, 6 << 20)
-    assert place.device == "cuda"
-    found = findings(place, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))
-    assert found[0].text.endswith(
-        "Lambda ends one after 20 s. Raise lambda.timeout, make batches smaller, or use a faster machine"
-    )
+    profile = place_of(a_spec("lambda", **{"lambda": settings}))
+    most = [profile.limits[name].most for name in ("memory", "time", "request")]
+    assert most == [1 << 30, 20, 6 << 20]
+    assert profile.device == "cuda"
+    finding = findings(profile, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))[0]
+    assert "Lambda ends one after 20 s. Raise lambda.timeout" in finding.text
 
 
 @pytest.mark.parametrize(
     ("component", "memory", "device"),
     [
         ({"memory": 1024}, 1 << 30, "cpu"),
+        # The weights are in the GPU's memory.
         ({"memory": 1024, "gpus": 1}, None, "cuda"),
-    ],  # with a GPU the weights are in its memory
+    ],
 )
 def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
     component: dict[str, Any], memory: int | None, device: str
 ) -> None:
-    own = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
-    place = place_of(a_spec("sagemaker", sagemaker=own))
-    assert (
-        place.limits["memory"].most if memory else place.limits.get("memory"),
-        place.device,
-    ) == (memory, device)
-    assert place.limits["request"].most == 6 << 20
-    found = findings(place, ModelProfile(packed=1, unpacked=2 << 30))
-    assert [each.text.rpartition(": ")[2] for each in found] == (
-        ["raise sagemaker.component.memory"] if memory else []
-    )
+    settings = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
+    profile = place_of(a_spec("sagemaker", sagemaker=settings))
+    assert getattr(profile.limits.get("memory"), "most", None) == memory
+    assert profile.device == device
+    assert profile.limits["request"].most == 6 << 20
+    breaches = findings(profile, ModelProfile(packed=1, unpacked=2 << 30))
+    remedies = ["raise sagemaker.component.memory"] if memory else []
+    assert [finding.text.rpartition(": ")[2] for finding in breaches] == remedies
 
 
 @pytest.mark.parametrize(
-    ("target", "own", "memory"),
+    ("target", "size", "memory"),
     [
-        ("container", {"memory": "512m"}, 512 << 20),
-        ("container", {"memory": "4g"}, 4 << 30),
-        ("kubernetes", {"memory": "2Gi"}, 2 << 30),
+        ("container", "512m", 512 << 20),
+        ("container", "4g", 4 << 30),
+        ("kubernetes", "2Gi", 2 << 30),
     ],
 )
-def test_what_a_container_may_use_is_its_limit(
-    target: str, own: dict[str, Any], memory: int
-) -> None:
-    more = {target: own | {"gpus": 1, "startup_timeout": "2m"}}
-    place = place_of(a_spec(target, **more))
-    assert (place.limits["memory"].most, place.limits["start"].most, place.device) == (
-        memory,
-        120,
-        "cuda",
-    )
-    assert place.limits["memory"].key == f"{target}.memory"
+def test_the_memory_of_a_container_is_its_limit(target: str, size: str, memory: int) -> None:
+    settings = {"memory": size, "gpus": 1, "startup_timeout": "2m"}
+    profile = place_of(a_spec(target, **{target: settings}))
+    limit = profile.limits["memory"]
+    assert (limit.most, limit.key) == (memory, f"{target}.memory")
+    assert (profile.limits["start"].most, profile.device) == (120, "cuda")

@@ -1,43 +1,43 @@
-"""Inference components: two models share an endpoint, each with versions, copies and an end of its
-own.
-"""
+"""Inference components: several models share an endpoint and change independently."""
 
 from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import boto3
 import pytest
 
+from tests.kit.deploy import (
+    alarms,
+    endpoint_config,
+    sagemaker,
+    sagemaker_resources,
+    scalable_targets,
+    scaling_policies,
+)
 from tests.support.deploying import OTHER_IMAGE, ROLE, Deploy, actions
 from tests.support.platforms.aws import ACCOUNT, REGION, Course
 from tests.support.platforms.aws_components import count_failure_without_capacity, scale
 
-pytestmark = pytest.mark.slow
-
-SHARED = ("--set=sagemaker.component.endpoint=shared",)
+SHARED = "--set=sagemaker.component.endpoint=shared"
 
 
 @pytest.fixture
-def member(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Any:
-    """One of several deployments."""
-    return lambda name, *always: Deploy(archive, "sagemaker", capsys, always or SHARED, name)
-
-
-def sagemaker() -> Any:
-    return boto3.client("sagemaker")
+def member(on: Callable[..., Deploy]) -> Any:
+    """Build one of several deployments, by default as a component of the endpoint `shared`."""
+    return lambda name, *options: on("sagemaker", *(options or [SHARED]), name=name)
 
 
 def component(name: str) -> Any:
     return sagemaker().describe_inference_component(InferenceComponentName=name)
 
 
-def endpoint_config() -> Any:
-    name = sagemaker().describe_endpoint(EndpointName="shared")["EndpointConfigName"]
-    return sagemaker().describe_endpoint_config(EndpointConfigName=name)
+def memory_of(name: str) -> Any:
+    resources = component(name)["Specification"]["ComputeResourceRequirements"]
+    return resources["MinMemoryRequiredInMb"]
 
 
 def calls(course: Course) -> list[str]:
@@ -51,27 +51,21 @@ def test_the_first_component_brings_its_endpoint_and_others_join_it(
     a, b = member("a"), member("b")
     assert set(actions(a.plan(code=2)).values()) == {"create"}
     assert "InService" in a.apply(
-        "--set=sagemaker.instance_type=ml.g5.xlarge", "--set=sagemaker.component.gpus=1"
+        "--set=sagemaker.instance_type=ml.g5.xlarge --set=sagemaker.component.gpus=1"
     )
-    assert set(actions(a.plan("--set=sagemaker.component.gpus=1", code=0)).values()) == {"same"}
-    joined = actions(b.plan(code=2))
-    assert (joined["EndpointConfig"], joined["Endpoint"], joined["Component"]) == (
+    a.plan("--set=sagemaker.component.gpus=1", code=0)
+    changes = actions(b.plan(code=2))
+    assert [changes[id] for id in ("EndpointConfig", "Endpoint", "Component")] == [
         "same",
         "same",
         "create",
-    )
-    b.apply("--set=sagemaker.component.copies=2")
-    assert calls(course) == [
-        "CreateEndpoint",
-        "CreateInferenceComponent",
-        "CreateInferenceComponent",
     ]
-    [variant] = endpoint_config()["ProductionVariants"]
-    assert (
-        variant["InstanceType"],
-        endpoint_config()["ExecutionRoleArn"],
-        "ModelName" in variant,
-    ) == ("ml.g5.xlarge", ROLE, False)
+    b.apply("--set=sagemaker.component.copies=2")
+    assert calls(course) == ["CreateEndpoint", *["CreateInferenceComponent"] * 2]
+    config = endpoint_config("shared")
+    [variant] = config["ProductionVariants"]
+    assert (variant["InstanceType"], config["ExecutionRoleArn"]) == ("ml.g5.xlarge", ROLE)
+    assert "ModelName" not in variant
     assert variant["ManagedInstanceScaling"] == {
         "Status": "ENABLED",
         "MinInstanceCount": 0,
@@ -81,48 +75,38 @@ def test_the_first_component_brings_its_endpoint_and_others_join_it(
         "NumberOfCpuCoresRequired": 1, "NumberOfAcceleratorDevicesRequired": 1, "MinMemoryRequiredInMb": 2048
     }  # fmt: skip
     status = b.reported("status")
-    assert (status["copies"], status["endpoint"], status["instances"], status["status"]) == (
-        2,
-        "shared",
-        1,
-        "InService",
-    )
+    assert (status["copies"], status["endpoint"], status["instances"]) == (2, "shared", 1)
     assert status["model name"].startswith("tsx-b-")
 
 
-def test_a_deployment_changes_those_settings_of_the_endpoint_that_it_names_and_no_others(
+def test_a_deployment_changes_only_the_settings_of_the_endpoint_that_it_names(
     member: Any, course: Course
 ) -> None:
     a, b = member("a"), member("b")
     a.apply("--set=sagemaker.instance_type=ml.m5.xlarge")
     b.apply()
-    before = endpoint_config()["EndpointConfigName"]
-    more = ("--set=sagemaker.component.max_instances=8",)
-    planned = b.plan(*more, code=2)
-    change = "the endpoint shared changes for all components on it: ManagedInstanceScaling.MaxInstanceCount 4 -> 8"
-    assert [each["text"] for each in planned["findings"]] == [change]
+    before = endpoint_config("shared")["EndpointConfigName"]
+    more = "--set=sagemaker.component.max_instances=8"
+    planned = b.plan(more, code=2)
+    (finding,) = planned["findings"]
+    assert finding["text"].endswith("ManagedInstanceScaling.MaxInstanceCount 4 -> 8")
     assert actions(planned) == {
         "Bucket": "same", "ModelData": "same", "Model": "same", "EndpointConfig": "create", "Endpoint": "update",
         "LogGroup": "same", "Component": "same",
         "EndpointConfig0": "delete",
     }  # fmt: skip
     requests: list[str] = []
-    course.before = lambda operation, said: requests.append(said)
-    b.apply(*more)
-    [variant] = endpoint_config()["ProductionVariants"]
-    assert (variant["InstanceType"], variant["ManagedInstanceScaling"]["MaxInstanceCount"]) == (
-        "ml.m5.xlarge",
-        8,
-    )
-    [update] = [each for each in requests if each.startswith("sagemaker:UpdateEndpoint")]
-    assert (
-        '"RetainAllVariantProperties": true' in update
-    )  # the instances that run for the copies stay
-    assert before not in [
-        each["EndpointConfigName"]
-        for each in sagemaker().list_endpoint_configs()["EndpointConfigs"]
-    ]
-    assert set(actions(a.plan(code=0)).values()) == {"same"}
+    course.before = lambda operation, request: requests.append(request)
+    b.apply(more)
+    [variant] = endpoint_config("shared")["ProductionVariants"]
+    assert variant["InstanceType"] == "ml.m5.xlarge"
+    assert variant["ManagedInstanceScaling"]["MaxInstanceCount"] == 8
+    [update] = [call for call in requests if call.startswith("sagemaker:UpdateEndpoint")]
+    # The instances that run for the copies stay.
+    assert '"RetainAllVariantProperties": true' in update
+    configs = sagemaker().list_endpoint_configs()["EndpointConfigs"]
+    assert before not in [config["EndpointConfigName"] for config in configs]
+    a.plan(code=0)
 
 
 def test_a_change_of_the_endpoint_by_another_deployment_is_waited_for(
@@ -130,7 +114,7 @@ def test_a_change_of_the_endpoint_by_another_deployment_is_waited_for(
 ) -> None:
     a, b = member("a"), member("b")
     a.apply()
-    config = endpoint_config()
+    config = endpoint_config("shared")
     [variant] = config["ProductionVariants"]
     variant["ManagedInstanceScaling"]["MaxInstanceCount"] = 7
     sagemaker().create_endpoint_config(
@@ -139,18 +123,19 @@ def test_a_change_of_the_endpoint_by_another_deployment_is_waited_for(
     course.looks = 9
     sagemaker().update_endpoint(EndpointName="shared", EndpointConfigName="coming")
     b.apply()
-    [variant] = endpoint_config()["ProductionVariants"]
+    [variant] = endpoint_config("shared")["ProductionVariants"]
     assert variant["ManagedInstanceScaling"]["MaxInstanceCount"] == 7
 
 
 def test_an_endpoint_that_is_being_deleted_takes_no_component(member: Any) -> None:
-    from moto.sagemaker.models import sagemaker_backends  # here, as it takes a second to import
+    # The import takes a second.
+    from moto.sagemaker.models import sagemaker_backends
 
     member("a").apply()
     sagemaker_backends[ACCOUNT][REGION].endpoints["shared"].endpoint_status = "Deleting"
     b = member("b")
     b.apply(code=1)
-    assert "the endpoint shared is being deleted: deploy again when it is gone" in b.err
+    assert "deploy again when it is gone" in b.err
 
 
 def test_an_update_and_a_rollback_of_one_component_leave_the_other_as_it_is(
@@ -159,90 +144,77 @@ def test_an_update_and_a_rollback_of_one_component_leave_the_other_as_it_is(
     a, b = member("a"), member("b")
     a.apply()
     b.apply()
-    there = component("b")
+    before = component("b")
     course.calls.clear()
-    a.apply(
-        "--image",
-        OTHER_IMAGE,
-        "--set=sagemaker.component.memory=1048576",
-        "--set=sagemaker.component.copies=3",
-    )
-    assert (
-        component("a")["Specification"]["ComputeResourceRequirements"]["MinMemoryRequiredInMb"]
-        == 1 << 20
-    )
+    more = "--set=sagemaker.component.memory=1048576 --set=sagemaker.component.copies=3"
+    a.apply("--image", OTHER_IMAGE, more)
+    assert memory_of("a") == 1 << 20
     assert course.calls == ["UpdateInferenceComponent a"]
-    versions = a.reported("history")
-    assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
+    assert a.versions == [(1, False), (2, True)]
+    first = a.reported("history")[0]["id"]
     a.verb("rollback", "--yes")
-    now = component("a")
-    assert now["Specification"]["ModelName"] == versions[0]["id"]
-    assert (
-        now["Specification"]["ComputeResourceRequirements"]["MinMemoryRequiredInMb"] == 2048
-    )  # of that version
-    assert now["RuntimeConfig"]["DesiredCopyCount"] == 3
-    assert component("b")["Specification"] == there["Specification"]
+    assert component("a")["Specification"]["ModelName"] == first
+    # The version has its memory; the number of copies belongs to no version.
+    assert memory_of("a") == 2048
+    assert component("a")["RuntimeConfig"]["DesiredCopyCount"] == 3
+    assert component("b")["Specification"] == before["Specification"]
     a.verb("promote", "--yes", code=1)
-    assert "SageMaker replaces the copies of a by itself" in a.err
-    a.apply("--set=sagemaker.component.memory=3000", "--set=keep=1")
-    assert len(a.reported("history")) == 1
+    assert "replaces the copies of a by itself" in a.err
+    a.apply("--set=sagemaker.component.memory=3000 --set=keep=1")
+    assert len(a.versions) == 1
 
 
 def test_a_component_scales_to_zero_and_a_request_that_finds_no_copy_wakes_it(member: Any) -> None:
     a = member("a")
-    words = ("--set=sagemaker.autoscaling.min=0", "--set=sagemaker.autoscaling.max=3")
-    a.apply(*words)
-    assert component("a")["RuntimeConfig"]["DesiredCopyCount"] == 1  # to begin with
-    scale("a", 0)  # when no requests come
-    assert (a.reported("status")["copies"], a.reported("status")["instances"]) == (0, 0)
-    a.plan(*words, code=0)  # how many there are is decided by the scaling
+
+    def running() -> tuple[int, int]:
+        status = a.reported("status")
+        return status["copies"], status["instances"]
+
+    arguments = "--set=sagemaker.autoscaling.min=0 --set=sagemaker.autoscaling.max=3"
+    a.apply(arguments)
+    assert component("a")["RuntimeConfig"]["DesiredCopyCount"] == 1
+    scale("a", 0)
+    assert running() == (0, 0)
+    # The scaling decides how many copies there are.
+    a.plan(arguments, code=0)
     count_failure_without_capacity("a")
-    assert (a.reported("status")["copies"], a.reported("status")["instances"]) == (1, 1)
-    a.apply("--set=sagemaker.autoscaling.max=3")  # never less than one
-    scaling = boto3.client("application-autoscaling")
-    assert [
-        each["PolicyType"]
-        for each in scaling.describe_scaling_policies(ServiceNamespace="sagemaker")[
-            "ScalingPolicies"
-        ]
-    ] == ["TargetTrackingScaling"]
-    assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
+    assert running() == (1, 1)
+    # The least number of copies is one again.
+    a.apply("--set=sagemaker.autoscaling.max=3")
+    (policy,) = scaling_policies("sagemaker")
+    assert policy["PolicyType"] == "TargetTrackingScaling"
+    assert not alarms()
     a.apply()
-    assert not scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+    assert not scalable_targets("sagemaker")
 
 
-def test_a_canary_of_a_component_is_a_rolling_update_that_alarms_take_back(
+def test_a_canary_of_a_component_is_a_rolling_update_that_alarms_undo(
     member: Any, course: Course
 ) -> None:
     a = member("a")
     canary = (
-        "--canary=25%",
-        "--bake=2m",
-        "--alarm=5xx>0",
-        "--alarm=p95>300ms",
-        "--set=sagemaker.component.copies=4",
+        "--canary=25% --bake=2m --alarm=5xx>0 --alarm=p95>300ms --set=sagemaker.component.copies=4"
     )
-    a.apply(*canary)
-    alarms = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
-    assert all(
-        each["Dimensions"] == [{"Name": "InferenceComponentName", "Value": "a"}] for each in alarms
-    )
+    a.apply(canary)
+    names = [alarm["AlarmName"] for alarm in alarms()]
+    for alarm in alarms():
+        assert alarm["Dimensions"] == [{"Name": "InferenceComponentName", "Value": "a"}]
     course.failure = "Alarm tsx-a-5xx-0 is in ALARM state."
-    a.apply(*canary, "--image", OTHER_IMAGE, code=1)
-    assert "a was returned to its previous state: Alarm tsx-a-5xx-0 is in ALARM state" in a.err
+    a.apply(canary, "--image", OTHER_IMAGE, code=1)
+    assert "a was returned to its previous state" in a.err
     assert course.components["a"].deployment == {
         "RollingUpdatePolicy": {
             "MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": 25},
             "WaitIntervalInSeconds": 120,
             "MaximumExecutionTimeoutInSeconds": 28800,
         },
-        "AutoRollbackConfiguration": {
-            "Alarms": [{"AlarmName": each["AlarmName"]} for each in alarms]
-        },
+        "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in names]},
     }
-    course.failure = " "  # SageMaker need not give a reason
+    # SageMaker need not give a reason.
+    course.failure = " "
     course.calls.clear()
-    a.apply(*canary, "--image", OTHER_IMAGE, "--set=sagemaker.component.copies=5", code=1)
+    a.apply(canary, "--image", OTHER_IMAGE, "--set=sagemaker.component.copies=5", code=1)
     assert "a was returned to its previous state" in a.err
     assert course.calls == ["UpdateInferenceComponent a"]
     course.failure, course.looks = "", 20
@@ -250,21 +222,19 @@ def test_a_canary_of_a_component_is_a_rolling_update_that_alarms_take_back(
         InferenceComponentName="a", Specification=component("a")["Specification"]
     )
     a.verb("rollback", "--version=1", "--yes", code=1)
-    assert "a is Updating, and SageMaker accepts no changes until that ends" in a.err
+    assert "accepts no changes until that ends" in a.err
 
 
-def test_the_endpoint_goes_with_its_last_component_and_not_before(
-    member: Any, course: Course
-) -> None:
+def test_the_endpoint_is_removed_with_its_last_component(member: Any, course: Course) -> None:
     a, b = member("a"), member("b")
     a.apply("--set=sagemaker.autoscaling.min=0")
     b.apply()
     course.calls.clear()
     a.verb("destroy", "--purge", "--yes")
     assert course.calls == ["DeleteInferenceComponent a"]
-    assert set(actions(b.plan(code=0)).values()) == {"same"}
-    removed = json.loads(b.verb("destroy", "--purge", "--yes", "--json"))["changes"]
-    assert [each["kind"].rpartition("::")[2] for each in removed] == [
+    b.plan(code=0)
+    removed = json.loads(b.verb("destroy", "--purge --yes --json"))["changes"]
+    assert [change["kind"].rpartition("::")[2] for change in removed] == [
         "InferenceComponent",
         "Endpoint",
         "EndpointConfig",
@@ -272,30 +242,26 @@ def test_the_endpoint_goes_with_its_last_component_and_not_before(
         "Object",
         "LogGroup",
     ]
-    assert not [
-        *sagemaker().list_models()["Models"],
-        *sagemaker().list_endpoint_configs()["EndpointConfigs"],
-    ]
-    assert not sagemaker().list_endpoints()["Endpoints"]
-    assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
+    assert not sagemaker_resources()
+    assert not alarms()
     b.verb("destroy", "--yes", code=1)
-    assert "there is no deployment 'b' in eu-central-1" in b.err
+    assert "there is no deployment 'b'" in b.err
 
 
-def test_the_log_of_a_component_is_removed_by_a_purge_afterwards(member: Any) -> None:
+def test_a_later_purge_removes_the_log_of_a_component(member: Any) -> None:
     a = member("a")
     a.apply()
     a.verb("destroy", "--yes")
     logs = boto3.client("logs")
-    logs.create_log_group(logGroupName="/aws/sagemaker/InferenceComponents/b")  # of somebody else
+    # The group belongs to somebody else.
+    logs.create_log_group(logGroupName="/aws/sagemaker/InferenceComponents/b")
     a.verb("destroy", "--purge", "--yes")
     member("b").verb("destroy", "--purge", "--yes", code=1)
-    assert [each["logGroupName"] for each in logs.describe_log_groups()["logGroups"]] == [
-        "/aws/sagemaker/InferenceComponents/b"
-    ]
+    (group,) = logs.describe_log_groups()["logGroups"]
+    assert group["logGroupName"] == "/aws/sagemaker/InferenceComponents/b"
 
 
-def test_a_component_that_changes_is_removed_once_that_has_ended(
+def test_a_component_that_is_changing_is_removed_when_the_change_has_ended(
     member: Any, course: Course
 ) -> None:
     a = member("a")
@@ -308,15 +274,16 @@ def test_a_component_that_changes_is_removed_once_that_has_ended(
     assert course.components == {}
 
 
-def test_a_start_that_fails_says_why_and_leaves_nothing_that_destroy_does_not_find(
+def test_a_failed_start_says_why_and_destroy_finds_all_that_it_left(
     member: Any, course: Course
 ) -> None:
     a = member("a")
     course.failure = "The primary container did not pass the ping health check."
-    a.apply(code=1)  # the endpoint's, which is empty
+    # The endpoint, which is empty, does not start.
+    a.apply(code=1)
     assert "did not pass the ping health check" in a.err
     a.verb("destroy", "--yes")
-    assert not sagemaker().list_endpoints()["Endpoints"]
+    assert not sagemaker_resources()
     course.failure = ""
     a.apply()
     course.failure = "The container did not pass the ping health check."
@@ -327,15 +294,15 @@ def test_a_start_that_fails_says_why_and_leaves_nothing_that_destroy_does_not_fi
     line = {"timestamp": round(time.time() * 1000) + 60_000, "message": "CUDA out of memory"}
     logs.put_log_events(logGroupName=group, logStreamName="x", logEvents=[line])
     b.apply(code=1)
-    assert "b has failed: The container did not pass the ping health check" in b.err
-    assert "The last 1 lines of /aws/sagemaker/InferenceComponents/b" in b.err
-    assert "the GPU's memory is too small" in b.err.replace("The GPU's", "the GPU's")
+    assert "b has failed: The container did not pass" in b.err
+    assert "The last 1 lines of" in b.err
+    assert "GPU's memory is too small" in b.err
     course.failure = ""
     assert actions(b.plan(code=2))["Component"] == "replace"
     b.apply()
 
 
-def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(member: Any) -> None:
+def test_an_endpoint_of_somebody_else_is_used_but_neither_changed_nor_removed(member: Any) -> None:
     variant = {
         "VariantName": "main", "InstanceType": "ml.g5.xlarge", "InitialInstanceCount": 1,
         "ManagedInstanceScaling": {"Status": "ENABLED", "MinInstanceCount": 1, "MaxInstanceCount": 2},
@@ -347,110 +314,71 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(me
     sagemaker().describe_endpoint(EndpointName="shared")
     a = member("a")
     a.apply(code=1)
-    assert (
-        "the endpoint shared already exists, and tsx deploy did not create it for several components"
-        in a.err
-    )
-    theirs = ("--set=sagemaker.component.manage_endpoint=false",)
-    assert set(actions(a.plan(*theirs, code=2))) == {
+    assert "did not create it for several components" in a.err
+    theirs = "--set=sagemaker.component.manage_endpoint=false"
+    assert set(actions(a.plan(theirs, code=2))) == {
         "Bucket",
         "ModelData",
         "Model",
         "LogGroup",
         "Component",
     }
-    a.apply(*theirs)
+    a.apply(theirs)
     assert component("a")["VariantName"] == "main"
-    a.plan(*theirs, code=0)
+    a.plan(theirs, code=0)
     a.verb("destroy", "--yes")
-    assert sagemaker().describe_endpoint(EndpointName="shared")["EndpointConfigName"] == "theirs"
+    assert endpoint_config("shared")["EndpointConfigName"] == "theirs"
     sagemaker().create_endpoint(EndpointName="Their--Endpoint", EndpointConfigName="theirs")
     sagemaker().describe_endpoint(EndpointName="Their--Endpoint")
-    b = member("b", *theirs, "--set=sagemaker.component.endpoint=Their--Endpoint")
+    b = member("b", theirs, "--set=sagemaker.component.endpoint=Their--Endpoint")
     b.apply()
     assert component("b")["EndpointName"] == "Their--Endpoint"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "error"),
     [
-        (
-            ["--set=sagemaker.serverless.memory=2048"],
-            "sagemaker.serverless: SageMaker offers that for endpoints with one model only",
-        ),
-        (
-            ["--create-role"],
-            "create_role: the role of a deployment is removed with it, and shared is the endpoint of several",
-        ),
-        (["--canary=10"], "sagemaker.component.copies is 1. Set it to 2 or more"),
-        (
-            ["--canary=3", "--set=sagemaker.component.copies=40"],
-            "--canary 3%: SageMaker replaces 5 to 50 %",
-        ),
-        (
-            ["--canary=5", "--bake=1h", "--set=sagemaker.component.copies=40"],
-            "after each of 20 steps, and allows 8 hours",
-        ),
-        (
-            ["--set=sagemaker.component.gpus=1"],
-            "sagemaker.component.gpus is 1, and ml.c6i.xlarge has none",
-        ),
-        (
-            ["--set=sagemaker.component.min_instances=9"],
-            "min_instances is 9, and max_instances is 4",
-        ),
-        (
-            ["--set=sagemaker.multi_model.endpoint=b"],
-            "are two ways to share an endpoint: remove one of them",
-        ),
-        (["--set=sagemaker.component.variant=main"], "sagemaker.component.variant is main"),
-        (
-            ["--set=sagemaker.component.endpoint=Shared"],
-            "a name has up to 40 lower-case letters",
-        ),
+        ("--set=sagemaker.serverless.memory=2048", "endpoints with one model only"),
+        ("--create-role", "shared is the endpoint of several"),
+        ("--canary=10", "copies is 1. Set it to 2 or more"),
+        ("--canary=3 --set=sagemaker.component.copies=40", "SageMaker replaces 5 to 50 %"),
+        ("--canary=5 --bake=1h --set=sagemaker.component.copies=40", "after each of 20 steps"),
+        ("--set=sagemaker.component.gpus=1", "ml.c6i.xlarge has none"),
+        ("--set=sagemaker.component.min_instances=9", "is 9, and max_instances is 4"),
+        ("--set=sagemaker.multi_model.endpoint=b", "two ways to share an endpoint"),
+        ("--set=sagemaker.component.variant=main", "sagemaker.component.variant is main"),
+        ("--set=sagemaker.component.endpoint=Shared", "a name has up to 40 lower-case letters"),
     ],
 )
-def test_what_a_component_does_not_have_is_refused(
-    member: Any, course: Course, words: list[str], said: str
+def test_options_that_a_component_lacks_are_refused(
+    member: Any, course: Course, arguments: str, error: str
 ) -> None:
     a = member("a")
-    a.apply(*words, code=2)
-    assert said in a.err
+    a.apply(arguments, code=2)
+    assert error in a.err
     assert course.calls == []
 
 
 def test_a_deployment_does_not_move_to_another_endpoint_or_form(member: Any) -> None:
+    def failure(name: str, *options: str) -> str:
+        deploy = member(name, *options)
+        deploy.apply(code=1)
+        return str(deploy.err)
+
+    single = "--set=sagemaker.instances=1"
+    elsewhere = "--set=sagemaker.component.endpoint=other"
     member("a").apply()
-    single = ("--set=sagemaker.instances=1",)
-    forms = {
-        ("--set=sagemaker.component.endpoint=other",): "a component of endpoint 'other'",
-        single: "an endpoint of its own",
-    }
-    for words, asked in forms.items():
-        other = member("a", *words)
-        other.apply(code=1)
-        assert (
-            f"a is a component of endpoint 'shared' now, and the specification asks for {asked}"
-            in other.err
-        )
-    own = member("single", *single)
-    own.apply()
-    into = member("single")
-    into.apply(code=1)
-    assert (
-        "single is an endpoint of its own now, and the specification asks for a component of endpoint 'shared'"
-        in into.err
-    )
-    joined = member("c", "--set=sagemaker.component.endpoint=single")
-    joined.apply(code=1)
-    assert (
-        "the endpoint single already exists, and tsx deploy did not create it for several components"
-        in joined.err
-    )
-    absent = member(
-        "c",
-        "--set=sagemaker.component.endpoint=x",
-        "--set=sagemaker.component.manage_endpoint=false",
-    )
-    absent.apply(code=1)
-    assert "there is no endpoint 'x' in eu-central-1" in absent.err
+    member("single", single).apply()
+    for options, current, wanted in (
+        (["a", elsewhere], "a component of endpoint 'shared'", "a component of endpoint 'other'"),
+        (["a", single], "a component of endpoint 'shared'", "an endpoint of its own"),
+        (["single"], "an endpoint of its own", "a component of endpoint 'shared'"),
+    ):
+        error = failure(*options)
+        assert f"{options[0]} is {current} now" in error
+        assert f"the specification asks for {wanted}" in error
+    single_model = failure("c", "--set=sagemaker.component.endpoint=single")
+    assert "did not create it for several components" in single_model
+    unmanaged = "--set=sagemaker.component.manage_endpoint=false"
+    absent = failure("c", "--set=sagemaker.component.endpoint=x", unmanaged)
+    assert "there is no endpoint 'x'" in absent

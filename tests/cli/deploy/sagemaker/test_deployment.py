@@ -1,73 +1,69 @@
-"""`tsx deploy` to SageMaker, against moto's control plane: made, unchanged, updated, gone back,
-failed and picked up, removed.
-"""
+"""`tsx deploy` to SageMaker over moto: plans, changes, rollbacks, failures and removal."""
 
 from __future__ import annotations
 
 import json
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import boto3
 import pytest
 
+from tests.kit.deploy import (
+    alarms,
+    endpoint_config,
+    interrupted_waits,
+    model_container,
+    sagemaker,
+    sagemaker_resources,
+    scalable_targets,
+    scaling_policies,
+)
 from tests.support.deploying import FACTS, HANDLER, IMAGE, ROLE, Deploy, a_spec, actions
 from tests.support.models import make_model
 from tests.support.platforms.aws import Course
-from tsx_cli.deploy.commands import locations
-from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.sagemaker.resources import model_properties
 
-pytestmark = pytest.mark.slow
+BUCKET = "tsx-123456789012-eu-central-1"
+RESOURCES = ("Bucket", "ModelData", "LogGroup", "Model", "EndpointConfig")
 
 
 @pytest.fixture
-def deploy(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Deploy:
-    return Deploy(archive, "sagemaker", capsys)
+def deploy(on: Callable[..., Deploy]) -> Deploy:
+    return on("sagemaker")
 
 
-def test_an_endpoint_is_planned_made_and_then_as_it_should_be(
-    deploy: Deploy, course: Course
-) -> None:
+def test_an_endpoint_is_planned_created_and_then_unchanged(deploy: Deploy, course: Course) -> None:
     course.looks = 2
     assert set(actions(deploy.plan(code=2)).values()) == {"create"}
-    assert course.calls == []  # a plan changes nothing
+    assert course.calls == []
     out = deploy.apply()
     assert "InService" in out
     assert "Endpoint digits: created" in deploy.err
-    assert set(actions(deploy.plan(code=0)).values()) == {"same"}
+    deploy.plan(code=0)
     deploy.apply()
     assert len(course.calls) == 1
-    client = boto3.client("sagemaker")
-    config = client.describe_endpoint_config(
-        EndpointConfigName=client.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
-    )
-    model = client.describe_model(ModelName=config["ProductionVariants"][0]["ModelName"])[
-        "PrimaryContainer"
-    ]
-    bucket, key = model["ModelDataUrl"].removeprefix("s3://").split("/", 1)
+    [variant] = endpoint_config()["ProductionVariants"]
+    container = model_container(variant["ModelName"])
+    bucket, key = container["ModelDataUrl"].removeprefix("s3://").split("/", 1)
     assert boto3.client("s3").head_object(Bucket=bucket, Key=key)["ContentLength"]
-    assert model["Image"] == IMAGE
+    assert container["Image"] == IMAGE
 
 
-def test_a_change_is_shown_and_brings_the_endpoint_to_a_new_configuration(
-    deploy: Deploy, course: Course
-) -> None:
+def test_a_change_gives_the_endpoint_a_new_configuration(deploy: Deploy, course: Course) -> None:
     deploy.apply()
-    reported = deploy.plan("--set=sagemaker.instances=3", code=2)
-    assert actions(reported) | {"Model": "", "Endpoint": ""} == {
-        "Bucket": "same", "ModelData": "same", "LogGroup": "same", "Model": "", "EndpointConfig": "create", "Endpoint": ""
-    }  # fmt: skip
+    changes = actions(deploy.plan("--set=sagemaker.instances=3", code=2))
+    assert [changes[id] for id in RESOURCES if id != "Model"] == ["same"] * 3 + ["create"]
     out = deploy.apply("--set=sagemaker.instances=3")
     assert "EndpointConfigName: tsx-digits-" in out
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
 
 
-def test_going_back_gives_the_endpoint_its_earlier_configuration(deploy: Deploy) -> None:
+def test_a_rollback_gives_the_endpoint_its_earlier_configuration(deploy: Deploy) -> None:
     deploy.apply()
     deploy.apply("--set=sagemaker.instances=2")
     versions = deploy.reported("history")
-    assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
+    assert deploy.versions == [(1, False), (2, True)]
     deploy.verb("rollback", "--yes")
     assert deploy.reported("status")["configuration"] == versions[0]["id"]
     deploy.verb("rollback", "--yes", code=1)
@@ -78,119 +74,97 @@ def test_going_back_gives_the_endpoint_its_earlier_configuration(deploy: Deploy)
     assert "there is no version 9; there are 1, 2" in deploy.err
 
 
-def test_nobody_can_hurry_a_canary_of_sagemaker_and_promote_says_so(
+def test_promote_says_that_nobody_can_hurry_a_canary_of_sagemaker(
     deploy: Deploy, course: Course
 ) -> None:
     deploy.apply()
     deploy.verb("promote", "--yes", code=1)
-    assert "digits has no canary: no traffic is being moved" in deploy.err
+    assert "no traffic is being moved" in deploy.err
     course.looks = 9
     config = deploy.reported("status")["configuration"]
-    boto3.client("sagemaker").update_endpoint(EndpointName="digits", EndpointConfigName=config)
+    sagemaker().update_endpoint(EndpointName="digits", EndpointConfigName=config)
     deploy.verb("promote", "--yes", code=1)
-    assert (
-        "SageMaker moves the rest to the new version by itself, after the bake time" in deploy.err
-    )
+    assert "after the bake time" in deploy.err
 
 
-def test_versions_beyond_those_that_are_kept_go(deploy: Deploy) -> None:
+def test_only_as_many_versions_are_kept_as_the_specification_says(deploy: Deploy) -> None:
     for instances in range(1, 5):
-        deploy.apply(f"--set=sagemaker.instances={instances}", "--set=keep=2")
-    assert len(deploy.reported("history")) == 2
-    assert set(
-        actions(deploy.plan("--set=sagemaker.instances=4", "--set=keep=2", code=0)).values()
-    ) == {"same"}
+        deploy.apply(f"--set=sagemaker.instances={instances} --set=keep=2")
+    assert len(deploy.versions) == 2
+    deploy.plan("--set=sagemaker.instances=4 --set=keep=2", code=0)
 
 
 def test_a_canary_has_its_alarms_before_it_begins(deploy: Deploy) -> None:
-    deploy.apply("--canary=20%", "--bake=5m", "--alarm=5xx>2", "--alarm=p95>300ms")
-    alarms = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
-    assert {(each["MetricName"], each["Threshold"]) for each in alarms} == {
+    deploy.apply("--canary=20% --bake=5m --alarm=5xx>2 --alarm=p95>300ms")
+    assert {(alarm["MetricName"], alarm["Threshold"]) for alarm in alarms()} == {
         ("Invocation5XXErrors", 2.0),
         ("ModelLatency", 300_000.0),
     }
-    deploy.apply(
-        "--alarm=5xx>2", "--alarm=p99", code=0
-    )  # the name of an alarm that somebody else has set
+    # p99 is the name of an alarm that somebody else has set.
+    deploy.apply("--alarm=5xx>2 --alarm=p99", code=0)
 
 
-def test_a_creation_that_fails_says_why_and_what_is_there_and_is_picked_up(
+def test_a_failed_creation_is_reported_with_its_remains_and_continued(
     deploy: Deploy, course: Course
 ) -> None:
-    course.failure = "The primary container for production variant AllTraffic did not pass the ping health check."
+    course.failure = "did not pass the ping health check."
     deploy.apply(code=1)
-    assert (
-        "did not pass the ping health check. Created by this run and still there: Bucket"
-        in deploy.err
-    )
+    assert f"{course.failure} Created by this run and still there: Bucket" in deploy.err
     course.failure = ""
-    assert actions(deploy.plan(code=2)) == dict.fromkeys(
-        ["Bucket", "ModelData", "LogGroup", "Model", "EndpointConfig"], "same"
-    ) | {"Endpoint": "replace"}
+    expected = dict.fromkeys(RESOURCES, "same") | {"Endpoint": "replace"}
+    assert actions(deploy.plan(code=2)) == expected
     deploy.apply()
     assert deploy.reported("status")["status"] == "InService"
 
 
-def test_an_endpoint_that_is_on_its_way_is_not_diagnosed(deploy: Deploy, course: Course) -> None:
-    def leave(operation: str, said: str) -> None:
+def test_an_endpoint_that_is_being_created_is_not_diagnosed(deploy: Deploy, course: Course) -> None:
+    def interrupt(operation: str, request: str) -> None:
         if operation == "sagemaker:CreateEndpoint":
             raise KeyboardInterrupt
 
-    course.looks, course.after = 50, leave
+    course.looks, course.after = 50, interrupt
     deploy.apply(code=130)
     status = deploy.reported("status")
     assert (status["status"], status["reason"], "diagnosis" in status) == ("Creating", "", False)
 
 
-def test_an_update_that_aws_takes_back_is_a_failure(deploy: Deploy, course: Course) -> None:
+def test_an_update_that_aws_undoes_is_a_failure(deploy: Deploy, course: Course) -> None:
     deploy.apply()
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set=sagemaker.instances=2", code=1)
-    assert (
-        "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state"
-        in deploy.err
-    )
+    assert f"digits was returned to its previous state: {course.failure[:-1]}" in deploy.err
     assert deploy.reported("status")["status"] == "InService"
 
 
-def test_scaling_is_set_and_taken_away(deploy: Deploy) -> None:
+def test_scaling_is_set_and_removed(deploy: Deploy) -> None:
     deploy.apply("--set=sagemaker.autoscaling.max=3")
-    scaling = boto3.client("application-autoscaling")
-    found = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
-    assert (found[0]["ResourceId"], found[0]["MaxCapacity"]) == (
-        "endpoint/digits/variant/AllTraffic",
-        3,
-    )
+    (target,) = scalable_targets("sagemaker")
+    assert target["ResourceId"] == "endpoint/digits/variant/AllTraffic"
+    assert target["MaxCapacity"] == 3
     deploy.apply()
-    assert not scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+    assert not scalable_targets("sagemaker")
 
 
-def test_destroy_leaves_nothing_but_what_was_uploaded_and_purge_not_even_that(
+def test_destroy_with_purge_leaves_nothing(
     deploy: Deploy,
 ) -> None:
-    deploy.apply("--canary=10", "--set=sagemaker.autoscaling.max=3")
+    deploy.apply("--canary=10 --set=sagemaker.autoscaling.max=3")
     deploy.apply("--set=sagemaker.instances=2")
     deploy.verb("destroy", code=1)
-    assert "nothing was removed; without a terminal, confirm with --yes" in deploy.err
+    assert "nothing was removed; without a terminal" in deploy.err
     deploy.verb("destroy", "--purge", "--yes")
-    client = boto3.client("sagemaker")
-    assert not [
-        *client.list_models()["Models"],
-        *client.list_endpoint_configs()["EndpointConfigs"],
-        *client.list_endpoints()["Endpoints"],
-    ]
-    assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
-    assert "Contents" not in boto3.client("s3").list_objects_v2(
-        Bucket="tsx-123456789012-eu-central-1"
-    )
+    assert not sagemaker_resources()
+    assert not alarms()
+    assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket=BUCKET)
     deploy.verb("destroy", "--yes", code=1)
-    assert "there is no deployment 'digits' in eu-central-1" in deploy.err
+    assert "there is no deployment 'digits'" in deploy.err
 
 
 def test_a_file_is_sent_and_the_answer_printed(deploy: Deploy, tmp_path: Path) -> None:
     deploy.apply()
     (tmp_path / "in.json").write_text("{}")
-    assert deploy.verb("invoke", "in.json") == "body"  # moto's answer
+    # The body is moto's.
+    assert deploy.verb("invoke", "in.json") == "body"
     assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {
         "status": 200,
         "content_type": "content_type",
@@ -200,71 +174,45 @@ def test_a_file_is_sent_and_the_answer_printed(deploy: Deploy, tmp_path: Path) -
     assert (tmp_path / "answer").read_text() == "body"
     deploy.verb("invoke", "in.json", "--output", "answer", "--json", code=2)
     deploy("invoke", "absent.json", "--name", "digits", "--target", "sagemaker", code=1)
-    assert "No such file or directory: 'absent.json'" in deploy.err
+    assert "directory: 'absent.json'" in deploy.err
 
 
-def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy) -> None:
+def test_an_endpoint_of_somebody_else_is_left_alone(
+    deploy: Deploy, on: Callable[..., Deploy]
+) -> None:
     deploy.apply()
-    client = boto3.client("sagemaker")
-    config = client.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
-    client.create_endpoint(EndpointName="theirs", EndpointConfigName=config)
-    said = [
-        str(deploy.archive),
-        "--target",
-        "sagemaker",
-        "--name",
-        "theirs",
-        "--role",
-        ROLE,
-        "--image",
-        IMAGE,
-        "--yes",
-        "--no-check",
-    ]
-    deploy(*said, code=1)
-    assert (
-        "Endpoint theirs already exists, and tsx deploy did not make it; choose another --name"
-        in deploy.err
-    )
+    config = endpoint_config()["EndpointConfigName"]
+    sagemaker().create_endpoint(EndpointName="theirs", EndpointConfigName=config)
+    theirs = on("sagemaker", name="theirs")
+    theirs.apply(code=1)
+    assert "Endpoint theirs already exists, and tsx deploy did not make it" in theirs.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "error"),
     [
+        ("--set=sagemaker.instnces=2", "'sagemaker.instnces'; did you mean"),
+        ("--set=sagemaker.startup_timeout=5s", "startup_timeout: Input should be greater"),
+        ("--set=sagemaker", "--set takes KEY=VALUE, not 'sagemaker'"),
+        ("--canary=80", "canary.percent: Input should be less"),
+        ("--alarm=5xx>1ms", "has no unit: 5xx>1"),
+        ("--set=sagemaker.serverless.memory=2048 --canary=10", "endpoint has no canary"),
         (
-            ["--set=sagemaker.instnces=2"],
-            "deploy has no key 'sagemaker.instnces'; did you mean 'instances'?",
+            "--set=sagemaker.autoscaling.min=5 --set=sagemaker.autoscaling.max=2",
+            "min is 5, and max is 2",
         ),
-        (
-            ["--set=sagemaker.startup_timeout=5s"],
-            "sagemaker.startup_timeout: Input should be greater than or equal to 60",
-        ),
-        (["--set=sagemaker"], "--set takes KEY=VALUE, not 'sagemaker'"),
-        (["--canary=80"], "canary.percent: Input should be less than or equal to 50"),
-        (["--alarm=5xx>1ms"], "5xx is a number of answers in a minute and has no unit: 5xx>1"),
-        (
-            ["--set=sagemaker.serverless.memory=2048", "--canary=10"],
-            "a serverless endpoint has no canary",
-        ),
-        (
-            ["--set=sagemaker.autoscaling.min=5", "--set=sagemaker.autoscaling.max=2"],
-            "sagemaker.autoscaling: min is 5, and max is 2",
-        ),
-        (
-            ["--set=sagemaker.autoscaling.min=0"],
-            "which SageMaker allows for asynchronous endpoints only",
-        ),
+        ("--set=sagemaker.autoscaling.min=0", "for asynchronous endpoints only"),
     ],
 )
-def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
-    deploy: Deploy, course: Course, words: list[str], said: str
+def test_an_invalid_specification_is_refused_before_aws_is_called(
+    deploy: Deploy, course: Course, arguments: str, error: str
 ) -> None:
-    deploy.apply(*words, code=2)
-    assert said in deploy.err
+    deploy.apply(arguments, code=2)
+    assert error in deploy.err
     assert course.calls == []
 
 
-def test_the_file_says_what_the_command_line_does_not(deploy: Deploy, tmp_path: Path) -> None:
+def test_the_file_has_what_the_command_line_leaves_out(deploy: Deploy, tmp_path: Path) -> None:
     text = f'[deploy]\ntarget = "sagemaker"\nmodel = "{deploy.archive}"\nimage = "{IMAGE}"\n'
     text += f'[deploy.sagemaker]\nrole = "{ROLE}"\ninstances = 2\n[deploy.big]\nsagemaker = {{instances = 4}}\n'
     (tmp_path / "tsx.toml").write_text(text)
@@ -275,83 +223,63 @@ def test_the_file_says_what_the_command_line_does_not(deploy: Deploy, tmp_path: 
         assert values["ProductionVariants"][0]["InitialInstanceCount"] == instances
 
 
-def test_without_a_region_the_way_to_name_one_is_reported(
+def test_without_a_region_the_options_that_name_one_are_reported(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    deploy.plan(code=2)  # AWS_REGION names it
+    # The variable AWS_REGION names the region.
+    deploy.plan(code=2)
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "localhost")
         deploy.apply(code=1)
-    assert (
-        "Invalid endpoint: localhost: AWS_ENDPOINT_URL must be an address such as http://"
-        in deploy.err
-    )
+    assert "localhost: AWS_ENDPOINT_URL must" in deploy.err
     monkeypatch.delenv("AWS_REGION")
     deploy.apply(code=1)
-    assert "no region: give --region eu-central-1, or set AWS_REGION" in deploy.err
+    assert "no region: give --region" in deploy.err
 
 
-def test_a_start_that_was_left_is_waited_for_and_its_failure_reported(
-    deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_start_is_waited_for_and_its_failure_reported(
+    deploy: Deploy, course: Course
 ) -> None:
-    course.looks = 8  # some of them for the plan
-
-    def leave(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=leave))
+    # Some of the looks are for the plan.
+    course.looks = 8
+    with interrupted_waits():
         deploy.apply(code=130)
     course.failure = "The primary container did not pass the ping health check."
     deploy.apply(code=1)
-    assert (
-        "digits has failed: The primary container did not pass the ping health check" in deploy.err
-    )
+    assert "digits has failed: The primary container" in deploy.err
     assert len(course.calls) == 1
 
 
-def test_an_update_that_was_left_and_taken_back_is_not_begun_again(
-    deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_update_that_was_undone_is_not_begun_again(
+    deploy: Deploy, course: Course
 ) -> None:
     deploy.apply()
-    course.looks = 8  # some of them for the plan
-
-    def leave(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=leave))
+    course.looks = 8
+    with interrupted_waits():
         deploy.apply("--set=sagemaker.instances=2", code=130)
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set=sagemaker.instances=2", code=1)
-    assert (
-        "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state"
-        in deploy.err
-    )
+    assert "digits was returned to its previous state" in deploy.err
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
 
 
-@pytest.mark.parametrize("wrong", [["--set=sagemaker.instnces=2"], ["--nonsense"]])
-def test_a_plan_that_was_asked_for_wrongly_is_an_error_and_no_change(
-    deploy: Deploy, course: Course, wrong: list[str]
+@pytest.mark.parametrize("wrong", ["--set=sagemaker.instnces=2", "--nonsense"])
+def test_the_exit_code_of_a_plan_in_vain_is_that_of_an_error(
+    deploy: Deploy, course: Course, wrong: str
 ) -> None:
-    word = wrong[-1].rpartition("=")[0].rpartition(".")[2] or wrong[-1]
-    said = [str(deploy.archive), "--target", "sagemaker", "--name", "digits", *wrong]
-    for words, code in (
-        (("plan", *said), 1),
-        ((*said, "--plan"), 1),
-        (tuple(said), 2),
-    ):  # 2: wrong usage, as of any other command
-        deploy(*words, code=code)
-        assert word in deploy.err
+    arguments = deploy.wish(wrong)
+    # The code 2 of a plan means changes; of other commands it is wrong usage.
+    for command, code in ((["plan", *arguments], 1), ([*arguments, "--plan"], 1), (arguments, 2)):
+        deploy(*command, code=code)
+        assert wrong.rpartition("=")[0].rpartition(".")[2] in deploy.err
     assert course.calls == []
 
 
-def test_how_somebody_else_scales_an_endpoint_is_left_alone(deploy: Deploy) -> None:
+def test_the_scaling_of_somebody_else_is_left_alone(deploy: Deploy) -> None:
     deploy.apply()
     client = boto3.client("application-autoscaling")
-    which = {
+    target = {
         "ServiceNamespace": "sagemaker",
         "ResourceId": "endpoint/digits/variant/AllTraffic",
         "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
@@ -362,75 +290,53 @@ def test_how_somebody_else_scales_an_endpoint_is_left_alone(deploy: Deploy) -> N
             "PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"
         },
     }
-    client.register_scalable_target(**which, MinCapacity=1, MaxCapacity=7)
+    client.register_scalable_target(**target, MinCapacity=1, MaxCapacity=7)
     client.put_scaling_policy(
-        **which,
+        **target,
         PolicyName="theirs",
         PolicyType="TargetTrackingScaling",
         TargetTrackingScalingPolicyConfiguration=rule,
     )
     deploy.plan(code=0)
     deploy.apply()
-    kept = client.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
-    assert [policy["PolicyName"] for policy in kept] == ["theirs"]
-    assert (
-        client.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"][0][
-            "MaxCapacity"
-        ]
-        == 7
-    )
+    assert [policy["PolicyName"] for policy in scaling_policies("sagemaker")] == ["theirs"]
+    assert scalable_targets("sagemaker")[0]["MaxCapacity"] == 7
 
 
-def test_an_endpoint_that_is_moving_is_not_sent_back_further_than_before(
-    deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_that_is_changing_is_not_rolled_back(deploy: Deploy, course: Course) -> None:
     deploy.apply()
     deploy.apply("--set=sagemaker.instances=2")
     course.looks = 50
-
-    def leave(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=leave))
-        deploy.apply("--set=sagemaker.instances=3", "--canary=10", code=130)
+    with interrupted_waits():
+        deploy.apply("--set=sagemaker.instances=3 --canary=10", code=130)
     deploy.verb("rollback", "--yes", code=1)
-    assert "digits is Updating, and SageMaker accepts no changes until that ends" in deploy.err
+    assert "accepts no changes until that ends" in deploy.err
 
 
-def test_purge_removes_what_was_uploaded_for_versions_that_are_gone_and_no_repository_of_others(
+def test_purge_removes_uploads_of_former_versions_and_no_repository_of_others(
     deploy: Deploy, tmp_path: Path
 ) -> None:
     deploy.apply("--set=keep=1")
-    deploy.archive = make_model(tmp_path / "digits.mar", HANDLER + "# another one\n")
+    deploy.archive = make_model(tmp_path / "digits.mar", HANDLER + "# changed\n")
     deploy.apply("--set=keep=1")
     deploy.plan("--set=keep=1", code=0)
     client = boto3.client("ecr")
-    client.create_repository(repositoryName="tsx/sagemaker/digits")  # by nobody who deploys
+    client.create_repository(repositoryName="tsx/sagemaker/digits")
     deploy.verb("destroy", "--purge", "--yes")
-    assert "Contents" not in boto3.client("s3").list_objects_v2(
-        Bucket="tsx-123456789012-eu-central-1"
-    )
+    assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket=BUCKET)
     assert len(client.describe_repositories()["repositories"]) == 1
 
 
-def test_an_asynchronous_endpoint_scales_by_its_backlog_and_down_to_nothing(deploy: Deploy) -> None:
-    deploy.apply(
-        "--set=sagemaker.asynchronous.output=s3://answers/x",
-        "--set=sagemaker.autoscaling.min=0",
+def test_an_asynchronous_endpoint_scales_by_its_backlog_and_to_zero(deploy: Deploy) -> None:
+    arguments = (
+        "--set=sagemaker.asynchronous.output=s3://answers/x --set=sagemaker.autoscaling.min=0"
     )
-    (rule,) = boto3.client("application-autoscaling").describe_scaling_policies(
-        ServiceNamespace="sagemaker"
-    )["ScalingPolicies"]
-    measured = rule["TargetTrackingScalingPolicyConfiguration"]["CustomizedMetricSpecification"]
-    assert (measured["MetricName"], measured["Dimensions"]) == (
-        "ApproximateBacklogSizePerInstance", [{"Name": "EndpointName", "Value": "digits"}]
-    )  # fmt: skip
-    deploy.plan(
-        "--set=sagemaker.asynchronous.output=s3://answers/x",
-        "--set=sagemaker.autoscaling.min=0",
-        code=0,
-    )
+    deploy.apply(arguments)
+    (rule,) = scaling_policies("sagemaker")
+    metric = rule["TargetTrackingScalingPolicyConfiguration"]["CustomizedMetricSpecification"]
+    assert metric["MetricName"] == "ApproximateBacklogSizePerInstance"
+    assert metric["Dimensions"] == [{"Name": "EndpointName", "Value": "digits"}]
+    deploy.plan(arguments, code=0)
 
 
 def test_the_server_waits_for_its_model_as_long_as_sagemaker_does() -> None:
@@ -439,5 +345,5 @@ def test_the_server_waits_for_its_model_as_long_as_sagemaker_does() -> None:
         ("1h", {"TSX_DEFAULTS": "default_startup_timeout=3600"}),
     ):
         spec = a_spec("sagemaker", sagemaker={"startup_timeout": timeout})
-        made = model_properties(spec, FACTS, "s3://bucket/model.tar.gz")["PrimaryContainer"]
-        assert made["Environment"] == {"TSX_TARGET": "sagemaker"} | variables
+        container = model_properties(spec, FACTS, "s3://bucket/m.tar.gz")["PrimaryContainer"]
+        assert container["Environment"] == {"TSX_TARGET": "sagemaker"} | variables

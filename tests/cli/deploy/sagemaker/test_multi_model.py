@@ -1,61 +1,52 @@
-"""Multi-model endpoints: a deployment is an archive under the endpoint's prefix, with versions that
-clients name.
-"""
+"""Multi-model endpoints: deployments are archives under one prefix, with versions for clients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 
+from tests.kit.deploy import endpoint_config, model_container, sagemaker_resources
 from tests.support.deploying import HANDLER, OTHER_IMAGE, Deploy, actions
 from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 
-pytestmark = pytest.mark.slow
-
-SHARED = ("--set=sagemaker.multi_model.endpoint=shared",)
+SHARED = "--set=sagemaker.multi_model.endpoint=shared"
 BUCKET = "tsx-123456789012-eu-central-1"
 
 
 @pytest.fixture
-def member(archive: Path, capsys: pytest.CaptureFixture[str], course: Course) -> Any:
-    """One of several deployments."""
-    return lambda name, *always: Deploy(archive, "sagemaker", capsys, always or SHARED, name)
-
-
-def sagemaker() -> Any:
-    return boto3.client("sagemaker")
+def member(on: Callable[..., Deploy]) -> Any:
+    """Build one of several deployments that share the endpoint."""
+    return lambda name: on("sagemaker", SHARED, name=name)
 
 
 def archives() -> list[str]:
-    found = (
-        boto3.client("s3")
-        .list_objects_v2(Bucket=BUCKET, Prefix="tsx/shared/models/")
-        .get("Contents", [])
-    )
-    return [each["Key"].rpartition("/")[2] for each in found]
+    """List the names of the archives under the endpoint's prefix."""
+    prefix = "tsx/shared/models/"
+    objects = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+    return [entry["Key"].removeprefix(prefix) for entry in objects]
 
 
-def test_the_first_model_brings_the_endpoint_and_others_are_archives_beside_it(
+def target_model(deploy: Deploy) -> Any:
+    return deploy.reported("status")["target model"]
+
+
+def test_the_first_model_creates_the_endpoint_and_others_are_archives_beside_it(
     member: Any, course: Course
 ) -> None:
     course.looks = 2
     a, b = member("a"), member("b")
     assert set(actions(a.plan(code=2)).values()) == {"create"}
     a.apply(
-        "--set=sagemaker.instances=2",
-        "--set=sagemaker.multi_model.cache=false",
+        "--set=sagemaker.instances=2 --set=sagemaker.multi_model.cache=false",
         "--set=env.TSX_SAGEMAKER_MODELS_MEMORY=900",
     )
-    [variant] = sagemaker().describe_endpoint_config(
-        EndpointConfigName=sagemaker().describe_endpoint(EndpointName="shared")[
-            "EndpointConfigName"
-        ]
-    )["ProductionVariants"]
-    container = sagemaker().describe_model(ModelName=variant["ModelName"])["PrimaryContainer"]
+    [variant] = endpoint_config("shared")["ProductionVariants"]
+    container = model_container(variant["ModelName"])
     assert (container["Mode"], container["MultiModelConfig"]) == (
         "MultiModel",
         {"ModelCacheSetting": "Disabled"},
@@ -65,106 +56,88 @@ def test_the_first_model_brings_the_endpoint_and_others_are_archives_beside_it(
         "TSX_TARGET": "sagemaker",
         "TSX_SAGEMAKER_MODELS_MEMORY": "900",
     }
-    b.image = ()  # that of the endpoint
-    joined = actions(b.plan(code=2))
-    assert [joined[each] for each in ("ModelData", "ModelVersion", "TargetModel")] == ["create"] * 3
-    assert [joined[each] for each in ("Model", "EndpointConfig", "Endpoint")] == ["same"] * 3
+    # The image is the endpoint's.
+    b.image = ()
+    changes = actions(b.plan(code=2))
+    assert [changes[id] for id in ("ModelData", "ModelVersion", "TargetModel")] == ["create"] * 3
+    assert [changes[id] for id in ("Model", "EndpointConfig", "Endpoint")] == ["same"] * 3
     b.apply()
     assert len(course.calls) == 1
-    assert set(actions(b.plan(code=0)).values()) == {"same"}
+    b.plan(code=0)
     status = b.reported("status")
-    assert (status["target model"], status["endpoint"], status["status"], status["instances"]) == (
-        archives()[1],
-        "shared",
-        "InService",
-        2,
-    )
+    assert (status["target model"], status["endpoint"]) == (archives()[1], "shared")
+    assert (status["status"], status["instances"]) == ("InService", 2)
     assert status["model name"].startswith("tsx-b-")
-    a.apply(
-        "--image", OTHER_IMAGE, "--set=sagemaker.instances=3"
-    )  # of the endpoint, and so of all of its models
+    # The change is one of the endpoint, for all of its models.
+    a.apply("--image", OTHER_IMAGE, "--set=sagemaker.instances=3")
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
-    assert set(actions(b.plan(code=0)).values()) == {"same"}
+    b.plan(code=0)
     assert b.reported("status")["instances"] == 3
 
 
-def test_a_new_archive_has_a_key_of_its_own_and_earlier_ones_stay_until_they_are_not_kept(
+def test_a_new_archive_has_its_own_key_and_earlier_ones_stay_as_long_as_they_are_kept(
     member: Any, tmp_path: Path
 ) -> None:
     a, b = member("a"), member("b")
     a.apply()
     b.apply()
-    first = a.reported("status")["target model"]
+    first = target_model(a)
     a.archive = make_model(tmp_path / "digits.mar", HANDLER + "# 2\n")
     a.apply()
-    second = a.reported("status")["target model"]
-    assert sorted(archives()) == sorted([first, second, b.reported("status")["target model"]])
-    assert [each["is_current"] for each in a.reported("history")] == [False, True]
+    second = target_model(a)
+    assert sorted(archives()) == sorted([first, second, target_model(b)])
+    assert a.versions == [(1, False), (2, True)]
     a.verb("rollback", "--yes")
-    assert a.reported("status")["target model"] == first
+    assert target_model(a) == first
     assert actions(a.plan(code=2))["TargetModel"] == "update"
     a.apply()
-    assert a.reported("status")["target model"] == second
+    assert target_model(a) == second
     a.archive = make_model(tmp_path / "digits.mar", HANDLER + "# 3\n")
     a.apply("--set=keep=1")
     assert len(archives()) == 2
-    assert [each["is_current"] for each in a.reported("history")] == [True]
-    assert set(actions(a.plan("--set=keep=1", code=0)).values()) == {"same"}
+    assert [is_current for _, is_current in a.versions] == [True]
+    a.plan("--set=keep=1", code=0)
 
 
-def test_destroy_removes_a_models_archives_and_with_the_last_the_endpoint(member: Any) -> None:
+def test_destroy_removes_a_models_archives_and_the_endpoint_with_the_last_model(
+    member: Any,
+) -> None:
     a, b = member("a"), member("a-0123456789abcdef")
     a.apply()
     b.apply()
     a.verb("destroy", "--yes")
-    assert archives() == [b.reported("status")["target model"]]
-    assert set(actions(b.plan(code=0)).values()) == {"same"}
+    assert archives() == [target_model(b)]
+    b.plan(code=0)
     a.verb("status", code=1)
     b.verb("destroy", "--yes")
     assert archives() == []
-    assert not [
-        *sagemaker().list_models()["Models"],
-        *sagemaker().list_endpoint_configs()["EndpointConfigs"],
-    ]
-    assert not sagemaker().list_endpoints()["Endpoints"]
+    assert not sagemaker_resources()
 
 
-def test_an_endpoint_that_does_not_start_is_found_by_destroy(member: Any, course: Course) -> None:
+def test_destroy_finds_an_endpoint_that_does_not_start(member: Any, course: Course) -> None:
     course.failure = "The primary container did not pass the ping health check."
     a = member("a")
     a.apply(code=1)
     a.verb("destroy", "--yes")
     assert archives() == []
-    assert not [*sagemaker().list_models()["Models"], *sagemaker().list_endpoints()["Endpoints"]]
+    assert not sagemaker_resources()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "error"),
     [
-        (
-            ["--canary=10"],
-            "canary: the clients of a multi-model endpoint name the version that they want (TargetModel)",
-        ),
-        (
-            ["--set=sagemaker.instance_type=ml.g5.xlarge"],
-            "a multi-model endpoint runs on CPUs with an image like this",
-        ),
-        (
-            ["--set=sagemaker.autoscaling.max=3"],
-            "tsx deploy does not scale a multi-model endpoint; set sagemaker.instances",
-        ),
-        (
-            ["--set=sagemaker.data_capture.to=s3://a/b"],
-            "sagemaker.data_capture: SageMaker offers that for",
-        ),
+        ("--canary=10", "want (TargetModel)"),
+        ("--set=sagemaker.instance_type=ml.g5.xlarge", "runs on CPUs with an image like this"),
+        ("--set=sagemaker.autoscaling.max=3", "does not scale a multi-model endpoint"),
+        ("--set=sagemaker.data_capture.to=s3://a/b", "sagemaker.data_capture: SageMaker offers"),
     ],
 )
-def test_what_a_multi_model_endpoint_does_not_have_is_refused(
-    member: Any, course: Course, words: list[str], said: str
+def test_options_that_a_multi_model_endpoint_lacks_are_refused(
+    member: Any, course: Course, arguments: str, error: str
 ) -> None:
     a = member("a")
-    a.apply(*words, code=2)
-    assert said in a.err
+    a.apply(arguments, code=2)
+    assert error in a.err
     assert course.calls == []
 
 
@@ -172,13 +145,10 @@ def test_the_endpoint_of_several_models_has_one_image_and_one_bucket(member: Any
     a = member("a")
     a.image = ()
     a.apply(code=2)
-    assert "image is not given: all models of the endpoint shared run in one image" in a.err
+    assert "run in one image" in a.err
     b = member("b")
     b.apply()
     a.apply("--set=sagemaker.bucket=other", code=1)
-    assert (
-        f"sagemaker.bucket is other, and the models of shared are in {BUCKET}: remove sagemaker.bucket"
-        in a.err
-    )
+    assert f"the models of shared are in {BUCKET}" in a.err
     b.verb("promote", "--yes", code=1)
-    assert "b is a model of the multi-model endpoint 'shared', which has no canary" in b.err
+    assert "which has no canary" in b.err
