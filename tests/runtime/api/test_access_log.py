@@ -13,6 +13,7 @@ import pytest
 from tests.support.logs import lines_of
 from tsx_runtime.api import access_log
 from tsx_runtime.api.access_log import AccessLog, shown
+from tsx_runtime.shared.line_log import MAX_BATCH_LINES
 
 LINE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "

@@ -1,4 +1,4 @@
-"""Real worker processes. Tests talk to them over their sockets, as the front end does."""
+"""A real worker process, asked over its socket as the front end does it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ from tsx_runtime.core.workers.forked import PRELOAD, _ensure_fork_server
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.launch.entry import run
 
-# Seconds. A compiler of C++ may take a third of it on a busy machine.
+# Seconds; a C++ compiler on a busy machine may take a third of it.
 DEADLINE = 180
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Answer(NamedTuple):
-    """A response of a worker."""
-
     status: int
     headers: dict[str, str]
     body: bytes
@@ -45,8 +43,6 @@ class Answer(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request of a batch."""
-
     body: bytes = b""
     headers: Headers = ()
     query: bytes = b""
@@ -61,21 +57,20 @@ def a_request(body: Any, content_type: str = "", query: bytes = b"", **headers: 
 
 
 class Worker:
-    """A worker process and the front end's end of its socket."""
+    """A worker process that has got its LOAD, and the socket to it."""
 
-    # The directory of the model.
-    directory: Path
+    directory: Path  # the model's
 
     def __init__(self, order: wire.LoadOrder) -> None:
         self.sock, back = socket.socketpair()
         self.sock.settimeout(DEADLINE)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOAD])
-        # Later tests look at the fork server as the front end starts it.
+        # Later tests may look at the fork server, so it is started as the front end starts it.
         _ensure_fork_server()
-        # Handlers start processes, which daemons may not do.
-        self.process = context.Process(target=run, args=(back,), daemon=False)
-        # The empty `__main__` saves each worker the import of pytest.
+        # Handlers may start processes, which a daemon may not.
+        self.process = context.Process(target=run, args=(back,))
+        # A worker imports __main__, which would be pytest.
         with back, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):
             self.process.start()
         self._batches = itertools.count(1)
@@ -93,7 +88,7 @@ class Worker:
         self.sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
 
     def receive(self) -> wire.Frame | None:
-        """Return the next frame. Reports that come before it go to `reports`."""
+        """Return the next frame that is no REPORT; those are added to `reports`."""
         while head := self._exactly(wire.HEADER.size):
             header = wire.decode_header(head)
             frame = wire.decode(header, self._exactly(header.size))
@@ -112,6 +107,13 @@ class Worker:
     def ping(self) -> None:
         self.send(Kind.PING, 7)
         assert self.expect(Kind.PONG).batch == 7
+
+    def values(self, *requests: Request | bytes) -> list[Any]:
+        """Return the JSON of the answers, all of which must be successful."""
+        assert self.loaded, self.report
+        answers = self.ask(*requests)
+        assert [answer.status for answer in answers] == [200] * len(requests), answers
+        return [json.loads(answer.body) for answer in answers]
 
     def ask_json(self, request: Request | bytes = b"") -> Any:
         """Return the JSON that one request is answered with."""
@@ -146,7 +148,11 @@ class Worker:
         return answers
 
     def ask(self, *requests: Request | bytes) -> list[Answer]:
-        """Return the answers to one batch. Its pieces and metrics become attributes."""
+        """Return the answers to one batch.
+
+        Pieces that come with it are added to `pieces`; `metrics`, `prediction_times` and `times`
+        are those of its reply.
+        """
         batch = self.begin(*requests)
         while True:
             frame = self.receive()
@@ -170,13 +176,6 @@ class Worker:
                 Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body))
                 for code, meta, body in frame.items
             ]
-
-    def values(self, *requests: Request | bytes) -> list[Any]:
-        """Return the JSON of the answers, all of which must be successful."""
-        assert self.loaded, self.report
-        answers = self.ask(*requests)
-        assert [answer.status for answer in answers] == [200] * len(requests), answers
-        return [json.loads(answer.body) for answer in answers]
 
     def begin(self, *requests: Request | bytes) -> int:
         batch = next(self._batches)
@@ -220,11 +219,7 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
-    """Return a function that starts a worker in a new directory.
-
-    Its arguments are the source of handler.py, files, entries of the manifest's `model`, and
-    fields of the load order.
-    """
+    """Return a function that starts workers, whose arguments are those of `starting_workers`."""
     with starting_workers(tmp_path) as start:
         yield start
 
@@ -233,10 +228,7 @@ def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
 def start_shared_worker(
     processes: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartWorker]:
-    """Return `start_worker` for workers that the tests of a module share.
-
-    The tests must leave such a worker unchanged.
-    """
+    """Return a function that starts workers for a module, whose tests leave them unchanged."""
     with starting_workers(tmp_path_factory.mktemp("shared")) as start:
         yield start
 
@@ -268,13 +260,14 @@ def starting_workers(root: Path) -> Iterator[StartWorker]:
             (directory / name).write_bytes(
                 textwrap.dedent(content).encode() if isinstance(content, str) else content
             )
-        paths = {
+        complete: Any = {
+            **ORDER,
+            "model_config": yaml.safe_dump(model_config or {}),
             "model_dir": str(directory),
             "manifest": {"model": {"modelName": "m", **(model or {})}},
             **order,
         }
-        complete = {**ORDER, "model_config": yaml.safe_dump(model_config or {}), **paths, **order}
-        workers.append(Worker(complete))  # type: ignore[arg-type]  # a TypedDict, put together
+        workers.append(Worker(complete))
         workers[-1].directory = directory
         return workers[-1]
 

@@ -35,9 +35,9 @@ def frame(batch: int, body: bytes, items: int = 1) -> bytes:
     return b"".join(wire.encode(Kind.BATCH, batch, [(0, b"meta", body)] * items))
 
 
-def bodies(received: wire.Frame | None) -> list[bytes]:
-    assert received is not None
-    return [bytes(body) for _, _, body in received.items]
+def bodies(frame: wire.Frame | None) -> list[bytes]:
+    assert frame is not None
+    return [bytes(body) for _, _, body in frame.items]
 
 
 @given(
@@ -48,7 +48,7 @@ def bodies(received: wire.Frame | None) -> list[bytes]:
 def test_frames_are_read_from_pieces_of_any_size(sizes: list[int], chunk: int, polls: bool) -> None:
     front, back = socket.socketpair()
     data = b"".join(frame(number, bytes([number]) * size) for number, size in enumerate(sizes))
-    # Only short data is sent byte by byte.
+    # Long data does not come in single bytes.
     chunk = max(chunk, len(data) // 1000)
 
     def write() -> None:
@@ -61,18 +61,18 @@ def test_frames_are_read_from_pieces_of_any_size(sizes: list[int], chunk: int, p
         channel = FrameSocket(back)
         channel.polls = polls
         for number, size in enumerate(sizes):
-            received = channel.read()
-            assert received is not None
-            assert received.batch == number
-            assert bodies(received) == [bytes([number]) * size]
+            message = channel.read()
+            assert bodies(message) == [bytes([number]) * size]
+            assert message is not None
+            assert message.batch == number
         assert channel.read() is None
         writer.result()
 
 
-class CountingSocket(socket.socket):
-    """A socket that counts its polls without data, and its blocking reads."""
+class Watched(socket.socket):
+    """A socket that counts reads that find nothing, and reads that wait."""
 
-    polls = waits = 0
+    looks = waits = 0
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         if not flags:
@@ -81,7 +81,7 @@ class CountingSocket(socket.socket):
         try:
             return super().recv_into(buffer, nbytes, flags)
         except BlockingIOError:
-            self.polls += 1
+            self.looks += 1
             raise
 
 
@@ -103,12 +103,12 @@ def test_a_process_that_may_use_one_core_does_not_poll(bound: str, tmp_path: Pat
 
 @pytest.mark.skipif(
     not CAN_POLL,
-    reason="sockets cannot be polled here, or there is one core",
+    reason="this system has one core, or no read that does not wait",
 )
 def test_a_channel_polls_only_after_a_short_wait_and_for_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Each reading of the clock takes a quarter of the time of a poll.
+    # Each look at the clock takes as long as a quarter of a poll.
     now = [0.0]
 
     def monotonic() -> float:
@@ -116,38 +116,35 @@ def test_a_channel_polls_only_after_a_short_wait_and_for_a_bounded_time(
         return now[0]
 
     front, plain = socket.socketpair()
-    with front, CountingSocket(fileno=plain.detach()) as back:
+    with front, Watched(fileno=plain.detach()) as back:
         monkeypatch.setattr(time, "monotonic", monotonic)
         channel = FrameSocket(back)
         channel.polls = True
-        front.sendall(frame(1, b"a"))
-        # The first frame is waited for, and comes at once.
-        channel.read()
-        assert (back.polls, back.waits) == (0, 1)
-        front.sendall(frame(2, b"b"))
-        # The second frame is polled for, and is there.
-        channel.read()
-        assert (back.polls, back.waits) == (0, 1)
+        # The first frame is waited for and comes at once, so the second is looked for, and is there.
+        for number in (1, 2):
+            front.sendall(frame(number, b"a"))
+            channel.read()
+            assert (back.looks, back.waits) == (0, 1)
+        # The third is looked for until the time is over, and the fourth not at all.
         for number in (3, 4):
             late = threading.Timer(0.05, front.sendall, [frame(number, b"c")])
             late.start()
-            received = channel.read()
-            assert received is not None
-            # The third frame is polled for until the time is over, the fourth not at all.
-            assert (received.batch, back.polls) == (number, 4)
+            message = channel.read()
+            assert message is not None
+            assert (message.batch, back.looks) == (number, 4)
             late.join()
         assert back.waits == 3
 
 
 @pytest.mark.parametrize(
-    "sent_bytes", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 5]
+    "length", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 5]
 )
 @pytest.mark.parametrize("size", [10, SMALL * 2])
 def test_a_stream_that_ends_within_a_frame_is_at_its_end(
-    pair: tuple[socket.socket, socket.socket], sent_bytes: int, size: int
+    pair: tuple[socket.socket, socket.socket], length: int, size: int
 ) -> None:
     front, back = pair
-    front.sendall(frame(1, b"x" * size)[:sent_bytes])
+    front.sendall(frame(1, b"x" * size)[:length])
     front.close()
     assert FrameSocket(back).read() is None
 
