@@ -16,7 +16,7 @@ from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
 from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.metadata.forms import (
     FORMS_FILE,
-    LARGEST_FILE,
+    MAX_FILE_BYTES,
     InvalidForms,
     KeptForms,
     parse_forms,
@@ -173,21 +173,19 @@ def read_member(
     path: Path,
     name: str,
     *,
-    max_bytes: int,
+    most: int,
     limits: Limits = Limits(),  # noqa: B008
 ) -> bytes | None:
     """Return the bytes of a small file, or None if there is no such file.
 
     Raises:
-        ArchiveError: The archive cannot be read, or the file has more than `max_bytes`.
+        ArchiveError: The archive cannot be read, or the file has more than `most`.
     """
     with _opened(Path(path), limits) as source:
-        content = source.container.read(
-            f"{source.root}/{name}" if source.root else name, max_bytes + 1
-        )
-    if content is not None and len(content) > max_bytes:
+        content = source.container.read(f"{source.root}/{name}" if source.root else name, most + 1)
+    if content is not None and len(content) > most:
         raise CorruptMember(
-            f"{path}: {shown(name)} has more than {max_bytes} bytes. Pack the model again."
+            f"{path}: {shown(name)} has more than {most} bytes. Pack the model again."
         )
     return content
 
@@ -294,7 +292,7 @@ def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
 
 def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
     content = source.container.read(
-        f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, LARGEST_FILE + 1
+        f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, MAX_FILE_BYTES + 1
     )
     try:
         forms = KeptForms() if content is None else parse_forms(content)

@@ -1,4 +1,4 @@
-"""What `pt2:` of model-config.yaml asks for, as the worker and a deployment read it."""
+"""The key `pt2` of model-config.yaml, as a worker and a deployment read it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ logger = logging.getLogger("tsx.archive")
 
 
 def compile_options(pt2: Any) -> dict[str, Any] | None:
-    """The arguments for torch.compile, or None where it is not asked for.
+    """Return the arguments for torch.compile, or None if it is off.
 
-    Either a backend's name, or `{compile: {enable: true, backend: ..., mode: ...}}`, or, as once,
-    the arguments themselves.
+    `pt2` is a backend's name, `{compile: {enable: true, backend: ..., mode: ...}}`, or in the old
+    form the arguments themselves.
     """
     if not pt2:
         return None
@@ -32,22 +32,24 @@ def compile_options(pt2: Any) -> dict[str, Any] | None:
         if options.get("enable") is not True:
             return None
         return {name: value for name, value in options.items() if name != "enable"}
-    if "export" in pt2:  # the model was compiled when it was packed
+    if "export" in pt2:  # The model was compiled when it was packed.
         return None
     return dict(pt2)
 
 
 def wants_ahead(pt2: Any) -> bool:
-    """Whether `{export: {aot_compile: true}}` is asked for: a model that AOTInductor compiles, or
-    has compiled, ahead of its first call.
+    """Tell whether AOTInductor compiles, or has compiled, the model before its first call.
+
+    `pt2` is then `{export: {aot_compile: true}}`.
     """
     export = pt2.get("export") if isinstance(pt2, dict) else None
     return isinstance(export, dict) and export.get("aot_compile") is True
 
 
 def needs_compiler(pt2: Any) -> bool:
-    """Whether a C++ compiler runs where the model is loaded or first called: for AOTInductor, and
-    torch.compile's own backend.
+    """Tell whether a C++ compiler runs when the model is loaded or first called.
+
+    AOTInductor and torch.compile's default backend need one.
     """
     options = compile_options(pt2)
     return wants_ahead(pt2) or (

@@ -1,8 +1,7 @@
-"""Directories that Hugging Face's `save_pretrained` wrote: their task and the files that serving
-needs, found without transformers.
+"""Directories of Hugging Face's `save_pretrained`: their task, and the files that serving needs.
 
-Functions of names and of small JSON files, so that they hold for a directory as for the listing of
-a repository.
+Everything follows from names and small JSON files, without transformers. It therefore works for
+directories and for listings of repositories.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from tsx_archiver.errors import CannotPack
 from tsx_archiver.metadata.safejson import load_json
 from tsx_archiver.names import MANIFEST_DIRECTORIES
 
-# of an archive: the model's directory as it was saved; PEFT adapters are in adapters/NAME of it
+# The model's directory in an archive; PEFT adapters are in its subdirectories adapters/NAME.
 DIRECTORY = "huggingface_model"
 ADAPTERS = "adapters"
-# of an archive's manifest: task, architecture, source, revision, adapters, and chat where it has a
-# template
+# The manifest's key for task, architecture, source, revision, adapters and chat.
 MANIFEST_KEY = "huggingface"
 CONFIG, MODULES, ADAPTER_CONFIG = "config.json", "modules.json", "adapter_config.json"
 HANDLER, GENERATION_HANDLER = "huggingface", "huggingface_generation"
@@ -57,9 +55,9 @@ TASKS = (
 ALIASES = {"chat": GENERATION, "rerank": "text-ranking"}
 AUDIO_TASKS = ("automatic-speech-recognition", "audio-classification")
 
-# By the end of the architecture's name, what it can do, the usual task first.
+# The tasks of architectures by the ends of their names, the usual task first.
 _EMBEDDINGS = ("feature-extraction", "sentence-similarity")
-_BY_END: Mapping[str, tuple[str, ...]] = {
+_TASKS_BY_SUFFIX: Mapping[str, tuple[str, ...]] = {
     "ForSequenceClassification": (
         "text-classification",
         "zero-shot-classification",
@@ -82,45 +80,40 @@ _BY_END: Mapping[str, tuple[str, ...]] = {
     "ForAudioClassification": ("audio-classification",),
 }
 _TRANSLATION = re.compile(r"translation_[\w-]+_to_[\w-]+", re.ASCII)
-_SPEECH = (
-    "whisper",
-    "speech_to_text",
-    "moonshine",
-    "seamless_m4t",
-    "seamless_m4t_v2",
-)  # kinds of ForConditionalGeneration
-_HEARS = re.compile("wav2vec2|hubert|wavlm|unispeech|sew|data2vec-audio|audio-spectrogram|whisper")
-_TRANSLATES = ("m2m_100", "fsmt", "mbart", "nllb-moe")
-_SUMMARIZES = ("pegasus", "bigbird_pegasus", "pegasus_x", "led")
+# Model types of ForConditionalGeneration.
+_SPEECH = ("whisper", "speech_to_text", "moonshine", "seamless_m4t", "seamless_m4t_v2")
+_AUDIO_TYPES = re.compile(
+    "wav2vec2|hubert|wavlm|unispeech|sew|data2vec-audio|audio-spectrogram|whisper"
+)
+_TRANSLATION_TYPES = ("m2m_100", "fsmt", "mbart", "nllb-moe")
+_SUMMARIZATION_TYPES = ("pegasus", "bigbird_pegasus", "pegasus_x", "led")
 
 _WEIGHTS = re.compile(
     r"(?:(?P<safe>(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors)|(?:pytorch_|adapter_)model(?:-\d+-of-\d+)?\.bin)"
 )
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_OTHERS = re.compile(
+_OTHER_FILES = re.compile(
     r".*\.(?:json|txt|model|jinja|py|tiktoken|spm|bpe)|README\.md|(?:LICEN[CS]E|NOTICE).*",
     re.IGNORECASE,
 )
-_NOT_NEEDED = re.compile(r"trainer_state\.json|all_results\.json|requirements\.txt|(?:tf_|flax_).*")
-_PARTS = re.compile(
-    r"(?:\w+_)?\d+_\w+|(?:additional_)?chat_templates"
-)  # folders: of a sentence-transformers model, and of templates
-_PIPELINE_TAG = re.compile(
-    r"^pipeline_tag:[ \t]*([\w-]+)[ \t]*$", re.MULTILINE
-)  # in the head of a model card
-_CODE_ELSEWHERE = re.compile(r'[^"]*--[^"]*')
+_UNNEEDED = re.compile(r"trainer_state\.json|all_results\.json|requirements\.txt|(?:tf_|flax_).*")
+# Folders of a sentence-transformers model, and of chat templates.
+_PARTS = re.compile(r"(?:\w+_)?\d+_\w+|(?:additional_)?chat_templates")
+# A line in the head of a model card.
+_PIPELINE_TAG = re.compile(r"^pipeline_tag:[ \t]*([\w-]+)[ \t]*$", re.MULTILINE)
+_EXTERNAL_CODE = re.compile(r'[^"]*--[^"]*')
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def is_huggingface(path: Path) -> bool:
-    """A directory of a model or of an adapter, and no archive that was unpacked."""
+    """Tell whether a path is the directory of a model or of an adapter, but no unpacked archive."""
     if not path.is_dir() or any((path / name).exists() for name in MANIFEST_DIRECTORIES):
         return False
     if (path / ADAPTER_CONFIG).is_file():
         return True
     try:
         config = _read_object(path / CONFIG)
-    except CannotPack:  # said where the model is packed
+    except CannotPack:  # Packing reports the error.
         return (path / CONFIG).is_file() and any(
             _WEIGHTS.fullmatch(file.name) for file in path.iterdir()
         )
@@ -129,10 +122,15 @@ def is_huggingface(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model's directory. Raises CannotPack where a file of it cannot be read."""
+    """A model's directory; its properties raise CannotPack for an unreadable file.
+
+    Attributes:
+        directory: The directory.
+        names: The names of all files, as POSIX paths.
+    """
 
     directory: Path
-    names: Collection[str]  # of all files, as POSIX paths
+    names: Collection[str]
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -140,17 +138,17 @@ class Pretrained:
 
     @property
     def architecture(self) -> str:
-        named = self.config.get("architectures")
-        return str(named[0]) if isinstance(named, list) and named else ""
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else ""
 
     @property
     def code(self) -> list[str]:
-        """The files that would run as the model's own code."""
+        """The files with the model's own code."""
         return [name for name in self.needed if name.endswith(".py")]
 
     @cached_property
     def needed(self) -> list[str]:
-        """The files to pack; all weights in one format. Raises CannotPack where there are none."""
+        """The files to pack, with all weights in one format."""
         index = next((name for name in _INDEXES if name in self.names), None)
         shards = (
             ()
@@ -171,7 +169,7 @@ class Pretrained:
 
     @property
     def has_chat_template(self) -> bool:
-        """The tokenizer's own, or the processor's."""
+        """Whether the tokenizer or the processor has a chat template."""
         if any(name == "chat_template.json" or name.endswith(".jinja") for name in self.names):
             return True
         return "tokenizer_config.json" in self.names and "chat_template" in _read_object(
@@ -180,7 +178,7 @@ class Pretrained:
 
     @property
     def mask(self) -> str:
-        """The token of a fill-mask model that is filled."""
+        """The token that a fill-mask model fills."""
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             token = (
                 _read_object(self.directory / name).get("mask_token")
@@ -191,45 +189,46 @@ class Pretrained:
                 return str(token.get("content") if isinstance(token, dict) else token)
         return "[MASK]"
 
-    def task(self, asked: str | None = None) -> str:
-        """`asked`, if the architecture can do that; else by the model card, the layout and the
-        architecture. Raises CannotPack.
+    def task(self, name: str | None = None) -> str:
+        """Check a task, or derive it from the model card, the layout and the architecture.
+
+        Raises:
+            CannotPack: The architecture cannot do the task, or the task is not clear.
         """
-        able = self._able()
-        if asked is not None:
-            task = checked_task(asked)
-            if able and family(task) not in able:
+        tasks = self._tasks()
+        if name is not None:
+            task = checked_task(name)
+            if tasks and family(task) not in tasks:
                 raise CannotPack(
-                    f"{self.directory}: a {self.architecture} does {' or '.join(able)}, not {task}."
-                    " Name one of these."
+                    f"{self.directory}: a {self.architecture} does {' or '.join(tasks)}, not"
+                    f" {task}. Name one of these."
                 )
-            if asked == "chat" and not self.has_chat_template:
+            if name == "chat" and not self.has_chat_template:
                 raise CannotPack(
                     f"{self.directory} has no chat template, so it cannot chat. Use --task"
                     f" {GENERATION}, or save one with it."
                 )
             return task
-        tagged = self._tagged()
-        if tagged in able:
-            return _EMBEDDINGS[0] if tagged in _EMBEDDINGS else str(tagged)
-        usual = self._usual(able)
+        tag = self._pipeline_tag()
+        if tag in tasks:
+            return _EMBEDDINGS[0] if tag in _EMBEDDINGS else str(tag)
+        usual = self._usual_task(tasks)
         if usual is None:
-            what = (
+            hint = (
                 f"the architecture {self.architecture}"
                 if self.architecture
                 else "no architecture in its config.json"
             )
-            tasks = ", ".join(able or TASKS)
             raise CannotPack(
-                f"{self.directory} has {what}, which does not tell its task. Name it with --task,"
-                f" which is one of {tasks}."
+                f"{self.directory} has {hint}, which does not tell its task. Name it with --task,"
+                f" which is one of {', '.join(tasks or TASKS)}."
             )
         return usual
 
-    def _able(self) -> tuple[str, ...]:
-        """What the architecture can do; empty where that is not known."""
+    def _tasks(self) -> tuple[str, ...]:
+        """Return the tasks of the architecture; empty if they are unknown."""
         name, kind = self.architecture, str(self.config.get("model_type", ""))
-        if name.endswith("ForSequenceClassification") and _HEARS.match(kind):
+        if name.endswith("ForSequenceClassification") and _AUDIO_TYPES.match(kind):
             return ("audio-classification",)
         if name.endswith("ForConditionalGeneration"):
             if kind in _SPEECH:
@@ -242,60 +241,61 @@ class Pretrained:
                 else ("summarization", "translation", "text2text-generation")
             )
         if name.endswith("ForObjectDetection") and "text_config" in self.config:
-            return ()  # of words that a request names
-        found = next((tasks for end, tasks in _BY_END.items() if name.endswith(end)), ())
-        if found or not name.endswith("Model"):
-            return found
+            return ()  # It detects objects that a request names.
+        by_suffix = _TASKS_BY_SUFFIX.items()
+        tasks = next((tasks for suffix, tasks in by_suffix if name.endswith(suffix)), ())
+        if tasks or not name.endswith("Model"):
+            return tasks
         if "text_config" in self.config and "vision_config" in self.config:
             return ("zero-shot-image-classification",)
-        reads = any(
+        has_tokenizer = any(
             file in self.names for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
         )
         return (
             (*_EMBEDDINGS, "text-ranking")
-            if reads and "preprocessor_config.json" not in self.names
+            if has_tokenizer and "preprocessor_config.json" not in self.names
             else ()
         )
 
-    def _usual(self, able: tuple[str, ...]) -> str | None:
+    def _usual_task(self, tasks: tuple[str, ...]) -> str | None:
         kind = str(self.config.get("model_type", ""))
         labels = [str(label).lower() for label in (self.config.get("id2label") or {}).values()]
-        if MODULES in self.names and _EMBEDDINGS[0] in able:
+        if MODULES in self.names and _EMBEDDINGS[0] in tasks:
             return _EMBEDDINGS[0]
-        if "zero-shot-classification" in able:
+        if "zero-shot-classification" in tasks:
             entails = any(label.startswith("entail") for label in labels)
             return (
                 "zero-shot-classification"
                 if entails
                 else "text-ranking"
                 if len(labels) == 1
-                else able[0]
+                else tasks[0]
             )
-        if "summarization" in able:
-            named: dict[str, Any] = self.config.get("task_specific_params") or {}
-            told = {"summarization", "translation"} & {name.partition("_")[0] for name in named}
-            if len(told) == 1:
-                return next(iter(told))
+        if "summarization" in tasks:
+            params: dict[str, Any] = self.config.get("task_specific_params") or {}
+            named = {"summarization", "translation"} & {name.partition("_")[0] for name in params}
+            if len(named) == 1:
+                return next(iter(named))
             return (
                 "translation"
-                if kind in _TRANSLATES
+                if kind in _TRANSLATION_TYPES
                 else "summarization"
-                if kind in _SUMMARIZES
+                if kind in _SUMMARIZATION_TYPES
                 else None
             )
-        return able[0] if able else None
+        return tasks[0] if tasks else None
 
-    def _tagged(self) -> str | None:
+    def _pipeline_tag(self) -> str | None:
         if "README.md" not in self.names:
             return None
         with (self.directory / "README.md").open(encoding="utf-8", errors="replace") as card:
             head = card.read(1 << 16).split("\n---", 1)[0]
-        found = _PIPELINE_TAG.search(head) if head.startswith("---") else None
-        return str(found[1]) if found else None
+        match = _PIPELINE_TAG.search(head) if head.startswith("---") else None
+        return str(match[1]) if match else None
 
 
 def extras_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The extras of tsx-serve without which an archive of this manifest cannot be served."""
+    """Return the extras of tsx-serve that an archive with this manifest needs."""
     facts = manifest.get(MANIFEST_KEY)
     if not isinstance(facts, dict):
         return ()
@@ -308,28 +308,38 @@ def extras_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def family(task: str) -> str:
-    """`translation` of `translation_en_to_de`."""
+    """Return the general task: `translation` for `translation_en_to_de`."""
     return "translation" if _TRANSLATION.fullmatch(task) else task
 
 
 def checked_task(text: str) -> str:
-    """Raises CannotPack."""
+    """Resolve an alias, and check that the task exists.
+
+    Raises:
+        CannotPack: There is no such task.
+    """
     task = ALIASES.get(text, text)
     if family(task) not in TASKS:
         raise CannotPack(
-            f"There is no task {text!r}{_meant(text, (*TASKS, *ALIASES))}. The tasks are"
+            f"There is no task {text!r}{_suggestion(text, (*TASKS, *ALIASES))}. The tasks are"
             f" {', '.join(TASKS)}."
         )
     return task
 
 
 def needed_files(names: Iterable[str], shards: Collection[str], source: str) -> list[str]:
-    """Of all files, those that serving needs.
+    """Select the files that serving needs.
 
-    `shards`: those that the index names. Raises CannotPack where no weights are among them.
+    Args:
+        names: The names of all files.
+        shards: The weights that the index names.
+        source: The name of the model, for errors.
+
+    Raises:
+        CannotPack: There are no weights.
     """
-    kept, weights, found = [], dict[str, list[str]](), list(names)
-    for name in found:
+    needed, weights, all_names = [], dict[str, list[str]](), list(names)
+    for name in all_names:
         path = PurePosixPath(name)
         folder = str(path.parent)
         if any(part.startswith(".") for part in path.parts) or not (
@@ -341,34 +351,34 @@ def needed_files(names: Iterable[str], shards: Collection[str], source: str) -> 
         ):
             weights.setdefault(folder, []).append(name)
         elif (
-            _OTHERS.fullmatch(path.name)
-            and not _NOT_NEEDED.fullmatch(path.name)
+            _OTHER_FILES.fullmatch(path.name)
+            and not _UNNEEDED.fullmatch(path.name)
             and not path.name.endswith(_INDEXES)
         ):
-            kept.append(name)
+            needed.append(name)
     if "." not in weights:
-        others = [
+        foreign = [
             name
-            for name in found
+            for name in all_names
             if name.endswith(
                 (".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".ckpt", ".pt", ".pth")
             )
         ]
-        has = f" that are served (it has {', '.join(others[:3])})" if others else ""
+        hint = f" that are served (it has {', '.join(foreign[:3])})" if foreign else ""
         raise CannotPack(
-            f"{source} has no weights{has}. Save the model with save_pretrained, as"
+            f"{source} has no weights{hint}. Save the model with save_pretrained, as"
             " model.safetensors."
         )
-    for each in weights.values():
-        safe = [name for name in each if name.endswith(".safetensors")]
-        kept += safe or each
+    for files in weights.values():
+        safe = [name for name in files if name.endswith(".safetensors")]
+        needed += safe or files
     if shards:
-        kept.append(_INDEXES[0] if next(iter(shards)).endswith(".safetensors") else _INDEXES[1])
-    return sorted(kept)
+        needed.append(_INDEXES[0] if next(iter(shards)).endswith(".safetensors") else _INDEXES[1])
+    return sorted(needed)
 
 
 def weights_size(archive: Path) -> int:
-    """Bytes of the weights in an unpacked archive."""
+    """Return the bytes of the weights in an unpacked archive."""
     return sum(
         file.stat().st_size
         for file in (archive / DIRECTORY).glob("*")
@@ -377,22 +387,28 @@ def weights_size(archive: Path) -> int:
 
 
 def shards_of(index: Path) -> tuple[str, ...]:
-    """The files that an index of weights names. Raises CannotPack."""
-    found = _read_object(index, most_bytes=64 << 20, most_values=2_000_000).get("weight_map")
+    """Return the files that an index of weights names.
+
+    Raises:
+        CannotPack: The index cannot be used.
+    """
+    shards = _read_object(index, most_bytes=64 << 20, most_values=2_000_000).get("weight_map")
     if (
-        not isinstance(found, dict)
-        or not found
-        or any("/" in str(name) or not isinstance(name, str) for name in found.values())
+        not isinstance(shards, dict)
+        or not shards
+        or any("/" in str(name) or not isinstance(name, str) for name in shards.values())
     ):
         raise CannotPack(
             f"{index} does not say which files have the weights. Download or save the model again."
         )
-    return tuple(sorted(set(found.values())))
+    return tuple(sorted(set(shards.values())))
 
 
 def check_references(directory: Path) -> None:
-    """Check that no index and no processor names weights outside of the model. Raises
-    CannotPack.
+    """Check that no index and no processor names weights outside of the model.
+
+    Raises:
+        CannotPack: One of them does.
     """
     for index in directory.rglob("*.index.json"):
         shards_of(index)
@@ -405,9 +421,10 @@ def check_references(directory: Path) -> None:
 
 
 def read_adapter(name: str, directory: Path) -> tuple[str, str]:
-    """Of a PEFT adapter, its kind, such as LORA, and the model that it was made for.
+    """Return the kind of a PEFT adapter, such as LORA, and its base model.
 
-    Raises CannotPack.
+    Raises:
+        CannotPack: The directory holds no adapter, or the name cannot be used.
     """
     if not _ADAPTER_NAME.fullmatch(name):
         raise CannotPack(
@@ -430,33 +447,39 @@ def read_adapter(name: str, directory: Path) -> tuple[str, str]:
 
 
 def external_code(directory: Path) -> str | None:
-    """A class of another repository of the Hub that a file of the model names, as
-    ORG/OTHER--module.Class. Raises CannotPack.
+    """Return a class of another repository that a file names as ORG/OTHER--module.Class, or None.
+
+    Raises:
+        CannotPack: A file of the model cannot be read.
     """
     for path in sorted(directory.glob("*config.json")):
         config = _read_object(path)
-        if found := _CODE_ELSEWHERE.search(
+        if match := _EXTERNAL_CODE.search(
             json.dumps([config.get("auto_map"), config.get("custom_pipelines")])
         ):
-            return f"{found[0]} of {path.name}"
+            return f"{match[0]} of {path.name}"
     return None
 
 
 def _read_object(
     path: Path, *, most_bytes: int = 4 << 20, most_values: int = 500_000
 ) -> dict[str, Any]:
-    """Raises CannotPack."""
+    """Read a JSON object.
+
+    Raises:
+        CannotPack: The file cannot be read, or holds no object.
+    """
     try:
-        found = load_json(path.read_bytes(), most_bytes=most_bytes, most_values=most_values)
-        if not isinstance(found, dict):
+        content = load_json(path.read_bytes(), most_bytes=most_bytes, most_values=most_values)
+        if not isinstance(content, dict):
             raise ValueError("it holds no object")
     except (OSError, ValueError) as error:
         raise CannotPack(
             f"{path} cannot be read: {error}. Save the model again with save_pretrained."
         ) from error
-    return found
+    return content
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    similar = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {similar[0]}?)" if similar else ""

@@ -1,5 +1,6 @@
-"""Reads mappings of foreign files by dataclasses of pydantic: a key that is unknown or wrong is a
-problem in words, and the rest holds.
+"""The parsing of users' mappings by pydantic dataclasses.
+
+An unknown key or a wrong value is reported as a problem and ignored.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pydantic import ConfigDict, Field, StrictInt, ValidationError
 
 from tsx_archiver.names import MIN_SIMILARITY
 
-# The terms of YAML in place of Python's.
-_WORDS = {
+# Messages in terms of YAML, by pydantic's type of error.
+_MESSAGES = {
     "tuple_type": "it must be a list",
     "bool_type": "it must be true or false",
     "dict_type": "it must be a mapping of keys to values",
@@ -27,7 +28,7 @@ Positive = Annotated[StrictInt, Field(ge=1, lt=1 << 31)]
 
 
 def keys_of(kind: Any) -> dict[str, str]:
-    """Return the keys of a file that a dataclass declares, with its fields."""
+    """Return the field for each key of a file that a dataclass declares."""
     return {
         field.alias or name: name
         for name, field in kind.__pydantic_fields__.items()
@@ -38,58 +39,68 @@ def keys_of(kind: Any) -> dict[str, str]:
 def read_keys(
     kind: Any,
     data: Any,
-    under: str = "",
+    section: str = "",
     *,
-    others: Collection[str] = (),
+    ignored: Collection[str] = (),
     closed: bool = False,
-    **more: Any,
+    **fields: Any,
 ) -> tuple[Any, list[str]]:
-    """Make an instance of `kind` of a mapping's keys; None where that is no mapping or lacks a key
-    that has no default.
+    """Parse a mapping.
 
-    `others` are known and not read. Of unknown keys, those near a known one are problems, and with
-    `closed` all of them.
+    Args:
+        kind: The dataclass.
+        data: The mapping.
+        section: The name of the mapping in the file, for problems.
+        ignored: Known keys that are not read.
+        closed: Whether every unknown key is a problem, not only one similar to a known key.
+        **fields: Further fields of the dataclass.
+
+    Returns:
+        An instance and the problems. The instance is None if `data` is no mapping, or lacks a key
+        without a default.
     """
     if not isinstance(data, dict):
-        return None, [f"{under}: {data!r} is invalid: {_WORDS['dict_type']}"]
-    keys, dot = keys_of(kind), f"{under}." if under else ""
+        return None, [f"{section}: {data!r} is invalid: {_MESSAGES['dict_type']}"]
+    keys, prefix = keys_of(kind), f"{section}." if section else ""
     problems = []
     for name in data:
-        near = None if name in keys or name in others else _near(str(name), [*keys, *others])
-        if near:
-            problems.append(f"{dot}{name} is not a known key; did you mean {dot}{near}?")
+        is_known = name in keys or name in ignored
+        similar = None if is_known else _similar(str(name), [*keys, *ignored])
+        if similar:
+            problems.append(f"{prefix}{name} is not a known key; did you mean {prefix}{similar}?")
         elif closed and name not in keys:
-            problems.append(f"{dot}{name} is not a known key; the known keys are {', '.join(keys)}")
+            known = ", ".join(keys)
+            problems.append(f"{prefix}{name} is not a known key; the known keys are {known}")
     values = {name: value for name, value in data.items() if name in keys and value is not None}
     while True:
         try:
-            return kind(**values, **more), problems
+            return kind(**values, **fields), problems
         except ValidationError as error:
             faults = error.errors(include_url=False)
-        found: dict[str, tuple[Any, list[str]]] = {}
+        by_key: dict[str, tuple[Any, list[str]]] = {}
         for fault in faults:
-            value, reasons = found.setdefault(str(fault["loc"][0]), (fault["input"], []))
-            if value is fault["input"]:  # a union has a fault for each of its branches
+            value, reasons = by_key.setdefault(str(fault["loc"][0]), (fault["input"], []))
+            if value is fault["input"]:  # A union has a fault for each of its branches.
                 reasons.append(_requirement(fault))
         problems += [
-            f"{dot}{key}: {value!r} is invalid: {' or '.join(reasons)}"
-            for key, (value, reasons) in found.items()
+            f"{prefix}{key}: {value!r} is invalid: {' or '.join(reasons)}"
+            for key, (value, reasons) in by_key.items()
             if key in values
         ]
-        missing = [key for key in found if key not in values]
-        problems += [f"{dot}{key} is missing" for key in missing if data.get(key) is None]
+        missing = [key for key in by_key if key not in values]
+        problems += [f"{prefix}{key} is missing" for key in missing if data.get(key) is None]
         if missing:
             return None, problems
-        values = {key: value for key, value in values.items() if key not in found}
+        values = {key: value for key, value in values.items() if key not in by_key}
 
 
 def _requirement(fault: Mapping[str, Any]) -> str:
     message = fault["msg"].removeprefix("Value error, ").rstrip(".")
-    return _WORDS.get(fault["type"]) or re.sub(r"^[A-Z]\w+ should", "it must", message)
+    return _MESSAGES.get(fault["type"]) or re.sub(r"^[A-Z]\w+ should", "it must", message)
 
 
-def _near(name: str, known: Collection[str]) -> str | None:
-    """The known key that `name` probably means; most often the case or a separator differs."""
+def _similar(name: str, known: Collection[str]) -> str | None:
+    """Return the known key that `name` probably means; often case or a separator differs."""
     folded = {_fold(candidate): candidate for candidate in known}
     match = difflib.get_close_matches(_fold(name), folded, n=1, cutoff=MIN_SIMILARITY)
     return folded[match[0]] if match else None

@@ -1,4 +1,4 @@
-"""MAR-INF/MANIFEST.json, the manifest of an archive. Unknown fields are kept."""
+"""The manifest of an archive, MAR-INF/MANIFEST.json, whose unknown fields are kept."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from tsx_archiver.limits import MAX_MANIFEST_BYTES
 from tsx_archiver.metadata.safejson import load_json
 from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, normal, path_fault, shown
 
-MAX_MANIFEST_VALUES = 200_000  # a checksum for each of 100,000 members, and more
+MAX_MANIFEST_VALUES = 200_000  # enough for checksums of 100,000 members
 
-# Our own top-level key, {member: hex sha-256}. TorchServe reads the manifest with Gson, which
-# passes over keys it does not know.
+# A key of tsx: {member: SHA-256 in hex}. TorchServe ignores unknown keys.
 CHECKSUMS_KEY = "sha256"
 
 _FILE_KEYS = ("handler", "serializedFile", "modelFile", "requirementsFile", "configFile")
@@ -22,8 +21,11 @@ _FILE_KEYS = ("handler", "serializedFile", "modelFile", "requirementsFile", "con
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked MANIFEST.json (contract 3.1); `data` is the dict as it stands in the file, old and
-    unknown fields included.
+    """A checked MANIFEST.json.
+
+    Attributes:
+        data: The content of the file, with old and unknown fields.
+        default_name: The model's name if the file has none.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -42,16 +44,12 @@ class Manifest:
 
     @property
     def handler(self) -> str:
-        """As written: `file.py`, `file.py:function`, a name that comes with the server; empty where
-        the manifest names none.
-        """
+        """The handler: `file.py`, `file.py:function`, a built-in name, or an empty string."""
         return self._text("handler") or ""
 
     @property
     def handler_file(self) -> str:
-        """The handler without its function: `file.py`, `file` or a name that comes with the
-        server.
-        """
+        """The handler without its function: `file.py`, `file` or a built-in name."""
         return split_handler(self.handler)[0]
 
     @property
@@ -80,13 +78,11 @@ class Manifest:
 
     @property
     def checksums(self) -> dict[str, str]:
-        """sha-256 of each member, by its path in the archive; empty where another archiver wrote
-        it.
-        """
+        """The SHA-256 of each member by name; empty for an archive of another archiver."""
         return dict(self.data.get(CHECKSUMS_KEY) or {})
 
     def missing_files(self, present: Mapping[str, object]) -> list[str]:
-        """What the manifest names and the archive does not hold, as texts."""
+        """List the files that the manifest names and the archive lacks, as texts."""
         problems = []
         for key in _FILE_KEYS:
             name = self._text(key)
@@ -108,7 +104,11 @@ class Manifest:
 
 
 def parse_manifest(content: bytes, *, default_name: str, source: str) -> Manifest:
-    """Read MANIFEST.json; raises InvalidManifest, which names `source`."""
+    """Parse a MANIFEST.json.
+
+    Raises:
+        InvalidManifest: The manifest cannot be used; the message names `source`.
+    """
     try:
         data = read_manifest_json(content)
     except ValueError as error:
@@ -127,13 +127,17 @@ def parse_manifest(content: bytes, *, default_name: str, source: str) -> Manifes
 
 
 def read_manifest_json(content: bytes) -> Any:
-    """Raises ValueError."""
-    text = content.decode("utf-8-sig").encode()  # without a mark at its beginning
+    """Parse the JSON of a manifest, which may begin with a byte order mark.
+
+    Raises:
+        ValueError: The content is no JSON, or too large.
+    """
+    text = content.decode("utf-8-sig").encode()
     return load_json(text, most_bytes=MAX_MANIFEST_BYTES, most_values=MAX_MANIFEST_VALUES)
 
 
 def split_handler(handler: str) -> tuple[str, str | None]:
-    """('file.py', 'function') of 'file.py:function'."""
+    """Split `file.py:function` into the file and the function, which is None without a colon."""
     file, colon, function = handler.rpartition(":")
     if colon and file and function.isidentifier():
         return file, function
@@ -141,9 +145,9 @@ def split_handler(handler: str) -> tuple[str, str | None]:
 
 
 def handler_fault(handler: str) -> str | None:
-    """Why a handler of this name is refused, or None.
+    """Return the reason why a handler's name is refused, or None.
 
-    Blanks around it are ignored, as in TorchServe.
+    Spaces around it are ignored, as in TorchServe.
     """
     return path_fault(split_handler(handler.strip(" "))[0])
 
@@ -175,9 +179,7 @@ def _check(data: dict[str, Any]) -> None:
 
 
 def _check_path(key: str, value: str) -> None:
-    """No name may lead out of the model's directory or of the model store, whatever is later made
-    of it.
-    """
+    """Refuse a name that leads out of the model's directory or of the model store."""
     fault = handler_fault(value) if key == "handler" else path_fault(value)
     if (
         fault is None

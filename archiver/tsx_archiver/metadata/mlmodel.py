@@ -1,6 +1,4 @@
-"""MLmodel, by which MLflow describes a model's directory: its flavours, its signature, and the run
-that it comes from.
-"""
+"""MLmodel, the file in which MLflow describes a model: its flavours, signature and run."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.names import path_fault, shown
 
 FILE = "MLmodel"
-DIRECTORY = "mlflow_model"  # of an archive: the model's directory as MLflow wrote it
-PYTORCH, PYFUNC = "mlflow_pytorch", "mlflow_pyfunc"  # the handlers of such archives
-MANIFEST_KEY = "mlflow"  # of an archive's manifest: where the model comes from
+DIRECTORY = "mlflow_model"  # the directory of MLflow's files in an archive
+PYTORCH, PYFUNC = "mlflow_pytorch", "mlflow_pyfunc"  # handlers
+MANIFEST_KEY = "mlflow"  # key of the manifest for the model's origin
 PYFUNC_FLAVOR = "python_function"
 _PATHS = (  # keys of flavors that MLflow joins to the path of the model's directory
     *("code", "data", "model_binary", "model_code_path", "model_data", "model_path"),
@@ -39,73 +37,74 @@ _EXAMPLES = {
 class SignatureTensor(NamedTuple):
     """A tensor of a signature.
 
-    `shape` is that of a row, without the dimension of the batch; None where any size fits.
+    Attributes:
+        name: The name of the input.
+        dtype: numpy's name of the type.
+        shape: The shape of one row; None for a dimension of any size.
     """
 
     name: str
-    dtype: str  # as numpy calls it
+    dtype: str
     shape: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class MLmodel:
-    """`data` is the whole document."""
+    """A parsed MLmodel file; `data` is its content."""
 
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def flavors(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.data.get("flavors") or {}
-        return found
+        flavors: Mapping[str, Any] = self.data.get("flavors") or {}
+        return flavors
 
     @property
     def flavor(self) -> str:
-        """The model's own one: every other library's model is one of Python functions as well."""
+        """The flavour of the model's library, or PYFUNC_FLAVOR, which most models have too."""
         return next((name for name in self.flavors if name != PYFUNC_FLAVOR), PYFUNC_FLAVOR)
 
     @cached_property
     def inputs(self) -> list[dict[str, Any]]:
-        """Of the signature; empty without one."""
+        """The inputs of the signature; empty without one."""
         return list(json.loads((self.data.get("signature") or {}).get("inputs") or "[]"))
 
     @property
     def tensors(self) -> tuple[SignatureTensor, ...]:
-        """The inputs where all of them are tensors of numbers whose rows can be joined with those
-        of other requests; else empty.
-        """
-        found = []
-        for each in self.inputs:
-            spec = each.get("tensor-spec") or {}
+        """The inputs, if all are tensors of numbers with a batch dimension; otherwise empty."""
+        tensors = []
+        for column in self.inputs:
+            spec = column.get("tensor-spec") or {}
             shape = spec.get("shape") or ()
             if spec.get("dtype") not in _NUMBERS or not shape or shape[0] != -1:
                 return ()
-            found.append(
+            tensors.append(
                 SignatureTensor(
-                    each.get("name") or "",
+                    column.get("name") or "",
                     spec["dtype"],
                     tuple(None if size == -1 else size for size in shape[1:]),
                 )
             )
-        return tuple(found)
+        return tuple(tensors)
 
     @property
     def example(self) -> dict[str, Any] | None:
-        """A request with one row, of a signature whose columns have plain types."""
-        types = [each.get("type") for each in self.inputs]
+        """A request with one row, or None if a column has no plain type."""
+        types = [column.get("type") for column in self.inputs]
         if not types or not all(kind in _EXAMPLES for kind in types):
             return None
         row = [_EXAMPLES[str(kind)] for kind in types]
-        if not all(each.get("name") for each in self.inputs):
+        if not all(column.get("name") for column in self.inputs):
             return {"inputs": [row]}
-        return {
-            "dataframe_split": {"columns": [each["name"] for each in self.inputs], "data": [row]}
-        }
+        columns = [column["name"] for column in self.inputs]
+        return {"dataframe_split": {"columns": columns, "data": [row]}}
 
     @property
     def handler(self) -> str:
-        """By torch alone where the signature says which tensors the model takes, else by MLflow.
+        """The handler: torch alone if the signature names tensors, otherwise MLflow.
 
-        Raises CannotPack.
+        Raises:
+            CannotPack: The model has neither Python functions nor tensors.
         """
         if "pytorch" in self.flavors and self.tensors:
             return PYTORCH
@@ -119,13 +118,18 @@ class MLmodel:
 
 
 def read_mlmodel(directory: Path) -> MLmodel:
-    """Raises ArchiveError."""
+    """Read and check the MLmodel of a directory.
+
+    Raises:
+        ArchiveError: The file cannot be used.
+    """
     data = load_yaml_file(directory / FILE)
     try:
         model = MLmodel(data)
-        if not model.flavors or not all(isinstance(each, dict) for each in model.flavors.values()):
+        flavors = model.flavors
+        if not flavors or not all(isinstance(keys, dict) for keys in flavors.values()):
             raise ValueError("it has no flavors")
-        _ = model.tensors, model.example  # which raise for a signature that is none
+        _ = model.tensors, model.example  # These raise for an invalid signature.
         for name in _named_paths(model.flavors):
             if fault := path_fault(name):
                 raise ValueError(

@@ -1,9 +1,8 @@
-"""The limits of one model, each declared once: a new limit is one row here, and the line that
-enforces it.
+"""The limits of one model, each declared once in a row.
 
-Derived from a row: the key of model-config.yaml, the parameter of a registration and of a later
-change, the setting of `[models.NAME]`, the fields of `RegisterOrder` and `Plan`, the field of a
-description, of a snapshot where `saved`, and the table of docs/reference/configuration.md.
+A row gives the key of model-config.yaml, the parameter of a registration and of a later change, the
+setting of `[models.NAME]`, the fields of `RegisterOrder` and `Plan`, the fields of descriptions and
+snapshots, and the table of docs/reference/configuration.md.
 """
 
 # ruff: noqa: RUF009  (each row is a dataclass field)
@@ -18,27 +17,39 @@ ValueT = TypeVar("ValueT", bound="int | None")
 
 
 class ModelLimit(NamedTuple):
-    key: str  # in model-config.yaml and in descriptions: TorchServe's where it has the limit
+    """The declaration of a limit.
+
+    Attributes:
+        key: The key of model-config.yaml and of descriptions, TorchServe's if it has one.
+        description: The description in the documentation.
+        default: The default.
+        setting: The server's setting with the default of all models.
+        minimum: The smallest value.
+        own_minimum: The smallest value in model-config.yaml, if it differs. TorchServe accepts a
+            zero in its API only.
+        below: The bound that a value must stay below.
+        choices: The allowed values, in place of bounds.
+        changeable: Whether a registration, or a change while the model is served, may set it.
+            Otherwise settings alone do, and 0 is no limit.
+        saved: Whether snapshots hold it, whose layout is TorchServe's.
+    """
+
+    key: str
     description: str
     default: int
-    setting: str = ""  # of the server, which gives the default for all models
+    setting: str = ""
     minimum: int = 1
-    own_minimum: int | None = (
-        # in model-config.yaml, if it differs: TorchServe takes a zero from its API and not from
-        # there
-        None
-    )
+    own_minimum: int | None = None
     below: int = 1 << 31
-    choices: tuple[int, ...] = ()  # in place of bounds
-    # by a registration, and while the model is served; otherwise by settings alone, where 0 is no
-    # limit
+    choices: tuple[int, ...] = ()
     changeable: bool = True
-    saved: bool = False  # in snapshots, whose layout is TorchServe's
+    saved: bool = False
 
 
 def row(*args: Any, **options: Any) -> Any:
+    """Declare a field of `ModelLimits` by the arguments of `ModelLimit`."""
     limit = ModelLimit(*args, **options)
-    # The keys of `metadata` but the first are options of pydantic's `Field`, for `ModelConfig`.
+    # All keys of `metadata` but the first are options of pydantic's `Field`, for `ModelConfig`.
     bounds = {} if limit.choices else {"ge": limit.own_minimum or limit.minimum, "lt": limit.below}
     return field(
         default=None, metadata={"limit": limit, "alias": limit.key, "strict": True, **bounds}
@@ -47,9 +58,7 @@ def row(*args: Any, **options: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits(Generic[ValueT]):
-    """`ValueT` is `int` where the limits are settled, and `int | None` where they may be left
-    out.
-    """
+    """The limits of a model; `ValueT` is `int`, or `int | None` if limits may be missing."""
 
     batch_size: ValueT = row(
         "batchSize",
@@ -166,9 +175,9 @@ class ModelLimits(Generic[ValueT]):
     )
 
 
-LIMITS: dict[str, ModelLimit] = {each.name: each.metadata["limit"] for each in fields(ModelLimits)}
-BY_KEY: dict[str, str] = {
-    limit.key: name for name, limit in LIMITS.items()
-}  # batchSize -> batch_size
+LIMITS: dict[str, ModelLimit] = {
+    declared.name: declared.metadata["limit"] for declared in fields(ModelLimits)
+}
+BY_KEY: dict[str, str] = {limit.key: name for name, limit in LIMITS.items()}
 CHANGEABLE = tuple(name for name, limit in LIMITS.items() if limit.changeable)
 SAVED = tuple(name for name, limit in LIMITS.items() if limit.saved)

@@ -1,7 +1,6 @@
-"""model-config.yaml: the keys that the server reads, each declared once for pydantic; the handler
-gets the others.
+"""The keys of model-config.yaml that the server reads, declared for pydantic.
 
-A new key is one field of `ModelConfig`. Limits are in model_limits.py.
+A new key is a field of `ModelConfig`; limits are in model_limits.py. Handlers get all keys.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from tsx_archiver.metadata.slo import checked_target
 from tsx_archiver.names import normal, path_fault
 from tsx_archiver.quantities import for_text, parse_bytes, parse_seconds
 
-# The keys that handlers read and the server does not: a slip in one of them is noticed too.
+# Keys that only handlers read, known here so that a typo in them is noticed.
 BACKEND_KEYS = ("handler", "pt2", "micro_batching", "pippy", "deepspeed", "dali")
 _KEYS = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
@@ -85,11 +84,9 @@ def _header_values(value: Any) -> Any:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class CacheConfig:
-    """The keys under `cache`: how many bytes of answers the server stores, for how long, and which
-    headers tell requests apart.
-    """
+    """The keys under `cache`: the size, the lifetime, and the headers that belong to the key."""
 
-    size: Annotated[StrictInt, Bytes, Field(ge=0)] = 64 << 20  # bytes; 0 turns the cache off
+    size: Annotated[StrictInt, Bytes, Field(ge=0)] = 64 << 20  # bytes; 0 = off
     ttl: Annotated[Number, Seconds, Field(gt=0, lt=1e9)] = 60.0  # seconds
     key: Annotated[
         tuple[
@@ -108,13 +105,11 @@ class HuggingFaceConfig:
 
     task: Annotated[StrictStr, AfterValidator(_checked_task)] | None = None
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    engine: Literal["auto", "transformers", "vllm"] = "auto"  # of text generation
-    max_sequences: Annotated[StrictInt, Field(ge=1, lt=1 << 20)] | None = (
-        None  # that text generation runs together
-    )
-    cache_memory: Annotated[StrictInt, Bytes, Field(ge=1)] | None = (
-        None  # bytes, for the cache of text generation
-    )
+    engine: Literal["auto", "transformers", "vllm"] = "auto"  # text generation
+    # Text generation runs so many sequences together.
+    max_sequences: Annotated[StrictInt, Field(ge=1, lt=1 << 20)] | None = None
+    # Bytes of text generation's cache.
+    cache_memory: Annotated[StrictInt, Bytes, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True, config=KEBAB_KEYS)
@@ -133,24 +128,21 @@ class TorchRun:
 
 @dataclass(frozen=True, config=_KEYS)
 class WarmUp:
-    """An entry of `warmup`: a file that is sent as a request, or a recording of requests, before
-    the model is served.
-    """
+    """An entry of `warmup`: a request or a recording that is sent before the model is served."""
 
-    file: Annotated[StrictStr, AfterValidator(_member)]  # its path in the archive
+    file: Annotated[StrictStr, AfterValidator(_member)]  # path in the archive
     content_type: StrictStr | None = None
     headers: Annotated[dict[str, str], BeforeValidator(_header_values)] | None = None
     count: Positive | None = None  # requests
-    strict: StrictBool | None = None  # whether the model is not served where one fails
+    strict: StrictBool | None = None  # Whether a failed request keeps the model from being served.
 
 
 @dataclass(frozen=True, kw_only=True, config=_KEYS)
 class ModelConfig(ModelLimits["int | None"]):
-    """What model-config.yaml says to the server; None where a key is missing or its value cannot be
-    used.
+    """The server's keys of model-config.yaml; None for a missing key or an invalid value.
 
-    `raw` is the whole document, keys of the handler included: what a handler reads as
-    `context.model_yaml_config`.
+    Attributes:
+        raw: The whole document, which a handler reads as `context.model_yaml_config`.
     """
 
     min_workers: Count | None = None
@@ -170,28 +162,26 @@ class ModelConfig(ModelLimits["int | None"]):
     max_sequence_job_queue_size: Positive | None = None
     max_num_sequence: Positive | None = None
     use_venv: StrictBool | None = None
-    # What tsx adds; TorchServe passes over these.
+    # The following keys are those of tsx; TorchServe ignores them.
     batch_policy: StrictStr | None = None  # "wait", or a plugin's name
-    slo: Annotated[StrictStr, AfterValidator(checked_target)] | None = (
-        None  # a latency target, such as p99<50ms
-    )
-    scale_to_zero: Annotated[Number, Seconds, Field(ge=0)] | None = (
-        None  # seconds without a request after which it is unloaded; 0: never
-    )
+    # A latency target, such as p99<50ms.
+    slo: Annotated[StrictStr, AfterValidator(checked_target)] | None = None
+    # Seconds without a request after which the model is unloaded; 0 = never.
+    scale_to_zero: Annotated[Number, Seconds, Field(ge=0)] | None = None
     batch_buckets: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     cache: CacheConfig | None = None
     overlap_preprocessing: StrictBool | Literal["auto"] | None = None
     retry_failed_batch: StrictBool | None = None
-    independent_rows: StrictBool | None = None  # a SageMaker program's requests may share a call
+    independent_rows: StrictBool | None = None  # Requests of a SageMaker program may share a call.
     weights_only: StrictBool | None = None
-    # The arguments of the model's class: JSON's kinds of values only, so that a configuration can
-    # build no other object.
+    # The arguments of the model's class. Values of JSON only, so that a configuration cannot
+    # create other objects.
     init_args: dict[Annotated[StrictStr, AfterValidator(_argument)], JsonValue] | None = Field(
         default=None, alias="init_args"
     )
     threads: Positive | None = None
     precision: Annotated[Literal["fp32", "fp16", "bf16"], any_case] | None = None
-    # The names of forms in tsx-forms.json, in the order in which they are tried.
+    # Names of forms in tsx-forms.json, in the order of trial.
     forms: (
         Annotated[
             tuple[Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")], ...],
@@ -201,8 +191,7 @@ class ModelConfig(ModelLimits["int | None"]):
         | None
     ) = None
     huggingface: HuggingFaceConfig | None = None
-    # The shape of one row, without the dimension of the batch; None, or -1, where any size fits. A
-    # mapping for several inputs.
+    # The shape of one row; None or -1 is a dimension of any size. Several inputs are a mapping.
     input_shape: tuple[RowSize, ...] | dict[str, tuple[RowSize, ...]] | None = Field(
         default=None, alias="input_shape"
     )
@@ -219,11 +208,11 @@ class ModelConfig(ModelLimits["int | None"]):
 
     @cached_property
     def text(self) -> str:
-        """`raw` as YAML, written once: of 20,000 values that takes half a second."""
+        """The YAML of `raw`, cached because writing 20,000 values takes half a second."""
         return yaml.safe_dump(self.raw)
 
     def missing_warm_up(self, present: Container[str]) -> list[str]:
-        """Of the files that are to be sent, those that are not there, in words."""
+        """List the missing files of `warmup`, as texts."""
         return [
             f"warmup: {entry.file} is not in the archive"
             for entry in self.warmup or ()
@@ -232,9 +221,9 @@ class ModelConfig(ModelLimits["int | None"]):
 
 
 def parse_model_config(data: Any) -> tuple[ModelConfig, list[str]]:
-    """Read what `yaml.safe_load` gave; never raises.
+    """Parse the content of a model-config.yaml, and return it with a list of problems.
 
-    A wrong value is a problem and counts as absent, as in TorchServe.
+    A wrong value is a problem and counts as missing, as in TorchServe.
     """
     if data is None:
         return ModelConfig(), []
@@ -257,12 +246,12 @@ def parse_model_config(data: Any) -> tuple[ModelConfig, list[str]]:
     if isinstance(values.get("warmup"), list):
         entries = list[Any]()
         for number, entry in enumerate(values["warmup"], 1):
-            given = {"file": entry} if isinstance(entry, str) else entry
-            section, faults = read_keys(WarmUp, given, f"warmup[{number}]", closed=True)
+            keys = {"file": entry} if isinstance(entry, str) else entry
+            section, faults = read_keys(WarmUp, keys, f"warmup[{number}]", closed=True)
             entries += [section] if section else []
             problems += faults
         values["warmup"] = entries
-    config, faults = read_keys(ModelConfig, values, raw=data, others=BACKEND_KEYS)
+    config, faults = read_keys(ModelConfig, values, raw=data, ignored=BACKEND_KEYS)
     problems += faults
     if (
         config.min_workers is not None
@@ -277,5 +266,9 @@ def parse_model_config(data: Any) -> tuple[ModelConfig, list[str]]:
 
 
 def load_model_config(path: Path) -> tuple[ModelConfig, list[str]]:
-    """Read a model-config.yaml; raises InvalidConfig where it is no YAML at all."""
+    """Read a model-config.yaml, and return it with a list of problems.
+
+    Raises:
+        InvalidConfig: The file is missing or no YAML.
+    """
     return parse_model_config(load_yaml_file(path))

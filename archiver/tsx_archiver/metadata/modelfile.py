@@ -1,4 +1,4 @@
-"""Detects the kind of a model file from its bytes, without torch and without running code."""
+"""The kind of a model file, detected by its bytes without torch and without running code."""
 
 from __future__ import annotations
 
@@ -30,36 +30,44 @@ _TENSOR_MODULES = ("torch", "collections", "numpy", "_codecs", "builtins", "__bu
 
 @dataclass(frozen=True)
 class ModelFile:
-    """`detail` says more about a known kind; `problem` says why the file cannot be used as it is,
-    and what to do.
+    """The description of a model file.
 
-    `is_broken`: nothing can load it, while another unknown file may still be one that a handler
-    knows.
+    Attributes:
+        path: The path.
+        kind: The kind.
+        size: The size in bytes.
+        detail: More about a known kind.
+        device: The device of an AOTInductor package: cpu, cuda, ...
+        whole_object: The class of a pickled module, which torch does not load as weights only.
+        problem: Why the file cannot be used as it is, and what to do.
+        is_broken: Whether nothing can load it. A handler may know another unknown file.
     """
 
     path: Path
     kind: Kind
     size: int
     detail: str = ""
-    device: str | None = None  # what an AOTInductor package was compiled for: cpu, cuda, ...
-    whole_object: str | None = (
-        None  # the class of a pickled module, which torch will not load as weights only
-    )
+    device: str | None = None
+    whole_object: str | None = None
     problem: str | None = None
     is_broken: bool = False
 
 
 def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
-    """Look into a model file; an unknown, empty or truncated one has a `problem`.
+    """Describe a model file; an unknown, empty or truncated one has a `problem`.
 
-    Raises InputMissing.
+    Args:
+        path: The file.
+        called: The path to show in texts, if the real one tells the user nothing.
 
-    `called` is the path for the texts, where the real one would say nothing to the reader.
+    Raises:
+        InputMissing: The file cannot be read.
     """
     path = Path(path)
     try:
         mode = path.stat().st_mode
-        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # opening a pipe would wait for its writer
+        # Opening a pipe would wait for its writer.
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
             with path.open("rb") as file:
                 return describe_model_stream(file, called or path)
     except IsADirectoryError as error:
@@ -70,7 +78,7 @@ def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
         raise InputMissing(
             f"{called or path} cannot be read ({error.strerror}). Check the path."
         ) from error
-    except ValueError as error:  # a NUL, or what cannot be encoded
+    except ValueError as error:  # a NUL, or a character that cannot be encoded
         raise InputMissing(
             f"{shown(str(path))} cannot be the name of a file. Check the path."
         ) from error
@@ -78,7 +86,7 @@ def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
 
 
 def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:
-    """The same for an open, seekable file; `path` is for the texts and its suffix a hint."""
+    """Describe an open file; `path` is shown in texts, and its suffix is a hint."""
     size = file.seek(0, 2)
     file.seek(0)
     head = file.read(512)
@@ -117,7 +125,7 @@ def _broken(path: Path, size: int, problem: str) -> ModelFile:
 
 
 def _placeholder(head: bytes) -> str | None:
-    """What tools leave in a file's place."""
+    """Return the problem of a file that stands for the real one."""
     text = head.lstrip().lower()
     if text.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer, not the model itself; run 'git lfs pull'"
@@ -213,7 +221,7 @@ def _aoti_device(archive: zipfile.ZipFile, prefix: str, names: set[str]) -> str 
 
 
 def _batch_detail(archive: zipfile.ZipFile, program: str) -> str:
-    """Say how many rows an exported program takes, where that is a number."""
+    """Tell how many rows an exported program takes, if that is a constant."""
     try:
         module = json.loads(_read(archive, program, _MAX_PICKLE))["graph_module"]
         inputs = [
@@ -223,12 +231,8 @@ def _batch_detail(archive: zipfile.ZipFile, program: str) -> str:
         ]
         sizes = module["graph"]["tensor_values"][inputs[0]["as_tensor"]["name"]]["sizes"]
         return f"takes batches of exactly {sizes[0]['as_int']}" if len(sizes) > 1 else ""
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        RecursionError,
-    ):  # a dimension that is marked dynamic, or another schema
+    except (ValueError, LookupError, TypeError, RecursionError):
+        # The dimension is dynamic, or the schema another one.
         return ""
 
 
@@ -237,39 +241,39 @@ def _eager(archive: zipfile.ZipFile, name: str, path: Path, size: int) -> ModelF
         content = _read(archive, name, _MAX_PICKLE)
     except ValueError:
         return ModelFile(path, "eager", size)
-    whole = _pickled_class(content)
-    return ModelFile(path, "eager", size, _eager_detail(whole), whole_object=whole)
+    pickled = _pickled_class(content)
+    return ModelFile(path, "eager", size, _eager_detail(pickled), whole_object=pickled)
 
 
 def _legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
-    """Magic number, protocol version, system information, the object, the storages' keys, then
-    their bytes.
+    """Describe a file of torch before 1.6.
+
+    It holds a magic number, the protocol version, system information, the object, the keys of its
+    storages, and their bytes.
     """
     file.seek(0)
     try:
         for _ in range(3):
-            for _ in pickletools.genops(file):  # skip it
+            for _ in pickletools.genops(file):
                 pass
-        whole = _pickled_class(file.read(_MAX_PICKLE))
+        pickled = _pickled_class(file.read(_MAX_PICKLE))
     except ValueError:
         return _broken(path, size, "is truncated; copy or download it again")
     return ModelFile(
         path,
         "eager",
         size,
-        "in the format of torch before 1.6" + (f", {_eager_detail(whole)}" if whole else ""),
-        whole_object=whole,
+        "in the format of torch before 1.6" + (f", {_eager_detail(pickled)}" if pickled else ""),
+        whole_object=pickled,
     )
 
 
-def _eager_detail(whole: str | None) -> str:
-    return f"a whole pickled {whole}" if whole else "weights"
+def _eager_detail(pickled: str | None) -> str:
+    return f"a whole pickled {pickled}" if pickled else "weights"
 
 
 def _pickled_class(content: bytes) -> str | None:
-    """The first class in a pickle that weights alone would not need; the pickle is listed, never
-    loaded.
-    """
+    """Return the first class in a pickle that weights do not need; the pickle is never loaded."""
     texts: list[str] = []
     try:
         for opcode, argument, _ in pickletools.genops(content):
@@ -285,18 +289,22 @@ def _pickled_class(content: bytes) -> str | None:
             )
             if module and is_module_class:
                 return f"{module}.{name}"
-    except ValueError:  # the rest of a legacy file is raw data, and a damaged one ends early
+    except ValueError:  # raw data of a legacy file, or the end of a damaged one
         return None
     return None
 
 
-def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """A member of at most `most` bytes; raises ValueError."""
-    if archive.getinfo(name).file_size > most:
-        raise ValueError(f"{name} is larger than {most} bytes")
+def _read(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
+    """Return the bytes of a member.
+
+    Raises:
+        ValueError: The member is damaged, or larger than `max_bytes`.
+    """
+    if archive.getinfo(name).file_size > max_bytes:
+        raise ValueError(f"{name} is larger than {max_bytes} bytes")
     try:
         with archive.open(name) as member:
-            return member.read(most + 1)
+            return member.read(max_bytes + 1)
     except (zipfile.BadZipFile, OSError, RuntimeError, EOFError) as error:
         raise ValueError(str(error)) from error
 

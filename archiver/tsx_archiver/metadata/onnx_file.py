@@ -1,4 +1,4 @@
-"""Detects ONNX files, and finds the files beside them that hold their weights."""
+"""ONNX files: their detection, and the separate files of their weights."""
 
 from __future__ import annotations
 
@@ -14,39 +14,29 @@ from tsx_archiver.names import is_inside, normal, path_fault, shown
 
 _GRAPH = 7
 _OPSET_IMPORT = 8
-# field number -> wire type, of onnx.ModelProto (onnx/onnx.proto)
-_FIELDS = {
-    1: 0,
-    2: 2,
-    3: 2,
-    4: 2,
-    5: 0,
-    6: 2,
-    _GRAPH: 2,
-    _OPSET_IMPORT: 2,
-    14: 2,
-    20: 2,
-    25: 2,
-    26: 2,
-}
+# The wire types of the fields of onnx.ModelProto, from the file onnx.proto.
+_FIELDS = dict.fromkeys((1, 5), 0) | dict.fromkeys((2, 3, 4, 6, 14, 20, 25, 26), 2)
+_FIELDS |= {_GRAPH: 2, _OPSET_IMPORT: 2}
 _MAX_FIELDS = 100_000
 
 # The start of an entry `location` of protobuf's type StringStringEntryProto.
 _LOCATION = re.compile(rb"\n\x08location\x12")
-_EXTERNAL_DATA = 13 << 3 | 2  # the tag of a tensor's field of that name
+_EXTERNAL_DATA = 13 << 3 | 2  # the tag of the field external_data of a tensor
 
 
 class Onnx(enum.Enum):
+    """What a file is: an ONNX model, the beginning of one, or something else."""
+
     WHOLE = "whole"
     TRUNCATED = "truncated"
     NOT = "not"
 
 
 def look_at_onnx(file: BinaryIO, size: int) -> Onnx:
-    """Walk over the fields of the message, skipping their contents.
+    """Tell whether a file is an ONNX model.
 
-    Detects ONNX files, which have no magic number: the whole file must be a protobuf message with
-    the fields of ModelProto.
+    ONNX files have no magic number, so the file must be a protobuf message with the fields of
+    ModelProto. Their contents are skipped.
     """
     file.seek(0)
     seen: set[int] = set()
@@ -84,10 +74,12 @@ def _varint(file: BinaryIO | mmap) -> int | None:
 
 
 def data_files(path: Path) -> dict[str, Path]:
-    """Find the files that hold the weights of an ONNX model, by their names relative to it.
+    """Return the files of an ONNX model's weights by their names relative to it.
 
-    The files may be missing, and a model of another kind has none. Raises UnsafePath for a file
-    outside the model's directory.
+    The files may be missing. A model of another kind has none.
+
+    Raises:
+        UnsafePath: A file lies outside of the model's directory.
     """
     with path.open("rb") as file:
         if look_at_onnx(file, file.seek(0, 2)) is not Onnx.WHOLE:

@@ -1,6 +1,4 @@
-"""Parses untrusted JSON: its bytes and values are bounded first, since the parser blocks the
-interpreter.
-"""
+"""The parsing of untrusted JSON with bounds, since the parser blocks the interpreter."""
 
 from __future__ import annotations
 
@@ -8,14 +6,16 @@ import json
 from typing import Any
 
 MAX_DEPTH = 64
-MAX_DIGITS = 4300  # of a whole number: Python's own bound, which its first releases of 3.10 lack
+MAX_DIGITS = 4300  # digits of an integer; Python's own bound, which early releases of 3.10 lack
 
 
 def load_json(content: bytes, *, most_bytes: int, most_values: int) -> Any:
-    """Raises ValueError, which says what is wrong with the document.
+    """Parse JSON.
 
-    Values are counted by commas and brackets, those inside texts included: one pass each at the
-    speed of a search.
+    Values are counted by commas and brackets, including those in texts, which is fast.
+
+    Raises:
+        ValueError: The content is no JSON, or exceeds a bound.
     """
     if len(content) > most_bytes:
         raise ValueError(f"it has {len(content)} bytes; at most {most_bytes} are read")
@@ -36,14 +36,14 @@ def _int(text: str) -> int:
 
 
 def _check_depth(value: Any) -> None:
-    """Level by level, so that what walks the value later may recurse."""
+    """Refuse a deep value without recursion, so that later code may recurse."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
             child
-            for each in level
-            if isinstance(each, dict | list)
-            for child in (each.values() if isinstance(each, dict) else each)
+            for value in level
+            if isinstance(value, dict | list)
+            for child in (value.values() if isinstance(value, dict) else value)
             if isinstance(child, dict | list)
         ]
         if not level:

@@ -1,4 +1,4 @@
-"""Parses untrusted YAML: plain types only, and a bounded expansion of aliases."""
+"""The parsing of untrusted YAML: plain types only, and a bounded expansion of aliases."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import yaml
 from tsx_archiver.errors import InvalidConfig
 
 MAX_BYTES = 1 << 20
-MAX_NODES = 20_000  # of a second of parsing
-MAX_SEPARATORS = 2 * MAX_NODES  # commas and line ends, counted before anything is parsed
+MAX_NODES = 20_000  # about a second of parsing
+MAX_SEPARATORS = 2 * MAX_NODES  # commas and line ends, counted before the parsing
 MAX_DEPTH = 64
 
 
 def load_yaml(content: bytes, *, source: str) -> Any:
-    """The document as plain Python values; raises InvalidConfig, which names `source`.
+    """Parse a document to plain Python values.
 
-    Aliases may make a few lines unfold to gigabytes as soon as someone walks or serialises them ("a
-    YAML bomb"), so the nodes are counted as if every alias were written out.
+    Aliases can expand a few lines to gigabytes (a YAML bomb), so nodes are counted with all aliases
+    expanded.
+
+    Raises:
+        InvalidConfig: The document cannot be used; the message names `source`.
     """
     if len(content) > MAX_BYTES:
         raise InvalidConfig(
@@ -37,7 +40,7 @@ def load_yaml(content: bytes, *, source: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        if _unfolded(node, {}, 0) > MAX_NODES:
+        if _count_nodes(node, {}, 0) > MAX_NODES:
             raise InvalidConfig(
                 f"{source} expands to more than {MAX_NODES} values through its aliases. Write it"
                 " without them."
@@ -48,10 +51,8 @@ def load_yaml(content: bytes, *, source: str) -> Any:
             f"{source} cannot be read as YAML: {_brief(error)}. Correct it; only plain values are"
             " allowed."
         ) from error
-    except (
-        ValueError,
-        TypeError,
-    ) as error:  # bytes that are not UTF-8, a date that does not exist, a key that cannot be one
+    except (ValueError, TypeError) as error:
+        # Invalid UTF-8, an impossible date, or a key that cannot be one.
         raise InvalidConfig(f"{source} cannot be read as YAML: {error}. Correct it.") from error
     except RecursionError as error:
         raise InvalidConfig(f"{source} is nested too deeply. Make it flatter.") from error
@@ -61,6 +62,7 @@ def load_yaml(content: bytes, *, source: str) -> Any:
 
 
 def load_yaml_file(path: Path) -> Any:
+    """Parse a file, like `load_yaml`."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -69,23 +71,21 @@ def load_yaml_file(path: Path) -> Any:
     return load_yaml(content, source=str(path))
 
 
-def _unfolded(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """How many nodes there are with every alias written out; more than MAX_NODES where a node holds
-    itself.
-    """
+def _count_nodes(node: yaml.Node, known: dict[int, int], depth: int) -> int:
+    """Count nodes with all aliases expanded; a node that holds itself exceeds MAX_NODES."""
     if depth > MAX_DEPTH:
         raise RecursionError
     if isinstance(node, yaml.ScalarNode):
-        return 1 + len(node.value) // 16  # a long text behind many aliases is a bomb as well
+        return 1 + len(node.value) // 16  # A long text with many aliases is a bomb as well.
     size = known.get(id(node))
     if size is not None:
         return size
-    known[id(node)] = MAX_NODES + 1  # what a node that is met inside itself counts for
+    known[id(node)] = MAX_NODES + 1  # This counts for a node inside itself.
     if isinstance(node, yaml.MappingNode):
         children = [child for pair in node.value for child in pair]
     else:
         children = node.value if isinstance(node, yaml.SequenceNode) else []
-    size = 1 + sum(_unfolded(child, known, depth + 1) for child in children)
+    size = 1 + sum(_count_nodes(child, known, depth + 1) for child in children)
     known[id(node)] = size
     return size
 

@@ -1,8 +1,8 @@
-"""Service level objectives: the bounds of `tsx bench`, such as `p50<20ms,errors<0.1%`, and the
-target of a model, such as `p99<50ms`.
+"""Service level objectives.
 
-Text generation has bounds of its own: `ttft.p99<300ms`, of the time to the first token, and
-`tpot.p99<50ms`, of the time per output token.
+`tsx bench` takes bounds such as `p50<20ms,errors<0.1%`, and a model takes a target such as
+`p99<50ms`. For text generation, `ttft.p99<300ms` bounds the time to the first token, and
+`tpot.p99<50ms` the time per output token.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ PERCENTILES = {
     "mean": "mean_ms",
     "max": "max_ms",
 }
-STREAM_TIMES = (
-    "ttft",
-    "tpot",
-)  # what stands before a percentile, of answers that are event streams
+STREAM_TIMES = ("ttft", "tpot")  # prefixes of percentiles, for event streams
 _BOUND = re.compile(
     r"\s*(?:(ttft|tpot)\.)?(p50|p90|p95|p99|p99\.9|mean|max|errors)\s*<=?\s*(\d{1,9}(?:\.\d+)?)\s*(us|ms|s|%)\s*"
 )
@@ -32,10 +29,13 @@ _MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 
 
 class Bound(NamedTuple):
-    """`figure` is a field of a latency in milliseconds, of an event stream with `ttft.` or `tpot.`
-    before it, or `errors`, a share.
+    """An upper bound of one figure.
 
-    No value may be above `limit`.
+    Attributes:
+        figure: A field of a latency in milliseconds, with the prefix `ttft.` or `tpot.` for event
+            streams, or `errors`, a share.
+        limit: The bound.
+        text: The bound as the user wrote it.
     """
 
     figure: str
@@ -44,49 +44,54 @@ class Bound(NamedTuple):
 
 
 class Slo(NamedTuple):
+    """The bounds of a service level objective."""
+
     bounds: tuple[Bound, ...]
 
     @property
     def errors(self) -> float:
-        """The share of requests that may fail: none where nothing is said."""
+        """The share of requests that may fail; the default is 0."""
         return next((bound.limit for bound in self.bounds if bound.figure == "errors"), 0.0)
 
     @property
-    def _of_answers(self) -> list[Bound]:
-        """Those of the time of a whole answer."""
+    def _latency_bounds(self) -> list[Bound]:
+        """The bounds of whole responses."""
         return [
             bound for bound in self.bounds if bound.figure != "errors" and "." not in bound.figure
         ]
 
     @property
     def of_streams(self) -> list[Bound]:
+        """The bounds of event streams."""
         return [bound for bound in self.bounds if "." in bound.figure]
 
     @property
     def tightest_ms(self) -> float:
-        """The least bound of the time of an answer; infinite without one."""
-        return min((bound.limit for bound in self._of_answers), default=math.inf)
+        """The smallest bound of a response's time; infinite without one."""
+        return min((bound.limit for bound in self._latency_bounds), default=math.inf)
 
     @property
     def limits(self) -> dict[str, float]:
-        """What a single answer may take, in milliseconds, to count for the goodput: `""` its
-        latency, `ttft`, `tpot`.
+        """The limits in milliseconds within which a single response counts for the goodput.
 
-        Of several percentiles the one with the greatest limit counts, and no mean, which is of many
-        answers.
+        The keys are `""` for its latency, `ttft` and `tpot`. The greatest limit of all percentiles
+        counts. A mean does not, since it is a figure of many responses.
         """
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for bound in self.bounds:
             part, _, name = bound.figure.rpartition(".")
             if name not in ("errors", "mean_ms"):
-                found[part] = max(bound.limit, found.get(part, 0.0))
-        return found
+                limits[part] = max(bound.limit, limits.get(part, 0.0))
+        return limits
 
     def broken(self, latency: Mapping[str, float], errors: float) -> list[Bound]:
-        """The bounds that do not hold.
+        """Return the bounds that do not hold.
 
-        A run with more errors than allowed holds none of them, since failing is fast, and one
-        without event streams no bound of these.
+        Without event streams, their bounds do not hold.
+
+        Args:
+            latency: The figures of a run.
+            errors: The share of failed requests.
         """
         broken = [
             bound
@@ -99,18 +104,21 @@ class Slo(NamedTuple):
         return broken
 
     def slack(self, latency: Mapping[str, float]) -> float:
-        """How many times its tightest bound of an answer's time the latency is: 1 is at the bound,
-        above is beyond it; 0 without one.
-        """
-        return max((latency[bound.figure] / bound.limit for bound in self._of_answers), default=0.0)
+        """Return the largest ratio of a latency to its bound; above 1, a bound is broken."""
+        ratios = (latency[bound.figure] / bound.limit for bound in self._latency_bounds)
+        return max(ratios, default=0.0)
 
     def __str__(self) -> str:
         return ",".join(bound.text for bound in self.bounds)
 
 
 class LatencyTarget(NamedTuple):
-    """The target of a served model: this share of the accepted requests is answered within so many
-    seconds.
+    """The latency target of a model.
+
+    Attributes:
+        text: The target as the user wrote it.
+        quantile: The share of accepted requests that must be answered in time.
+        seconds: The time.
     """
 
     text: str
@@ -119,30 +127,35 @@ class LatencyTarget(NamedTuple):
 
 
 def parse_slo(text: str) -> Slo:
-    """Raises ValueError."""
+    """Parse bounds that are separated by commas.
+
+    Raises:
+        ValueError: A bound is invalid.
+    """
     bounds = []
     for part in text.split(","):
-        found = _BOUND.fullmatch(part)
-        share = found is not None and found[2] == "errors"
-        if found is None or share != (found[4] == "%") or (share and found[1]):
+        match = _BOUND.fullmatch(part)
+        is_share = match is not None and match[2] == "errors"
+        if match is None or is_share != (match[4] == "%") or (is_share and match[1]):
             raise ValueError(
                 f"'{part.strip()}' is not a bound. A bound is a metric and a limit, such as"
                 f" p99<100ms or errors<0.1%; there are {', '.join(PERCENTILES)} and errors, and of"
                 " event streams ttft.p99, tpot.p99 and so on; separate several with commas"
             )
-        limit = float(found[3])
-        if limit <= 0 and not share:
+        limit = float(match[3])
+        if limit <= 0 and not is_share:
             raise ValueError(
                 f"'{part.strip()}' is a bound that no answer can meet; give a time above 0"
             )
         figure = (
             "errors"
-            if share
-            else f"{found[1]}.{PERCENTILES[found[2]]}"
-            if found[1]
-            else PERCENTILES[found[2]]
+            if is_share
+            else f"{match[1]}.{PERCENTILES[match[2]]}"
+            if match[1]
+            else PERCENTILES[match[2]]
         )
-        bounds.append(Bound(figure, limit / 100 if share else limit * _MS[found[4]], part.strip()))
+        value = limit / 100 if is_share else limit * _MS[match[4]]
+        bounds.append(Bound(figure, value, part.strip()))
     figures = [bound.figure for bound in bounds]
     for bound in bounds:
         if figures.count(bound.figure) > 1:
@@ -151,7 +164,11 @@ def parse_slo(text: str) -> Slo:
 
 
 def latency_target(text: str) -> LatencyTarget:
-    """Raises ValueError."""
+    """Parse the target of a model.
+
+    Raises:
+        ValueError: The text is not one percentile and a time.
+    """
     bounds = parse_slo(text).bounds
     percentile = bounds[0].text.partition("<")[0].strip()
     if len(bounds) > 1 or not percentile.startswith("p"):
@@ -163,5 +180,9 @@ def latency_target(text: str) -> LatencyTarget:
 
 
 def checked_target(value: str) -> str:
-    """The same text, if it is a target. Raises ValueError."""
+    """Return a target without spaces around it, after a check.
+
+    Raises:
+        ValueError: The text is no target.
+    """
     return latency_target(value).text

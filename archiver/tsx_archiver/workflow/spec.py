@@ -41,7 +41,7 @@ class NodeSettings:
     batch_size: Positive | None = None
     max_batch_delay: Count | None = None  # ms
     retry_attempts: Count | None = None  # further attempts after the first
-    timeout_ms: Positive | None = None  # for each attempt
+    timeout_ms: Positive | None = None  # each attempt
 
 
 NO_SETTINGS = NodeSettings()
@@ -172,10 +172,10 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
 
 
 def _settings(
-    data: Mapping[Any, Any], under: str, problems: list[str], shared: NodeSettings = NO_SETTINGS
+    data: Mapping[Any, Any], section: str, problems: list[str], shared: NodeSettings = NO_SETTINGS
 ) -> NodeSettings:
     """Read settings, with those of `shared` as defaults."""
-    settings, faults = read_keys(NodeSettings, data, under, others=(URL,), closed=True)
+    settings, faults = read_keys(NodeSettings, data, section, ignored=(URL,), closed=True)
     problems += faults
     return replace(
         shared, **{name: value for name, value in vars(settings).items() if value is not None}

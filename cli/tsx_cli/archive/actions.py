@@ -129,7 +129,7 @@ def one(
 def inspect(file: Path, as_json: bool) -> None:
     limits = archive_limits(quiet=False)
     inspection = inspect_archive(file, limits=limits)
-    content = read_member(file, MEASURED, max_bytes=MOST_MEASURED, limits=limits)
+    content = read_member(file, MEASURED, most=MOST_MEASURED, limits=limits)
     measured = None if content is None else parse_measured(content)
     if as_json:
         print_json(

@@ -96,7 +96,7 @@ def test_forms_are_written_beside_the_original_and_removed_without_a_trace(
     forms = [built(tmp_path / "built", name) for name in ("openvino-int8", "onnx")]
     assert keep(path, cache, *forms) == f"{path} now runs as openvino-int8, else as onnx"
     assert not [finding for finding in verify_archive(path) if finding.is_fault]
-    record = parse_forms(read_member(path, FORMS_FILE, max_bytes=1 << 20) or b"")
+    record = parse_forms(read_member(path, FORMS_FILE, most=1 << 20) or b"")
     assert [form.name for form in record.forms] == ["openvino-int8", "onnx"]
     assert record.forms[0] == forms[0].record
     assert record.forms[0].measured["guard"]["limit"] == "top1>=-0.5%"
@@ -105,13 +105,13 @@ def test_forms_are_written_beside_the_original_and_removed_without_a_trace(
         for name in ("digits.pth", "model.py", "handler.py")
     }
     now = members(path)
-    assert read_member(path, "tsx-forms/onnx/more/weights.bin", max_bytes=100) == b"graphgraph"
+    assert read_member(path, "tsx-forms/onnx/more/weights.bin", most=100) == b"graphgraph"
     changed = ("model-config.yaml", "MAR-INF/MANIFEST.json")
     assert {name: now[name] for name in before if name not in changed} == {
         name: before[name] for name in before if name not in changed
     }
     assert inspect_archive(path).config.forms == ("openvino-int8", "onnx")
-    config = read_member(path, "model-config.yaml", max_bytes=4096) or b""
+    config = read_member(path, "model-config.yaml", most=4096) or b""
     assert config.startswith(b"# What the server reads about this model")
     assert "no forms any more" in remove_forms(path, cache)
     assert members(path) == before
@@ -132,7 +132,7 @@ def test_forms_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     keep(path, cache, *(built(tmp_path / "first", name) for name in ("onnx", "bf16")))
     keep(path, cache, built(tmp_path / "second", "bf16", b"better"))
     assert form_files(path) == files_of("bf16")
-    assert read_member(path, "tsx-forms/bf16/model.onnx", max_bytes=100) == b"better"
+    assert read_member(path, "tsx-forms/bf16/model.onnx", most=100) == b"better"
     assert inspect_archive(path).config.forms == ("bf16",)
     remove_forms(path, cache)
     with open_archive(path, cache=cache) as archive:

@@ -249,7 +249,7 @@ def kind_of(inspection: Inspection) -> str | None:
     file = inspection.manifest.handler_file
     name = file if file.endswith(".py") else f"{file}.py"
     code = (
-        read_member(inspection.source, name, max_bytes=MIB, limits=archive_limits())
+        read_member(inspection.source, name, most=MIB, limits=archive_limits())
         if any(member.name == name for member in inspection.members)
         else None
     )
@@ -281,7 +281,7 @@ def kind_of(inspection: Inspection) -> str | None:
 def _member(inspection: Inspection, name: str, content_type: str | None) -> Payload:
     body = (
         read_member(
-            inspection.source, name, max_bytes=min(MOST_BYTES, 256 * MIB), limits=archive_limits()
+            inspection.source, name, most=min(MOST_BYTES, 256 * MIB), limits=archive_limits()
         )
         or b""
     )

@@ -81,7 +81,7 @@ def read_record(archive: Path) -> ArchiveRecord | None:
     """What an archive or a model's directory has of it; None where it was never measured. Raises
     CliError for a damaged one.
     """
-    content = read_member(archive, FILE, max_bytes=LARGEST, limits=archive_limits())
+    content = read_member(archive, FILE, most=LARGEST, limits=archive_limits())
     if content is None:
         return None
     try:

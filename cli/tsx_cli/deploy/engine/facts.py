@@ -14,7 +14,7 @@ from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.metadata.compile_settings import needs_compiler
 from tsx_archiver.metadata.forms import (
     FORMS_FILE,
-    LARGEST_FILE,
+    MAX_FILE_BYTES,
     FormRecord,
     InvalidForms,
     KeptForms,
@@ -94,7 +94,7 @@ def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
     """Those that `forms` of model-config.yaml names. Raises CliError."""
     names = inspection.config.forms or ()
     content = (
-        read_member(inspection.source, FORMS_FILE, max_bytes=LARGEST_FILE, limits=archive_limits())
+        read_member(inspection.source, FORMS_FILE, most=MAX_FILE_BYTES, limits=archive_limits())
         if names
         else None
     )
@@ -106,7 +106,7 @@ def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
 
 
 def _read(inspection: Inspection, name: str) -> bytes:
-    return read_member(inspection.source, name, max_bytes=MOST_TEXT, limits=archive_limits()) or b""
+    return read_member(inspection.source, name, most=MOST_TEXT, limits=archive_limits()) or b""
 
 
 def _compiles(inspection: Inspection) -> str:
