@@ -97,6 +97,21 @@ def test_files_that_docstrings_and_comments_name_exist() -> None:
     assert not missing
 
 
+def test_python_files_that_the_documentation_names_exist() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.rglob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+    folders = (*CODE, "examples")
+    file_names = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    users_files = OTHER_FILES | {"auto_benchmark.py", "fastapi_lane.py", "hatch_build.py"}
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in pages
+        for name in re.findall(r"`([\w./-]+\.py)(?:::\w+)?`", page.read_text(encoding="utf-8"))
+        if name not in users_files
+        and (Path(name).name not in file_names or not ("/" not in name or _exists(name, page)))
+    ]
+    assert not missing
+
+
 def _named_files(source: str) -> Iterator[str]:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(source)):

@@ -35,11 +35,16 @@ def wait_for_fork_server(pid: int, options: int) -> tuple[int, int]:
     if server is None or server._ended is None:
         return os.waitpid(pid, options)
     ended = server._try_wait(options)
-    if not ended[0] and (
-        not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    ):
+    if not ended[0] and _is_gone(pid):
         ended = server._try_wait(0)  # its status is about to come
     return ended
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 _fork_servers: dict[int, forked.Popen] = {}

@@ -59,6 +59,12 @@ async def replace(
     return await registry.register_path(path, replacement_order(**values))
 
 
+async def test_a_replacement_of_nothing_is_registered(registry, tmp_path):
+    version = await replace(registry, tmp_path / "1", initial_workers=1)
+    assert version.replaced is None
+    assert await ask(registry.find("talker"), "x") == "x"
+
+
 async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_what_it_has(
     registry, tmp_path
 ):
