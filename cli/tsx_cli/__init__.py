@@ -2,5 +2,6 @@
 
 from tsx_runtime.shared.safe_path import is_command, remove_working_directory
 
-if is_command():  # here, since every command imports this before all else
+# Every command imports this package before anything else.
+if is_command():
     remove_working_directory()

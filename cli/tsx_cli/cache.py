@@ -1,6 +1,4 @@
-"""`tsx cache`: lists the cache of unpacked archives and models' environments, and removes what no
-process uses.
-"""
+"""`tsx cache`: the cache of unpacked archives and of models' environments."""
 
 from __future__ import annotations
 
@@ -18,7 +16,8 @@ from tsx_cli.common.output import human, print_result, print_table
 if TYPE_CHECKING:
     from tsx_archiver.storage.cache import Cache, CachedFiles
 
-KINDS = ("archives", "downloads", "environments")  # other directories of a cache_dir are the user's
+# Other directories in a cache_dir belong to the user.
+KINDS = ("archives", "downloads", "environments")
 
 app = typer.Typer(add_completion=False)
 
@@ -27,11 +26,13 @@ app = typer.Typer(add_completion=False)
 def cache(context: typer.Context, as_json: AsJson = False, config: Config = None) -> None:
     """List what tsx has unpacked and installed for models on this machine."""
     if context.invoked_subcommand is None:
-        place = _place(config)
+        directory = _cache_directory(config)
         entries = [
-            _described(kind, each) for kind, store in _stores(place) for each in store.listing()
+            _described(kind, entry)
+            for kind, store in _stores(directory)
+            for entry in store.listing()
         ]
-        print_result({"directory": str(place), "entries": entries}, as_json, _show)
+        print_result({"directory": str(directory), "entries": entries}, as_json, _show)
 
 
 @app.command()
@@ -50,28 +51,30 @@ def prune(
         if older_than is None
         else read_option(parse_seconds, older_than, "--older-than", "a time such as 12h or 7d")
     )
-    place = _place(config)
+    directory = _cache_directory(config)
     removed = []
-    for kind, store in _stores(place):
-        before = {each.directory: _described(kind, each) for each in store.listing()}
-        removed += [before[each.directory] for each in store.prune(age) if each.directory in before]
-    print_result({"directory": str(place), "removed": removed}, as_json, _show_removed)
+    for kind, store in _stores(directory):
+        before = {entry.directory: _described(kind, entry) for entry in store.listing()}
+        removed += [
+            before[entry.directory] for entry in store.prune(age) if entry.directory in before
+        ]
+    print_result({"directory": str(directory), "removed": removed}, as_json, _show_removed)
 
 
-def _place(config: Path | None) -> Path:
-    from tsx_archiver import default_cache  # here, as it is slow to import, and help must be quick
+def _cache_directory(config: Path | None) -> Path:
+    from tsx_archiver import default_cache  # It is slow to import, and help must be fast.
 
     settings, _ = read_settings(config)
     return settings.cache_dir or default_cache()
 
 
-def _stores(place: Path) -> Iterator[tuple[str, Cache]]:
+def _stores(directory: Path) -> Iterator[tuple[str, Cache]]:
     """Yield each kind of cache there with its name."""
     from tsx_archiver.storage.cache import Cache
 
     for kind in KINDS:
-        if (place / kind / "entries").is_dir():
-            yield kind, Cache(place, kind=kind)
+        if (directory / kind / "entries").is_dir():
+            yield kind, Cache(directory, kind=kind)
 
 
 def _described(kind: str, entry: CachedFiles) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def _described(kind: str, entry: CachedFiles) -> dict[str, Any]:
 
 
 def _model(files: Path) -> str | None:
-    """Its name and version; None for what is no longer there as a whole."""
+    """Return the name and the version of a model, or None if its files are incomplete."""
     from tsx_archiver import ArchiveError
     from tsx_archiver.inspecting import manifest_of
 
@@ -103,18 +106,18 @@ def _show(answer: dict[str, Any]) -> None:
         return
     rows = [
         (
-            each["kind"],
-            each["model"],
-            human(each["size"]),
-            _ago(each["used"]),
-            "yes" if each["in_use"] else "no",
+            entry["kind"],
+            entry["model"],
+            human(entry["size"]),
+            _ago(entry["used"]),
+            "yes" if entry["in_use"] else "no",
         )
-        for each in answer["entries"]
+        for entry in answer["entries"]
     ]
     print_table(["kind", "model", "size", "last used", "in use"], rows)
-    unused = sum(each["size"] for each in answer["entries"] if not each["in_use"])
+    unused = sum(entry["size"] for entry in answer["entries"] if not entry["in_use"])
     print(
-        f"{human(sum(each['size'] for each in answer['entries']))} in {answer['directory']}; `tsx"
+        f"{human(sum(entry['size'] for entry in answer['entries']))} in {answer['directory']}; `tsx"
         f" cache prune` frees {human(unused)}"
     )
 
@@ -123,7 +126,7 @@ def _show_removed(answer: dict[str, Any]) -> None:
     removed = answer["removed"]
     print(
         f"removed {len(removed)} {'entry' if len(removed) == 1 else 'entries'},"
-        f" {human(sum(each['size'] for each in removed))}"
+        f" {human(sum(entry['size'] for entry in removed))}"
     )
 
 

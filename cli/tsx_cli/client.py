@@ -1,6 +1,4 @@
-"""`tsx client`: writes Python that names the models of a running server, for programs that use
-tsx-client.
-"""
+"""`tsx client`: Python code that names the models of a running server, for tsx-client."""
 
 from __future__ import annotations
 
@@ -31,19 +29,15 @@ def generate(
     ] = None,
     config: Config = None,
 ) -> None:
-    """Write Python that names a server's models and what they take, for editors and type
-    checkers.
-    """
+    """Write Python that names a server's models and inputs, for editors and type checkers."""
     try:
-        import tsx_client  # here, as it is a distribution of its own
+        import tsx_client  # a separate distribution
         from tsx_client.stubs import generate
     except ImportError as error:
         raise UsageError(
             "`tsx client` needs the package tsx-client: pip install tsx-client"
         ) from error
-    from tsx_cli.common.server_address import (
-        trusting,
-    )  # here, as it is slow to import, and help must be quick
+    from tsx_cli.common.server_address import trusting  # It is slow to import.
 
     settings, _ = read_settings(config)
     address, verify = url or settings.inference_address, trusting(settings.certificate_file)

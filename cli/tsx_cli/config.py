@@ -21,13 +21,11 @@ def config() -> None:
 
 @app.command()
 def show(config: Config = None, assignments: Assignments = None, as_json: AsJson = False) -> None:
-    """Print each setting, its value and where that came from: command line, environment, tsx.toml
-    or default.
+    """Print each setting with its value and its origin.
+
+    Origins are the command line, the environment, tsx.toml and the default.
     """
-    from tsx_runtime.settings.schema import (
-        description_of,
-        displayed,
-    )  # here, as slow to import: help must be quick
+    from tsx_runtime.settings.schema import description_of, displayed  # They are slow to import.
 
     settings, origins = read_settings(config, assignments)
     values = displayed(settings)

@@ -21,10 +21,11 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write a handler, a network, their configuration, samples and a README with the next
-    commands.
+    """Write a handler, a network, their configuration, samples and a README.
+
+    The README has the next commands.
     """
-    from tsx_archiver import is_model_name  # here, as they are slow to import
+    from tsx_archiver import is_model_name  # These are slow to import.
     from tsx_cli.common.run_directory import write_files
     from tsx_templates.render import render_tree
 
@@ -51,7 +52,7 @@ def init(
 
 
 def class_name(name: str) -> str:
-    """`my-model.v2` -> `MyModelV2`."""
-    words = "".join(char if char.isalnum() else " " for char in name).split()
-    joined = "".join(word[0].upper() + word[1:] for word in words)
+    """Derive a class name: `MyModelV2` from `my-model.v2`."""
+    parts = "".join(char if char.isalnum() else " " for char in name).split()
+    joined = "".join(part[0].upper() + part[1:] for part in parts)
     return joined if joined[0].isalpha() else f"Model{joined}"

@@ -133,16 +133,18 @@ def root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 fine, 1 failed, 2 wrong usage."""
+    """Run the command line, and return its exit code: 0 success, 1 failure, 2 wrong usage."""
     return run(command_of(app), "tsx", sys.argv[1:] if argv is None else argv)
 
 
 def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
-    """Run a command and turn whatever ends it into an exit code and, where it failed, one
-    message.
+    """Run a command, and return its exit code.
+
+    An error is printed as one message.
     """
     debug, argv = hoist_debug(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # for a terminal or a log of another character set
+    # A terminal or a log may have another character set.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         command.main(args=list(argv), prog_name=prog_name)
@@ -151,9 +153,8 @@ def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or the interpreter complains when it flushes
+        # The interpreter would complain when it flushes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # the process's boundary
         return report(error, debug=debug, file=sys.stderr)
@@ -161,8 +162,12 @@ def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
 
 
 def hoist_debug(argv: Sequence[str]) -> tuple[bool, Sequence[str]]:
-    """`--debug` counts wherever it stands before a `--`; the commands need not know it."""
+    """Find and remove `--debug`, which may stand anywhere before a `--`."""
     end = argv.index("--") if "--" in argv else len(argv)
     if "--debug" not in argv[:end]:
         return False, argv
-    return True, [word for position, word in enumerate(argv) if word != "--debug" or position > end]
+    return True, [
+        argument
+        for position, argument in enumerate(argv)
+        if argument != "--debug" or position > end
+    ]

@@ -1,6 +1,4 @@
-"""The target `tsx` of `mlflow deployments`: MLflow's models, deployed to a running server by its
-management API.
-"""
+"""The target `tsx` of `mlflow deployments`, which deploys MLflow's models to a running server."""
 
 from __future__ import annotations
 
@@ -54,13 +52,8 @@ PACKING = (
     "CONFIG_FILE",
     "EXPORT_PATH",
 )
-OWN = (
-    "url",
-    "model_name",
-    "handler",
-    "replace",
-    "model_version",
-)  # parameters of the management API that the target itself gives
+# Parameters of the management API that the target itself sets.
+OWN = ("url", "model_name", "handler", "replace", "model_version")
 DEFAULT = "set_default"
 ENDPOINT = ("traffic", "default")
 PROTOCOL = {"inputs", "instances", "dataframe_split", "dataframe_records"}
@@ -90,7 +83,7 @@ def _as_mlflow() -> Iterator[None]:
 
 
 class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is typed in part, and not read
-    """Errors are MlflowException, in the server's own words.
+    """A client of a running server; its errors are MlflowException.
 
     An endpoint is a model, and its deployments are the model's versions.
     """
@@ -113,7 +106,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
         return {
             "name": name,
             "flavor": self._deploy(
-                _place(name, endpoint), model_uri, flavor, config, replace=False
+                _model_and_version(name, endpoint), model_uri, flavor, config, replace=False
             ),
         }
 
@@ -126,35 +119,33 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
         config: Config = None,
         endpoint: Text = None,
     ) -> dict[str, str]:
-        """With a model, it takes the place of the deployed one without losing a request; else the
-        workers and limits change.
-        """
-        place = _place(name, endpoint)
+        """Replace the model of a deployment without losing a request, or change its limits."""
+        names = _model_and_version(name, endpoint)
         if model_uri is not None:
             return {
                 "name": name,
-                "flavor": self._deploy(place, model_uri, flavor, config, replace=True),
+                "flavor": self._deploy(names, model_uri, flavor, config, replace=True),
             }
         if flavor is not None:
             raise UsageError(f"the flavour {flavor} is of a new model: give --model-uri as well")
-        given = _checked(config, (DEFAULT, *ScaleParameters.model_fields))
-        is_default = str(given.pop(DEFAULT, False)).lower() == "true"
-        if is_default and len(place) == 1:
+        options = _checked(config, (DEFAULT, *ScaleParameters.model_fields))
+        is_default = str(options.pop(DEFAULT, False)).lower() == "true"
+        if is_default and len(names) == 1:
             raise UsageError(f"{DEFAULT} is for one version: name it, as in {name}/2")
-        if not given and not is_default:
+        if not options and not is_default:
             raise UsageError(
                 "there is nothing to update: give --model-uri, or a limit such as -C batch_size=8"
             )
-        if given:
-            self._management.call("PUT", path("models", *place, **{"synchronous": True, **given}))
+        if options:
+            self._management.call("PUT", path("models", *names, **{"synchronous": True, **options}))
         if is_default:
-            self._management.call("PUT", path("models", *place, "set-default"))
+            self._management.call("PUT", path("models", *names, "set-default"))
         return {"name": name, "flavor": "unchanged"}
 
     @_as_mlflow()
     def delete_deployment(self, name: str, config: Config = None, endpoint: Text = None) -> None:
         _checked(config, ())
-        model, *version = _place(name, endpoint)
+        model, *version = _model_and_version(name, endpoint)
         if not version:
             self.delete_endpoint(model)
         elif self._versions(model, *version):
@@ -173,17 +164,22 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
     def get_deployment(self, name: str, endpoint: Text = None) -> dict[str, Any]:
         return {
             "name": name,
-            **self._management.call_json("GET", path("models", *_place(name, endpoint)), kind=list)[
-                0
-            ],
+            **self._management.call_json(
+                "GET", path("models", *_model_and_version(name, endpoint)), kind=list
+            )[0],
         }
 
     @_as_mlflow()
     def predict(
         self, deployment_name: Text = None, inputs: Any = None, endpoint: Text = None
     ) -> PredictionsResponse:
-        """`inputs`: a DataFrame, an array, a list, arrays by name, or a request of MLflow's scoring
-        protocol.
+        """Send inputs, and return the predictions.
+
+        Args:
+            deployment_name: The model, or the model and its version.
+            inputs: A DataFrame, an array, a list, arrays by name, or a request of MLflow's scoring
+                protocol.
+            endpoint: The model, if `deployment_name` is a version.
         """
         answer = self._ask("predictions", deployment_name, endpoint, inputs)
         return PredictionsResponse(
@@ -194,14 +190,12 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
     @_as_mlflow()
     def explain(self, deployment_name: Text = None, df: Any = None, endpoint: Text = None) -> Any:
-        """Of one row, as `predict` takes it."""
+        """Explain the prediction for one row, which has a form that `predict` takes."""
         return self._ask("explanations", deployment_name, endpoint, df)
 
     @_as_mlflow()
     def create_endpoint(self, name: str, config: Config = None) -> dict[str, str]:
-        """Nothing is made before its first deployment: a model of the server has at least one
-        version.
-        """
+        """Check that the name is free; the first deployment creates the model."""
         _checked(config, ())
         if self._versions(name):
             raise MlflowException(
@@ -211,15 +205,18 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
     @_as_mlflow()
     def update_endpoint(self, endpoint: str, config: Config = None) -> None:
-        """`traffic`: shares in percent by deployment; `default`: the deployment that answers
-        without them.
+        """Change the traffic of a model.
+
+        Args:
+            endpoint: The model.
+            config: `traffic`, shares in percent by version, and `default`, the default version.
         """
-        given = _checked(config, ENDPOINT)
-        if default := given.get("default"):
+        options = _checked(config, ENDPOINT)
+        if default := options.get("default"):
             self._management.call("PUT", path("models", endpoint, str(default), "set-default"))
-        if shares := given.get("traffic"):
+        if shares := options.get("traffic"):
             pairs = (
-                [f"{word}={share}" for word, share in shares.items()]
+                [f"{version}={share}" for version, share in shares.items()]
                 if isinstance(shares, Mapping)
                 else split_list([shares])
             )
@@ -230,25 +227,26 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
     @_as_mlflow()
     def delete_endpoint(self, endpoint: str) -> None:
         default = self._versions(endpoint)
+        # The default version must be the last one.
         for version in [
-            *(each for each in self._versions(endpoint, "all") if each not in default),
+            *(version for version in self._versions(endpoint, "all") if version not in default),
             *default,
-        ]:  # which goes last
+        ]:
             self._management.call("DELETE", path("models", endpoint, version))
 
     @_as_mlflow()
     @reading_answers()
     def list_endpoints(self) -> list[dict[str, str]]:
-        return [{"name": each["modelName"]} for each in all_models(self._management)]
+        return [{"name": model["modelName"]} for model in all_models(self._management)]
 
     @_as_mlflow()
     @reading_answers()
     def get_endpoint(self, endpoint: str) -> dict[str, Any]:
-        found = self._management.call_json("GET", path("models", endpoint, "traffic"))
+        traffic = self._management.call_json("GET", path("models", endpoint, "traffic"))
         return {
             "name": endpoint,
-            "default": found["default"],
-            "traffic": {each["version"]: each["share"] for each in found["table"]},
+            "default": traffic["default"],
+            "traffic": {share["version"]: share["share"] for share in traffic["table"]},
         }
 
     def _server(self, role: str) -> Server:
@@ -262,15 +260,15 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
             absent="start one with `tsx serve`",
         )
 
-    def _ask(self, what: str, name: Text, endpoint: Text, inputs: Any) -> Any:
-        """The answer as JSON, or as text."""
+    def _ask(self, verb: str, name: Text, endpoint: Text, inputs: Any) -> Any:
+        """Send inputs, and return the response as JSON or text."""
         if not name and not endpoint:
             raise UsageError("name the deployment or the endpoint that is to answer")
         if isinstance(inputs, Mapping):
             arrays = {key: _as_list(value) for key, value in inputs.items()}
             inputs = json.dumps(arrays if PROTOCOL & set(arrays) else {"inputs": arrays})
         target, body = (
-            path(what, *(_place(name, endpoint) if name else [str(endpoint)])),
+            path(verb, *(_model_and_version(name, endpoint) if name else [str(endpoint)])),
             dump_input_data(_as_list(inputs)).encode(),
         )
         answer = self._inference.call(
@@ -282,19 +280,21 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
             return answer.decode(errors="replace")
 
     def _deploy(
-        self, place: list[str], uri: str, flavor: Text, config: Config, *, replace: bool
+        self, names: list[str], uri: str, flavor: Text, config: Config, *, replace: bool
     ) -> str:
-        """The flavour of the model."""
-        given = _checked(config, (*PACKING, *RegisterParameters.model_fields))
-        store = given.get("EXPORT_PATH") or self._settings.model_store
+        """Pack and register a model, and return its flavour."""
+        options = _checked(config, (*PACKING, *RegisterParameters.model_fields))
+        store = options.get("EXPORT_PATH") or self._settings.model_store
         if store is None or not Path(store).is_dir():
             raise UsageError(
                 f"there is no directory {store or ''} for the archive: -C EXPORT_PATH=DIR names the"
                 " server's model_store"
             )
-        model = place[0]
-        with tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as made:
-            archive, manifest, found = _packed(uri, place, flavor, given, Path(made))
+        model = names[0]
+        with tempfile.TemporaryDirectory(
+            prefix="tsx-mlflow-", dir=temporary_directory()
+        ) as directory:
+            archive, manifest, model_flavor = _packed(uri, names, flavor, options, Path(directory))
             if not replace and self._versions(model, manifest.version):
                 text = (
                     f"The deployment {model}/{manifest.version} exists already; update it, or"
@@ -317,7 +317,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
             "replace": replace,
             "initial_workers": None if replace else 1,
         }
-        parameters |= {key: value for key, value in given.items() if key not in PACKING}
+        parameters |= {key: value for key, value in options.items() if key not in PACKING}
         try:
             self._management.call(
                 "POST", path("models", url=file.name, model_name=model, **parameters)
@@ -330,17 +330,15 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
             raise error.hinted(
                 f"the server does not read {store}: -C EXPORT_PATH=DIR names its model_store"
             ) from error
-        return found
+        return model_flavor
 
     @reading_answers()
-    def _versions(self, *place: str) -> list[str]:
-        """Of a model: its default one, one that is named, or `all`; empty where it does not
-        exist.
-        """
+    def _versions(self, *names: str) -> list[str]:
+        """Return the default version, a named one, or `all`; empty if the model does not exist."""
         try:
             return [
-                each["modelVersion"]
-                for each in self._management.call_json("GET", path("models", *place), kind=list)
+                version["modelVersion"]
+                for version in self._management.call_json("GET", path("models", *names), kind=list)
             ]
         except RequestFailed as error:
             if error.status == 404:
@@ -349,32 +347,34 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
 
 def run_local(name: str, model_uri: str, flavor: Text = None, config: Config = None) -> None:
-    """Serves the model by a server of its own until it is interrupted; what is no key of an archive
-    is a setting of the server.
+    """Serve a model by a new server until it is interrupted.
+
+    Keys of `config` that are no keys of an archive are settings of the server.
     """
-    given = {
+    options = {
         key.upper() if key.upper() in PACKING else key: value
         for key, value in (config or {}).items()
     }
     settings = [
         part
-        for key, value in given.items()
+        for key, value in options.items()
         if key not in PACKING
         for part in ("--set", f"{key}={value}")
     ]
     with (
         _as_mlflow(),
-        tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as made,
+        tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as directory,
     ):
-        archive, _, _ = _packed(model_uri, _place(name, None), flavor, given, Path(made))
+        archive, _, _ = _packed(
+            model_uri, _model_and_version(name, None), flavor, options, Path(directory)
+        )
         with subprocess.Popen(
             [sys.executable, "-m", "tsx_cli", "serve", str(archive), *settings]
         ) as server:
             try:
                 code = server.wait()
-            except (
-                KeyboardInterrupt
-            ):  # Ctrl-C reaches the server as well: it answers what it has, and stops
+            except KeyboardInterrupt:
+                # Ctrl-C reaches the server as well, which answers what it has accepted.
                 server.wait()
                 return
         if code:
@@ -386,51 +386,52 @@ def target_help() -> str:
 
 
 def address(target: str, role: str) -> str | None:
-    """Of a target URI; None where the settings have it. Raises UsageError."""
+    """Return the address of a target URI, or None for the address of the settings.
+
+    Raises:
+        UsageError: The URI is invalid.
+    """
     if target.rstrip(":/") == "tsx":
         return None
-    if not (found := TARGET.fullmatch(target)):
+    if not (match := TARGET.fullmatch(target)):
         raise UsageError(
             f"'{target}' is not a target; one looks like tsx://HOST:PORT, or tsx for the addresses"
             " of the settings"
         )
-    return f"http://{found['host']}:{int(found['port'] or 8080) + (role == 'management')}"
+    return f"http://{match['host']}:{int(match['port'] or 8080) + (role == 'management')}"
 
 
-def _place(name: str, endpoint: Text) -> list[str]:
-    """The model that a deployment is on the server, and its version, if it is one."""
+def _model_and_version(name: str, endpoint: Text) -> list[str]:
+    """Return the model of a deployment and, if it names one, the version."""
     return [endpoint, name] if endpoint else name.split("/", 1)
 
 
 def _as_list(value: Any) -> Any:
-    """An array of numpy or torch as JSON has it."""
+    """Convert an array of numpy or torch to nested lists."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _packed(
-    uri: str, place: list[str], flavor: Text, given: Mapping[str, Any], directory: Path
+    uri: str, names: list[str], flavor: Text, options: Mapping[str, Any], directory: Path
 ) -> tuple[Path, Manifest, str]:
-    """The archive of a model, its manifest and its flavour.
-
-    Raises CliError, ArchiveError and MlflowException.
-    """
+    """Pack a model, and return the archive, its manifest and its flavour."""
     if "://" in uri or uri.startswith("file:"):
         uri = download_artifacts(uri, dst_path=str(directory))
-    named = place[1] if len(place) > 1 else None
-    version = given.get("VERSION", named)
+    named = names[1] if len(names) > 1 else None
+    version = options.get("VERSION", named)
     if named not in (None, version):
         raise UsageError(
             f"VERSION={version} is not the version {named} of the deployment; leave it out"
         )
-    handler = given.get("HANDLER") or (PYFUNC if flavor == PYFUNC_FLAVOR else None)
+    handler = options.get("HANDLER") or (PYFUNC if flavor == PYFUNC_FLAVOR else None)
     model_file, requirements, settings = (
-        Path(given[key]) if key in given else None
+        Path(options[key]) if key in options else None
         for key in ("MODEL_FILE", "REQUIREMENTS_FILE", "CONFIG_FILE")
     )
-    parts = HandlerFiles(handler, model_file, split_list([given.get("EXTRA_FILES", "")]))
+    parts = HandlerFiles(handler, model_file, split_list([options.get("EXTRA_FILES", "")]))
     order = Packing(
         parts,
-        place[0],
+        names[0],
         version,
         requirements,
         settings,
@@ -442,20 +443,24 @@ def _packed(
     )
     archive = Path(pack(Path(uri), classify(Path(uri)), order, quiet=True).archive)
     manifest = inspect_archive(archive).manifest
-    own = str(manifest.data.get(MANIFEST_KEY, {}).get("flavor", "pytorch"))
-    if flavor not in (None, own, PYFUNC_FLAVOR):
-        raise UsageError(f"{uri} has the flavour {own}, not {flavor}; leave --flavor out")
-    return archive, manifest, own
+    model_flavor = str(manifest.data.get(MANIFEST_KEY, {}).get("flavor", "pytorch"))
+    if flavor not in (None, model_flavor, PYFUNC_FLAVOR):
+        raise UsageError(f"{uri} has the flavour {model_flavor}, not {flavor}; leave --flavor out")
+    return archive, manifest, model_flavor
 
 
 def _checked(config: Config, known: Collection[str]) -> dict[str, Any]:
-    """The keys in their own spelling. Raises UsageError."""
+    """Return a config with keys in their usual case.
+
+    Raises:
+        UsageError: A key is unknown.
+    """
     spelled = {name.lower(): name for name in known if name not in OWN}
-    found = {key.lower().replace("-", "_"): value for key, value in (config or {}).items()}
-    for key in found:
+    keys = {key.lower().replace("-", "_"): value for key, value in (config or {}).items()}
+    for key in keys:
         if key not in spelled:
             raise UsageError(
                 f"the config {key} is not"
                 f" known{suggestion(key, spelled) or '; `mlflow deployments help -t tsx` lists all'}"
             )
-    return {spelled[key]: value for key, value in found.items()}
+    return {spelled[key]: value for key, value in keys.items()}

@@ -23,22 +23,23 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_TIMEOUT = 10
-ERROR_SHOWN = 200  # bytes of an error that is not in the server's own form
-# a worker's own, behind the message of a load that failed
+MAX_FOREIGN_BYTES = 200  # shown of an error that is not in the server's form
+# The beginning of a worker's traceback after the message of a failed load.
 TRACEBACK = "\nTraceback (most recent call last):"
 NOT_ALLOWED = "MethodNotAllowedException"
-WRONG_PLACE = (
-    "ResourceNotFoundException",
-    NOT_ALLOWED,
-)  # what a path of another address is answered with
+# Errors for a path that belongs to another address of the server.
+WRONG_ADDRESS = ("ResourceNotFoundException", NOT_ALLOWED)
 WRONG_TOKEN = "InvalidKeyException"
 OTHER_FORM = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 UNKNOWN_MODEL = ("ModelNotFoundException", "ModelVersionNotFoundException")
 
 
 class RequestFailed(CliError):
-    """The server answered with an error; `status` is its code, and `type` its kind in TorchServe's
-    words, if it has one.
+    """The server answered with an error.
+
+    Attributes:
+        status: The HTTP status.
+        type: TorchServe's name of the error, or an empty string.
     """
 
     def __init__(
@@ -49,22 +50,22 @@ class RequestFailed(CliError):
         self.type = type
 
     def hinted(self, hint: str) -> RequestFailed:
-        """The same with a next step behind its message."""
+        """Return this error with a next step after its message."""
         text = f"{self.message.rstrip('.; ')}; {hint}".replace("?; ", "? ")
         return RequestFailed(self.status, text, type=self.type, traceback=self.traceback)
 
 
 @dataclass(frozen=True)
 class Response:
-    """`parts` yields the body as it arrives."""
+    """A response, whose `parts` yields the body as it arrives."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
     parts: Iterator[bytes]
 
     @classmethod
-    def whole(cls, body: bytes, content_type: str | None) -> Response:
-        """An answer of 200 that has arrived."""
+    def complete(cls, body: bytes, content_type: str | None) -> Response:
+        """Return a response of status 200 whose body has arrived."""
         return cls(200, {"content-type": content_type} if content_type else {}, iter([body]))
 
     @property
@@ -75,7 +76,11 @@ class Response:
         return b"".join(self.parts)
 
     def json(self, kind: type = dict) -> Any:
-        """Parse the body, whose JSON must be of this kind. Raises CliError."""
+        """Parse the body, whose JSON must be of this type.
+
+        Raises:
+            CliError: The body is no JSON, or JSON of another type.
+        """
         with reading_answers():
             answer = json.loads(self.body())
             if not isinstance(answer, kind):
@@ -85,17 +90,17 @@ class Response:
 
 @contextmanager
 def reading_answers() -> Iterator[None]:
-    """Turn the errors of code that reads an answer of another form into a CliError."""
+    """Raise CliError for every error that a malformed response causes."""
     try:
         yield
     except OTHER_FORM as error:
-        why = f"the server's answer cannot be read ({type(error).__name__}: {error})"
+        problem = f"the server's answer cannot be read ({type(error).__name__}: {error})"
         url = f"check that --url is the address of a server of tsx {__version__}"
-        raise CliError(f"{why}; {url}") from error
+        raise CliError(f"{problem}; {url}") from error
 
 
 class AnswerCommand(TyperCommand):
-    """A command that shows answers of a server, which may be of any form."""
+    """A command that reads responses of a server."""
 
     def invoke(self, ctx: Any) -> Any:
         with reading_answers():
@@ -103,11 +108,12 @@ class AnswerCommand(TyperCommand):
 
 
 class Server:
-    """One address of a server. Errors are `CliError`s in the server's own words.
+    """A client for one address of a server.
 
-    `role` says which of a server's addresses this should be, for the case that it is another:
-    `inference` or `management`. `timeout` is in seconds, for each read; without it, the server
-    alone limits how long a model may take. `absent` is the advice where no server answers.
+    Attributes:
+        url: The address.
+        role: `inference` or `management`, named in the error for a wrong address.
+        address: The parsed address.
     """
 
     def __init__(
@@ -120,6 +126,19 @@ class Server:
         timeout: float | None = None,
         absent: str = "start one with `tsx serve MODEL`, or give its address with --url",
     ) -> None:
+        """Parse the address; no connection is opened.
+
+        Args:
+            url: The address.
+            token: The token.
+            role: The role that the address should have.
+            certificate: A certificate to trust.
+            timeout: Seconds for each read; without it, the server alone limits a request.
+            absent: The advice if no server answers.
+
+        Raises:
+            UsageError: The address is invalid.
+        """
         self.role = role
         self.url = url
         self.address = read_url(url)
@@ -139,17 +158,24 @@ class Server:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Send a request and return its answer of 2xx. Raises RequestFailed for another status."""
+        """Send a request, and return its response of a status from 200 to 299.
+
+        Raises:
+            RequestFailed: The response has another status.
+            CliError: There was no response.
+        """
         response = self.send(method, path, body, headers)
         if 300 <= response.status < 400 and (location := response.headers.get("location")):
-            why = f"{self.url} answers {path} with {response.status} and names {location}"
-            raise RequestFailed(response.status, f"{why}; give that server's address with --url")
+            problem = f"{self.url} answers {path} with {response.status} and names {location}"
+            raise RequestFailed(
+                response.status, f"{problem}; give that server's address with --url"
+            )
         if not 200 <= response.status < 300:
             raise self.refusal(response.status, response.body(), path)
         return response
 
     def call_json(self, method: str, path: str, value: object = None, kind: type = dict) -> Any:
-        """The answer's JSON, to a request with `value` as its body, where there is one."""
+        """Send a request with `value` as its JSON body, and return the JSON of the response."""
         if value is None:
             return self.call(method, path).json(kind)
         return self.call(
@@ -163,20 +189,25 @@ class Server:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Return an answer of any status. Raises CliError where none comes."""
+        """Send a request, and return its response of any status.
+
+        Raises:
+            CliError: There was no response.
+        """
         return self.exchange(method, path, {**self._headers, **(headers or {})}.items(), body)
 
     def exchange(
         self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes | None
     ) -> Response:
-        """Send a request with no other headers than these; without `Connection: close` its
-        connection is kept for the next one.
+        """Send a request with exactly these headers.
+
+        The connection is kept for the next request unless a header is `Connection: close`.
 
         Raises:
-            CliError: No answer came. Its cause is an OSError where there was no connection, else an
-            error of httpx.
+            CliError: There was no response. Its cause is an OSError if there was no connection,
+                otherwise an error of httpx.
         """
-        import httpx  # here, as it is slow to import, and help must be quick
+        import httpx  # It is slow to import, and help must be fast.
 
         encoded = [
             (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
@@ -203,11 +234,9 @@ class Server:
         return Response(response.status_code, dict(response.headers), _parts(response))
 
     def refusal(self, status: int, body: bytes, path: str) -> RequestFailed:
-        """What an answer of 400 or more says, with the next step, where that is known here rather
-        than on the server.
-        """
+        """Return the error for a status of 400 or more, with a next step if one is known here."""
         error = _failure(status, body)
-        if error.type in WRONG_PLACE and (odd := _odd_name(path)) is not None:
+        if error.type in WRONG_ADDRESS and (odd := _odd_name(path)) is not None:
             return RequestFailed(
                 error.status,
                 f"'{odd}' is not a valid name of a model, version or label: it is empty or has"
@@ -219,7 +248,7 @@ class Server:
                 " with enable_model_api = true"
             )
             return RequestFailed(error.status, text, type=error.type)
-        if error.type in WRONG_PLACE:
+        if error.type in WRONG_ADDRESS:
             return RequestFailed(
                 error.status,
                 f"{self.url} answers, but it is not the {self.role} address of a server; "
@@ -231,24 +260,23 @@ class Server:
                 f"commands send the setting {self.role}_token, as in"
                 f" TSX_{self.role.upper()}_TOKEN=TOKEN"
             )
-        if (
-            error.type in UNKNOWN_MODEL and path.count("/") > 1
-        ):  # for /models alone, it is an archive that is not known
+        # For /models itself, the archive is unknown, not the model.
+        if error.type in UNKNOWN_MODEL and path.count("/") > 1:
             return error.hinted("`tsx models list` shows what is served")
         return error
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The headers of the token, if there is one."""
+        """The header with the token; empty without a token."""
         return {name: value for name, value in self._headers.items() if name == "Authorization"}
 
     @cached_property
     def _transport(self) -> httpx.HTTPTransport:
-        import httpx  # here, as it is slow to import, and help must be quick
+        import httpx  # It is slow to import, and help must be fast.
 
         try:
             verify = trusting(self._certificate) if self.address.secure else False
-        except OSError as error:  # an ssl.SSLError is one as well
+        except OSError as error:  # or its subclass ssl.SSLError
             raise CliError(
                 f"certificate_file: cannot read a certificate from {self._certificate}:"
                 f" {_reason(error)}"
@@ -258,32 +286,30 @@ class Server:
     def _absence(self, error: OSError) -> CliError:
         if isinstance(error, ssl.SSLError):
             return CliError(f"{self.url}: {distrust(error)}")
-        why = f"no server answers at {self.url} ({_reason(error)})"
-        return CliError(f"{why}; {self.address.loading_hint(error)}{self._absent}")
+        problem = f"no server answers at {self.url} ({_reason(error)})"
+        return CliError(f"{problem}; {self.address.loading_hint(error)}{self._absent}")
 
 
 def path(*segments: str, **query: object) -> str:
-    """A path of the API; segments are quoted, and what is None is left out of the query."""
-    given = {
+    """Build a path of the API with quoted segments; None is left out of the query."""
+    values = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in query.items()
         if value is not None
     }
     return "".join(f"/{quote(segment, safe='')}" for segment in segments) + (
-        f"?{urlencode(given)}" if given else ""
+        f"?{urlencode(values)}" if values else ""
     )
 
 
 def _odd_name(path: str) -> str | None:
-    """A name in a path of the API that no model, version or label can have, and by which the path
-    leads elsewhere.
-    """
+    """Return a segment that is no name of a model, version or label, and leads elsewhere."""
     segments = path.partition("?")[0].split("/")[1:]
     return next((unquote(segment) for segment in segments if not segment or "%2F" in segment), None)
 
 
 def _parts(response: httpx.Response) -> Iterator[bytes]:
-    import httpx  # here, as it is slow to import, and help must be quick
+    import httpx  # It is slow to import, and help must be fast.
 
     try:
         yield from response.iter_raw()
@@ -305,18 +331,18 @@ def _root(error: BaseException) -> BaseException:
 
 
 def error_text(body: bytes) -> str:
-    """The message of an error answer; of anything but the server's own errors, the beginning."""
+    """Return the message of an error, or the beginning of a foreign body."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         answer = None
     if isinstance(answer, dict) and isinstance(answer.get("message"), str):
         return str(answer["message"])
-    return " ".join(body[:ERROR_SHOWN].decode("utf-8", "replace").split())
+    return " ".join(body[:MAX_FOREIGN_BYTES].decode("utf-8", "replace").split())
 
 
 def _failure(status: int, body: bytes) -> RequestFailed:
-    """The error of TorchServe's form, or what a proxy or a handler sent in its place."""
+    """Convert an error in TorchServe's form, or in that of a proxy or a handler."""
     try:
         answer = json.loads(body)
         text_of_error = str(answer["message"]).rstrip()

@@ -1,4 +1,4 @@
-"""`--compare HOW` and `--ignore FIELD`: how two answers are compared."""
+"""The options `--compare HOW` and `--ignore FIELD`, which say how responses are compared."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ Ignore = Annotated[
 
 
 def read_compare(text: str) -> dict[str, Any]:
-    """The JSON form of a comparison. Raises UsageError."""
-    kind, _, rest = text.partition(":")
+    """Convert the text of `--compare` to the JSON form of a comparison.
+
+    Raises:
+        UsageError: The text is invalid.
+    """
+    kind, _, options = text.partition(":")
     fields: dict[str, Any] = {"kind": kind}
-    for part in filter(None, rest.split(",")):
+    for part in filter(None, options.split(",")):
         key, equals, value = part.partition("=")
         if kind == "plugin" and not equals and "name" not in fields:
             fields["name"] = key
@@ -37,7 +41,12 @@ def read_compare(text: str) -> dict[str, Any]:
 
 
 def in_words(compare: Mapping[str, Any], tolerance: Mapping[str, float] | None = None) -> str:
-    """`tolerance` is what counts where the comparison itself names none."""
+    """Describe a comparison.
+
+    Args:
+        compare: The comparison.
+        tolerance: The tolerance that counts if the comparison has none.
+    """
     options = [
         f"{key} {value}"
         for key, value in {**compare, **(tolerance or {})}.items()

@@ -1,4 +1,4 @@
-"""Lines for a shell that ask a server with curl."""
+"""Shell commands that send requests with curl."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from tsx_runtime.targets.server.tls import is_trusted_as
 
 
 def curl(address: str, path: str, settings: Settings, *more: str, with_token: bool = False) -> str:
-    """It accepts the server's certificate.
+    """Return a command that also accepts the server's certificate.
 
-    Raises SettingError and OSError for one that cannot be read.
+    Raises:
+        SettingError: A certificate setting cannot be used.
+        OSError: The certificate cannot be read.
     """
-    parsed, words = parse_address(address), ["curl", f"{address}{path}"]
+    parsed, command = parse_address(address), ["curl", f"{address}{path}"]
     if parsed.scheme == "unix":
-        words = ["curl", "--unix-socket", parsed.path, f"http://localhost{path}"]
+        command = ["curl", "--unix-socket", parsed.path, f"http://localhost{path}"]
     elif parsed.scheme == "https":
-        words[1:1] = (
+        command[1:1] = (
             ["--cacert", str(settings.certificate_file)]
             if is_trusted_as(parsed.host, settings)
             else ["-k"]
@@ -28,6 +30,6 @@ def curl(address: str, path: str, settings: Settings, *more: str, with_token: bo
         and settings.inference_token is not None
         and not settings.disable_token_authorization
     )
-    return shlex.join([*words, *more]) + (
+    return shlex.join([*command, *more]) + (
         ' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else ""
     )

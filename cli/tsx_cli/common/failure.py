@@ -1,4 +1,4 @@
-"""How a command fails: one message, an exit code, and a traceback only with --debug."""
+"""The failure of a command: one message, an exit code, and a traceback with --debug only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class CliError(Exception):
-    """Says what was wrong, with which value, and what to do next."""
+    """An error whose message says what was wrong and what to do next."""
 
     exit_code = FAILED
 
@@ -43,9 +43,10 @@ class UsageError(CliError):
 def for_all(
     items: Iterable[Item], act: Callable[[Item], Result], *errors: type[Exception]
 ) -> list[Result]:
-    """Call `act` with each item.
+    """Call `act` for each item.
 
-    Raises CliError, with a line for each item that it raises one of `errors` for.
+    Raises:
+        CliError: It raised one of `errors` for some items; the message has a line for each.
     """
     results, messages = [], []
     for item in items:
@@ -59,7 +60,7 @@ def for_all(
 
 
 def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
-    """Print what a person needs to know of `error`; returns the exit code."""
+    """Print an error, and return the exit code."""
     if not _expected(error):
         print(_mark(f"Error: {type(error).__name__}: {error}", file), file=file)
         if debug:
@@ -84,10 +85,9 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
 
 
 def where(text: str) -> str:
-    """Name the line of user code that a traceback ends at."""
-    frames = [
-        match for match in _FRAME.finditer(text) if match["code"]
-    ]  # in a worker's traceback, only the model's own files
+    """Return the last line of user code in a traceback."""
+    # A worker's traceback has code for the model's own files only.
+    frames = [match for match in _FRAME.finditer(text) if match["code"]]
     if not frames:
         return ""
     return (
@@ -97,8 +97,7 @@ def where(text: str) -> str:
 
 
 def _expected(error: BaseException) -> bool:
-    # Only a module that has been imported can have raised its error, and importing it for that
-    # would be slow.
+    # Only an imported module can have raised its error, and an import would be slow.
     trees = [("tsx_runtime.errors", "TsxError"), ("tsx_archiver", "ArchiveError")]
     known = [getattr(sys.modules[module], name) for module, name in trees if module in sys.modules]
     return isinstance(error, (CliError, OSError, *known))

@@ -1,4 +1,4 @@
-"""The input files of commands: their kinds, the samples of a model, and lists of files."""
+"""The input files of commands: the samples of a model, and lists of files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INDEX_TO_NAME = "index_to_name.json"
 
 
 def samples_in(directory: Path) -> list[Path]:
-    """The inputs that a model brings along for trying it."""
+    """Return the sample inputs in a model's directory."""
     return sorted(
         path
         for path in (directory / SAMPLES).glob("*")
@@ -19,5 +19,5 @@ def samples_in(directory: Path) -> list[Path]:
 
 
 def split_list(values: Iterable[str] | None) -> list[str]:
-    """`--extra-files a,b --extra-files c` as TorchServe writes it and as others would."""
+    """Split values at commas: `--extra-files a,b --extra-files c` gives a, b and c."""
     return [part for value in values or () for part in value.split(",") if part]

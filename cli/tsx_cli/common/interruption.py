@@ -1,4 +1,4 @@
-"""Signals that end a run early, so that it reports what there is."""
+"""Signals that end a run early, so that it reports its results so far."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ SIGNALS = [
 def interruptible(
     abandon: Callable[[], None] = lambda: None, begin: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and the end of the terminal: the first raises KeyboardInterrupt where the run
-    is, which reports what there is, or calls `begin` instead, which has the run end soon; the
-    second ends this process once `abandon` is done.
+    """Handle Ctrl-C, SIGTERM and the end of the terminal.
+
+    The first signal raises KeyboardInterrupt in the run, or calls `begin`. The second one calls
+    `abandon` and ends this process.
+
+    Args:
+        abandon: Called before the process ends.
+        begin: Called for the first signal, to end the run soon.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

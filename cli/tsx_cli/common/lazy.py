@@ -1,5 +1,6 @@
-"""Command groups that import a command's module only when it runs, so that help and completion stay
-fast.
+"""Command groups that import a command's module only when it runs.
+
+Help and completion therefore stay fast.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 HELP_OPTIONS = ["-h", "--help"]
-WRONG_USAGE: Any = typer.BadParameter.__base__  # click's, which newer versions of typer contain
+WRONG_USAGE: Any = (
+    typer.BadParameter.__base__
+)  # click's class, which newer versions of typer contain
 NO_COMMAND = re.compile(r"No such command '(.+?)'\.")
 
 
 def command_of(app: typer.Typer) -> Any:
     """Return the command of an app.
 
-    Its help shows flags as such (`--check` takes no <bool>), and paragraphs without the line breaks
-    of the source.
+    Its help shows no type for flags, and no line breaks of the source inside paragraphs.
     """
     command: Any = typer.main.get_command(app)
     _prepare_help(command)
@@ -34,13 +36,15 @@ def _prepare_help(command: Any) -> None:
     for option in command.get_params(typer.Context(command, help_option_names=HELP_OPTIONS)):
         if getattr(option, "is_flag", False):
             option.metavar = ""
-    for each in getattr(command, "commands", {}).values():
-        _prepare_help(each)
+    for subcommand in getattr(command, "commands", {}).values():
+        _prepare_help(subcommand)
 
 
 class LazyGroup(TyperGroup):
-    """Shows each command by a line of text; `entries` gives that line and the module whose `app` is
-    the command.
+    """A group that shows each command by a line of text before its module is imported.
+
+    Attributes:
+        entries: The module whose `app` is the command, and the short help, by name.
     """
 
     entries: Mapping[str, tuple[str, str]] = {}  # name -> (module, short help)
@@ -53,7 +57,7 @@ class LazyGroup(TyperGroup):
         }
 
     def invoke(self, ctx: Any) -> Any:
-        """Report wrong values in plain words, and a command of another group with its group.
+        """Report wrong values plainly, and for a command of another group its command line.
 
         Newer versions of typer put the name of a Python exception before the value.
         """
@@ -78,16 +82,17 @@ class LazyGroup(TyperGroup):
         return command_of(importlib.import_module(self.entries[name][0]).app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
+        name, command, remaining = super().resolve_command(ctx, args)
         if command is not None:
             command = self._load(args[0])
             command.name = name
-        return name, command, rest
+        return name, command, remaining
 
 
 class DefaultGroup(TyperGroup):
-    """Runs its command `default` if the first argument names no command; its help is that of
-    `default`, with the other commands listed.
+    """A group that runs its command `default` if the first argument names no command.
+
+    Its help is that of `default`, with a list of the other commands.
     """
 
     default = ""
@@ -95,9 +100,8 @@ class DefaultGroup(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         shown = self.commands[self.default]
-        path = property(
-            lambda context: context.parent.command_path
-        )  # errors show it by the group's name, under which it is known
+        # Errors show the name of the group, which users know.
+        path = property(lambda context: context.parent.command_path)
         shown.context_class = type("DefaultContext", (shown.context_class,), {"command_path": path})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -106,11 +110,11 @@ class DefaultGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """The names of the commands, and the options of the default one."""
-        own = super().shell_complete(ctx, incomplete)
-        known = {item.value for item in own}
+        """Return the names of the commands, and the options of the default one."""
+        commands = super().shell_complete(ctx, incomplete)
+        known = {item.value for item in commands}
         return [
-            *own,
+            *commands,
             *(
                 item
                 for item in self.commands[self.default].shell_complete(ctx, incomplete)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tsx_cli.common.client import Server
     from tsx_runtime.settings.schema import Settings
 
-COMPLETES = 2.0  # seconds that a server may take for the names of its models
+COMPLETION_TIMEOUT_S = 2.0
 
 Config = Annotated[
     Path | None,
@@ -84,10 +84,10 @@ Force = Annotated[
 
 
 def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
-    """Completes the names of the models of the server that the command would ask."""
+    """Return a completion with the names of the models of the server that the command asks."""
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
-        from tsx_cli.common.client import Server, reading_answers  # here, as it is slow
+        from tsx_cli.common.client import Server, reading_answers  # It is slow to import.
         from tsx_runtime.errors import SettingError
 
         try:
@@ -98,16 +98,12 @@ def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
                 getattr(settings, f"{role}_token"),
                 role=role,
                 certificate=settings.certificate_file,
-                timeout=COMPLETES,
+                timeout=COMPLETION_TIMEOUT_S,
             )
             with reading_answers():
                 names = server.call("GET", "/v1/models").json()["models"]
                 return [name for name in names if name.startswith(incomplete)]
-        except (
-            CliError,
-            SettingError,
-            OSError,
-        ):  # a shell completes with nothing, and shows no error
+        except (CliError, SettingError, OSError):  # A shell shows no error.
             return []
 
     return complete
@@ -136,10 +132,8 @@ Url = Annotated[
 
 
 def management(url: str | None, config: Path | None) -> Server:
-    """The server whose models are asked for."""
-    from tsx_cli.common.client import (
-        Server,
-    )  # here, as it is slow to import, and help must be quick
+    """Return a client for the server whose models are managed."""
+    from tsx_cli.common.client import Server  # It is slow to import, and help must be fast.
 
     settings, _ = read_settings(config)
     address = url or settings.management_address
@@ -153,21 +147,26 @@ def read_settings(
     assignments: Iterable[str] | None = None,
     *,
     quiet: bool = False,
-    **given: object,
+    **options: object,
 ) -> tuple[Settings, dict[str, str]]:
-    """The settings of this call and their origins; of `given`, what is None was not given.
+    """Return the settings of this call and their origins.
 
-    `quiet`: without notices.
+    Args:
+        config: The file of `--config`.
+        assignments: The values of `--set`.
+        quiet: Whether to print no notices.
+        **options: Values of further options; None means not given.
+
+    Raises:
+        SettingError: A setting is invalid.
     """
-    from tsx_runtime.settings.sources import (
-        find_config,
-        load_settings,
-    )  # here, as they are slow to import, and help must be quick
+    # These are slow to import, and help must be fast.
+    from tsx_runtime.settings.sources import find_config, load_settings
 
     cli: dict[str, object] = dict(
         read_pair(assignment, "--set takes NAME=VALUE") for assignment in assignments or []
     )
-    cli.update((name, value) for name, value in given.items() if value is not None)
+    cli.update((name, value) for name, value in options.items() if value is not None)
     warn: Callable[[str], None] = (
         (lambda notice: None) if quiet else lambda notice: print(notice, file=sys.stderr)
     )
@@ -175,15 +174,19 @@ def read_settings(
 
 
 def archive_limits(*, quiet: bool = True) -> Limits:
-    """What a server with these settings would refuse to unpack.
+    """Return the limits of archives that a server with these settings has.
 
-    Most commands ask several times, so it prints no notices.
+    Most commands ask several times, so no notices are printed.
     """
     return read_settings(None, quiet=quiet)[0].archive_limits()
 
 
 def read_option(parse: Callable[[str], float], text: str, option: str, usage: str) -> float:
-    """Raises UsageError."""
+    """Parse the value of an option.
+
+    Raises:
+        UsageError: The value is invalid.
+    """
     try:
         return parse(text)
     except ValueError:
@@ -191,7 +194,11 @@ def read_option(parse: Callable[[str], float], text: str, option: str, usage: st
 
 
 def read_pair(text: str, usage: str) -> tuple[str, str]:
-    """`NAME=VALUE`; `usage` begins the message of the UsageError where it is none."""
+    """Split `NAME=VALUE`.
+
+    Raises:
+        UsageError: The text has another form; `usage` begins the message.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"{usage}, not '{text}'")
@@ -199,24 +206,33 @@ def read_pair(text: str, usage: str) -> tuple[str, str]:
 
 
 def refuse_others(context: typer.Context, known: Iterable[str], reason: str) -> None:
-    """Raises UsageError where the command line has an option whose parameter is not `known`."""
+    """Refuse options whose parameters are not in `known`.
+
+    Raises:
+        UsageError: The command line has such an option.
+    """
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in known:
             raise UsageError(f"{reason}; leave {parameter.opts[0]} out")
 
 
-def read_token(given: str | None, option: str = "--token") -> str | None:
-    """Read `TOKEN`, or what is in the file of `@FILE`. Raises UsageError, CliError."""
-    if given is None:
+def read_token(value: str | None, option: str = "--token") -> str | None:
+    """Return a token, which `@FILE` reads from a file.
+
+    Raises:
+        UsageError: The token is invalid.
+        CliError: The file cannot be read.
+    """
+    if value is None:
         return None
-    token = given
-    if given.startswith("@"):
+    token = value
+    if value.startswith("@"):
         try:
-            token = Path(given[1:]).read_text(encoding="utf-8").strip()
+            token = Path(value[1:]).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or error
-            raise CliError(f"{option}: {given[1:]} cannot be read: {reason}") from error
+            raise CliError(f"{option}: {value[1:]} cannot be read: {reason}") from error
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(
             f"{option}: a token is one word of plain letters, digits and signs; @FILE reads it from"

@@ -1,6 +1,4 @@
-"""The output of commands: tables for people, JSON for programs, and plain columns without a
-terminal.
-"""
+"""The output of commands: tables for people, JSON for programs, columns without a terminal."""
 
 from __future__ import annotations
 
@@ -23,16 +21,14 @@ FORMULA = re.compile(r"(?![-+]?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?\Z)[=+@\t\r-]"
 
 
 def human(size: int) -> str:
-    """A number of bytes as people write it."""
-    from tsx_archiver.limits import (
-        human,
-    )  # here, as it imports all of archives, and help must be quick
+    """Format a number of bytes: 1.5 GB."""
+    from tsx_archiver.limits import human  # It is slow to import, and help must be fast.
 
     return human(size)
 
 
 def number(value: float) -> str:
-    """Three digits that say something, and no more: 12,345; 123; 12.3; 0.0123."""
+    """Format a number with three significant digits: 12,345; 123; 12.3; 0.0123."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -43,17 +39,17 @@ def number(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """A duration as people write it: 0.123 ms, 12.3 ms, 1.73 s."""
+    """Format a duration: 0.123 ms, 12.3 ms, 1.73 s."""
     return f"{number(value / 1000)} s" if value >= 999.5 else f"{number(value)} ms"
 
 
 def print_json(value: object) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    print(UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def print_result(value: Result, as_json: bool, show: Callable[[Result], None]) -> None:
-    """For programs as JSON, for people as `show` prints it."""
+    """Print a result as JSON, or by `show` for a person."""
     if as_json:
         print_json(value)
     else:
@@ -61,12 +57,12 @@ def print_result(value: Result, as_json: bool, show: Callable[[Result], None]) -
 
 
 def one_line(value: object) -> str:
-    """Untrusted text as one line without terminal control characters."""
+    """Escape untrusted text, so that it is one line without terminal control characters."""
     return escaped(str(value)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def csv_cell(value: object) -> object:
-    """Put an apostrophe before a text that a spreadsheet would run as a formula. Numbers stay."""
+    """Put an apostrophe before a text that a spreadsheet would run as a formula."""
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
@@ -75,35 +71,45 @@ def print_table(
     rows: Iterable[Sequence[object]],
     title: str | None = None,
     *,
-    whole: bool = False,
+    first_only: bool = False,
 ) -> None:
-    """Where the terminal is narrow, cells are wrapped, between words if these fit; with `whole`
-    those of the first column only.
+    """Print a table, or plain columns without a terminal.
+
+    A narrow terminal wraps cells, between words if these fit.
+
+    Args:
+        columns: The headings.
+        rows: The cells.
+        title: The title.
+        first_only: Whether only the first column may be wrapped.
     """
     cells = [["" if cell is None else one_line(cell) for cell in row] for row in (columns, *rows)]
     console = Console()
     if not console.is_terminal:
         print_columns(cells)
         return
-    title = None if title is None else escape(one_line(title))  # rich takes `[a]` for markup
+    title = None if title is None else escape(one_line(title))  # For rich, `[a]` is markup.
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, width in zip(cells[0], _widths(cells, console.width, whole=whole), strict=True):
+    for column, width in zip(
+        cells[0], _widths(cells, console.width, first_only=first_only), strict=True
+    ):
         table.add_column(Text(column), overflow="fold", width=width)
     for row in cells[1:]:
         table.add_row(*map(Text, row))
     console.print(table)
 
 
-def _widths(rows: Sequence[Sequence[str]], room: int, *, whole: bool) -> list[int | None]:
-    """Of the columns of a table in a terminal, if it is too narrow for whole cells and wide enough
-    for their words; else None.
+def _widths(rows: Sequence[Sequence[str]], room: int, *, first_only: bool) -> list[int | None]:
+    """Return the widths of columns that fit a terminal between full cells and single words.
+
+    Each width is None if the terminal is wider or narrower than that.
     """
     table = list(zip(*rows, strict=True))
     full = [max(map(len, column)) for column in table]
-    least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in table]
-    if whole:
+    least = [max(len(text) for cell in column for text in cell.split() or [""]) for column in table]
+    if first_only:
         least[1:] = full[1:]
-    spare = room - 3 * len(table) - sum(least)  # each with the space around it
+    spare = room - 3 * len(table) - sum(least)  # including the space around columns
     missing = sum(full) - sum(least)
     if spare < 0 or spare >= missing:
         return [None] * len(table)
@@ -111,7 +117,7 @@ def _widths(rows: Sequence[Sequence[str]], room: int, *, whole: bool) -> list[in
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Whole lines, for a program that reads them."""
+    """Print rows as aligned columns, for programs."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(

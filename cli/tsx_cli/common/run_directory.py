@@ -1,5 +1,6 @@
-"""The directory of a run that can be resumed: its journal, a line of JSON per result, and its
-results.json. One run at a time has it.
+"""The directory of a run that can be resumed, with its journal and its results.json.
+
+The journal has a line of JSON for each result. Only one run at a time uses the directory.
 """
 
 from __future__ import annotations
@@ -29,22 +30,28 @@ Options = TypeVar("Options")
 
 
 class JournalFile:
-    """Later lines replace earlier ones; an incomplete last line is ignored."""
+    """A journal whose later lines replace earlier ones; an incomplete last line is ignored.
 
-    command = "tsx"  # whose runs it records
+    Attributes:
+        command: The command whose runs it records.
+        format: The version of the format.
+    """
+
+    command = "tsx"
     format = 1
 
     def __init__(self, directory: Path, *, new: bool = False) -> None:
-        """Appends to the directory's journal, or starts it if the run is `new`.
+        """Append to the journal of a directory, or begin it for a new run.
 
-        Raises CliError, also if another run writes it.
+        Raises:
+            CliError: The directory cannot be written, or another run uses it.
         """
         self._path, self._is_new = directory / NAME, new
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if not is_trusted(directory.lstat()):
                 raise PermissionError(errno.EACCES, "it belongs to another user")
-            self._file = open(self._path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115  # it is closed with the journal
+            self._file = open(self._path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115  # `close` closes it.
         except OSError as error:
             raise CliError(
                 f"'{directory}' cannot be written ({error.strerror}); name another directory with"
@@ -57,7 +64,7 @@ class JournalFile:
                 f"another run of {self.command} writes into '{directory}'; wait until it ends, or"
                 " name another directory with --output"
             )
-        _cut(self._path, whole=not new)
+        _cut(self._path, keep_lines=not new)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -69,13 +76,13 @@ class JournalFile:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-        if self._is_new and kind is UsageError:  # --resume would be refused as well
-            with suppress(OSError):  # the directory is not empty
+        if self._is_new and kind is UsageError:  # --resume would be refused as well.
+            with suppress(OSError):  # The directory is not empty.
                 self._path.unlink()
                 self._path.parent.rmdir()
 
     def close(self) -> None:
-        with suppress(OSError):  # `write` has reported it
+        with suppress(OSError):  # `write` has reported the error.
             self._file.close()
         self._lock.close()
 
@@ -83,7 +90,11 @@ class JournalFile:
         self.write("begin", format=self.format, asked=asked, **entry)
 
     def write(self, kind: str, **entry: Any) -> None:
-        """Raises CliError."""
+        """Append a line.
+
+        Raises:
+            CliError: The line cannot be written.
+        """
         try:
             self._file.write(json.dumps({"kind": kind, **entry}, separators=(",", ":")) + "\n")
             self._file.flush()
@@ -99,9 +110,9 @@ class JournalFile:
 
 
 def has_run(directory: Path) -> bool:
-    """Whether there is a run to resume.
+    """Tell whether there is a run to resume.
 
-    One whose input was refused has no more than its first line.
+    A run whose input was refused has only its first line.
     """
     try:
         with (directory / NAME).open("rb") as lines:
@@ -112,34 +123,44 @@ def has_run(directory: Path) -> bool:
 
 @dataclass
 class JournaledRun:
-    """A run as the first line of its journal describes it."""
+    """The first line of a journal.
 
-    asked: dict[str, Any]  # the model and the options
-    sha256: str | None  # of the archive
-    fingerprint: str  # of the machine
+    Attributes:
+        asked: The model and the options.
+        sha256: The checksum of the archive, or None.
+        fingerprint: The fingerprint of the machine.
+        started: The time of the start.
+    """
+
+    asked: dict[str, Any]
+    sha256: str | None
+    fingerprint: str
     started: str
 
     def arguments(self, directory: Path, options: Callable[..., Options]) -> tuple[Path, Options]:
-        """The model and the options. Raises CliError."""
+        """Return the model and the options.
+
+        Raises:
+            CliError: Another version of tsx wrote the journal.
+        """
         try:
-            found: dict[str, Any] = {
+            values: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in self.asked.items()
             }
-            return Path(found.pop("model")), options(**found)
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            UsageError,
-        ) as error:  # of another version of tsx
+            return Path(values.pop("model")), options(**values)
+        except (KeyError, TypeError, AttributeError, UsageError) as error:
             raise CliError(
                 f"--resume: the options of the run in '{directory}' cannot be read ({error}); start"
                 " a new run"
             ) from error
 
     def check(self, model: Path, sha256: str | None, fingerprint: str) -> None:
-        """Raises CliError if new results cannot be combined with those of the run."""
+        """Check that new results can be combined with those of the run.
+
+        Raises:
+            CliError: The model or the machine is another one.
+        """
         if self.sha256 != sha256:
             raise CliError(
                 f"--resume: {model} has changed since that run started; start a new run without"
@@ -175,9 +196,8 @@ def read_journal_file(
             f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of"
             f" {journal.command}"
         ) from error
-    lines = (
-        text.removesuffix("\n").split("\n") if text else []
-    )  # JSON may contain what str.splitlines takes for line ends
+    # JSON may contain other line ends of str.splitlines.
+    lines = text.removesuffix("\n").split("\n") if text else []
     past: Past | None = None
     for number, line in enumerate(lines, 1):
         try:
@@ -214,7 +234,11 @@ def read_journal_file(
 
 
 def write_files(contents: Mapping[str, str], directory: Path) -> list[Path]:
-    """Each file is written as a whole or stays as it was. Raises OSError."""
+    """Write files atomically, and return their paths.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
     for name, text in contents.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         with write_atomically(directory / name, durable=False) as file:
@@ -223,9 +247,14 @@ def write_files(contents: Mapping[str, str], directory: Path) -> list[Path]:
 
 
 def write_results(results: BaseModel, directory: Path) -> None:
-    """Raises CliError."""
+    """Write results.json.
+
+    Raises:
+        CliError: The file cannot be written.
+    """
     try:
-        directory.mkdir(parents=True, exist_ok=True)  # it may have been removed during the run
+        # The directory may have been removed during the run.
+        directory.mkdir(parents=True, exist_ok=True)
         with write_atomically(directory / RESULTS) as file:
             file.write(results.model_dump_json(indent=1).encode() + b"\n")
     except OSError as error:
@@ -234,10 +263,10 @@ def write_results(results: BaseModel, directory: Path) -> None:
         ) from error
 
 
-def _cut(path: Path, *, whole: bool) -> None:
-    """Removes an incomplete last line, or, unless `whole`, everything."""
+def _cut(path: Path, *, keep_lines: bool) -> None:
+    """Remove an incomplete last line, or all lines."""
     content = path.read_bytes()
-    kept = content.rfind(b"\n") + 1 if whole else 0
-    if kept < len(content):
+    end = content.rfind(b"\n") + 1 if keep_lines else 0
+    if end < len(content):
         with path.open("r+b") as file:
-            file.truncate(kept)
+            file.truncate(end)

@@ -1,6 +1,4 @@
-"""The address of a server and its trusted certificate, for the commands' client and the load
-generator.
-"""
+"""The address of a server and its trusted certificate."""
 
 from __future__ import annotations
 
@@ -15,10 +13,8 @@ from urllib.parse import urlsplit
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.addresses import parse_address
 
-ANY_HOST = {
-    "0.0.0.0": "127.0.0.1",
-    "::": "::1",
-}  # where a server on all interfaces is reached from here
+# Local addresses of a server on all interfaces.
+ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 LOADING = (
     "its port is in use, or was a minute ago: a server that runs answers once all its models "
@@ -27,7 +23,15 @@ LOADING = (
 
 
 class ServerAddress(NamedTuple):
-    """With a `socket`, it is that unix socket. `prefix` goes before the paths of the API."""
+    """A parsed address.
+
+    Attributes:
+        host: The host.
+        port: The port.
+        prefix: The path before those of the API.
+        secure: Whether the server speaks TLS.
+        socket: The path of a unix socket, in place of host and port.
+    """
 
     host: str
     port: int
@@ -54,13 +58,17 @@ class ServerAddress(NamedTuple):
 
 
 def read_url(url: str, schemes: Collection[str] = ("http", "https")) -> ServerAddress:
-    """Raises UsageError."""
+    """Parse the address of a server.
+
+    Raises:
+        UsageError: The address is invalid.
+    """
     try:
         if url.startswith("unix:"):
             return ServerAddress("", 0, socket=parse_address(url).path)
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
-        host = (parts.hostname or "").encode("idna").decode()  # raises UnicodeError, a ValueError
+        host = (parts.hostname or "").encode("idna").decode()  # UnicodeError is a ValueError.
         if (
             parts.scheme not in schemes
             or not host.isprintable()
@@ -83,15 +91,16 @@ def read_url(url: str, schemes: Collection[str] = ("http", "https")) -> ServerAd
 
 
 def trusting(certificate: str | Path | None) -> ssl.SSLContext:
-    """Trust what this machine trusts, and `certificate`. Raises OSError where that file holds
-    none.
+    """Return a context that trusts this machine's certificates and another one.
+
+    Raises:
+        OSError: The file holds no certificate.
     """
     context = ssl.create_default_context()
     if certificate is not None:
         context.load_verify_locations(certificate)
-        context.verify_flags |= (
-            ssl.VERIFY_X509_PARTIAL_CHAIN
-        )  # the server's own certificate is enough
+        # The server's own certificate is enough.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 
@@ -101,8 +110,12 @@ def distrust(
     address: str = "--url",
     trust: str = "set certificate_file to it, or to that of the authority that signed it (TSX_CERTIFICATE_FILE=cert.pem)",
 ) -> str:
-    """Why the TLS handshake failed and what to do; `address` is the option that has the URL,
-    `trust` how to trust a certificate.
+    """Explain why the TLS handshake failed, and what to do.
+
+    Args:
+        error: The error.
+        address: The option with the URL.
+        trust: The advice to trust a certificate.
     """
     if not isinstance(error, ssl.SSLCertVerificationError):
         return (

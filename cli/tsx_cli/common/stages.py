@@ -1,4 +1,4 @@
-"""The stages of a request's time, formatted for a terminal."""
+"""The stages of a request's time, drawn for a terminal."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def milliseconds(value: float) -> str:
     return f"{value:,.3f} ms" if value < 100 else f"{value:,.0f} ms"
 
 
-def bar(part: float, whole: float) -> str:
-    """As long as the part is of the whole; what is there at all has one sign."""
-    length = round(WIDTH * part / whole) if whole > 0 else 0
+def bar(part: float, total: float) -> str:
+    """Draw a bar in proportion to `part` of `total`, with at least one character."""
+    length = round(WIDTH * part / total) if total > 0 else 0
     return ("\u2588" if _draws() else "#") * max(length, int(part > 0))
 
 
 def strip(spent: Mapping[str, float], width: int = WIDTH) -> str:
-    """All parts in one line, a letter each, in proportion."""
-    whole = sum(spent.get(part, 0.0) for part in PARTS)
+    """Draw all stages in one line in proportion, with a letter for each."""
+    total = sum(spent.get(part, 0.0) for part in PARTS)
     drawn, reached = "", 0.0
     for part, letter in LETTERS.items():
         reached += spent.get(part, 0.0)
-        drawn += letter * (round(width * reached / whole) - len(drawn) if whole > 0 else 0)
+        drawn += letter * (round(width * reached / total) - len(drawn) if total > 0 else 0)
     return drawn
 
 

@@ -1,6 +1,4 @@
-"""`tsx jobs`: lists the asynchronous requests of a running server, shows one with its answer,
-cancels them and runs them again.
-"""
+"""`tsx jobs`: lists, shows, cancels and retries the asynchronous requests of a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import human, one_line, print_json, print_result, print_table
 
-PAGE = 500  # jobs of one answer of the server
+PAGE = 500  # jobs in one response
 STATES = ("queued", "running", "done", "failed", "cancelled", "expired")
 COLUMNS = ["job", "model", "version", "state", "answer", "accepted", "waited", "ran", "attempts"]
 
@@ -58,8 +56,8 @@ def list_jobs(
         print_table(COLUMNS, [_row(job, time.time()) for job in jobs])
     else:
         which = "such jobs" if model or state else "jobs"
-        how = "a prediction becomes one with the header 'Prefer: respond-async'"
-        print(f"there are no {which} at {server.url}; {how}")
+        hint = "a prediction becomes one with the header 'Prefer: respond-async'"
+        print(f"there are no {which} at {server.url}; {hint}")
 
 
 @app.command(cls=AnswerCommand)
@@ -75,18 +73,18 @@ def show(
 ) -> None:
     """Show one job, and with -o save its answer."""
     server = management(url, config)
-    found = server.call("GET", path("jobs", job, "record")).json()
+    record = server.call("GET", path("jobs", job, "record")).json()
     if output is not None:
-        if found["state"] != "done":
+        if record["state"] != "done":
             raise UsageError(
-                f"job {job} is {found['state']} and has no answer to write to {output}; leave"
+                f"job {job} is {record['state']} and has no answer to write to {output}; leave"
                 " -o out"
             )
         answer = server.send("GET", path("jobs", job))
-        if answer.status != found["status"]:
+        if answer.status != record["status"]:
             raise server.refusal(answer.status, answer.body(), path("jobs", job))
         output.write_bytes(answer.body())
-    print_result(found, as_json, _show)
+    print_result(record, as_json, _show)
 
 
 @app.command(cls=AnswerCommand)
@@ -150,9 +148,9 @@ def _change(
     model: str | None,
     states: tuple[str, ...],
 ) -> list[str]:
-    """Of the named jobs, or of all in these states.
+    """Change the named jobs, or all jobs in some states, and return the changed ones.
 
-    Returns those that were changed: of all, some may end meanwhile.
+    Of all jobs, some may end meanwhile.
     """
     changed = []
     for id in ids or [

@@ -92,8 +92,8 @@ def describe(
     if as_json:
         print_json(answer)
         return
-    for each in answer:
-        _print_version(each)
+    for version_record in answer:
+        _print_version(version_record)
 
 
 @app.command(cls=AnswerCommand)
@@ -163,8 +163,9 @@ def replace(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Replace the version that has the archive's version number, or else the default version,
-    without losing a request.
+    """Replace a version of a model without losing a request.
+
+    That is the version with the archive's version number, or the default version.
     """
     _register(
         management(url, config),
@@ -245,8 +246,9 @@ def change(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Change a model's limits while it is served; workers continue, and other limits stay
-    unchanged.
+    """Change a model's limits while it is served.
+
+    Workers continue, and other limits stay unchanged.
     """
     target = ["models", name, *([] if version is None else [version])]
     _say(management(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json)
@@ -325,13 +327,13 @@ def _register(server: Server, archive: str, as_json: bool, **query: object) -> N
                 url += f"#sha256={content_digest(file)}"
     waiting = f"{server.url} loads {local.name}".replace("[", r"\[")
     try:
-        with Console(stderr=True, quiet=as_json).status(waiting):  # on a terminal only
+        with Console(stderr=True, quiet=as_json).status(waiting):
             answer = server.call("POST", path("models", url=url, **query)).json()
     except RequestFailed as error:
         if error.type == ALREADY_REGISTERED:
             name = query["model_name"]
-            words = quote(archive) + (f" --name {quote(str(name))}" if name else "")
-            raise error.hinted(f"`tsx models replace {words}` replaces it") from None
+            arguments = quote(archive) + (f" --name {quote(str(name))}" if name else "")
+            raise error.hinted(f"`tsx models replace {arguments}` replaces it") from None
         if url == archive or error.type not in UNREADABLE:
             raise
         _, refused, reason = error.message.rpartition(OUTSIDE_STORE)
@@ -400,9 +402,7 @@ def _ready(answer: dict[str, Any]) -> int:
 
 
 def _print_progress(server: Server, target: str, over: threading.Event) -> None:
-    """Print on stderr how many workers of a version are ready, whenever that changes, until `over`
-    is set.
-    """
+    """Print on stderr how many workers of a version are ready, until `over` is set."""
     printed = ""
     while not over.wait(PROGRESS_S):
         with suppress(CliError):  # the command itself reports what is wrong
@@ -415,9 +415,7 @@ def _print_progress(server: Server, target: str, over: threading.Event) -> None:
 
 
 def _devices(workers: list[dict[str, Any]]) -> str:
-    """Where the workers run, each device once; a GPU has its number where the server could ask the
-    driver.
-    """
+    """Return the devices of workers, each once; a GPU with its number if the server knows it."""
     numbers = [
         worker["gpuUsage"].partition("gpuId::")[2].partition(" ")[0]
         for worker in workers
@@ -451,7 +449,7 @@ def _print_version(answer: dict[str, Any]) -> None:
         (
             worker["id"],
             worker["status"],
-            worker.get("pid"),  # one that has no process now has none
+            worker.get("pid"),
             "gpu" if worker["gpu"] else "cpu",
             human(worker["memoryUsage"]),
             worker["startTime"],
@@ -472,8 +470,8 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
 
 def in_commands(status: str) -> str:
-    """The server's message, with its next step as a command.
+    """Add a command to the server's message as the next step.
 
-    The command names the version, as another one may be the default.
+    The command names the version, since another one may be the default.
     """
     return WITHOUT_WORKERS.sub(r"\1 `tsx models scale \2 1 --version \3` adds one.", status)

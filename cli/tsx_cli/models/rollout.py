@@ -56,10 +56,11 @@ def rollout(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Move a model's requests to another version step by step while its checks pass; or show, watch
-    or stop a rollout.
+    """Move a model's requests to another version step by step while its checks pass.
+
+    Without a version, show, watch or stop the rollout.
     """
-    given = {
+    options = {
         "steps": steps,
         "bake": bake,
         "max_error_rate": max_error_rate,
@@ -68,7 +69,9 @@ def rollout(
     }
     if version is None and (
         named := [
-            f"--{option.replace('_', '-')}" for option, value in given.items() if value is not None
+            f"--{option.replace('_', '-')}"
+            for option, value in options.items()
+            if value is not None
         ]
     ):
         command = f"tsx models rollout {name} --version 2.0 {named[0]} ..."

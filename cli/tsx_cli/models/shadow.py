@@ -1,6 +1,4 @@
-"""`tsx models shadow`: copy a share of a model's requests to another version, and see where the
-answers differ.
-"""
+"""`tsx models shadow`: copies a share of a model's requests to another version."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ def shadow(
         str | None, typer.Option("--version", help="Version or label that gets the copies.")
     ] = None,
     share: Annotated[str | None, typer.Option(help="Share of the requests, such as 10%.")] = None,
-    how: Annotated[
+    comparison: Annotated[
         str | None,
         typer.Option(
             "--compare",
@@ -47,11 +45,12 @@ def shadow(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Show the results of a model's shadow, start one, or change it; what is not given stays
-    unchanged.
+    """Show the results of a model's shadow, start one, or change it.
+
+    What is not given stays unchanged.
     """
     server, target = management(url, config), path("models", name, "shadow")
-    wanted = to is not None or share is not None or how is not None or bool(ignore)
+    wanted = to is not None or share is not None or comparison is not None or bool(ignore)
     if off and (wanted or reset):
         raise UsageError("--off ends the shadow; use it without other options")
     answer: dict[str, Any] = server.call("GET", target).json()
@@ -62,7 +61,7 @@ def shadow(
         answer = server.call_json(
             "PUT",
             path("models", name, "shadow", force=force or None),
-            _changed(answer, name, to, share, how, ignore),
+            _changed(answer, name, to, share, comparison, ignore),
         )
     if reset:
         answer = server.call("DELETE", target).json()
@@ -74,17 +73,17 @@ def _changed(
     name: str,
     to: str | None,
     share: str | None,
-    how: str | None,
+    comparison: str | None,
     ignore: list[str] | None,
 ) -> dict[str, Any]:
-    """What there was, with what is named now."""
+    """Return the shadow with the changes of the options."""
     fields: dict[str, Any] = dict(answer.get("shadow", {}))
     if to is not None:
         fields["to"] = to
     if share is not None:
         fields["share"] = read_option(parse_percent, share, "--share", "a percentage such as 10%")
-    if how is not None:
-        fields["compare"] = read_compare(how)
+    if comparison is not None:
+        fields["compare"] = read_compare(comparison)
     if ignore:
         fields["compare"] = fields.get("compare", {}) | {"ignore": ignore}
     if "to" not in fields or "share" not in fields:
@@ -105,9 +104,9 @@ def _show(examples: int, answer: dict[str, Any]) -> None:
         return
     fields, requests, errors = answer["shadow"], answer["requests"], answer["errors"]
     state = answer["state"] + (f": {one_line(answer['why'])}" if "why" in answer else "")
-    how = in_words(fields["compare"], answer.get("tolerance"))
+    comparison = in_words(fields["compare"], answer.get("tolerance"))
     print(
-        f"{name}: {fields['share']:g} % to version {answer['version']}, compared by {how}; {state}"
+        f"{name}: {fields['share']:g} % to version {answer['version']}, compared by {comparison}; {state}"
     )
     print(
         f"since {answer['since'][:19]}Z: {requests['copied']} copied, {requests['under_way']} of"

@@ -1,6 +1,4 @@
-"""`tsx models traffic`, `label` and `rollback`: how a model's requests are split among its
-versions.
-"""
+"""`tsx models traffic`, `label` and `rollback`: the split of requests among versions."""
 
 from __future__ import annotations
 
@@ -62,11 +60,10 @@ def traffic(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Show or change how a model's requests are split among its versions; what is not given stays
-    unchanged.
+    """Show or change how a model's requests are split among its versions.
 
-    Versions that are not named keep their proportions in what is left; if all are named, only the
-    proportions of the numbers matter.
+    What is not given stays unchanged. Versions that are not named keep their proportions in what is
+    left; if all are named, only the proportions of the numbers matter.
     """
     server, target = management(url, config), path("models", name, "traffic")
     changing = path("models", name, "traffic", force=force or None, dry_run=dry_run or None)
@@ -78,9 +75,8 @@ def traffic(
     if clear:
         answer = server.call("DELETE", changing).json()
     elif any(wanted):
-        changes: dict[
-            str, Any
-        ] = {}  # only what is named: another client, or a rollout, may change the rest meanwhile
+        # Another client or a rollout may change the other parts meanwhile.
+        changes: dict[str, Any] = {}
         if sticky is not None:
             changes["sticky"] = None if sticky == "none" else sticky
         if rule or no_rules:
@@ -107,25 +103,28 @@ def label(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Give versions labels, which URLs can use in place of version numbers; without arguments, list
-    the labels.
+    """Give versions labels, which URLs can use in place of version numbers.
+
+    Without arguments, list the labels.
     """
     server, target = management(url, config), path("models", name, "traffic")
-    given = [_label(text) for text in labels or []]
-    words = [*(word for word, _ in given), *(remove or [])]
-    twice = next((word for word in words if words.count(word) > 1), None)
+    pairs = [_label(text) for text in labels or []]
+    names = [*(label for label, _ in pairs), *(remove or [])]
+    twice = next((label for label in names if names.count(label) > 1), None)
     if twice is not None:
         raise UsageError(f"the label '{twice}' is named twice; name it once")
     answer = server.call("GET", target).json()
-    there = answer["traffic"].get("labels", {})
-    gone = next((word for word in remove or [] if word not in there), None)
+    existing = answer["traffic"].get("labels", {})
+    gone = next((label for label in remove or [] if label not in existing), None)
     if gone is not None:
-        raise CliError(f"model {name} has no label '{gone}'; it has {', '.join(there) or 'none'}")
-    if words:
+        raise CliError(
+            f"model {name} has no label '{gone}'; it has {', '.join(existing) or 'none'}"
+        )
+    if names:
         answer = server.call_json(
             "PATCH",
             path("models", name, "traffic", force=force or None),
-            {"labels": dict(given) | dict.fromkeys(remove or [])},
+            {"labels": dict(pairs) | dict.fromkeys(remove or [])},
         )
     if as_json:
         print_json(answer["traffic"].get("labels", {}))
@@ -135,7 +134,7 @@ def label(
         ready = {share["version"]: share["ready"] for share in answer["table"]}
         print_table(
             ["label", "version", "ready"],
-            [(word, version, _yes(ready.get(version, False))) for word, version in rows],
+            [(label, version, _yes(ready.get(version, False))) for label, version in rows],
         )
     else:
         print(
@@ -151,8 +150,9 @@ def rollback(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Undo the last change of a model's traffic, labels or default version; the next rollback
-    undoes the one before.
+    """Undo the last change of a model's traffic, labels or default version.
+
+    The next rollback undoes the one before.
     """
     answer = (
         management(url, config)
@@ -162,8 +162,8 @@ def rollback(
     _show(answer, as_json, dry_run=dry_run)
     if as_json:
         return
-    left = answer["undoable"] - dry_run
-    before = f"; {left} more can be undone" if left else "; it was the first one"
+    remaining = answer["undoable"] - dry_run
+    before = f"; {remaining} more can be undone" if remaining else "; it was the first one"
     done = (
         f"undone: the change of {answer['undone'][:19]}Z"
         if "undone" in answer
@@ -201,10 +201,10 @@ def _show(answer: dict[str, Any], as_json: bool, *, dry_run: bool = False) -> No
         ],
         rows,
     )
-    said = answer["traffic"]
-    if said.get("sticky"):
-        print(f"sticky by {one_line(said['sticky'].replace(':', ' ', 1))}")
-    for rule in said.get("rules", []):
+    policy = answer["traffic"]
+    if policy.get("sticky"):
+        print(f"sticky by {one_line(policy['sticky'].replace(':', ' ', 1))}")
+    for rule in policy.get("rules", []):
         test = f"={rule['equals']}" if "equals" in rule else f"~{rule['matches']}"
         print(f"rule: header {rule['header']}{one_line(test)} -> {rule['to']}")
     for change in answer.get("changes", []):
@@ -217,42 +217,53 @@ def _show(answer: dict[str, Any], as_json: bool, *, dry_run: bool = False) -> No
 
 
 def with_shares(named: Mapping[str, float], answer: Mapping[str, Any]) -> dict[str, float | None]:
-    """The weights that give the named versions their percentages, and what is left to the others in
-    proportion; None removes one.
+    """Return weights with percentages for the named versions; the others share the remainder.
 
-    `answer` is the traffic as it is. Raises UsageError.
+    Args:
+        named: The percentages by version or label.
+        answer: The present traffic.
+
+    Returns:
+        The weights; None removes one.
+
+    Raises:
+        UsageError: The percentages leave nothing for some version, or are all 0.
     """
     labels = answer["traffic"].get("labels", {})
-    there = answer["traffic"].get("weights") or {answer["default"]: 100}
-    taken = {labels.get(word, word) for word in named}
-    rest = {
-        word: weight
-        for word, weight in there.items()
-        if labels.get(word, word) not in taken and weight > 0
+    weights = answer["traffic"].get("weights") or {answer["default"]: 100}
+    taken = {labels.get(version, version) for version in named}
+    remaining = {
+        version: weight
+        for version, weight in weights.items()
+        if labels.get(version, version) not in taken and weight > 0
     }
-    given = sum(named.values())
-    if not rest and given == 0:
+    total = sum(named.values())
+    if not remaining and total == 0:
         raise UsageError(
             "all shares are 0, which leaves no version for the requests; give one of them a share,"
             " or --clear"
         )
-    if not rest:
-        return dict.fromkeys(there) | dict(named)
-    if given > 100:
+    if not remaining:
+        return dict.fromkeys(weights) | dict(named)
+    if total > 100:
         raise UsageError(
-            f"the shares add up to {given:g} %: nothing is left for {', '.join(rest)}; give smaller"
+            f"the shares add up to {total:g} %: nothing is left for {', '.join(remaining)}; give smaller"
             " ones, or name all versions"
         )
-    left = (100 - given) / sum(rest.values())
+    factor = (100 - total) / sum(remaining.values())
     return (
-        dict.fromkeys(there)
-        | {word: _tidy(weight * left) for word, weight in rest.items()}
+        dict.fromkeys(weights)
+        | {version: _tidy(weight * factor) for version, weight in remaining.items()}
         | dict(named)
     )
 
 
 def read_weights(texts: Sequence[str]) -> dict[str, float]:
-    """Of VERSION=PERCENT. Raises UsageError."""
+    """Parse VERSION=PERCENT arguments.
+
+    Raises:
+        UsageError: An argument is invalid.
+    """
     weights: dict[str, float] = {}
     for text in texts:
         version, _, weight = text.rpartition("=")
@@ -272,16 +283,16 @@ def read_weights(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _rule(text: str) -> dict[str, str]:
-    found = RULE.fullmatch(text.strip())
-    if found is None:
+    match = RULE.fullmatch(text.strip())
+    if match is None:
         raise UsageError(
             "a rule has the form 'header X-Beta=1 -> 2.0', or 'header X-User~test-.* -> 2.0' for a"
             f" pattern, not '{text}'"
         )
     return {
-        "header": found["header"],
-        "equals" if found["sign"] == "=" else "matches": found["value"],
-        "to": found["to"],
+        "header": match["header"],
+        "equals" if match["sign"] == "=" else "matches": match["value"],
+        "to": match["to"],
     }
 
 

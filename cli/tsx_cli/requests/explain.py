@@ -1,4 +1,4 @@
-"""`tsx explain`: where the time of one request went."""
+"""`tsx explain`: the stages of one request's time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def explain(
     The server keeps the newest 2000 requests of each version of a model, and the slowest hundred of
     the last half hour.
     """
-    words = request_id.split()  # as it was cut out of an answer's head, with the end of its line
-    if len(words) != 1:
+    ids = request_id.split()  # A copied header may end with a line break.
+    if len(ids) != 1:
         raise UsageError("give the id of a request: it is in the header x-request-id of its answer")
-    timeline = management(url, config).call("GET", path("debug", "requests", words[0])).json()
+    timeline = management(url, config).call("GET", path("debug", "requests", ids[0])).json()
     print_result(
         timeline, as_json, lambda timeline: print("\n".join(map(one_line, lines(timeline))))
     )
@@ -38,13 +38,13 @@ def explain(
 
 def lines(timeline: dict[str, Any]) -> list[str]:
     spent = timeline["milliseconds"]
-    what = f"was refused ({timeline['error']})" if timeline.get("error") else "was answered"
+    outcome = f"was refused ({timeline['error']})" if timeline.get("error") else "was answered"
     batch = {None: "", 1: ", alone in its batch"}.get(
         timeline.get("batchSize"), f", in a batch of {timeline.get('batchSize')}"
     )
     shown = [
         (
-            f"{timeline['requestId']} {what} with {timeline['status']} after"
+            f"{timeline['requestId']} {outcome} with {timeline['status']} after"
             f" {milliseconds(spent['total'])}"
         ),
         (

@@ -1,4 +1,4 @@
-"""`tsx predict`: sends one request to a running server, and prints or saves the answer."""
+"""`tsx predict`: sends one request to a running server, and prints or saves the response."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHOWN_LABELS = 20
 TEXTS = ("text/", "application/json")
 TEXT_STARTS = ("{", "[", '"')
 
-Content = tuple[str, bytes, str]  # the name of a file, its bytes and its content type
+Content = tuple[str, bytes, str]  # name of a file, bytes, content type
 
 app = typer.Typer(add_completion=False)
 
@@ -89,8 +89,8 @@ def predict(
     check_delivery(output, as_json=as_json)
     sources = sample + (input is not None) + (input_option is not None)
     if sources > 1 or not (sources or fields):
-        how = f"`tsx predict {model} --sample` sends one that fits the model"
-        raise UsageError(f"give one file or text, or --sample: {how}")
+        hint = f"`tsx predict {model} --sample` sends one that fits the model"
+        raise UsageError(f"give one file or text, or --sample: {hint}")
     input = input_option if input is None else input
     settings, _ = read_settings(config)
     server = Server(
@@ -105,9 +105,7 @@ def predict(
         name, kind, data = _read(input)
     kind = content_type or kind
     if fields:
-        from urllib3.filepost import (
-            encode_multipart_formdata,
-        )  # here, as it is slow to import, and help must be quick
+        from urllib3.filepost import encode_multipart_formdata  # It is slow to import.
 
         data, kind = encode_multipart_formdata(_form(fields, (name, data, kind) if kind else None))
     target = path("predictions", model, *([] if version is None else [version]))
@@ -116,7 +114,11 @@ def predict(
 
 
 def check_delivery(output: Path | None, *, as_json: bool) -> None:
-    """Raises UsageError."""
+    """Refuse --output together with --json.
+
+    Raises:
+        UsageError: Both are given.
+    """
     if output is not None and as_json:
         raise UsageError(
             "--output writes the answer to a file and --json prints it; give only one of them"
@@ -124,7 +126,7 @@ def check_delivery(output: Path | None, *, as_json: bool) -> None:
 
 
 def deliver(response: Response, output: Path | None, *, as_json: bool) -> None:
-    """Into a file or as JSON, laid out on a terminal, unchanged anywhere else."""
+    """Write a response to a file, as JSON, formatted for a terminal, or unchanged."""
     if output is not None:
         with output.open("wb") as sink:
             _pass_on(response, sink)
@@ -138,7 +140,7 @@ def deliver(response: Response, output: Path | None, *, as_json: bool) -> None:
 
 
 def _sample(server: Server, model: str, version: str | None) -> tuple[str, str, bytes]:
-    """Its name, its content type, and the body."""
+    """Return the name, the content type and the body of a sample."""
     response = server.call(
         "GET",
         path("v2", "models", model, *([] if version is None else ["versions", version]), "sample"),
@@ -153,7 +155,7 @@ def _sample(server: Server, model: str, version: str | None) -> tuple[str, str, 
 
 
 def describe(response: Response) -> dict[str, object]:
-    """The answer for a program: JSON as it is, other text as text, bytes in base64."""
+    """Return a response for a program: its JSON, its text, or its bytes in base64."""
     body = response.body()
     answer: dict[str, object] = {
         "status": response.status,
@@ -170,11 +172,10 @@ def describe(response: Response) -> dict[str, object]:
 
 
 def show(response: Response, console: Console) -> None:
-    """Lay out an answer for a person; a stream of text appears as it comes."""
+    """Format a response for a person; a stream of text appears as it arrives."""
     if response.content_type.startswith("text/"):
-        decoder = codecs.getincrementaldecoder("utf-8")(
-            "replace"
-        )  # a part may end within a character
+        # A part may end within a character.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         shown = ""
         for part in response.parts:
             text = escaped(decoder.decode(part))
@@ -203,9 +204,7 @@ def show(response: Response, console: Console) -> None:
 
 
 def as_probabilities(value: object) -> list[tuple[str, float]]:
-    """The labels of a classifier's answer, as `image_classifier` gives it; empty for any other
-    answer.
-    """
+    """Return the labels and probabilities of a classifier's response; empty for another one."""
     if not isinstance(value, dict) or not 0 < len(value) <= SHOWN_LABELS:
         return []
     if not all(isinstance(number, float) and 0 <= number <= 1 for number in value.values()):
@@ -214,12 +213,12 @@ def as_probabilities(value: object) -> list[tuple[str, float]]:
 
 
 def _harmless(value: object) -> object:
-    """JSON escapes by itself what comes before the space, and no more."""
+    """Escape control characters that JSON does not escape."""
     if isinstance(value, str):
-        return UNSAFE.sub(lambda found: escaped(found[0]) if found[0] > " " else found[0], value)
+        return UNSAFE.sub(lambda match: escaped(match[0]) if match[0] > " " else match[0], value)
     if isinstance(value, dict):
-        return {_harmless(key): _harmless(each) for key, each in value.items()}
-    return [_harmless(each) for each in value] if isinstance(value, list) else value
+        return {_harmless(key): _harmless(item) for key, item in value.items()}
+    return [_harmless(item) for item in value] if isinstance(value, list) else value
 
 
 def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
@@ -233,7 +232,11 @@ def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
 
 
 def _form(fields: list[str], sent: Content | None) -> list[tuple[str, Any]]:
-    """Read the fields of a form; one without a value is what is sent. Raises UsageError."""
+    """Return the fields of a form; a field without a value holds the sent content.
+
+    Raises:
+        UsageError: The number of such fields does not fit.
+    """
     parts = [field.partition("=") for field in fields]
     if sum(not equals for _, equals, _ in parts) != (sent is not None):
         raise UsageError(
@@ -242,23 +245,21 @@ def _form(fields: list[str], sent: Content | None) -> list[tuple[str, Any]]:
     return [(name, value if equals else sent) for name, equals, value in parts]
 
 
-def _read(word: str) -> tuple[str, str, bytes]:
-    """Return the name, the content type and the bytes of a file, of standard input, or of a
-    text.
-    """
+def _read(argument: str) -> tuple[str, str, bytes]:
+    """Return the name, the content type and the bytes of a file, of stdin, or of a text."""
     try:
-        data = sys.stdin.buffer.read() if word == "-" else Path(word).read_bytes()
-    except OSError as error:  # a long text is no name either
-        from tsx_archiver.names import similar_file  # here, as help must be quick
+        data = sys.stdin.buffer.read() if argument == "-" else Path(argument).read_bytes()
+    except OSError as error:  # A long text cannot be a file name either.
+        from tsx_archiver.names import similar_file  # It is slow to import.
 
-        if not any(map(str.isspace, word)) and word[:1] not in TEXT_STARTS:
-            how = f"To send it as a text: echo {shlex.quote(word)} | tsx predict MODEL -"
+        if not any(map(str.isspace, argument)) and argument[:1] not in TEXT_STARTS:
+            hint = f"To send it as a text: echo {shlex.quote(argument)} | tsx predict MODEL -"
             raise CliError(
-                f"the file '{word}' cannot be read"
-                f" ({error.strerror}){similar_file(Path(word)) or '.'} {how}"
+                f"the file '{argument}' cannot be read"
+                f" ({error.strerror}){similar_file(Path(argument)) or '.'} {hint}"
             ) from error
-        data, word = word.encode(), "-"
-    return Path(word).name, guess_content_type(word, data), data
+        data, argument = argument.encode(), "-"
+    return Path(argument).name, guess_content_type(argument, data), data
 
 
 def _pass_on(response: Response, sink: BinaryIO, *, ends_line: bool = False) -> None:

@@ -36,7 +36,7 @@ def replay(
     version: Annotated[
         str | None, typer.Option(help="Version or label to send the requests to.")
     ] = None,
-    how: Annotated[
+    comparison: Annotated[
         str | None,
         typer.Option(
             "--compare",
@@ -58,13 +58,11 @@ def replay(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Replay the requests of a recording to a running server with their original spacing, and
-    report how it answered.
+    """Replay the requests of a recording to a running server, and report its responses.
+
+    The requests keep their original spacing.
     """
-    from tsx_cli.requests.replay_run import (
-        Replay,
-        read_comparison,
-    )  # here, as it is slow to import, and help must be quick
+    from tsx_cli.requests.replay_run import Replay, read_comparison  # It is slow to import.
 
     if math.isnan(speed):
         raise UsageError("--speed takes a number, such as 2 for twice as fast as they came")
@@ -75,7 +73,7 @@ def replay(
         certificate=settings.certificate_file,
     )
     try:
-        run = Replay(server, model, version, read_comparison(how, ignore))
+        run = Replay(server, model, version, read_comparison(comparison, ignore))
         run.send_all(
             itertools.islice(read(recording), limit),
             speed,
@@ -127,13 +125,13 @@ def _show(summary: dict[str, Any]) -> None:
         if summary["largest_difference"] is not None:
             rows.append(("largest difference", f"{summary['largest_difference']:.3g}"))
     print_table(["replay", ""], rows)
-    for each in summary["different"]:
-        was, now = each["recorded"], each["now"]
+    for difference in summary["different"]:
+        was, now = difference["recorded"], difference["now"]
         print(
-            f"differs at {each['at']} s: recorded {was['status']} {one_line(was['answer'])}, now"
+            f"differs at {difference['at']} s: recorded {was['status']} {one_line(was['answer'])}, now"
             f" {now['status']} {one_line(now['answer'])}"
         )
-        print(f"  {one_line(each['why'])}")
+        print(f"  {one_line(difference['why'])}")
 
 
 def _shown(value: float | None) -> str:

@@ -1,6 +1,4 @@
-"""Sends the requests of a recording to a server when they are due, and compares the answers with
-the recorded ones.
-"""
+"""The replay of a recording: requests are sent when they are due, and responses compared."""
 
 from __future__ import annotations
 
@@ -26,14 +24,18 @@ from tsx_runtime.recordings import Recorded
 from tsx_runtime.settings.traffic_policy import Compare
 from tsx_runtime.shared.quantiles import nearest_rank
 
-AHEAD = 1000  # requests that may wait for a connection; beyond it no more of the recording is read
-SHOWN = 5  # requests whose answers differ
-TICK = 0.2  # seconds between two looks at the progress
+MAX_WAITING = 1000  # requests that wait for a connection before the recording is read on
+MAX_SHOWN = 5  # requests whose responses differ
+PROGRESS_INTERVAL_S = 0.2
 
 
-def read_comparison(how: str | None, ignore: list[str] | None) -> Compare:
-    """Raises UsageError."""
-    fields = ({"kind": "numeric"} if how is None else read_compare(how)) | (
+def read_comparison(comparison: str | None, ignore: list[str] | None) -> Compare:
+    """Parse --compare and --ignore.
+
+    Raises:
+        UsageError: They are invalid.
+    """
+    fields = ({"kind": "numeric"} if comparison is None else read_compare(comparison)) | (
         {"ignore": ignore} if ignore else {}
     )
     if fields["kind"] == "plugin":
@@ -50,7 +52,7 @@ def read_comparison(how: str | None, ignore: list[str] | None) -> Compare:
 
 
 def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:
-    """When each is due, in seconds from the start."""
+    """Yield each request with its due time, in seconds from the start."""
     first: float | None = None
     for entry in entries:
         first = entry.at if first is None else first
@@ -58,44 +60,45 @@ def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Rec
 
 
 def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
-    """One that hands the query on to the handler, where there is one."""
+    """Return the path of a request, one that passes a query to the handler."""
     name = model or entry.model
     named = [name] if version is None else [name, version]
     if any(header.lower() == "explain" and value == "True" for header, value in entry.headers):
         return path("explanations", *named)
-    if rest := next(
+    # Requests to OpenAI's paths have this header too.
+    if url_path := next(
         (value for header, value in entry.headers if header.lower() == "url_path"), ""
-    ):  # of OpenAI's paths too
-        return f"{path('predictions', name, version or '')}/{rest}"
+    ):
+        return f"{path('predictions', name, version or '')}/{url_path}"
     query = quote(entry.query, safe="%=&+;,/?:@!$'()*~[]", encoding="latin-1")
     return f"{path(*named, 'predict')}?{query}" if query else path("predictions", *named)
 
 
 @dataclass
 class Replay:
-    """Latencies count from the due time of a request, so a server that delays the generator does
+    """A replay and its figures.
+
+    Latencies count from the due time of a request, so that a server that delays the generator does
     not look faster.
     """
 
     server: Server
     model: str | None
     version: str | None
-    how: Compare
+    comparison: Compare
     sent: int = 0
     seconds: float = 0.0
-    answers: Counter[int] = field(default_factory=Counter)  # by status
-    failed: Counter[str] = field(default_factory=Counter)  # without an answer, by reason
+    answers: Counter[int] = field(default_factory=Counter)  # responses by status
+    failed: Counter[str] = field(default_factory=Counter)  # requests without response, by reason
     latencies: list[float] = field(default_factory=list)  # seconds
-    late: list[float] = field(
-        default_factory=list
-    )  # seconds that requests left after they were due
+    late: list[float] = field(default_factory=list)  # seconds between due time and sending
     compared: int = 0
-    different: list[dict[str, Any]] = field(default_factory=list)  # the first of them
-    equal: int = 0  # those that agree
-    largest: float = 0.0  # difference of two numbers
-    precision: str | None = None  # of the recorded model
-    alike: int = 0  # with the status that was recorded
-    refused: str = ""  # the error of the first that fails, and did not then
+    different: list[dict[str, Any]] = field(default_factory=list)  # first differing responses
+    equal: int = 0  # agreeing responses
+    largest: float = 0.0  # largest difference of two numbers
+    precision: str | None = None  # precision of the recorded model
+    alike: int = 0  # responses with the recorded status
+    refused: str = ""  # first error that was not recorded
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,14 +107,20 @@ class Replay:
     def send_all(
         self, entries: Iterable[Recorded], speed: float, concurrency: int, *, progress: bool
     ) -> None:
-        """Raises CliError where there is no server, NotARecording, OSError."""
+        """Send all requests when they are due.
+
+        Raises:
+            CliError: No server answers.
+            NotARecording: The file is no recording.
+            OSError: The recording cannot be read.
+        """
         copy(self.server).send("GET", "/ping")
-        room = threading.BoundedSemaphore(concurrency + AHEAD)
+        room = threading.BoundedSemaphore(concurrency + MAX_WAITING)
         start = time.monotonic()
         with ThreadPoolExecutor(concurrency, initializer=self._connect) as pool:
             for due, entry in plan(entries, speed):
-                while (left := start + due - time.monotonic()) > 0:
-                    time.sleep(min(left, TICK))
+                while (remaining := start + due - time.monotonic()) > 0:
+                    time.sleep(min(remaining, PROGRESS_INTERVAL_S))
                     if progress:
                         self._show_progress(start)
                 room.acquire()
@@ -125,8 +134,8 @@ class Replay:
 
     def summary(self) -> dict[str, Any]:
         latencies, late = sorted(self.latencies), sorted(self.late)
-        rtol, atol = tolerance_of(self.how, self.precision)
-        tolerance = {"rtol": rtol, "atol": atol} if self.how.kind == "numeric" else None
+        rtol, atol = tolerance_of(self.comparison, self.precision)
+        tolerance = {"rtol": rtol, "atol": atol} if self.comparison.kind == "numeric" else None
         return {
             "sent": self.sent,
             "seconds": round(self.seconds, 3),
@@ -139,15 +148,13 @@ class Replay:
             "late_max_ms": _ms(late, 1.0),
             "compared": self.compared,
             "equal": self.equal,
-            "compare": in_words(self.how.model_dump(mode="json"), tolerance),
-            "largest_difference": self.largest if self.how.kind != "top-k" else None,
+            "compare": in_words(self.comparison.model_dump(mode="json"), tolerance),
+            "largest_difference": self.largest if self.comparison.kind != "top-k" else None,
             "different": self.different,
         }
 
     def _connect(self) -> None:
-        """Give this thread a connection of its own: one pool for many threads takes longer for each
-        request.
-        """
+        """Give this thread its own connection, because a shared pool is slower."""
         self._here.server = copy(self.server)
 
     def _send(self, entry: Recorded, due: float, start: float) -> None:
@@ -182,14 +189,16 @@ class Replay:
         expected = ComparedAnswer(
             entry.status, {name.lower(): value for name, value in entry.answer_headers}, recorded
         )
-        found = compare(self.how, entry.body, expected, actual, precisions=[entry.precision])
+        result = compare(
+            self.comparison, entry.body, expected, actual, precisions=[entry.precision]
+        )
         with self._lock:
             self.compared += 1
-            self.largest = max(self.largest, found.largest)
+            self.largest = max(self.largest, result.largest)
             self.precision = self.precision or entry.precision
-            if found.difference is None:
+            if result.difference is None:
                 self.equal += 1
-            elif len(self.different) < SHOWN:
+            elif len(self.different) < MAX_SHOWN:
                 before, now = (
                     {"status": answer.status, "answer": _clip(answer.body)}
                     for answer in (expected, actual)
@@ -199,7 +208,7 @@ class Replay:
                         "at": round(at, 3),
                         "recorded": before,
                         "now": now,
-                        "why": found.difference.between("recorded", "now"),
+                        "why": result.difference.between("recorded", "now"),
                     }
                 )
 
@@ -213,8 +222,8 @@ class Replay:
         )
 
 
-def _ms(ordered: list[float], which: float) -> float | None:
-    return round(1000 * nearest_rank(ordered, which), 3) if ordered else None
+def _ms(ordered: list[float], share: float) -> float | None:
+    return round(1000 * nearest_rank(ordered, share), 3) if ordered else None
 
 
 def _clip(answer: bytes) -> str:

@@ -1,4 +1,4 @@
-"""`tsx slowest`: the slowest requests, and where their time went."""
+"""`tsx slowest`: the slowest requests, and the stages of their times."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def slowest(
         return
     rows = [
         [
-            milliseconds(each["milliseconds"]["total"]),
-            strip(each["milliseconds"]),
-            each.get("error") or each["status"],
-            each["modelName"],
-            each["modelVersion"],
-            each.get("batchSize"),
-            each["arrived"],
-            each["requestId"],
+            milliseconds(request["milliseconds"]["total"]),
+            strip(request["milliseconds"]),
+            request.get("error") or request["status"],
+            request["modelName"],
+            request["modelVersion"],
+            request.get("batchSize"),
+            request["arrived"],
+            request["requestId"],
         ]
-        for each in answer["requests"]
+        for request in answer["requests"]
     ]
     print_table(
         ["took", "where", "answer", "model", "version", "batch", "arrived", "request"], rows

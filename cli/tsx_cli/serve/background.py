@@ -1,4 +1,4 @@
-"""The background server of `torchserve`: its process, its pid file, its stop (contract 4.3)."""
+"""The background server of `torchserve`: its process, its pid file, its stop."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ import psutil
 
 from tsx_runtime.shared.safe_path import CLEAN
 
-# SageMaker's toolkit looks for the one process that has this word among its arguments, and `--stop`
-# does before it ends anything.
+# SageMaker's toolkit finds the server by this argument, and `--stop` checks it.
 MARK = "org.pytorch.serve.ModelServer"
-# seconds that a server may take from its addresses to its first answer before `--start` returns
-START_PATIENCE = 60.0
-PATIENCE = 300.0  # seconds that a stopping server may take to answer what it has accepted
+START_TIMEOUT_S = 60.0  # time between a server's addresses and its first response
+STOP_TIMEOUT_S = 300.0  # time to answer accepted requests
 
-# No `-m`: that would let a file of the working directory stand before tsx's own modules, and before
-# Python's.
+# With `-m`, a file of the working directory could replace a module of tsx or of Python.
 _MAIN = CLEAN + "from tsx_cli.serve.torchserve import main; sys.exit(main())"
 
 
@@ -32,13 +29,14 @@ class AlreadyRunning(Exception):
 
 
 def pid_file() -> Path:
-    """Where TorchServe has it, so that either's `--stop` finds what the other has started."""
+    """Return TorchServe's path of the pid file, so that `--stop` of both finds either server."""
     return Path(tempfile.gettempdir(), ".model_server.pid")
 
 
 def find_server(file: Path) -> psutil.Process | None:
-    """The process that the file names, if it is this user's, and a model server: numbers are used
-    again, and anybody may write to /tmp.
+    """Return the process of the pid file, if it is a model server of this user.
+
+    Process ids are reused, and anybody may write to /tmp.
     """
     try:
         process = psutil.Process(_own_pid(file))
@@ -49,7 +47,12 @@ def find_server(file: Path) -> psutil.Process | None:
 
 
 def _own_pid(file: Path) -> int:
-    """What is in it. Raises OSError, also where it is another user's, and ValueError."""
+    """Read a pid file.
+
+    Raises:
+        OSError: The file is missing, or belongs to another user.
+        ValueError: The file holds no number.
+    """
     with open(
         os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)),
         encoding="ascii",
@@ -60,10 +63,7 @@ def _own_pid(file: Path) -> int:
 
 
 def remove_orphan(file: Path) -> bool:
-    """Remove this user's pid file if no process has its number, or one that is no model server.
-
-    Whether it was one.
-    """
+    """Remove this user's pid file if its process is no model server, and tell whether it was."""
     try:
         if MARK in _command_line(_own_pid(file)):
             return False
@@ -76,15 +76,17 @@ def remove_orphan(file: Path) -> bool:
 def _command_line(pid: int) -> list[str]:
     try:
         return psutil.Process(pid).cmdline()
-    except psutil.NoSuchProcess:  # or a zombie
+    except psutil.NoSuchProcess:  # It has ended, or is a zombie.
         return []
 
 
 @contextmanager
 def claimed(file: Path) -> Iterator[None]:
-    """Have this process's number in the file.
+    """Hold this process's number in the pid file.
 
-    Raises AlreadyRunning, and OSError where it cannot be written.
+    Raises:
+        AlreadyRunning: Another server holds the file.
+        OSError: The file cannot be written.
     """
     _claim(file)
     try:
@@ -100,11 +102,11 @@ def _claim(file: Path) -> None:
         try:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
-            found = find_server(file)
-            if found is not None and found.pid != os.getpid():
+            server = find_server(file)
+            if server is not None and server.pid != os.getpid():
                 raise AlreadyRunning from None
             with suppress(FileNotFoundError):
-                file.unlink()  # of one that ended without a word
+                file.unlink()  # Its server ended without removing it.
             continue
         with open(descriptor, "w", encoding="ascii") as open_file:
             open_file.write(str(os.getpid()))
@@ -112,60 +114,60 @@ def _claim(file: Path) -> None:
     raise AlreadyRunning
 
 
-def command(words: Sequence[str]) -> list[str]:
-    """What a server's process is started as."""
-    return [sys.executable, "-c", _MAIN, MARK, *words]
+def command(arguments: Sequence[str]) -> list[str]:
+    """Return the command of a server's process."""
+    return [sys.executable, "-c", _MAIN, MARK, *arguments]
 
 
-def become_server(words: Sequence[str]) -> int:
-    """In this process and terminal, where the system can."""
+def become_server(arguments: Sequence[str]) -> int:
+    """Run the server in this process and terminal, if the system can."""
     if sys.platform == "win32":
-        return subprocess.call(command(words))
+        return subprocess.call(command(arguments))
     sys.stdout.flush()
     sys.stderr.flush()
-    return os.execv(sys.executable, command(words))
+    return os.execv(sys.executable, command(arguments))
 
 
-def leave_running(words: Sequence[str]) -> int:
-    """Start it beside this process; return 0 once it answers, or the code with which it ended
-    before.
+def leave_running(arguments: Sequence[str]) -> int:
+    """Start the server in the background, and return 0 once it answers, or its exit code.
 
-    A server that has its addresses and still reads archives after `START_PATIENCE` is not waited
-    for. It writes where this process does, as TorchServe does: programs wait for its lines.
+    A server with addresses that still reads archives after START_TIMEOUT_S is not waited for. It
+    prints to this process's terminal, as TorchServe does, because programs wait for its lines.
     """
     ours, theirs = os.pipe()
     with open(ours, "rb", buffering=0) as log:
         try:
             process = subprocess.Popen(
-                command(["--tell", str(theirs), *words]),
+                command(["--tell", str(theirs), *arguments]),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 pass_fds=[theirs],
             )
         finally:
             os.close(theirs)
-        if log.read(1) and (not select.select([log], [], [], START_PATIENCE)[0] or log.read(1)):
-            process.returncode = 0  # or Python would warn of a child that is not waited for
+        if log.read(1) and (not select.select([log], [], [], START_TIMEOUT_S)[0] or log.read(1)):
+            process.returncode = 0  # Python would warn of a child that is not waited for.
             return 0
     return process.wait()
 
 
 def teller(descriptor: int | None) -> Callable[[], None]:
-    """Return what the server calls when it has its addresses, and again when it answers."""
+    """Return a function that the server calls when it has its addresses, and when it answers."""
     if descriptor is None:
         return lambda: None
     os.set_inheritable(descriptor, False)
 
     def tell() -> None:
-        with suppress(OSError):  # the starting process has gone
+        with suppress(OSError):  # The starting process has ended.
             os.write(descriptor, b"1")
 
     return tell
 
 
 def end_server(process: psutil.Process) -> bool:
-    """Ask it to stop, and wait until it has answered what it has accepted; false if it takes too
-    long for that.
+    """Ask the server to stop, and tell whether it ended in time.
+
+    It first answers what it has accepted.
     """
     try:
         with _ending(process) as ended:
@@ -177,15 +179,15 @@ def end_server(process: psutil.Process) -> bool:
 
 @contextmanager
 def _ending(process: psutil.Process) -> Iterator[Callable[[], bool]]:
-    """What waits for its end.
+    """Yield a function that waits for the end of a process, and tells whether it came.
 
-    In a container it may be a zombie from then on: not every first process looks after orphans.
+    In a container, the process may remain as a zombie.
     """
     if not hasattr(os, "pidfd_open"):
-        yield lambda: not psutil.wait_procs([process], PATIENCE)[1]
+        yield lambda: not psutil.wait_procs([process], STOP_TIMEOUT_S)[1]
         return
     descriptor = os.pidfd_open(process.pid)
     try:
-        yield lambda: bool(select.select([descriptor], [], [], PATIENCE)[0])
+        yield lambda: bool(select.select([descriptor], [], [], STOP_TIMEOUT_S)[0])
     finally:
         os.close(descriptor)

@@ -81,9 +81,8 @@ def serve_command(
     Without a file, the server loads what the settings `load_models` and `load_workflows` name, or
     starts empty.
     """
-    from tsx_cli.archive.huggingface import (
-        HuggingFaceOptions,
-    )  # here, all of them, as they are slow to import, and help must be quick
+    # These are slow to import, and help must be fast.
+    from tsx_cli.archive.huggingface import HuggingFaceOptions
     from tsx_cli.archive.model_file import HandlerFiles
     from tsx_cli.serve import server
 

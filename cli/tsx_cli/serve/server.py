@@ -1,4 +1,4 @@
-"""Runs the server of `tsx serve` and `torchserve` from arguments and settings."""
+"""The start of the server of `tsx serve` and `torchserve` from arguments and settings."""
 
 from __future__ import annotations
 
@@ -40,28 +40,34 @@ from tsx_runtime.targets.server.startup import (
     workflows_from_settings,
 )
 
-NONE_OF_THEM = HuggingFaceOptions()
+NO_HUGGINGFACE_OPTIONS = HuggingFaceOptions()
 
 
 def serve_words(
-    words: Sequence[str],
+    arguments: Sequence[str],
     settings: Settings,
     parts: HandlerFiles,
     chosen: Mapping[str, object],
-    huggingface: HuggingFaceOptions = NONE_OF_THEM,
+    huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
     *,
     replaces: bool = False,
 ) -> None:
-    """The files and directories that are named, else what the settings name.
+    """Serve the named files and directories, or those of the settings.
 
-    `chosen` is for each model; None leaves it open.
+    Args:
+        arguments: `[NAME=]FILE` arguments.
+        settings: The settings.
+        parts: The handler and files of bare models.
+        chosen: Parameters of each registration; None is not set.
+        huggingface: The options of Hugging Face models.
+        replaces: Whether to take the addresses of a running server.
     """
     if chosen.get("device_type") == "gpu" and not gpu_count():
         raise UsageError(
             "--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit"
             " --device to run on the CPU"
         )
-    sources = for_all(words, lambda word: locate(word, settings), CliError)
+    sources = for_all(arguments, lambda argument: locate(argument, settings), CliError)
     of_models = [source for source in sources if source.kind != "workflow"]
     kinds = {source.kind for source in of_models}
     if parts.given and "file" not in kinds:
@@ -119,7 +125,7 @@ def serve_words(
 def with_grpc_addresses(
     settings: Settings, host: str | None, ports: dict[str, int | None]
 ) -> Settings:
-    """The same for gRPC, whose hosts and ports are settings of their own."""
+    """Return the settings with gRPC's hosts and ports of the command line."""
     changed: dict[str, Any] = {}
     for role, port in ports.items():
         if host is not None:
@@ -130,9 +136,9 @@ def with_grpc_addresses(
 
 
 def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
-    """The settings with what `--host` and the port options say of their addresses."""
+    """Return the settings with the host and the ports of the command line."""
     if host is not None and host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]  # an IPv6 address as URLs have it
+        host = host[1:-1]  # an IPv6 address in the form of URLs
     changed = {}
     for role, port in ports.items():
         setting = f"{role}_address"
@@ -158,7 +164,7 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
 
 
 class LocatedSource(NamedTuple):
-    """What `[NAME=]FILE` of the command line names."""
+    """A model or workflow that a `[NAME=]FILE` argument names."""
 
     name: str | None
     path: Path
@@ -169,11 +175,11 @@ def find_model(
     source: LocatedSource,
     parts: HandlerFiles,
     stack: ExitStack,
-    huggingface: HuggingFaceOptions = NONE_OF_THEM,
+    huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
 ) -> StartModel:
-    """Find out how to serve a path.
+    """Return how to serve a path.
 
-    What is no archive becomes a directory like an unpacked one, which `stack` removes.
+    A model without an archive becomes a directory like an unpacked one, which `stack` removes.
     """
     name, path, kind = source
     if kind in ("archive", "directory"):
@@ -198,10 +204,9 @@ def find_model(
 
 
 def locate(argument: str, settings: Settings) -> LocatedSource:
-    """Find `[NAME=]FILE` in the working directory, else in the store.
+    """Find `[NAME=]FILE` in the working directory or in a store.
 
-    A directory that is no model does not hide a file or directory of the store; what hides one is
-    named.
+    A directory that is no model does not hide an entry of the store; a hidden entry is reported.
     """
     name, path = _split(argument)
     kind = classify(path)
@@ -280,8 +285,8 @@ def run_server(
         raise
 
 
-def _split(word: str) -> tuple[str | None, Path]:
-    name, equals, file = word.partition("=")
-    if Path(word).exists() or not (equals and name and file):
-        return None, Path(word)
+def _split(argument: str) -> tuple[str | None, Path]:
+    name, equals, file = argument.partition("=")
+    if Path(argument).exists() or not (equals and name and file):
+        return None, Path(argument)
     return name, Path(file)

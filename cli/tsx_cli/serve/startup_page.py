@@ -31,7 +31,7 @@ WHAT = {
 
 
 def show(started: RunningServer, settings: Settings, console: Console) -> None:
-    """A page on a terminal; plain lines elsewhere, where a program may look for the addresses."""
+    """Print a page on a terminal, or plain lines in which a program finds the addresses."""
     versions = started.versions
     if not console.is_terminal:
         for version in versions:
@@ -67,26 +67,26 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
     console.print()
     if versions:
         rows = [
-            (each.name, each.version, kind(each), devices(each), len(each.workers))
-            for each in versions
+            (version.name, version.version, kind(version), devices(version), len(version.workers))
+            for version in versions
         ]
         print_table(["model", "version", "kind", "device", "workers"], rows)
     if started.workflows:
         print_table(
             ["workflow", "nodes"],
-            [(each.name, ", ".join(each.nodes)) for each in started.workflows],
+            [(workflow.name, ", ".join(workflow.nodes)) for workflow in started.workflows],
         )
     console.print("\n  Ctrl-C stops the server\n")
 
 
 def overwrite(text: str, console: Console) -> None:
-    """A line that the next output overwrites, on a terminal."""
+    """Print a line on a terminal that the next output overwrites."""
     if console.is_terminal:
         print(f"\x1b[K{text[: console.width - 1]}\r", end="", flush=True)
 
 
 def progress_line(named: str, status: LoadStatus) -> str:
-    """What the start waits for, in bytes and seconds."""
+    """Describe what the start waits for, in bytes and seconds."""
     steps = [
         f"{one_line(name)}: {step} {human(done)} of {human(total)}"
         for name, step, done, total in status.opening
@@ -99,15 +99,15 @@ def progress_line(named: str, status: LoadStatus) -> str:
 
 
 def web_page(started: RunningServer) -> str | None:
-    """Where a browser finds it; none opens a unix socket."""
+    """Return the URL of the web page, or None for a unix socket."""
     address = started.addresses["management"]
     return None if parse_address(address).scheme == "unix" else f"{address}/ui/"
 
 
 def examples(started: RunningServer, settings: Settings) -> list[str]:
-    """Lines for a shell that work as they stand, but for a FILE where nothing is known to send.
+    """Return shell commands that work as printed, the last one for curl.
 
-    The last one is for curl.
+    A FILE stands for unknown input.
     """
     inference = started.addresses["inference"]
     address, url = (
@@ -148,13 +148,13 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
 
 
 def request_line(address: str, name: str, sample: SampleInput, settings: Settings) -> str:
-    """Return a line for a shell that sends a model its sample: a short text as it is, any other as
-    the server hands it out.
+    """Return a shell command that sends a model its sample.
+
+    A short text is quoted; the server provides any other sample.
     """
     text = sample.body.decode(errors="surrogateescape").strip()
-    is_short = (
-        len(text) <= MAX_QUOTED_CHARS and text.isprintable() and text[:1] != "@"
-    )  # of which curl makes a file's name
+    # For curl, a text that begins with @ is the name of a file.
+    is_short = len(text) <= MAX_QUOTED_CHARS and text.isprintable() and text[:1] != "@"
     more = (
         "-H",
         f"Content-Type: {sample.content_type}",
@@ -180,8 +180,8 @@ def kind(version: ModelVersion) -> str:
 
 
 def devices(version: ModelVersion) -> str:
-    found = sorted({worker.device for worker in version.workers if worker.device})
-    return ", ".join(found) or ("still loading" if version.workers else "none")
+    names = sorted({worker.device for worker in version.workers if worker.device})
+    return ", ".join(names) or ("still loading" if version.workers else "none")
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""The `torchserve` command: TorchServe's own options and messages, on tsx's server."""
+"""The `torchserve` command: TorchServe's options and messages on tsx's server."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from tsx_runtime.settings.schema import Settings
     from tsx_runtime.targets.server.startup import StartModel
 
-READY = "Model server started."  # what TorchServe's scripts wait for
+READY = "Model server started."  # Scripts wait for this line.
 RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
 NOT_RUNNING = "TorchServe is not currently running."
-JAVAS_OWN = ("cpp_log_config", "plugins_path")  # options that are accepted and do nothing
+IGNORED_OPTIONS = ("cpp_log_config", "plugins_path")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     from tsx_cli.serve.background import MARK
 
-    words = list(sys.argv[1:] if argv is None else argv)
-    inside = words[:1] == [MARK]
-    arguments = parser().parse_args(words[1:] if inside else words)
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    inside = tokens[:1] == [MARK]
+    arguments = parser().parse_args(tokens[1:] if inside else tokens)
     try:
-        return serve(arguments) if inside else act(arguments, words)
+        return serve(arguments) if inside else act(arguments, tokens)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # the process's boundary
@@ -41,11 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    command = argparse.ArgumentParser(
         prog="torchserve",
         description="TorchServe's command, on tsx. `tsx serve` does the same and more.",
     )
-    action = made.add_mutually_exclusive_group()
+    action = command.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
     action.add_argument(
         "--start", action="store_true", help="start the server; this is the default"
@@ -55,71 +55,72 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="stop the server after it has answered accepted requests",
     )
-    made.add_argument(
+    command.add_argument(
         "--ts-config",
         metavar="FILE",
         type=Path,
         help="config.properties, a snapshot, or a tsx.toml",
     )
-    made.add_argument(
+    command.add_argument(
         "--model-store", metavar="DIRECTORY", type=Path, help="directory of the archives"
     )
-    made.add_argument(
+    command.add_argument(
         "--workflow-store",
         metavar="DIRECTORY",
         type=Path,
         help="directory of the workflow archives, if different",
     )
-    made.add_argument(
+    command.add_argument(
         "--models",
         metavar="[NAME=]FILE",
         nargs="+",
         help="models to load: files of the model store, or all",
     )
-    made.add_argument("--foreground", action="store_true", help="run in the foreground")
-    made.add_argument(
+    command.add_argument("--foreground", action="store_true", help="run in the foreground")
+    command.add_argument(
         "--no-config-snapshots",
         "--ncs",
         action="store_true",
         dest="ncs",
         help="do not write snapshots or start from one",
     )
-    made.add_argument(
+    command.add_argument(
         "--disable-token-auth", "--dt", action="store_true", help="do not require tokens"
     )
-    made.add_argument(
+    command.add_argument(
         "--enable-model-api",
         action="store_true",
         help="allow requests to register and remove models",
     )
-    made.add_argument(
+    command.add_argument(
         "--log-config",
         metavar="FILE",
         type=Path,
         help="a log4j2.xml, for its levels and sizes, or a file for Python's logging.config",
     )
-    made.add_argument(
+    command.add_argument(
         "--cpp-log-config",
         metavar="FILE",
         type=Path,
         help="accepted and ignored: there is no C++ backend",
     )
-    made.add_argument(
+    command.add_argument(
         "--plugins-path",
         "--ppath",
         metavar="PATH",
         type=Path,
         help="accepted and ignored: Java plugins cannot be loaded",
     )
-    made.add_argument(
+    command.add_argument(
         "--tell", type=int, help=argparse.SUPPRESS
     )  # between this command and the server that it starts
-    return made
+    return command
 
 
-def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    """What a person asked for. The server itself is another process, or what becomes of this
-    one.
+def act(arguments: argparse.Namespace, tokens: Sequence[str]) -> int:
+    """Do what the options ask for, apart from serving.
+
+    The server is another process, or replaces this one.
     """
     if arguments.version:
         print(f"TorchServe Version is {TORCHSERVE_VERSION} (tsx {__version__})")
@@ -144,9 +145,8 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if missing := missing_file(arguments, os.environ):
         print(missing)
         return FAILED
-    setup = configure(
-        arguments, os.environ, warn=lambda notice: None
-    )  # so that what is wrong is said here, and in the exit code
+    # An invalid setting is reported by this process and its exit code.
+    setup = configure(arguments, os.environ, warn=lambda notice: None)
     store = setup.settings.model_store
     if store is None or not store.is_dir():
         print(
@@ -158,7 +158,7 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if missing := missing_archive(setup.settings):
         print(missing, file=sys.stderr)
         return FAILED
-    return become_server(words) if arguments.foreground else leave_running(words)
+    return become_server(tokens) if arguments.foreground else leave_running(tokens)
 
 
 def stop() -> int:
@@ -178,17 +178,17 @@ def stop() -> int:
 
 
 def find_server_or_clean() -> psutil.Process | None:
-    """The running server. The file of one that ended without a word is removed."""
+    """Return the running server, and remove the pid file of a server that has ended."""
     from tsx_cli.serve.background import find_server, pid_file, remove_orphan
 
-    found = find_server(pid_file())
-    if found is None and remove_orphan(pid_file()):
-        print("Removing orphan pid file.", flush=True)  # before what the server prints
-    return found
+    server = find_server(pid_file())
+    if server is None and remove_orphan(pid_file()):
+        print("Removing orphan pid file.", flush=True)
+    return server
 
 
 def missing_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> str:
-    """TorchServe's words for a file or directory of the command line that does not exist."""
+    """Return TorchServe's message for a missing file or directory of the command line."""
     config = env.get("TS_CONFIG_FILE") or arguments.ts_config
     if arguments.log_config and not arguments.log_config.exists():
         return f"--log-config file not found: {os.path.realpath(arguments.log_config)}"
@@ -200,7 +200,7 @@ def missing_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> str:
 
 
 def missing_archive(settings: Settings) -> str:
-    """TorchServe's words for an archive that a snapshot names and that does not exist."""
+    """Return TorchServe's message for a missing archive of a snapshot."""
     for start in starts(settings) if settings.model_snapshot is not None else ():
         if start.path is not None and not start.path.exists():
             name, version = start.order.model_name, start.order.version
@@ -213,7 +213,7 @@ def missing_archive(settings: Settings) -> str:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """This process is the server."""
+    """Run the server in this process."""
     from tsx_cli.serve.background import AlreadyRunning, claimed, pid_file, teller
     from tsx_cli.serve.server import run_server
     from tsx_runtime.targets.server.server import ServeOptions
@@ -254,28 +254,42 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 class Setup(NamedTuple):
+    """The settings of a server and their origin.
+
+    Attributes:
+        settings: The settings.
+        base: The settings as a config.properties, with which a snapshot begins.
+        file: The configuration file, or None.
+        restored: Whether the file is the last snapshot.
+    """
+
     settings: Settings
-    base: dict[str, str]  # the same as a config.properties: what a snapshot begins with
+    base: dict[str, str]
     file: Path | None
-    restored: bool  # from the last snapshot
+    restored: bool
 
 
 def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) -> Setup:
-    """Raises SettingError and UsageError."""
+    """Read the settings.
+
+    Raises:
+        SettingError: A setting is invalid.
+        UsageError: An option is invalid.
+    """
     from tsx_runtime.errors import SettingError
     from tsx_runtime.settings.schema import Settings
     from tsx_runtime.settings.sources import load_settings
     from tsx_runtime.settings.torchserve import load_properties, read_torchserve_config
 
     file, restored = config_file(arguments, env)
-    kept = {
+    saved = {
         "model_store": arguments.model_store,
         "workflow_store": arguments.workflow_store,
         "load_models": split_list(arguments.models),
     }
-    given = {
-        **kept,
-        # not kept: a restart must ask for open access again
+    options = {
+        **saved,
+        # A snapshot does not hold the next ones: a restart must ask for open access again.
         "disable_token_authorization": arguments.disable_token_auth,
         "enable_model_api": arguments.enable_model_api,
         "log_config": arguments.log_config,
@@ -286,10 +300,9 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
         if properties is None
         else read_torchserve_config(properties, env, Settings.model_fields)[0]
     )
-    # TorchServe has its variables before the command line: images have the one, their users the
-    # other.
+    # As in TorchServe, environment variables precede the command line.
     first = {key.name for key in keys if key.origin.startswith("environment variable")}
-    given_settings = {name: value for name, value in given.items() if value and name not in first}
+    given_settings = {name: value for name, value in options.items() if value and name not in first}
     try:
         settings, origins = load_settings(given_settings, env, file, warn)
     except SettingError as error:
@@ -306,22 +319,18 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     base = {} if properties is None else load_properties(properties)
     base |= {
         name: ",".join(value) if isinstance(value, list) else str(value)
-        for name, value in kept.items()
+        for name, value in saved.items()
         if value
     }
-    for name in (
-        "model_store",
-        "workflow_store",
-    ):  # a snapshot may be started from in another directory
+    # A server may start from the snapshot in another directory.
+    for name in ("model_store", "workflow_store"):
         if name in base and "$$" not in base[name]:
             base[name] = str(Path(base[name]).absolute())
     return Setup(settings, base, file, restored)
 
 
 def defaults(env: Mapping[str, str]) -> dict[str, object]:
-    """What holds for this command where nothing else is said, because its users' scripts expect
-    it.
-    """
+    """Return the defaults of this command that its users' scripts expect."""
     logs = Path(env.get("LOG_LOCATION") or "logs")
     metrics = Path(env["METRICS_LOCATION"]) if env.get("METRICS_LOCATION") else logs
     strict = {
@@ -340,7 +349,7 @@ def defaults(env: Mapping[str, str]) -> dict[str, object]:
 
 
 def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path | None, bool]:
-    """The file to start from, and whether it is the last server's snapshot."""
+    """Return the configuration file, and whether it is the last server's snapshot."""
     from tsx_runtime.targets.server.snapshots import snapshot_to_start_from
 
     named = env.get("TS_CONFIG_FILE") or arguments.ts_config
@@ -360,13 +369,14 @@ def snapshot_directory(env: Mapping[str, str]) -> Path:
 def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
     from tsx_runtime.settings.torchserve import WITHOUT_EFFECT
 
-    given = [name for name in JAVAS_OWN if getattr(arguments, name)]
-    given_settings = [
-        f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in given
+    ignored_options = [name for name in IGNORED_OPTIONS if getattr(arguments, name)]
+    lines = [
+        f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}"
+        for name in ignored_options
     ]
     if setup.settings.pass_headers:
         names = ", ".join(setup.settings.pass_headers)
-        given_settings.append(
+        lines.append(
             f"handlers see these headers of requests, as in TorchServe: {names}; an empty"
             " pass_headers keeps them from handlers"
         )
@@ -374,13 +384,14 @@ def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
         ignored = (
             "; --models is ignored (--ncs starts without the snapshot)" if arguments.models else ""
         )
-        given_settings.append(f"starting from the last snapshot, {setup.file}{ignored}")
-    return given_settings
+        lines.append(f"starting from the last snapshot, {setup.file}{ignored}")
+    return lines
 
 
 def starts(settings: Settings) -> list[StartModel]:
-    """A model that asks for no number of workers has one a core, as in TorchServe, where there is
-    no GPU.
+    """Return the models to start.
+
+    Without a GPU, a model without a number of workers gets one for each core, as in TorchServe.
     """
     from tsx_runtime.shared.cores import cpu_count
     from tsx_runtime.targets.server.startup import models_from_settings

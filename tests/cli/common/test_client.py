@@ -144,7 +144,7 @@ WRONG_TYPES = json.dumps(dict.fromkeys(KEYS, 1)).encode()
 @pytest.mark.parametrize("body", BODIES)
 def test_a_response_that_is_not_the_expected_json_is_an_error(body: bytes) -> None:
     with pytest.raises(CliError, match="the server's answer cannot be read"):
-        Response.whole(body, "application/json").json()
+        Response.complete(body, "application/json").json()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

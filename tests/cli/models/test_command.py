@@ -160,7 +160,7 @@ def test_progress_shows_the_number_of_ready_workers_when_it_changes(
             if isinstance(workers, CliError):
                 raise workers
             body = json.dumps([{"minWorkers": 500, "workers": workers}])
-            return Response.whole(body.encode(), "application/json")
+            return Response.complete(body.encode(), "application/json")
 
     server: Any = Busy()
     _print_progress(server, "/models/m", over)

@@ -114,7 +114,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(
 
 def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchServe) -> None:
     """The snapshot keeps a model whose volume is mounted late, or whose file is damaged."""
-    store = torchserve.place / "store"
+    store = torchserve.directory / "store"
     for name in ("echo", "late"):
         make_model(store / f"{name}.mar", ECHO, name=name)
     torchserve.configure("load_models=all")
@@ -274,7 +274,7 @@ def test_a_start_returns_when_the_server_answers_or_has_ended_or_takes_long(
     answers: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(background, "START_PATIENCE", patience)
+    monkeypatch.setattr(background, "START_TIMEOUT_S", patience)
     monkeypatch.setattr(
         background, "command", lambda arguments: [sys.executable, "-c", STARTING, *arguments]
     )

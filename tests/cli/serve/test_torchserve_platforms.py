@@ -32,10 +32,10 @@ def test_the_entry_point_of_torchserves_image(torchserve: TorchServe) -> None:
         f"model_store={torchserve.directory}/store",
         "enable_grpc=false",
     ]
-    lines += [f"workflow_store={torchserve.place}/wf-store"]
-    (torchserve.place / "config.properties").write_text("\n".join(lines) + "\n")
+    lines += [f"workflow_store={torchserve.directory}/wf-store"]
+    (torchserve.directory / "config.properties").write_text("\n".join(lines) + "\n")
     code, output = torchserve.start(
-        "--start", "--ts-config", f"{torchserve.place}/config.properties", "--disable-token-auth"
+        "--start", "--ts-config", f"{torchserve.directory}/config.properties", "--disable-token-auth"
     )
     assert (code, output[-1]) == (0, READY), torchserve.stderr
     assert json.loads(torchserve.request("GET", f"{torchserve.inference}/ping")) == {
@@ -130,7 +130,7 @@ def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
         "enable_envvars_config=true",
         f"model_snapshot={json.dumps(snapshot)}",
     ]
-    (torchserve.place / "kserve.properties").write_text("\n".join(lines) + "\n")
+    (torchserve.directory / "kserve.properties").write_text("\n".join(lines) + "\n")
     code, output = torchserve.start(
         "--start", "--model-store=store", "--ts-config=kserve.properties"
     )

@@ -112,7 +112,7 @@ def show(
         table.head[:columns],
         [row[:columns] for row in rows],
         title=title or table.title,
-        whole=True,
+        first_only=True,
     )
     for row in rows:
         if (note := "".join(row[columns:])) and note != without_note:

@@ -171,7 +171,7 @@ class LambdaTarget:
                 answer["FunctionError"],
             )
         if not isinstance(parsed, dict) or "statusCode" not in parsed:
-            return Response.whole(json.dumps(parsed).encode(), "application/json")
+            return Response.complete(json.dumps(parsed).encode(), "application/json")
         text = parsed.get("body") or ""
         content = (
             streamed
@@ -185,7 +185,7 @@ class LambdaTarget:
                 f"{name} answered {parsed['statusCode']}: {content.decode(errors='replace')}",
                 str(parsed["statusCode"]),
             )
-        return Response.whole(content, parsed.get("headers", {}).get("content-type"))
+        return Response.complete(content, parsed.get("headers", {}).get("content-type"))
 
 
 def _function(cloud: Cloud, name: str) -> Observed | None:

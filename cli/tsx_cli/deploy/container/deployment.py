@@ -160,7 +160,7 @@ def predict(
     headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
     server = Server(address, token, absent="see `tsx deploy status`")
     response = server.call("POST", path("predictions", model), body, headers)
-    return Response.whole(response.body(), response.content_type)
+    return Response.complete(response.body(), response.content_type)
 
 
 def _name(container: Mapping[str, Any]) -> str:

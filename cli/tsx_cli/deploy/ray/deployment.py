@@ -186,7 +186,7 @@ class RayTarget:
             doing=f"asking {name}",
             node=node,
         )
-        return Response.whole(answer, kind)
+        return Response.complete(answer, kind)
 
     def logs(
         self, cloud: RayCluster, name: str, *, lines: int | None, since: str | None, follow: bool

@@ -189,7 +189,7 @@ class SageMakerTarget:
                 **({"Accept": accept} if accept else {}),
             }
             answer = cloud.client("sagemaker-runtime").invoke_endpoint(**given)
-            return Response.whole(answer["Body"].read(), answer.get("ContentType"))
+            return Response.complete(answer["Body"].read(), answer.get("ContentType"))
 
 
 def names_of(cloud: Cloud, what: str, beginning: str) -> list[str]:
