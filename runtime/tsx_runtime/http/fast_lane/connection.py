@@ -49,7 +49,7 @@ from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
 from tsx_runtime.http.fast_lane.lane import LaneApp
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
 from tsx_runtime.http.fast_lane.read_flow import ReadFlow
-from tsx_runtime.http.turns import LARGE
+from tsx_runtime.http.turns import LARGE_READ_BYTES
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class FastLane(CasedProtocol):
                 self._pieces = [b"".join(self._pieces)]
             if self._filled == head.length:
                 self._submit_filled(head)
-        if size > LARGE:
+        if size > LARGE_READ_BYTES:
             self.flow.yield_turn()
 
     def _submit_filled(self, head: Head) -> None:
@@ -457,7 +457,7 @@ class FastLane(CasedProtocol):
             self._ahead += data
             self._feed_ahead()
         self._take_back()
-        if len(data) > LARGE and self._phase.parsing and not self.flow.read_paused:
+        if len(data) > LARGE_READ_BYTES and self._phase.parsing and not self.flow.read_paused:
             self.flow.yield_turn()
 
     def _feed_ahead(self) -> None:
@@ -750,7 +750,7 @@ class FastLane(CasedProtocol):
         self._filled += len(data)
         if self._filled >= self._length:
             self.transport.close()
-        elif len(data) > LARGE:
+        elif len(data) > LARGE_READ_BYTES:
             self.flow.yield_turn()
 
     def _drop_body(self) -> None:
