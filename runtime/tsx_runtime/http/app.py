@@ -264,7 +264,7 @@ class ServerApp(FastAPI):
                     self.max_header_size,
                     traced=self.tracer is not None,
                     platform=self.platform,
-                    missing=self.missing_route,
+                    missing_route=self.missing_route,
                 )
             self._lane = Lane(
                 heads,

@@ -221,8 +221,8 @@ class WebSocketConnection(asyncio.Protocol):
             if self._message_s > timeouts.body + self._partial_bytes / timeouts.body_rate:
                 self._fail(
                     POLICY,
-                    f"The message came too slowly: {self._partial_bytes} bytes in {self._message_s} s"
-                    " (body_timeout).",
+                    f"The message came too slowly: {self._partial_bytes} bytes in"
+                    f" {self._message_s} s (body_timeout).",
                 )
 
     def cut_off(self) -> None:
