@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 # Probes and Prometheus ask for these paths.
-UNLIMITED_PATHS = frozenset({"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH})
+UNLIMITED_PATHS = frozenset({"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH_PATHS})
 MAX_PATH_CHARS = 8192  # All routes of the framework are shorter.
 SEPARATE = tuple((role,) for role in ROLES)
 
@@ -311,7 +311,9 @@ class ServerApp(FastAPI):
                 scope["path"] = path = path.rstrip("/") or "/"
             if not_found := self.missing_route(path):
                 raise not_found
-            if path not in kserve.HEALTH and (guard := self.guards.get(path[1:].partition("/")[0])):
+            if path not in kserve.HEALTH_PATHS and (
+                guard := self.guards.get(path[1:].partition("/")[0])
+            ):
                 guard.check(scope["headers"])
             # A plugin's path may give an empty parameter a meaning.
             if scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS:
@@ -384,11 +386,9 @@ def build_apps(
         addresses: The real address of each role, in place of those in the settings.
         jobs: The stored requests; None means that every client waits for its response.
     """
-    workflows, keys, series = (
-        workflows or Workflows(registry),
-        keys or build_keys(settings),
-        series or TimeSeries(registry.models.values),
-    )
+    workflows = workflows or Workflows(registry)
+    keys = keys or build_keys(settings)
+    series = series or TimeSeries(registry.models.values)
     counts, system = ResponseCounts(), System(settings)
     apps = [
         _build_app(
@@ -471,10 +471,8 @@ def _build_app(
         app.workflow_predictions = WorkflowPredictions(
             workflows, limit, guards.inference, counts, confined
         )
-        keyed_runs, credentials = (
-            None if jobs is None else jobs.keyed_runs,
-            registry.hidden_headers.seen_credentials,
-        )
+        keyed_runs = None if jobs is None else jobs.keyed_runs
+        credentials = registry.hidden_headers.seen_credentials
         app.idempotency = Idempotency(
             keyed_runs, limit, max_job_size, guards.inference, counts, credentials, confined
         )

@@ -25,7 +25,6 @@ class Turns:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Queue a callback."""
         self._waiting.append(callback)
         if len(self._waiting) == 1:
             self._loop.call_soon(self._run)

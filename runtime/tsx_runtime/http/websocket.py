@@ -94,12 +94,10 @@ class WebSocketConnection(asyncio.Protocol):
                 f"This is no handshake of a WebSocket: {error and (error.__cause__ or error)}."
             )
         self._connections, self._tasks = server_state.connections, server_state.tasks
-        self._budget, self._timeouts, self._turns, self._on_lost = (
-            bytes_in_flight,
-            timeouts,
-            turns,
-            on_lost,
-        )
+        self._budget = bytes_in_flight
+        self._timeouts = timeouts
+        self._turns = turns
+        self._on_lost = on_lost
         self._counted = CountedBytes(bytes_in_flight)
         self._ahead = bytearray()  # bytes that are not parsed yet
         self._missing_bytes = 0  # bytes of the current frame that are not parsed yet
@@ -110,11 +108,9 @@ class WebSocketConnection(asyncio.Protocol):
         self._is_text = False
         self._messages: deque[bytes | str] = deque()  # complete messages
         self._waiting_bytes = 0  # bytes of the complete messages
-        self._wakeup, self._client_left, self._writable = (
-            asyncio.Event(),
-            asyncio.Event(),
-            asyncio.Event(),
-        )
+        self._wakeup = asyncio.Event()
+        self._client_left = asyncio.Event()
+        self._writable = asyncio.Event()
         self._writable.set()
         self._is_paused = self._is_leaving = self._is_held_open = self._has_turn = False
         self._message_s = 0  # seconds since the current message began

@@ -53,7 +53,6 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def has_key(scope: Scope) -> bool:
-    """Tell whether a request has an `Idempotency-Key` that applies to its method."""
     return scope["method"] not in _UNKEYED_METHODS and any(
         name == IDEMPOTENCY_KEY for name, _ in scope["headers"]
     )

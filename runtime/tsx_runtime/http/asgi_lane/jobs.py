@@ -61,7 +61,7 @@ from tsx_runtime.wire import header_block
 PREFIX = "/jobs/"
 NO_RUN_METHODS = frozenset({"OPTIONS", "HEAD"})  # methods that run no model
 MAX_RETRY_AFTER_S = 60
-STATE_HEADER = b"x-tsx-job-state"
+JOB_STATE = b"x-tsx-job-state"
 
 
 @dataclass(eq=False)
@@ -98,10 +98,8 @@ class JobRoutes:
         except ClientGone:
             return
         except TsxError as error:
-            response, unread_body = (
-                _Response(*errors.fault(error, scope["path"])),
-                rest_of(error, receive),
-            )
+            response = _Response(*errors.fault(error, scope["path"]))
+            unread_body = rest_of(error, receive)
         except Exception as error:  # the boundary of a request
             response = _Response(*errors.fault(errors.unexpected(error, request_id), scope["path"]))
         self.counts.add(response.status)
@@ -124,14 +122,9 @@ class JobRoutes:
             self.registry, scope, receive, self.limit, JOB_SIZE
         )
         hidden_names = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
-        header_lines = header_block(shown_headers(as_sent(scope), hidden_names))
+        block = header_block(shown_headers(as_sent(scope), hidden_names))
         request = StoredRequest(
-            request_id.decode(),
-            scope["method"],
-            scope["path"],
-            scope["query_string"],
-            header_lines,
-            body,
+            request_id.decode(), scope["method"], scope["path"], scope["query_string"], block, body
         )
         deadline = None if timeout_ms is None else time.time() + timeout_ms / 1000
         id = secrets.token_hex(16)
@@ -140,25 +133,18 @@ class JobRoutes:
             if target.version and self._has_version(route.name, target.version)
             else ""
         )
-        new_job = NewJob(
-            id, route.name, version, request, priority, deadline, _client(scope), callback
-        )
+        job = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
         keyed: KeyedRequest | None = scope.pop(KEYED_SCOPE_KEY, None)
         # All requests under one key get the same response.
         wait = 0 if keyed is not None else preference.wait
         applied = b"respond-async, wait=%d" % wait if wait else b"respond-async"
         location = (b"location", f"{PREFIX}{id}".encode())
         body = _to_json(
-            {
-                "id": id,
-                "state": "queued",
-                "model": new_job.model,
-                "version": new_job.version or None,
-            }
+            {"id": id, "state": "queued", "model": job.model, "version": job.version or None}
         )
         headers = (
             JSON,
-            (STATE_HEADER, b"queued"),
+            (JOB_STATE, b"queued"),
             location,
             (b"preference-applied", applied),
             (b"retry-after", b"1"),
@@ -167,10 +153,10 @@ class JobRoutes:
         if keyed is not None:  # A job and the response under its key are stored together.
             pairs = ((REQUEST_ID, request_id), *headers)
             await self.jobs.add(
-                new_job, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, pairs, body))
+                job, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, pairs, body))
             )
         else:
-            await self.jobs.add(new_job)
+            await self.jobs.add(job)
         if (
             wait
             and (answer := await while_client_waits(self.jobs.wait(id, wait), receive)) is not None
@@ -213,7 +199,7 @@ class JobRoutes:
                 return _failure(Conflict(text), job)
             return _Response(
                 200,
-                (JSON, (STATE_HEADER, job.state.encode()), *NO_CACHE),
+                (JSON, (JOB_STATE, job.state.encode()), *NO_CACHE),
                 _to_json({"id": job.id, "state": job.state}),
             )
         if job.state in ("queued", "running"):
@@ -234,9 +220,7 @@ class JobRoutes:
         """Return the response of a model, with the headers of a job."""
         status = answer.sound_status
         pairs = answer_headers(status, stored_headers(answer.headers), confined=self.confined)
-        return _Response(
-            status, (*pairs, *headers, (STATE_HEADER, b"done")), answer.body, request_id
-        )
+        return _Response(status, (*pairs, *headers, (JOB_STATE, b"done")), answer.body, request_id)
 
     async def _progress(self, job: JobRecord) -> _Response:
         ahead, expected = await self.jobs.progress(job)
@@ -252,7 +236,7 @@ class JobRoutes:
         retry_after = b"%d" % min(expected or 1, MAX_RETRY_AFTER_S)
         return _Response(
             202,
-            (JSON, (STATE_HEADER, job.state.encode()), (b"retry-after", retry_after), *NO_CACHE),
+            (JSON, (JOB_STATE, job.state.encode()), (b"retry-after", retry_after), *NO_CACHE),
             _to_json(status_fields),
         )
 
@@ -266,7 +250,7 @@ class _Response(NamedTuple):
 
 def _failure(error: TsxError, job: JobRecord) -> _Response:
     status, headers, body = errors.fault(error)
-    return _Response(status, (*headers, (STATE_HEADER, job.state.encode())), body)
+    return _Response(status, (*headers, (JOB_STATE, job.state.encode())), body)
 
 
 def _to_json(data: dict[str, object]) -> bytes:

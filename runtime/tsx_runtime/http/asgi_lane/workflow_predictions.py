@@ -34,7 +34,6 @@ PREFIX = "/wfpredict/"
 
 
 def runs_workflow(path: str) -> bool:
-    """Tell whether requests to this path run a workflow."""
     return path.startswith(PREFIX)
 
 

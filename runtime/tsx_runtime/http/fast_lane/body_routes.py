@@ -24,7 +24,6 @@ class BodyRoute:
         self._headers = headers
 
     def by_head(self, headers: Headers) -> BodyRoute:
-        """Return the route of a request with these headers."""
         return BodyRoute(self._registry, self._target, headers)
 
     def submit(self, job: Job) -> None:

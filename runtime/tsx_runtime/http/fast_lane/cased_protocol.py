@@ -39,14 +39,12 @@ class CasedProtocol(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Begin the list of header names."""
         super().on_message_begin()
         # A TypedDict takes further keys at run time.
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope[HEADER_NAMES] = self._names = list[bytes]()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header and its original name."""
         # Once the head is complete, this is a trailer (RFC 9110, section 6.5.1), and is dropped.
         if "method" not in self.scope:
             super().on_header(name, value)

@@ -90,7 +90,6 @@ class ResponseTransport:
         self.is_closing = connection.transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Write a part of a response, unless the connection is closed."""
         # Invalid bytes behind the request may have closed it, and uvloop would raise.
         if not self.is_closing():
             self._connection.transport.write(data)
@@ -132,10 +131,10 @@ class FastLane(CasedProtocol):
         self._pieces: list[Buffer] = []  # the received pieces of its body
         self._counted_bytes = 0  # bytes of its body that are taken from the budget
         # The body of either lane
-        self._body_size = 0  # bytes of the whole body; 0 if the head does not tell
-        self._body_received = 0  # bytes of the body that have been received
+        self._length = 0  # bytes of the whole body; 0 if the head does not tell
+        self._filled = 0  # bytes of the body that have been received
         self._idle_s = 0  # ticks since bytes of the body were last received
-        self._last_body_received = -1  # bytes of the body at the last tick
+        self._last_filled = -1  # bytes of the body at the last tick
         # The message that uvicorn's parser is within
         self._head_size = 0  # lower bound of the received bytes of its head
         self._framing_bytes = 0  # bytes of its chunked body besides the content
@@ -164,7 +163,6 @@ class FastLane(CasedProtocol):
                 self._give_up(error)
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes of the client in the current phase."""
         self._phase.on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -181,7 +179,6 @@ class FastLane(CasedProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Count the bytes that the client does not read."""
         super().pause_writing()
         self._count_unread(self.transport.get_write_buffer_size())
 
@@ -251,13 +248,13 @@ class FastLane(CasedProtocol):
                 self._pass_to_uvicorn(data, end)
             return
         head, route = known
-        received = len(data) - end
-        if received == head.length:
-            if received <= COPIED:
+        size = len(data) - end
+        if size == head.length:
+            if size <= COPIED:
                 self._submit(head, route, data[end:])
             else:
                 self._submit_large(head, route, memoryview(data)[end:])
-        elif received > head.length:
+        elif size > head.length:
             self._store_ahead(memoryview(data)[end + head.length :])
             self._submit_large(head, route, data[end : end + head.length])
         elif isinstance(route, RefusalRoute):
@@ -266,14 +263,9 @@ class FastLane(CasedProtocol):
         else:
             self._head = head
             self._pieces = [memoryview(data)[end:]]
-            self._body_size, self._body_received, self._last_body_received, self._idle_s = (
-                head.length,
-                received,
-                -1,
-                0,
-            )
+            self._length, self._filled, self._last_filled, self._idle_s = head.length, size, -1, 0
             self._set_phase(BODY)
-            if self._take_from_budget(head, received) and head.expects_continue:
+            if self._take_from_budget(head, size) and head.expects_continue:
                 self.transport.write(CONTINUE)
 
     def _receive_head(self, data: bytes) -> None:
@@ -283,16 +275,16 @@ class FastLane(CasedProtocol):
     def _receive_body(self, data: bytes) -> None:
         head, size = self._head, len(data)
         assert head is not None
-        missing = head.length - self._body_received
+        missing = head.length - self._filled
         if size > missing:
             self._store_ahead(memoryview(data)[missing:])
             data = data[:missing]
         self._pieces.append(data)
-        self._body_received += len(data)
+        self._filled += len(data)
         if head.length <= UNCOUNTED or self._take_from_budget(head, len(data)):
             if len(self._pieces) > MOST_PIECES:
                 self._pieces = [b"".join(self._pieces)]
-            if self._body_received == head.length:
+            if self._filled == head.length:
                 self._submit_filled(head)
         if size > LARGE_READ_BYTES:
             self.flow.yield_turn()
@@ -310,7 +302,7 @@ class FastLane(CasedProtocol):
 
     def _submit_large(self, head: Head, route: Route, body: Body) -> None:
         """Submit a request whose body is complete and may be large."""
-        self._body_size = self._body_received = head.length
+        self._length = self._filled = head.length
         if self._take_from_budget(head, head.length):
             self._submit(head, route, body)
 
@@ -355,17 +347,14 @@ class FastLane(CasedProtocol):
 
     @property
     def write_paused(self) -> bool:
-        """Whether the client has yet to take the written bytes."""
         return self.flow.write_paused
 
     def write(self, data: Buffer) -> None:
-        """Write a part of a response, unless the client has left."""
         # asyncio would log a warning for each part.
         if not self.transport.is_closing():
             self.transport.write(data)
 
     def finish(self, last: Buffer, keep_alive: bool) -> None:
-        """Write the last bytes of a response, and go to the next request."""
         self._exchange = None
         transport = self.transport
         transport.write(last)
@@ -382,7 +371,6 @@ class FastLane(CasedProtocol):
             self._phase = BETWEEN
 
     def abort(self) -> None:
-        """Close without the end of a streamed response, so that the client can tell."""
         self._exchange = None
         self.transport.close()
 
@@ -457,7 +445,7 @@ class FastLane(CasedProtocol):
         if self._has_turn:
             self._store_ahead(data)
         # No further request can end in these bytes.
-        elif len(data) <= self._body_size - self._body_received or (
+        elif len(data) <= self._length - self._filled or (
             len(data) <= MAX_PIECE_BYTES and END not in data
         ):
             self._parse_piece(data)
@@ -481,15 +469,15 @@ class FastLane(CasedProtocol):
 
     def _end_of_piece(self) -> int:
         """Return how many stored bytes the parser may get without meeting a second request."""
-        if self._body_size > self._body_received:
-            return self._body_size - self._body_received
+        if self._length > self._filled:
+            return self._length - self._filled
         at = self._ahead.find(
             END, 0 if self._phase is UVICORN_HEAD else MIN_PIECE_BYTES, MAX_PIECE_BYTES
         )
         return at + len(END) if at >= 0 else MAX_PIECE_BYTES
 
     def _parse_piece(self, data: bytes) -> None:
-        before, filled, message = self._phase, self._body_received, self.scope
+        before, filled, message = self._phase, self._filled, self.scope
         super().data_received(data)
         after = self._phase
         if before is UVICORN_HEAD and after is UVICORN_HEAD:
@@ -500,14 +488,11 @@ class FastLane(CasedProtocol):
             before.is_parsing
             and before is not UVICORN_HEAD
             and after.is_parsing
-            and not self._body_size
+            and not self._length
             and self.scope is message
         ):
-            self._framing_bytes += len(data) - (self._body_received - filled)
-            if (
-                self._framing_bytes - MAX_FRAMING_PER_BYTE * self._body_received
-                > self.lane.max_head
-            ):
+            self._framing_bytes += len(data) - (self._filled - filled)
+            if self._framing_bytes - MAX_FRAMING_PER_BYTE * self._filled > self.lane.max_head:
                 self._give_up(
                     HeadTooLarge(
                         "Sizes, extensions and trailers of the request's chunks have more than"
@@ -537,22 +522,18 @@ class FastLane(CasedProtocol):
     # Methods that the parser and uvicorn's cycle call
 
     def on_message_begin(self) -> None:
-        """Reset the counts of the message."""
         self._set_phase(UVICORN_HEAD)
-        self._body_received = self._body_size = self._head_size = self._framing_bytes = (
-            self._idle_s
-        ) = 0
-        self._last_body_received = -1
+        self._filled = self._length = self._head_size = self._framing_bytes = self._idle_s = 0
+        self._last_filled = -1
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count the callback and store the header."""
         self._callbacks += 1
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start uvicorn's cycle, with a transport that closes after the body."""
-        self._body_size = _plain_length(self.headers)
+        self._length = _plain_length(self.headers)
         super().on_headers_complete()
         self._phase = UVICORN_BODY
         if self.cycle is not None:
@@ -561,20 +542,17 @@ class FastLane(CasedProtocol):
                 self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """Count the callback and the bytes."""
         self._callbacks += 1
-        self._body_received += len(body)
+        self._filled += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Wait for the response, or close if it is complete."""
         self._phase = UVICORN
         super().on_message_complete()
         if self._closes_after_body:
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Go to the next request."""
         super().on_response_complete()
         self._finish_uvicorn()
         if self._phase is not UVICORN and not self._phase.is_parsing:
@@ -636,9 +614,9 @@ class FastLane(CasedProtocol):
             )
 
     def _check_body(self) -> None:
-        timeouts, filled = self.lane.timeouts, self._body_received
-        self._idle_s = self._idle_s + 1 if filled == self._last_body_received else 0
-        self._last_body_received = filled
+        timeouts, filled = self.lane.timeouts, self._filled
+        self._idle_s = self._idle_s + 1 if filled == self._last_filled else 0
+        self._last_filled = filled
         if self._phase_s > timeouts.body + filled / timeouts.body_rate:
             self._give_up(
                 SlowRequest(
@@ -746,7 +724,7 @@ class FastLane(CasedProtocol):
         A client that still sends would lose the response if the connection were closed.
         """
         lane = self.lane
-        error.more = self._body_received < head.length
+        error.more = self._filled < head.length
         keep_alive = head.keep_alive and not self._is_stopping
         status, answer = lane.response_heads.refusal(
             new_request_id(), error, error.more or keep_alive, form_of_meta(head.meta)
@@ -758,14 +736,14 @@ class FastLane(CasedProtocol):
             self.finish(answer, keep_alive)
             return
         self.transport.write(answer)
-        if head.expects_continue and not self._body_received:
-            self._body_size = 0  # The client sends no body.
+        if head.expects_continue and not self._filled:
+            self._length = 0  # The client sends no body.
         self._set_phase(REFUSED)
         self._discard(b"")
 
     def _discard(self, data: bytes) -> None:
-        self._body_received += len(data)
-        if self._body_received >= self._body_size:
+        self._filled += len(data)
+        if self._filled >= self._length:
             self.transport.close()
         elif len(data) > LARGE_READ_BYTES:
             self.flow.yield_turn()

@@ -47,11 +47,9 @@ class RefusalRoute:
         self._hold = hold
 
     def by_head(self, headers: Headers) -> RefusalRoute:
-        """Return this route, which is the same for all headers."""
         return self
 
     def submit(self, job: Job) -> None:
-        """Refuse a job."""
         if self._hold:
             asyncio.get_running_loop().call_later(self._hold, job.refuse, self.error)
         else:
@@ -381,27 +379,22 @@ class ParsedHead:
         self.as_sent: list[Pair] = []  # headers with names as handlers see them
 
     def on_message_begin(self) -> None:
-        """Count a message."""
         self.messages += 1
 
     def on_url(self, url: bytes) -> None:
-        """Append a part of the URL."""
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Append a header."""
         self.headers.append((name.lower(), value))
         self.as_sent.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Read whether the connection stays open."""
         self.is_complete = True
         if self.parser is not None:
             # Behind the end of a message without a body, this would always be true.
             self.keep_alive = self.parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
-        """Note that bytes follow the head."""
         self.has_body = True
 
 

@@ -66,7 +66,6 @@ class LoggedExchange(Exchange):
         self._head = head
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        """Write the response, and then the line."""
         if self.plain and status == 200:  # Nearly all responses are plain.
             Exchange.answer(self, status, headers, body, batch)
             self._write_line(200, "", batch[2])
@@ -76,7 +75,6 @@ class LoggedExchange(Exchange):
         self._end(200 if streamed else status, BROKEN if streamed and status >= 400 else "")
 
     def refuse(self, error: TsxError) -> None:
-        """Write the error, and then the line."""
         streamed = self._flow is not None
         super().refuse(error)
         if streamed:
@@ -145,7 +143,6 @@ class TracedExchange(LoggedExchange):
         self._end(200 if streamed else status, BROKEN if streamed and status >= 400 else "")
 
     def refuse(self, error: TsxError) -> None:
-        """Record the error, write it, and end the span."""
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.refused(self.served_by(), self.arrived, error)

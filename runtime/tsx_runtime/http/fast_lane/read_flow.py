@@ -28,7 +28,6 @@ class ReadFlow(FlowControl):
         self._will_resume = False  # whether reading resumes in one of the next turns
 
     def pause_reading(self) -> None:
-        """Pause reading, and cancel a resumption."""
         self._will_resume = False
         super().pause_reading()
 

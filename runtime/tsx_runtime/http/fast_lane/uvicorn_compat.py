@@ -49,12 +49,7 @@ RELIED_ON = {
     "FlowControl": ("pause_reading", "read_paused", "resume_reading", "write_paused"),
 }
 # Members of HttpToolsProtocol that the original case of header names needs.
-CASED_NAMES_NEED = (
-    "on_message_begin",
-    "on_header",
-    "headers",
-    "scope",
-)
+CASED_NAMES_NEED = ("on_message_begin", "on_header", "headers", "scope")
 
 logger = logging.getLogger("tsx.http")
 

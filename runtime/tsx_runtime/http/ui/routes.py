@@ -43,8 +43,8 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 
-# The page loads nothing from other origins, has no inline code, and is shown in no frame. Pictures
-# that a user picks are shown from memory (blob:).
+# The page loads nothing from other origins, has no inline code, and is shown in no frame. It shows
+# pictures of a user from memory (blob:).
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -59,10 +59,7 @@ POLICY = "; ".join(
     )
 )
 # Headers of data that only the web page may read.
-DATA_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "cross-origin-resource-policy": "same-origin",
-}
+DATA_HEADERS = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "same-origin"}
 HEADERS = DATA_HEADERS | {
     "content-security-policy": POLICY,
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
@@ -333,6 +330,5 @@ def files() -> dict[str, File]:
 
 
 def read_file(path: Path) -> File:
-    """Read and compress a static file."""
     body = path.read_bytes()
     return File(body, gzip.compress(body), TYPES[path.suffix])

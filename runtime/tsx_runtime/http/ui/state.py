@@ -22,7 +22,7 @@ from tsx_runtime.core.telemetry.error_log import ErrorLog, LoggedError
 from tsx_runtime.core.telemetry.time_series import SeriesPoint, TimeSeries
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import shortened
-from tsx_runtime.http.routes.traffic import natural
+from tsx_runtime.http.routes.traffic import version_sort_key
 from tsx_runtime.settings.schema import Settings, description_of, displayed
 from tsx_runtime.shared.memory import container_memory, free_memory
 from tsx_runtime.shared.redaction import redacted
@@ -31,13 +31,7 @@ from tsx_runtime.version import __version__
 MAX_LINES = 500
 MAX_ERROR_CHARS = 200
 # Limits that the page can change.
-LIMITS = (
-    "batch_size",
-    "max_batch_delay",
-    "job_queue_size",
-    "response_timeout",
-    "client_timeout",
-)
+LIMITS = ("batch_size", "max_batch_delay", "job_queue_size", "response_timeout", "client_timeout")
 
 
 def describe(
@@ -83,8 +77,9 @@ def describe_server(settings: Settings, addresses: Mapping[str, str], start: str
 def describe_model(
     model: Model, points: Mapping[tuple[str, str], list[SeriesPoint]], memory: Memory
 ) -> dict[str, Any]:
-    """Return a model, its versions and the new points of their charts."""
-    versions = sorted(model.versions.values(), key=lambda version: natural(version.version))
+    versions = sorted(
+        model.versions.values(), key=lambda version: version_sort_key(version.version)
+    )
     return {
         "name": model.name,
         "default": model.default,
@@ -99,7 +94,6 @@ def describe_model(
 
 
 def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
-    """Return a version and its workers."""
     stats = version.stats
     return {
         "version": version.version,
