@@ -63,7 +63,7 @@ from tsx_runtime.http.routes import (
     shadow,
     traffic,
 )
-from tsx_runtime.http.routes import plugins as plugged
+from tsx_runtime.http.routes import plugins as plugin_routes
 from tsx_runtime.http.routes import workflows as workflow_routes
 from tsx_runtime.http.routes.jobs import precomputed, queue
 from tsx_runtime.http.routes.plugins import check_paths
@@ -83,24 +83,23 @@ from tsx_runtime.workflows.manager import Workflows
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
-UNLIMITED = frozenset(
-    {"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH}
-)  # what probes and Prometheus ask
-LONGEST_PATH = 8192  # characters; no route of the framework has so long a one
+# Probes and Prometheus ask for these paths.
+UNLIMITED_PATHS = frozenset({"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH_PATHS})
+MAX_PATH_CHARS = 8192  # All routes of the framework are shorter.
 SEPARATE = tuple((role,) for role in ROLES)
 
 
 class ServerApp(FastAPI):
-    """FastAPI for all but predictions, which go straight to their endpoint.
+    """A FastAPI app that sends predictions to their endpoint without FastAPI.
 
-    Every answer gets a request id and forbids caching; every error is the error JSON; each route is
-    behind its guard.
+    Every response has a request id and forbids caching. Every error is the error JSON. Each route
+    is behind its guard.
     """
 
     def __init__(
         self, title: str, counts: ResponseCounts, settings: Settings, system: System | None = None
     ) -> None:
-        # no /docs: FastAPI's page loads its scripts from another host
+        # FastAPI's page at /docs would load its scripts from another host.
         super().__init__(
             title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
         )
@@ -112,13 +111,12 @@ class ServerApp(FastAPI):
             body_idle=settings.body_idle_timeout,
             write=settings.write_timeout,
         )
-        self.bytes_in_flight = ByteBudget(
-            settings.max_inflight_bytes
-        )  # the registry's, where there is one
+        # The budget of the registry replaces this one, if there is a registry.
+        self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)
         self.max_header_size = settings.max_header_size
         self._lane: Lane | None = None
-        # another server accepts the connections from now on: those that are here end with their
-        # next answer
+        # Whether another server accepts new connections. The connections of this one then end with
+        # their next response.
         self.leaving = False
         self.predictions: Predictions | None = None
         self.server_timing_share = settings.server_timing_share
@@ -126,15 +124,15 @@ class ServerApp(FastAPI):
         self.access_log = access_log(settings)
         self.tracer: Tracer | None = None
         self.system = system or System(settings)
-        self.jobs: JobRoutes | None = None  # None: every client waits for its answer
+        self.jobs: JobRoutes | None = None  # None if every client waits for its response
         self.idempotency: Idempotency | None = None
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
         self.platform: PlatformHook | None = None
-        self.clients: ClientLimits | None = None  # None: no client is limited
-        self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
-        self.paths: dict[str, dict[str, str]] = {}  # as templates: the summary of each method
-        self.elsewhere: dict[str, str] = {}  # the server's other addresses, by their roles
+        self.clients: ClientLimits | None = None  # None if no client is limited
+        self.guards: dict[str, Guard | None] = {}  # guards by first segment of the path
+        self.paths: dict[str, dict[str, str]] = {}  # summaries by path template and method
+        self.other_addresses: dict[str, str] = {}  # addresses of the other listeners by roles
         self.likely_paths = LikelyPaths()
         exception_handlers.install(self, self.not_found)
         self.add_api_route(
@@ -149,7 +147,9 @@ class ServerApp(FastAPI):
         if scope.get("root_path"):
             _strip_root(scope)
         if scope["type"] == "websocket" and self.predictions is not None:
-            await websockets.converse(self, self._admit, self.predictions, scope, receive, send)
+            await websockets.serve_websocket(
+                self, self._admit, self.predictions, scope, receive, send
+            )
             return
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
@@ -191,47 +191,59 @@ class ServerApp(FastAPI):
                 if self.jobs is not None and self.jobs.accepts(scope)
                 else self.predictions
             )
-            await traced(self.tracer, self._keyed(predictions, scope), scope, receive, send)
+            await traced(
+                self.tracer, self._with_idempotency(predictions, scope), scope, receive, send
+            )
         elif self.workflow_predictions is not None and runs_workflow(scope["path"]):
             await traced(
-                self.tracer, self._keyed(self.workflow_predictions, scope), scope, receive, send
+                self.tracer,
+                self._with_idempotency(self.workflow_predictions, scope),
+                scope,
+                receive,
+                send,
             )
         elif self.playground is not None and scope["path"].startswith(PREDICT):
             await self.playground(scope, receive, send)
         else:
-            await self._rest(scope, receive, send)
+            await self._call_routes(scope, receive, send)
 
     async def _admit(self, scope: Scope, send: Send) -> Send:
-        """The `send` of the answer. Raises TooManyRequests and BadRequest."""
+        """Check a request before it is routed, and return the `send` of its response.
+
+        Raises:
+            TooManyRequests: The client has sent too many requests.
+            BadRequest: The headers do not name one host, or contradict each other.
+        """
         if self.clients is not None and scope.get("client"):
-            send = await limited(self.clients, scope, send)
-        if "aws.event" not in scope:  # on Lambda a service has read the request's head
+            send = await apply_client_limits(self.clients, scope, send)
+        # On Lambda a service has parsed the request's head.
+        if "aws.event" not in scope:
             check_one_host(scope["headers"], scope["http_version"])
         check_distinct(scope["headers"])
         return send
 
-    def _keyed(self, app: App, scope: Scope) -> App:
+    def _with_idempotency(self, app: App, scope: Scope) -> App:
         return (
             partial(self.idempotency, app)
             if self.idempotency is not None and has_key(scope)
             else app
         )
 
-    def missing(self, path: str) -> ResourceNotFound | None:
-        """None where there may be routes below the path's first segment; where there are none,
-        nothing but 404 can be the answer.
-        """
-        first = path[1:].partition("/")[0]
+    def missing_route(self, path: str) -> ResourceNotFound | None:
+        """Return the error of a path whose first segment has no routes, else None."""
+        segment = path[1:].partition("/")[0]
         return (
             None
-            if not first or first in RESERVED_PATHS or first in self.guards
+            if not segment or segment in RESERVED_PATHS or segment in self.guards
             else self.not_found(path)
         )
 
     def not_found(self, path: str) -> ResourceNotFound:
+        """Return the error of an unknown path, which suggests similar paths."""
         return self.likely_paths.not_found(path)
 
     def add_routes(self, router: APIRouter) -> None:
+        """Add a router, and its paths to those that errors and the index show."""
         self.include_router(router)
         for route in router.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
@@ -240,10 +252,10 @@ class ServerApp(FastAPI):
                 )
 
     def lane_of(self, server_state: ServerState) -> Lane:
-        """Return the lane of this listener, which the first connection makes."""
+        """Return the lane of this listener, which the first connection creates."""
         if self._lane is None:
             predictions, heads = self.predictions, None
-            # Plugins may decide otherwise about the same head the next time.
+            # Plugins may decide differently about the same head the next time.
             if predictions is not None and not (predictions.guard and predictions.guard.plugins):
                 heads = Heads(
                     predictions.registry,
@@ -252,7 +264,7 @@ class ServerApp(FastAPI):
                     self.max_header_size,
                     traced=self.tracer is not None,
                     platform=self.platform,
-                    missing=self.missing,
+                    missing_route=self.missing_route,
                 )
             self._lane = Lane(
                 heads,
@@ -275,38 +287,38 @@ class ServerApp(FastAPI):
             )
         return self._lane
 
-    async def _rest(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call_routes(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
-        begun = ended = False
+        has_begun = has_ended = False
 
         async def answer(message: Message) -> None:
-            nonlocal begun, ended
+            nonlocal has_begun, has_ended
             if message["type"] == "http.response.start":
-                begun = True
+                has_begun = True
                 self.counts.add(message["status"])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id), *NO_CACHE]
             else:
-                ended = not message.get("more_body", False)
+                has_ended = not message.get("more_body", False)
             await send(message)
 
         try:
             check_query(scope["query_string"])
             path: str = scope["path"]
-            if len(path) > LONGEST_PATH:  # each route would be tried on all of it
+            # Each route would be matched against the whole path.
+            if len(path) > MAX_PATH_CHARS:
                 raise ResourceNotFound(NOT_FOUND)
-            if path.endswith("/"):  # `/models/` is `/models`
+            if path.endswith("/"):  # `/models/` means `/models`.
                 scope["path"] = path = path.rstrip("/") or "/"
-            if missing := self.missing(path):
-                raise missing
-            if path not in kserve.HEALTH and (guard := self.guards.get(path[1:].partition("/")[0])):
+            if not_found := self.missing_route(path):
+                raise not_found
+            if path not in kserve.HEALTH_PATHS and (
+                guard := self.guards.get(path[1:].partition("/")[0])
+            ):
                 guard.check(scope["headers"])
-            if (
-                scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS
-            ):  # a plugin's own may mean an empty one
-                scope = {
-                    **scope,
-                    "query_string": without_empty(scope["query_string"]),
-                }  # a copy: the access log shows what was sent
+            # A plugin's path may give an empty parameter a meaning.
+            if scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS:
+                # The scope is copied, because the access log shows the original query.
+                scope = {**scope, "query_string": without_empty(scope["query_string"])}
             await super().__call__(scope, receive, answer)
         except ClientGone:
             return
@@ -314,10 +326,10 @@ class ServerApp(FastAPI):
             await self._refuse(scope, send, request_id, error)
         except Exception as error:  # the boundary of a request
             refusal = errors.unexpected(error, request_id)
-            if not begun:
+            if not has_begun:
                 await self._refuse(scope, send, request_id, refusal)
-            elif not ended:
-                raise  # half an answer is out: only closing the connection tells the client
+            elif not has_ended:
+                raise  # Only closing the connection tells the client, which has half a response.
 
     async def _refuse(self, scope: Scope, send: Send, request_id: bytes, error: TsxError) -> None:
         status, headers, body = errors.fault(error, scope["path"])
@@ -325,6 +337,7 @@ class ServerApp(FastAPI):
         await send_whole(send, scope, status, headers, request_id, body)
 
     def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document, with the routes that FastAPI does not serve."""
         if self.openapi_schema is None:
             document = super().openapi()
             openapi.correct(document)
@@ -337,14 +350,14 @@ class ServerApp(FastAPI):
     async def _index(self, request: Request) -> Response:
         if request.method == "OPTIONS":
             return await self._describe(request)
-        return index.answer_index(request, self.title, self.paths, self.elsewhere)
+        return index.answer_index(request, self.title, self.paths, self.other_addresses)
 
     async def _describe(self, request: Request) -> Response:
         return Response(openapi.to_json(self.openapi()), media_type="application/json")
 
 
 def _strip_root(scope: Scope) -> None:
-    """Behind a prefix (`root_path`), guards and routes both go by the path without it."""
+    """Remove the prefix (`root_path`) from the path that guards and routes match."""
     root, path = scope["root_path"].rstrip("/"), scope["path"]
     if path.startswith(f"{root}/"):
         scope["path"] = path[len(root) :]
@@ -361,16 +374,21 @@ def build_apps(
     addresses: Mapping[str, str] | None = None,
     jobs: Jobs | None = None,
 ) -> list[ServerApp]:
-    """One app a listener, each with the routes of the roles that share its address.
+    """Build one app for each listener, with the routes of the roles that share its address.
 
-    `series` is what the web page's charts show, `addresses` where each role really answers; the
-    settings' own if not given. Without `jobs`, every client waits for its answer.
+    Args:
+        registry: The models.
+        settings: The settings of the server.
+        listeners: The roles of each listener.
+        keys: The tokens; None reads them from the settings.
+        workflows: The workflows; None begins without any.
+        series: The data of the web page's charts.
+        addresses: The real address of each role, in place of those in the settings.
+        jobs: The stored requests; None means that every client waits for its response.
     """
-    workflows, keys, series = (
-        workflows or Workflows(registry),
-        keys or build_keys(settings),
-        series or TimeSeries(registry.models.values),
-    )
+    workflows = workflows or Workflows(registry)
+    keys = keys or build_keys(settings)
+    series = series or TimeSeries(registry.models.values)
     counts, system = ResponseCounts(), System(settings)
     apps = [
         _build_app(
@@ -390,7 +408,7 @@ def build_apps(
     configured = {role: getattr(settings, f"{role}_address") for role in ROLES} | dict(
         addresses or {}
     )
-    _introduce(
+    _share_paths(
         {
             " and ".join(role for role in ROLES if role in roles): app
             for roles, app in zip(listeners, apps, strict=True)
@@ -426,62 +444,65 @@ def _build_app(
         ),
     )
     limit = settings.max_request_size
-    most = min(limit, MAX_MANAGEMENT_BODY)
-    largest = settings.max_job_size or limit
-    confined = "management" in roles  # of what models answer
+    max_management_body = min(limit, MAX_MANAGEMENT_BODY)
+    max_job_size = settings.max_job_size or limit
+    confined = "management" in roles  # See `answer_headers`.
     if jobs is not None and ("inference" in roles or "management" in roles):
-        either = guards.management if "inference" not in roles else guards.inference
+        jobs_guard = guards.management if "inference" not in roles else guards.inference
         if "management" in roles:
             app.add_routes(queue.build_router(jobs, guards.management))
-            either = either and either._replace(also=keys.management)
-        app.jobs = JobRoutes(jobs, registry, largest, either, counts, confined)
+            jobs_guard = jobs_guard and jobs_guard._replace(also=keys.management)
+        app.jobs = JobRoutes(jobs, registry, max_job_size, jobs_guard, counts, confined)
         app.paths |= {
-            path: {verb.upper(): each["summary"] for verb, each in item.items()}
+            path: {method.upper(): operation["summary"] for method, operation in item.items()}
             for path, item in openapi.job_path().items()
         }
     if "inference" in roles:
-        share = settings.server_timing_share
+        timing_share = settings.server_timing_share
         app.predictions = Predictions(
-            registry, limit, guards.inference, counts, openapi.describe_predictions, share, confined
+            registry,
+            limit,
+            guards.inference,
+            counts,
+            openapi.describe_predictions,
+            timing_share,
+            confined,
         )
         app.workflow_predictions = WorkflowPredictions(
             workflows, limit, guards.inference, counts, confined
         )
-        runs, credentials = (
-            None if jobs is None else jobs.keyed_runs,
-            registry.hidden_headers.seen_credentials,
-        )
+        keyed_runs = None if jobs is None else jobs.keyed_runs
+        credentials = registry.hidden_headers.seen_credentials
         app.idempotency = Idempotency(
-            runs, limit, largest, guards.inference, counts, credentials, confined
+            keyed_runs, limit, max_job_size, guards.inference, counts, credentials, confined
         )
         if jobs is not None:
             app.add_routes(precomputed.build_router(jobs, confined=confined))
             app.guards["predictions"] = guards.inference
-        described = openapi.prediction_paths() | openapi.openai_paths() | openapi.workflow_path()
+        path_items = openapi.prediction_paths() | openapi.openai_paths() | openapi.workflow_path()
         app.paths |= {
-            path: {method.upper(): each["summary"] for method, each in item.items()}
-            for path, item in described.items()
+            path: {method.upper(): operation["summary"] for method, operation in item.items()}
+            for path, item in path_items.items()
         }
     if "management" in roles:
         if jobs is None:
             app.add_routes(queue.build_closed_router())
-        app.add_routes(
-            traffic.build_router(registry, most)
-        )  # before those that take any word for a version
-        app.add_routes(rollout.build_router(registry, most))
-        app.add_routes(recording.build_router(registry, most))
-        app.add_routes(shadow.build_router(registry, most))
-        app.add_routes(management.build_router(registry, most))
+        # Other routers take any path segment for a version, so this one comes first.
+        app.add_routes(traffic.build_router(registry, max_management_body))
+        app.add_routes(rollout.build_router(registry, max_management_body))
+        app.add_routes(recording.build_router(registry, max_management_body))
+        app.add_routes(shadow.build_router(registry, max_management_body))
+        app.add_routes(management.build_router(registry, max_management_body))
         app.guards["models"] = guards.management
         app.add_routes(debug.build_router(registry))
         app.guards["debug"] = guards.management
         if keys.api is not None:
             app.add_routes(management.build_token_router(keys))
             app.guards["token"] = guards.token
-        app.add_routes(workflow_routes.build_router(workflows, most))
+        app.add_routes(workflow_routes.build_router(workflows, max_management_body))
         app.guards["workflows"] = guards.management
-        later = (
-            PlaygroundJobs(jobs, registry, largest, guards.management, counts, confined)
+        playground_jobs = (
+            PlaygroundJobs(jobs, registry, max_job_size, guards.management, counts, confined)
             if jobs is not None
             else None
         )
@@ -492,7 +513,7 @@ def _build_app(
             counts,
             openapi.describe_predictions,
             confined=confined,
-            later=later,
+            job_routes=playground_jobs,
         )
         read_metrics = collection.reader(registry, counts, system, jobs)
         app.add_routes(
@@ -505,14 +526,18 @@ def _build_app(
         app.guards["metrics"] = guards.metrics
     check_paths(plugins.endpoints.values())
     for role, guard in (("inference", guards.inference), ("management", guards.management)):
-        own = [
+        endpoints = [
             endpoint
             for endpoint in plugins.endpoints.values()
             if endpoint.role == role and role in roles
         ]
-        app.add_routes(plugged.build_router(own, registry, limit))
+        app.add_routes(plugin_routes.build_router(endpoints, registry, limit))
         app.guards.update(
-            {first: guard for endpoint in own if (first := endpoint.path.split("/")[1]) != "ping"}
+            {
+                segment: guard
+                for endpoint in endpoints
+                if (segment := endpoint.path.split("/")[1]) != "ping"
+            }
         )
     app.add_routes(health.build_router(registry, roles))
     app.add_routes(kserve.build_router(registry, roles))
@@ -521,44 +546,46 @@ def _build_app(
     return app
 
 
-def _introduce(apps: Mapping[str, ServerApp], addresses: Mapping[str, str]) -> None:
-    """Tell each listener what the others have.
+def _share_paths(apps: Mapping[str, ServerApp], addresses: Mapping[str, str]) -> None:
+    """Tell each listener the paths of the others, for its errors and its index.
 
-    `apps` are by their roles; where other machines can connect, no address is told.
+    `apps` are by their roles. Addresses are only told if other machines cannot connect.
     """
     is_local = all(parse_address(address).is_local for address in addresses.values())
     for app in apps.values():
-        others = {roles: other for roles, other in apps.items() if other is not app}
+        other_apps = {roles: other_app for roles, other_app in apps.items() if other_app is not app}
         if is_local:
-            app.elsewhere = {roles: addresses[roles.partition(" ")[0]] for roles in others}
-        words = {
-            roles: f"the {roles} address{f', {app.elsewhere[roles]}' if is_local else ''}"
-            for roles in others
+            app.other_addresses = {
+                roles: addresses[roles.partition(" ")[0]] for roles in other_apps
+            }
+        labels = {
+            roles: f"the {roles} address{f', {app.other_addresses[roles]}' if is_local else ''}"
+            for roles in other_apps
         }
         app.likely_paths = LikelyPaths(
-            app.paths, {words[roles]: other.paths for roles, other in others.items()}
+            app.paths, {labels[roles]: other_app.paths for roles, other_app in other_apps.items()}
         )
 
 
-async def limited(limits: ClientLimits, scope: Scope, send: Send) -> Send:
-    """Count the request.
+async def apply_client_limits(limits: ClientLimits, scope: Scope, send: Send) -> Send:
+    """Count a request, and return the `send` that delays responses to wrong tokens.
 
-    Returns the `send` that holds answers to wrong tokens back. Raises TooManyRequests, after a
-    while.
+    Raises:
+        TooManyRequests: The client has sent too many requests; this is raised after a delay.
     """
     caller = Caller(limits, limits.caller(scope["client"][0], scope["headers"]))
-    calling.set(caller)  # of the request's own task
-    if scope["path"] not in UNLIMITED:
+    calling.set(caller)  # a variable of the request's task
+    if scope["path"] not in UNLIMITED_PATHS:
         try:
             limits.count_request(caller.client)
         except TooManyRequests:
             await asyncio.sleep(HOLD)
             raise
 
-    async def held(message: Message) -> None:
+    async def delayed_send(message: Message) -> None:
         if caller.hold:
             await asyncio.sleep(caller.hold)
             caller.hold = 0.0
         await send(message)
 
-    return held
+    return delayed_send

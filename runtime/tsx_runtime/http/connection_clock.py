@@ -1,5 +1,6 @@
-"""The timeouts of connections, checked once a second: a timer for each request would cost more than
-its parsing.
+"""The timeouts of connections and the clock that checks them once a second.
+
+A timer for each request would cost more than its parsing.
 """
 
 from __future__ import annotations
@@ -8,35 +9,38 @@ import asyncio
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
-TICK = 1.0  # seconds
+TICK_S = 1.0
 
 
 class Timeouts(NamedTuple):
-    """In seconds."""
+    """The timeouts of a connection, in seconds."""
 
-    keep_alive: int  # between two requests, and before the first
-    head: int  # from a request's first byte to the end of its headers
-    body: int  # for a body, and on top what its bytes take at `body_rate`
-    body_idle: int  # between two reads of a body
-    write: int  # for a client that takes nothing of its answer
+    keep_alive: int  # longest pause before a request
+    head: int  # longest time that a request's head may take
+    body: int  # longest time of a body, besides the time of its bytes at `body_rate`
+    body_idle: int  # longest pause between two reads of a body
+    write: int  # longest time in which a client reads nothing of its response
     body_rate: int = 16 << 10  # bytes a second
 
 
 class TimedConnection(Protocol):
+    """A connection that checks its timeouts when the clock ticks."""
+
     def on_tick(self) -> None:
-        """Another second has passed."""
+        """Count a second and check the timeouts."""
 
 
 class Clock:
-    """Ticks for the connections of one server while there are any."""
+    """A clock that ticks for the connections of one server while there are any."""
 
     def __init__(self, connections: Collection[TimedConnection]) -> None:
         self._connections = connections
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
+        """Start ticking, unless the clock ticks already."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

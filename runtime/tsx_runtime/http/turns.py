@@ -1,4 +1,4 @@
-"""Spreads the work of many connections over turns of the event loop, so that no turn takes long."""
+"""The queue that spreads the work of many connections over short turns of the event loop."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from collections.abc import Callable
 from contextvars import Context
 from itertools import islice
 
-LARGE = 64 << 10  # bytes of one read after which the other connections have their turn
-MOST = 2  # a turn: a request that was sent ahead, or a read of up to 256 KB each
+# A connection that has read more bytes at once lets the others have their turn.
+LARGE_READ_BYTES = 64 << 10
+# Each callback begins a request that was sent ahead, or reads up to 256 KB.
+MAX_CALLBACKS_PER_TURN = 2
 
 
 class Turns:
-    """Runs callbacks in the order in which they came, at most `MOST` in one turn of the loop, each
-    in a context of its own.
+    """A queue of callbacks; one turn of the loop runs at most `MAX_CALLBACKS_PER_TURN` of them.
+
+    They run in order, and each runs in a new context.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -28,7 +31,7 @@ class Turns:
 
     def _run(self) -> None:
         waiting = self._waiting
-        for callback in list(islice(waiting, MOST)):
+        for callback in list(islice(waiting, MAX_CALLBACKS_PER_TURN)):
             self._loop.call_soon(callback, context=Context())
             waiting.popleft()
         if waiting:

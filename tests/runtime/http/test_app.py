@@ -174,7 +174,7 @@ def test_a_server_that_other_machines_reach_discloses_no_address(start_server):
     with start_server() as server:
         settings = server.settings.model_copy(update={"inference_address": "http://0.0.0.0:8080"})
         app = build_apps(server.registry, settings)[0]
-        assert app.elsewhere == {}
+        assert app.other_addresses == {}
         assert app.not_found("/models").message.endswith("on the management address.")
 
 

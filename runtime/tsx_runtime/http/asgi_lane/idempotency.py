@@ -1,10 +1,8 @@
-"""`Idempotency-Key`: a request that comes again under the same key gets the answer of the first
-one, and runs no model.
+"""Idempotent requests: a repeated `Idempotency-Key` gets the first response and runs no model.
 
-The key belongs to its path, its token and all credentials that a handler sees. An answer is sent
-once it is kept, so that no client has seen one that a repeated request would not get. The parts of
-a stream go out as they come, all but the last. A client that leaves ends nothing: it comes back for
-the answer.
+A key belongs to its path, its token and all credentials that a handler sees. A response is stored
+before it is sent, so that a repeated request never gets another one. Of a stream, only the last
+part waits for this. A request continues after its client leaves, which may ask again later.
 """
 
 from __future__ import annotations
@@ -39,40 +37,38 @@ from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
-KEYED = "tsx.keyed"  # in a scope: its `KeyedRequest`, until a job has stored the answer
+# Key of the `KeyedRequest` in a scope, until a job has stored the response.
+KEYED_SCOPE_KEY = "tsx.keyed"
 REPLAYED: Pair = (b"idempotent-replayed", b"true")
 REQUEST_ID = b"x-request-id"
-_OF_ONE = frozenset({REQUEST_ID, b"content-length", b"connection"})  # `send_whole` sets them
-_KEY = re.compile(
-    rb'"([\x20\x21\x23-\x7e]{1,255})"|([\x21\x23-\x7e]{1,255})'
-)  # as the draft quotes it, or bare as most clients send it
-_AGAIN = frozenset({404, 408, 409, 425, 429})  # another try may fare better: not kept, as no 5xx is
-_METHODS = frozenset({"OPTIONS", "HEAD"})  # that run nothing, or show nothing to keep
+# `send_whole` sets these headers.
+_TRANSPORT_HEADERS = frozenset({REQUEST_ID, b"content-length", b"connection"})
+# The draft quotes a key; most clients send it without quotes.
+_KEY = re.compile(rb'"([\x20\x21\x23-\x7e]{1,255})"|([\x21\x23-\x7e]{1,255})')
+# Another try may succeed, so these are not stored; the statuses 5xx are not either.
+_RETRYABLE_STATUSES = frozenset({404, 408, 409, 425, 429})
+_UNKEYED_METHODS = frozenset({"OPTIONS", "HEAD"})  # They run nothing, or have no body to store.
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def has_key(scope: Scope) -> bool:
-    return scope["method"] not in _METHODS and any(
+    return scope["method"] not in _UNKEYED_METHODS and any(
         name == IDEMPOTENCY_KEY for name, _ in scope["headers"]
     )
 
 
 @dataclass(eq=False)
 class Idempotency:
-    """The keyed requests of one listener, before they run a model.
+    """The handling of one listener's keyed requests, before they run a model."""
 
-    `limit`: bytes of a body; `job_limit`: of a request for later; `credentials`: further headers
-    that keep clients apart.
-    """
-
-    runs: KeyedRuns | None  # None: nothing is stored
-    limit: int
-    job_limit: int
+    runs: KeyedRuns | None  # None if nothing is stored
+    limit: int  # bytes of a body
+    job_limit: int  # bytes of an asynchronous request's body
     guard: Guard | None
     counts: ResponseCounts
-    credentials: Collection[bytes]
-    confined: bool = False  # see `answer_headers`
+    credentials: Collection[bytes]  # further headers that keep clients apart
+    confined: bool = False  # See `answer_headers`.
 
     async def __call__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
@@ -90,41 +86,41 @@ class Idempotency:
                 body = await read_body(scope, receive, self.limit)
             else:
                 body = await read_body(scope, receive, self.job_limit, setting=JOB_SIZE)
-            scope[KEYED] = keyed = keyed_request(scope, key, body, self.credentials)
-            kept = await while_client_waits(self.runs.claim(keyed), receive)
-            if kept is None:
+            scope[KEYED_SCOPE_KEY] = keyed = keyed_request(scope, key, body, self.credentials)
+            stored = await while_client_waits(self.runs.claim(keyed), receive)
+            if stored is None:
                 recorder = AnswerRecorder(send, keyed, self.runs)
-                kept = await self.runs.run(keyed, recorder.record(app, scope, body, receive))
-            if recorder is not None and (kept is None or recorder.begun):
-                await recorder.release()
-            elif kept is not None:
-                await self._replay(kept, scope, send)
+                stored = await self.runs.run(keyed, recorder.record(app, scope, body, receive))
+            if recorder is not None and (stored is None or recorder.has_begun):
+                await recorder.send_last()
+            elif stored is not None:
+                await self._replay(stored, scope, send)
         except ClientGone:
             return
         except TsxError as error:
-            if recorder is not None and recorder.begun:
-                raise  # only closing the connection tells the client
+            if recorder is not None and recorder.has_begun:
+                raise  # Only closing the connection tells the client.
             status, headers, text = errors.fault(error, scope["path"])
             self.counts.add(status)
             await send_whole(
                 send, scope, status, headers, request_id, text, rest_of(error, receive)
             )
 
-    async def _replay(self, kept: StoredAnswer, scope: Scope, send: Send) -> None:
-        self.counts.add(kept.sound_status)
+    async def _replay(self, stored: StoredAnswer, scope: Scope, send: Send) -> None:
+        self.counts.add(stored.sound_status)
         pairs = answer_headers(
-            kept.sound_status, stored_headers(kept.headers), confined=self.confined
+            stored.sound_status, stored_headers(stored.headers), confined=self.confined
         )
         request_id = dict(pairs).get(REQUEST_ID, b"")
-        headers = (*(pair for pair in pairs if pair[0] not in _OF_ONE), REPLAYED)
-        await send_whole(send, scope, kept.sound_status, headers, request_id, kept.body)
+        headers = (*(pair for pair in pairs if pair[0] not in _TRANSPORT_HEADERS), REPLAYED)
+        await send_whole(send, scope, stored.sound_status, headers, request_id, stored.body)
 
 
 class AnswerRecorder:
-    """A `send` that holds a whole answer, or the last part of a stream, until `release`."""
+    """A `send` that holds a whole response, or the last part of a stream, until `send_last`."""
 
     def __init__(self, send: Send, keyed: KeyedRequest, runs: KeyedRuns) -> None:
-        self.begun = False
+        self.has_begun = False
         self._send = send
         self._keyed = keyed
         self._runs = runs
@@ -137,14 +133,21 @@ class AnswerRecorder:
     async def record(
         self, app: App, scope: Scope, body: bytes, receive: Receive
     ) -> StoredAnswer | None:
-        """What is to be kept: none of a stream that broke off, none that another try may better,
-        none that is kept already.
+        """Run `app` and return the response to store.
+
+        None is returned for a stream that broke off, for an error that another try may avoid, and
+        for a response that a job has stored.
         """
-        await app(scope, self._replaying(body, receive), self)
-        if self._start is None or self._last is None or KEYED not in scope or ENDED in scope:
+        await app(scope, self._repeat_request(body, receive), self)
+        if (
+            self._start is None
+            or self._last is None
+            or KEYED_SCOPE_KEY not in scope
+            or ENDED in scope
+        ):
             return None
         status, headers = self._start["status"], self._start["headers"]
-        if status >= 500 or status in _AGAIN:
+        if status >= 500 or status in _RETRYABLE_STATUSES:
             return None
         if self._too_large.is_set():
             text = (
@@ -174,23 +177,23 @@ class AnswerRecorder:
         await self._begin()
         await self._send(message)
 
-    async def release(self) -> None:
-        """Nothing where the client of a stream has to see that it broke off."""
+    async def send_last(self) -> None:
+        """Send the held part; a stream that broke off has none, so that its client can tell."""
         if self._last is not None:
             await self._begin()
             await self._send(self._last)
 
-    def _replaying(self, body: bytes, receive: Receive) -> Receive:
-        """The request as it came.
+    def _repeat_request(self, body: bytes, receive: Receive) -> Receive:
+        """Return a `receive` that gives the body again.
 
-        That its client has left is told only once nothing can be kept for it any more.
+        It reports that the client has left only once the response is too large to store.
         """
-        given = False
+        is_delivered = False
 
         async def receive_again() -> Message:
-            nonlocal given
-            if not given:
-                given = True
+            nonlocal is_delivered
+            if not is_delivered:
+                is_delivered = True
                 return {"type": "http.request", "body": body, "more_body": False}
             await self._too_large.wait()
             return await receive()
@@ -198,28 +201,33 @@ class AnswerRecorder:
         return receive_again
 
     async def _begin(self) -> None:
-        if not self.begun:
+        if not self.has_begun:
             assert self._start is not None
-            self.begun = True
+            self.has_begun = True
             await self._send(self._start)
 
 
 def read_key(headers: list[Pair]) -> str:
+    """Return the key of a request.
+
+    Raises:
+        BadRequest: The header is not exactly one valid key.
+    """
     values = [value.strip() for name, value in headers if name == IDEMPOTENCY_KEY]
-    found = _KEY.fullmatch(values[0]) if len(values) == 1 else None
-    if found is None:
+    match = _KEY.fullmatch(values[0]) if len(values) == 1 else None
+    if match is None:
         shown = b", ".join(values)[:100].decode("latin-1")
         raise BadRequest(
             f"Idempotency-Key is {shown!r}: send it once, with 1 to 255 visible ASCII characters"
             " such as a UUID, in quotes or without."
         )
-    return (found[1] or found[2]).decode()
+    return (match[1] or match[2]).decode()
 
 
 def keyed_request(
     scope: Scope, key: str, body: bytes, credentials: Collection[bytes]
 ) -> KeyedRequest:
-    """Keep keys apart by path and credentials, and requests of one key by what they ask for."""
+    """Return a request whose owner is its path and credentials, and the digest of its content."""
     headers = dict(scope["headers"])
     users = sorted(
         pair for pair in scope["headers"] if pair[0] in credentials and pair[0] != b"authorization"
@@ -237,8 +245,8 @@ def keyed_request(
 
 
 def _digest(*parts: bytes) -> str:
-    total = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        total.update(b"%d:" % len(part))
-        total.update(part)
-    return total.hexdigest()
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.hexdigest()

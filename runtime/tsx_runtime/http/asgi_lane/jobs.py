@@ -1,12 +1,13 @@
-"""Asynchronous answers over HTTP: accepts a request for later, shows how far it is, gives the
-answer, cancels.
+"""The routes of asynchronous requests: accept a job, show its progress or response, cancel it.
 
-    POST /predictions/MODEL    Prefer: respond-async             202, Location: /jobs/ID
-                               Prefer: respond-async, wait=N     the answer, where it is there within N seconds; else 202
-    GET /jobs/ID               202 with its place and Retry-After; then the answer as it would have come; 410 once it is gone
-    DELETE /jobs/ID            cancels it
+    POST /predictions/MODEL
+        Prefer: respond-async            202, Location: /jobs/ID
+        Prefer: respond-async, wait=N    the response if it is ready in N seconds, else 202
+    GET /jobs/ID                         202 with progress and Retry-After; then the response of
+                                         the model; 410 once it has expired
+    DELETE /jobs/ID                      cancels the job
 
-All answers about a job have `x-tsx-job-state`, as a model's own answer may have any status.
+All responses about a job have `x-tsx-job-state`, because a model's response may have any status.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from tsx_runtime.api.request_options import (
 )
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
-from tsx_runtime.http.asgi_lane.idempotency import KEYED, REQUEST_ID
+from tsx_runtime.http.asgi_lane.idempotency import KEYED_SCOPE_KEY, REQUEST_ID
 from tsx_runtime.http.asgi_lane.predictions import read_request
 from tsx_runtime.jobs.keyed_runs import KeyedRequest
 from tsx_runtime.jobs.service import Jobs
@@ -58,44 +59,47 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.wire import header_block
 
 PREFIX = "/jobs/"
-WAITS = frozenset({"OPTIONS", "HEAD"})  # methods that run no model
-MOST_PAUSE = 60  # seconds until a client looks again
-STATE = b"x-tsx-job-state"
+NO_RUN_METHODS = frozenset({"OPTIONS", "HEAD"})  # methods that run no model
+MAX_RETRY_AFTER_S = 60
+JOB_STATE = b"x-tsx-job-state"
 
 
 @dataclass(eq=False)
 class JobRoutes:
-    """`limit`: bytes of a body."""
+    """The job routes of one listener, as an ASGI app."""
 
     jobs: Jobs
     registry: Registry
-    limit: int
+    limit: int  # bytes of a body
     guard: Guard | None
     counts: ResponseCounts
-    confined: bool = False  # see `answer_headers`
+    confined: bool = False  # See `answer_headers`.
 
     def accepts(self, scope: Scope) -> bool:
-        """Whether this request for a prediction is one for later."""
-        return scope["method"] not in WAITS and parse_preference(scope["headers"]) is not None
+        """Tell whether a request for a prediction asks for an asynchronous response."""
+        return (
+            scope["method"] not in NO_RUN_METHODS and parse_preference(scope["headers"]) is not None
+        )
 
     def shows(self, path: str) -> bool:
-        """Whether the path is a job's."""
+        """Tell whether the path is that of a job."""
         return path.startswith(PREFIX) and path.count("/") == 2 and len(path) > len(PREFIX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
-        rest = None
+        unread_body = None
         try:
             if self.guard is not None:
                 self.guard.check(scope["headers"])
             if self.shows(scope["path"]):
-                response = await self._job(scope["method"], scope["path"].removeprefix(PREFIX))
+                response = await self._show_job(scope["method"], scope["path"].removeprefix(PREFIX))
             else:
                 response = await self._accept(scope, receive, request_id)
         except ClientGone:
             return
         except TsxError as error:
-            response, rest = _Response(*errors.fault(error, scope["path"])), rest_of(error, receive)
+            response = _Response(*errors.fault(error, scope["path"]))
+            unread_body = rest_of(error, receive)
         except Exception as error:  # the boundary of a request
             response = _Response(*errors.fault(errors.unexpected(error, request_id), scope["path"]))
         self.counts.add(response.status)
@@ -106,7 +110,7 @@ class JobRoutes:
             response.headers,
             response.request_id or request_id,
             response.body,
-            rest,
+            unread_body,
         )
 
     async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> _Response:
@@ -117,57 +121,60 @@ class JobRoutes:
         target, route, body = await read_request(
             self.registry, scope, receive, self.limit, JOB_SIZE
         )
-        left_out = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
-        kept = header_block(shown_headers(as_sent(scope), left_out))
+        hidden_names = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
+        block = header_block(shown_headers(as_sent(scope), hidden_names))
         request = StoredRequest(
-            request_id.decode(), scope["method"], scope["path"], scope["query_string"], kept, body
+            request_id.decode(), scope["method"], scope["path"], scope["query_string"], block, body
         )
         deadline = None if timeout_ms is None else time.time() + timeout_ms / 1000
         id = secrets.token_hex(16)
-        version = target.version if target.version and self._has(route.name, target.version) else ""
-        new = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
-        keyed: KeyedRequest | None = scope.pop(KEYED, None)
-        wait = (
-            0 if keyed is not None else preference.wait
-        )  # each repeated request gets the same answer
+        version = (
+            target.version
+            if target.version and self._has_version(route.name, target.version)
+            else ""
+        )
+        job = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
+        keyed: KeyedRequest | None = scope.pop(KEYED_SCOPE_KEY, None)
+        # All requests under one key get the same response.
+        wait = 0 if keyed is not None else preference.wait
         applied = b"respond-async, wait=%d" % wait if wait else b"respond-async"
         location = (b"location", f"{PREFIX}{id}".encode())
-        body = _json(
-            {"id": id, "state": "queued", "model": new.model, "version": new.version or None}
+        body = _to_json(
+            {"id": id, "state": "queued", "model": job.model, "version": job.version or None}
         )
         headers = (
             JSON,
-            (STATE, b"queued"),
+            (JOB_STATE, b"queued"),
             location,
             (b"preference-applied", applied),
             (b"retry-after", b"1"),
             *NO_CACHE,
         )
-        if keyed is not None:  # a job and the answer under its key are stored together
+        if keyed is not None:  # A job and the response under its key are stored together.
             pairs = ((REQUEST_ID, request_id), *headers)
             await self.jobs.add(
-                new, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, pairs, body))
+                job, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, pairs, body))
             )
         else:
-            await self.jobs.add(new)
+            await self.jobs.add(job)
         if (
             wait
             and (answer := await while_client_waits(self.jobs.wait(id, wait), receive)) is not None
         ):
-            return self._whole(
+            return self._model_response(
                 answer, request_id, location, (b"preference-applied", b"wait=%d" % wait)
             )
         return _Response(202, headers, body)
 
-    def _has(self, name: str, version: str) -> bool:
-        """Routes of KServe take a version that does not exist for none."""
+    def _has_version(self, name: str, version: str) -> bool:
+        """Tell whether the version exists; KServe's routes ignore a version that does not."""
         try:
             self.registry.find(name, version)
         except TsxError:
             return False
         return True
 
-    async def _job(self, method: str, id: str) -> _Response:
+    async def _show_job(self, method: str, id: str) -> _Response:
         if method not in ("GET", "HEAD", "DELETE"):
             raise MethodNotAllowed(allowed=("DELETE", "GET", "HEAD"))
         job = await (self.jobs.cancel(id) if method == "DELETE" else self.jobs.get(id))
@@ -192,30 +199,32 @@ class JobRoutes:
                 return _failure(Conflict(text), job)
             return _Response(
                 200,
-                (JSON, (STATE, job.state.encode()), *NO_CACHE),
-                _json({"id": job.id, "state": job.state}),
+                (JSON, (JOB_STATE, job.state.encode()), *NO_CACHE),
+                _to_json({"id": job.id, "state": job.state}),
             )
         if job.state in ("queued", "running"):
             return await self._progress(job)
         answer = await self.jobs.answer(id) if job.state == "done" else None
         if answer is None:
-            why = (
+            reason = (
                 "was cancelled"
                 if job.state == "cancelled"
                 else "is done, and its answer has expired (job_retention)"
             )
-            return _failure(JobGone(f"Job {id} {why}. Send the request again for an answer."), job)
-        return self._whole(answer, job.request_id.encode())
+            return _failure(
+                JobGone(f"Job {id} {reason}. Send the request again for an answer."), job
+            )
+        return self._model_response(answer, job.request_id.encode())
 
-    def _whole(self, answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
-        """Return the answer as a client that waited gets it, with the headers of a job."""
+    def _model_response(self, answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
+        """Return the response of a model, with the headers of a job."""
         status = answer.sound_status
         pairs = answer_headers(status, stored_headers(answer.headers), confined=self.confined)
-        return _Response(status, (*pairs, *headers, (STATE, b"done")), answer.body, request_id)
+        return _Response(status, (*pairs, *headers, (JOB_STATE, b"done")), answer.body, request_id)
 
     async def _progress(self, job: JobRecord) -> _Response:
         ahead, expected = await self.jobs.progress(job)
-        shown: dict[str, object] = {
+        status_fields: dict[str, object] = {
             "id": job.id,
             "state": job.state,
             "model": job.model,
@@ -224,11 +233,11 @@ class JobRoutes:
             "ahead": ahead,
             "expected_seconds": expected,
         }
-        pause = b"%d" % min(expected or 1, MOST_PAUSE)
+        retry_after = b"%d" % min(expected or 1, MAX_RETRY_AFTER_S)
         return _Response(
             202,
-            (JSON, (STATE, job.state.encode()), (b"retry-after", pause), *NO_CACHE),
-            _json(shown),
+            (JSON, (JOB_STATE, job.state.encode()), (b"retry-after", retry_after), *NO_CACHE),
+            _to_json(status_fields),
         )
 
 
@@ -241,15 +250,15 @@ class _Response(NamedTuple):
 
 def _failure(error: TsxError, job: JobRecord) -> _Response:
     status, headers, body = errors.fault(error)
-    return _Response(status, (*headers, (STATE, job.state.encode())), body)
+    return _Response(status, (*headers, (JOB_STATE, job.state.encode())), body)
 
 
-def _json(data: dict[str, object]) -> bytes:
+def _to_json(data: dict[str, object]) -> bytes:
     return json.dumps(data, indent=2).encode() + b"\n"
 
 
 def _client(scope: Scope) -> str:
-    """The client that limits are counted for: behind a trusted proxy, that proxy's client."""
+    """Return the client that limits are counted for: that of a trusted proxy, if there is one."""
     caller = calling.get()
     if caller is not None:
         return str(caller.client)

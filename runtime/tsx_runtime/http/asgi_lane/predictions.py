@@ -1,8 +1,6 @@
-"""The inference routes that run a model: turn an ASGI request into a job, and its answer into a
-response.
+"""The ASGI app that runs models: it turns a request into a job, and the answer into a response.
 
-Predictions are answered straight on ASGI: no framework's request, no dependencies, no validation
-lie on their path. What the body means is the worker's business; here it is bytes.
+Predictions do not pass through FastAPI. The body is bytes here; only the worker parses it.
 """
 
 from __future__ import annotations
@@ -64,15 +62,15 @@ logger = logging.getLogger("tsx.http")
 
 @dataclass(eq=False)
 class Predictions:
-    """The routes of `urls.py`, any verb (contract 1.2)."""
+    """The prediction routes of `urls.py` with any method (`docs/reference/torchserve.md`)."""
 
     registry: Registry
-    limit: int
+    limit: int  # bytes of a body
     guard: Guard | None
     counts: ResponseCounts
-    describe: Callable[[str], dict[str, Any]]  # the OpenAPI document of one model
-    timing_share: float = 0.0  # of the answers that have `Server-Timing` without being asked for it
-    confined: bool = False  # see `answer_headers`
+    describe: Callable[[str], dict[str, Any]]  # returns the OpenAPI document of one model
+    timing_share: float = 0.0  # share of responses that have `Server-Timing` unasked
+    confined: bool = False  # See `answer_headers`.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
@@ -84,10 +82,10 @@ class Predictions:
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send, request_id)
                 return
-            scope[SERVED] = route, job = await self._job(scope, receive, request_id)
+            scope[SERVED] = route, job = await self._build_job(scope, receive, request_id)
             if (span := current.get()) is not None:
                 job.trace(span, route)
-            answer = await _answer(route, job, receive)
+            answer = await _run(route, job, receive)
             check_status(answer.status)
             headers = answer_headers(
                 answer.status, handler_headers(answer.headers), confined=self.confined
@@ -101,7 +99,7 @@ class Predictions:
                 scope,
                 request_id,
                 status,
-                (*pairs, *_routed(scope)),
+                (*pairs, *_version_header(scope)),
                 body,
                 rest_of(error, receive),
             )
@@ -124,17 +122,19 @@ class Predictions:
             else:
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
-    async def _job(
+    async def _build_job(
         self, scope: Scope, receive: Receive, request_id: bytes
     ) -> tuple[Route, WaitingJob]:
-        """The request as a job, and its route."""
+        """Return the route of a request, and its job."""
         headers: list[Pair] = scope["headers"]
         priority, timeout_ms = priority_and_timeout(headers)
         target, route, body = await read_request(self.registry, scope, receive, self.limit)
         now = time.monotonic()
-        shown = with_headers(as_sent(scope), target, self.registry.hidden_headers.of(route.name))
+        visible_headers = with_headers(
+            as_sent(scope), target, self.registry.hidden_headers.of(route.name)
+        )
         meta = wire.request_meta(
-            request_id.decode(), scope["query_string"] if target.query else b"", shown
+            request_id.decode(), scope["query_string"] if target.query else b"", visible_headers
         )
         due = deadline(now, route.client_timeout, timeout_ms)
         timing = parse_timing_request(headers)
@@ -163,12 +163,12 @@ class Predictions:
         status: int,
         headers: tuple[Pair, ...],
         body: bytes,
-        rest: Receive | None = None,
+        unread_body: Receive | None = None,
     ) -> None:
         self.counts.add(status)
         if status >= 400 and (form := errors.form_of_path(scope["path"])) is not None:
             body = form(body)
-        await send_whole(send, scope, status, headers, request_id, body, rest)
+        await send_whole(send, scope, status, headers, request_id, body, unread_body)
 
     async def _stream(
         self,
@@ -180,31 +180,34 @@ class Predictions:
         answer: Answer,
         headers: list[Pair],
     ) -> None:
-        """Each part as one chunk.
+        """Send each part of a streamed answer as one chunk.
 
-        One that breaks off ends without its last chunk, so that the client can tell; events, with
-        an error.
+        A stream that breaks off ends without its last chunk, so that the client can tell. A stream
+        of events ends with an error.
         """
-        shows = scope["method"] != "HEAD"
+        has_body = scope["method"] != "HEAD"
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        watcher = asyncio.ensure_future(_watch(receive, route, job, answer))
+        watcher = asyncio.ensure_future(_cancel_on_leave(receive, route, job, answer))
         try:
             async for part in answer.parts():
                 if job.gone:
                     return
-                if part and shows:
+                if part and has_body:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except TsxError as error:
-            if job.gone:  # its client has left, and so the worker has stopped
+            if job.gone:  # The client has left, and so the worker has stopped.
                 return
             scope[ENDED] = BROKEN
             request_id = headers[0][1].decode()
-            about = {"request_id": request_id, "model": route.name}
+            log_fields = {"request_id": request_id, "model": route.name}
             logger.warning(
-                "request %s: its stream was interrupted: %s", request_id, error.message, extra=about
+                "request %s: its stream was interrupted: %s",
+                request_id,
+                error.message,
+                extra=log_fields,
             )
-            if shows and errors.is_event_stream(answer.headers):
+            if has_body and errors.is_event_stream(answer.headers):
                 await send(
                     {"type": "http.response.body", "body": errors.error_event(error.message)}
                 )
@@ -221,42 +224,40 @@ async def read_request(
     limit: int,
     setting: str = "max_request_size",
 ) -> tuple[Target, Route, bytes]:
-    """What a request asks for, where it is submitted, and its body.
+    """Return the target of a request, the route to submit it to, and its body.
 
-    Raises as `resolve` and `read_body` do.
+    Raises:
+        TsxError: `resolve` or `read_body` refuses the request.
     """
     headers: list[Pair] = scope["headers"]
     target = find_target(scope["path"], scope["query_string"])
     assert target is not None
     form = target.name is None and is_form(headers)
     if not form and not target.in_body:
-        resolve(registry, target)  # before the body, which would come for nothing
+        resolve(registry, target)  # An unknown model is refused before the body is read.
     body = await read_body(scope, receive, limit, field_counter(headers) if form else None, setting)
     if target.in_body:
         target = with_model(registry, target, headers, body)
     elif form:
         target = target._replace(name=model_in_form(headers, body))
-    return (
-        target,
-        resolve(registry, target, headers),
-        body,
-    )  # not before: it may be unregistered while the body comes
+    # The model may have been unregistered while the body was read, so it is resolved again.
+    return target, resolve(registry, target, headers), body
 
 
-def _routed(scope: Scope) -> tuple[Pair, ...]:
-    """The version that the splitter picked, for the answer to a request that this version
-    refuses.
-    """
+def _version_header(scope: Scope) -> tuple[Pair, ...]:
+    """Return the header of the version that the splitter picked, for a refusal of this version."""
     version = scope[SERVED][1].routed if SERVED in scope else None
     return () if version is None else ((HEADER, version.version.encode()),)
 
 
-async def _answer(route: Route, job: WaitingJob, receive: Receive) -> Answer:
-    """Submit the job and wait for its answer; raises `ClientLeft` where it is given up because the
-    client has left.
+async def _run(route: Route, job: WaitingJob, receive: Receive) -> Answer:
+    """Submit a job and wait for its answer.
+
+    Raises:
+        ClientLeft: The job was withdrawn, because its client has left.
     """
     route.submit(job)
-    leaving = asyncio.ensure_future(_watch_wait(receive, route, job))
+    leaving = asyncio.ensure_future(_withdraw_on_leave(receive, route, job))
     try:
         return await job.done
     except asyncio.CancelledError:
@@ -266,14 +267,14 @@ async def _answer(route: Route, job: WaitingJob, receive: Receive) -> Answer:
         leaving.cancel()
 
 
-async def _watch_wait(receive: Receive, route: Route, job: WaitingJob) -> None:
-    """Withdraw the job when its client leaves. After the body, nothing else is to be received."""
+async def _withdraw_on_leave(receive: Receive, route: Route, job: WaitingJob) -> None:
+    """Withdraw a waiting job when its client leaves, the only event after the body."""
     if (await receive())["type"] == "http.disconnect":
         route.leave(job)
 
 
-async def _watch(receive: Receive, route: Route, job: WaitingJob, answer: Answer) -> None:
-    """Tell the job when its client has left."""
+async def _cancel_on_leave(receive: Receive, route: Route, job: WaitingJob, answer: Answer) -> None:
+    """Cancel a streaming job when its client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
     route.leave(job)

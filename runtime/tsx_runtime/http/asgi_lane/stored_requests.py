@@ -1,4 +1,4 @@
-"""Submits stored requests to their models, as the lane submits those whose clients wait."""
+"""The executor of stored requests, which submits them to their models."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from tsx_runtime.jobs.service import Jobs, make_store
 from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredRequest
 from tsx_runtime.settings.schema import Settings
 
-WORKER_SHARE = 0.5  # share of the requests in a model's workers that may be asynchronous
-BEHIND = 1000  # by which its priority is below that of a request whose client waits
+MAX_WORKER_SHARE = 0.5  # share of the requests in a model's workers that may be asynchronous
+PRIORITY_PENALTY = 1000  # difference to the priority of a request whose client waits
 
 
 def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
-    """None where nothing is stored. Raises SettingError."""
+    """Build the job service of a registry, or return None if the settings name no store.
+
+    Raises:
+        SettingError: The store cannot be used.
+    """
     store = make_store(settings, registry.state.directory)
     if store is None:
         return None
@@ -41,65 +45,66 @@ class RequestExecutor:
     def __init__(
         self,
         registry: Registry,
-        largest: int,
+        max_size: int,
         load: Callable[[str], Awaitable[StoredRequest | None]],
     ) -> None:
-        """`largest`: bytes of the parts of a streamed answer, together."""
+        """Run requests that `load` reads; a streamed answer has at most `max_size` bytes."""
         self._registry = registry
-        self._largest = largest
+        self._max_size = max_size
         self._load = load
 
     def places(self, target: JobTarget) -> int | None:
+        """Return how many jobs a model may run at once, or None if it does not exist."""
         name, version = target
         try:
-            found = self._registry.find(name, version or None)
+            model = self._registry.find(name, version or None)
         except TsxError:
             return 0 if self._registry.unloaded_of(name, version or None) else None
         return math.ceil(
-            max(len(found.workers), found.asleep) * max(1, found.batch_size) * WORKER_SHARE
+            max(len(model.workers), model.asleep) * max(1, model.batch_size) * MAX_WORKER_SHARE
         )
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
-        if (
-            job.deadline is not None and not time.time() <= job.deadline < math.inf
-        ):  # NaN and infinity suit no timer
-            return _refusal(
+        """Run a stored request, and return its answer or the refusal of it."""
+        # A timer accepts neither NaN nor infinity.
+        if job.deadline is not None and not time.time() <= job.deadline < math.inf:
+            return _error_answer(
                 DeadlinePassed(
                     "The job was not started before the time that its client gave it"
                     " (x-tsx-timeout-ms)."
                 ),
                 "",
             )
-        counted = job.size if job.size > UNCOUNTED else 0
-        self._registry.bytes_in_flight.take(counted)
+        counted_bytes = job.size if job.size > UNCOUNTED else 0
+        self._registry.bytes_in_flight.take(counted_bytes)
         try:
             request = await self._load(job.id)
-            if request is None:  # it was cancelled, and has expired
-                return _refusal(Unavailable("The request is not stored any more."), "")
+            if request is None:  # It was cancelled, and has expired.
+                return _error_answer(Unavailable("The request is not stored any more."), "")
             return await self._run(job, request)
         finally:
-            self._registry.bytes_in_flight.give(counted)
+            self._registry.bytes_in_flight.give(counted_bytes)
 
     async def _run(self, job: JobRecord, request: StoredRequest) -> StoredAnswer:
-        submitted = None
+        waiting_job = None
         try:
-            route, submitted = self._submittable(job, request)
-            return await _answered(route, submitted, request.path, self._largest)
+            route, waiting_job = self._build_job(job, request)
+            return await _run_job(route, waiting_job, request.path, self._max_size)
         except Unavailable as error:
             if not isinstance(error, DeadlinePassed):
                 raise
-            return _refusal(error, request.path, submitted)
+            return _error_answer(error, request.path, waiting_job)
         except TsxError as error:
-            return _refusal(error, request.path, submitted)
+            return _error_answer(error, request.path, waiting_job)
         except Exception as error:  # the boundary of a request
-            return _refusal(
-                errors.unexpected(error, request.request_id.encode()), request.path, submitted
+            return _error_answer(
+                errors.unexpected(error, request.request_id.encode()), request.path, waiting_job
             )
 
-    def _submittable(self, job: JobRecord, request: StoredRequest) -> tuple[Route, WaitingJob]:
+    def _build_job(self, job: JobRecord, request: StoredRequest) -> tuple[Route, WaitingJob]:
         headers = header_pairs(request.headers)
         target = find_target(request.path, request.query)
-        assert target is not None  # it was when the request was stored
+        assert target is not None  # The path was checked when the request was stored.
         target = target._replace(
             name=job.model, version=job.version or None if target.in_body else target.version
         )
@@ -111,20 +116,20 @@ class RequestExecutor:
         )
         now = time.monotonic()
         due = None if job.deadline is None else now + job.deadline - time.time()
-        return route, WaitingJob(meta, request.body, now, due, job.priority - BEHIND)
+        return route, WaitingJob(meta, request.body, now, due, job.priority - PRIORITY_PENALTY)
 
 
-async def _answered(route: Route, job: WaitingJob, path: str, largest: int) -> StoredAnswer:
+async def _run_job(route: Route, job: WaitingJob, path: str, max_size: int) -> StoredAnswer:
     route.submit(job)
     try:
         answer = await job.done
     except BaseException:
-        route.leave(job)  # without effect where it was refused
+        route.leave(job)  # This has no effect on a refused job.
         raise
     check_status(answer.status)
     headers = handler_headers(answer.headers)
     try:
-        body = await answer.whole(largest)
+        body = await answer.whole(max_size)
     finally:
         job.gone = True
         answer.leave()
@@ -133,7 +138,7 @@ async def _answered(route: Route, job: WaitingJob, path: str, largest: int) -> S
     return StoredAnswer(answer.status, wire.header_block(headers), body)
 
 
-def _refusal(error: TsxError, path: str, job: WaitingJob | None = None) -> StoredAnswer:
+def _error_answer(error: TsxError, path: str, job: WaitingJob | None = None) -> StoredAnswer:
     status, headers, body = errors.fault(error, path)
     if job is not None and job.routed is not None:
         headers = (*headers, (HEADER, job.routed.version.encode()))

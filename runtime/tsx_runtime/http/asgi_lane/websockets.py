@@ -1,14 +1,13 @@
-"""WebSocket: each message of a client is one request, and goes the way of a request over HTTP to
-the same path.
+"""Predictions over a WebSocket: each message is handled like an HTTP request to the same path.
 
     client   a text or binary message: the body of a request
-    server   binary messages: the answer, a message for each part of a stream, or for each event of server-sent events
-             a text message: the answer's end, JSON: {"done": true, "status": 200, "request_id":
-             ..., "headers": {...}}
+    server   binary messages: the response; one for each part of a stream, or each server-sent event
+             a text message: the end of the response as JSON, {"done": true, "status": 200,
+             "request_id": ..., "headers": {...}}
 
-Errors are ends as well, with the error JSON in `error`. Requests are answered one after the other.
-The token and all other headers are those of the handshake; a page, which cannot set any, offers the
-subprotocols `tsx.v1` and `tsx.token.TOKEN`.
+An error also ends a response, and is in `error` of its JSON. Requests are answered one after the
+other. They have the token and all other headers of the handshake. A web page, which cannot set
+headers, offers the subprotocols `tsx.v1` and `tsx.token.TOKEN`.
 """
 
 from __future__ import annotations
@@ -37,24 +36,26 @@ from tsx_runtime.http.asgi_lane.idempotency import App
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import runs_workflow
 
-TOKEN = b"tsx.token."
+TOKEN_PREFIX = b"tsx.token."
 JSON_BRACKETS = (("{", "}"), ("[", "]"))
-LONGEST_ERROR = 64 << 10  # bytes of an error JSON that becomes part of the end
+MAX_ERROR_BYTES = 64 << 10  # A larger error JSON is sent as a message before the end.
 INTERRUPTED = {
     "code": 500,
     "type": "InternalServerException",
     "message": "The answer was interrupted; the server's log says why.",
 }
-_NOT_OF_MESSAGES = (b"connection", b"upgrade", b"content-length", b"sec-websocket-")
-_NOT_TOLD = {
+# Prefixes of the handshake's headers that its requests do not have.
+_HANDSHAKE_HEADERS = (b"connection", b"upgrade", b"content-length", b"sec-websocket-")
+# Headers of a response that its end does not repeat.
+_OMITTED_HEADERS = {
     b"x-request-id",
     b"content-length",
     b"connection",
     *(name for name, _ in NO_CACHE),
-}  # of an answer
+}
 
 
-async def converse(
+async def serve_websocket(
     app: App,
     admit: Callable[[Scope, Send], Awaitable[Send]],
     predictions: Predictions,
@@ -62,13 +63,15 @@ async def converse(
     receive: Receive,
     send: Send,
 ) -> None:
-    """`admit` raises `TsxError` for a client that `app` would not answer, or returns the `send` for
-    a refusal.
+    """Check a handshake, then answer each message of the client.
+
+    `admit` raises `TsxError` for a client that `app` would refuse, or returns the `send` of a
+    refusal.
     """
     request, send_refusal = _as_request(scope), send
     try:
         send_refusal = await admit(request, send)
-        check(predictions, request)
+        check_path(predictions, request)
     except TsxError as error:
         status, headers, body = errors.fault(error, scope["path"])
         predictions.counts.add(status)
@@ -87,10 +90,11 @@ async def converse(
         await _answer(app, dict(request), message, send)
 
 
-def check(predictions: Predictions, scope: Scope) -> None:
-    """Whether messages to this path may run a model or a workflow: raises `TsxError` where not.
+def check_path(predictions: Predictions, scope: Scope) -> None:
+    """Check that messages to this path may run a model or a workflow.
 
-    `scope` is that of a request.
+    Raises:
+        TsxError: The path, the token or the model is wrong.
     """
     path: str = scope["path"]
     if not runs_model(path) and not runs_workflow(path):
@@ -106,56 +110,62 @@ def check(predictions: Predictions, scope: Scope) -> None:
 
 
 def _as_request(scope: Scope) -> Scope:
-    """The scope of a request that a message makes."""
-    sent = [
+    """Return the scope of the requests that the messages of a handshake are."""
+    headers = [
         (name, value)
         for name, value in as_sent(scope)
-        if not name.lower().startswith(_NOT_OF_MESSAGES)
+        if not name.lower().startswith(_HANDSHAKE_HEADERS)
     ]
-    offered = [
-        each.strip()
+    protocols = [
+        protocol.strip()
         for name, value in scope["headers"]
         if name == b"sec-websocket-protocol"
-        for each in value.split(b",")
+        for protocol in value.split(b",")
     ]
-    token = next((each[len(TOKEN) :] for each in offered if each.startswith(TOKEN)), None)
-    if token is not None and not any(name.lower() == b"authorization" for name, _ in sent):
-        sent.append(
-            (b"Authorization", b" ".join([b"Bearer", *unquote_to_bytes(token).split()]))
-        )  # without line ends
-    return _with_headers({**scope, "type": "http", "method": "POST"}, sent)
+    token = next(
+        (
+            protocol[len(TOKEN_PREFIX) :]
+            for protocol in protocols
+            if protocol.startswith(TOKEN_PREFIX)
+        ),
+        None,
+    )
+    if token is not None and not any(name.lower() == b"authorization" for name, _ in headers):
+        # Splitting removes line ends.
+        headers.append((b"Authorization", b" ".join([b"Bearer", *unquote_to_bytes(token).split()])))
+    return _with_headers({**scope, "type": "http", "method": "POST"}, headers)
 
 
-def _with_headers(scope: Scope, sent: list[Pair]) -> Scope:
+def _with_headers(scope: Scope, headers: list[Pair]) -> Scope:
     return {
         **scope,
-        "headers": [(name.lower(), value) for name, value in sent],
-        HEADER_NAMES: [name for name, _ in sent],
+        "headers": [(name.lower(), value) for name, value in headers],
+        HEADER_NAMES: [name for name, _ in headers],
     }
 
 
 async def _answer(app: App, request: Scope, message: Message, send: Send) -> None:
-    text, left = message.get("text"), request[CLIENT_LEFT]
+    text, client_left = message.get("text"), request[CLIENT_LEFT]
     bodies = [message["bytes"] if text is None else text.encode()]
-    if (kind := _content_type(text)) and not any(
+    if (content_type := _content_type(text)) and not any(
         name == b"content-type" for name, _ in request["headers"]
     ):
-        request = _with_headers(request, [*as_sent(request), (b"Content-Type", kind)])
+        request = _with_headers(request, [*as_sent(request), (b"Content-Type", content_type)])
 
     async def receive() -> Message:
         if bodies:
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
-        await left.wait()
+        await client_left.wait()
         return {"type": "http.disconnect"}
 
     answer = SocketAnswer(request, send)
     await app(request, receive, answer.send)
-    if not answer.ended:
+    if not answer.has_ended:
         await answer.end(500, INTERRUPTED)
 
 
 def _content_type(text: str | None) -> bytes:
-    """Of a message: by its form, since only the model's worker parses it."""
+    """Return the content type of a message by its brackets; only the worker parses it."""
     if text is None:
         return b""
     stripped = text.strip()
@@ -164,89 +174,103 @@ def _content_type(text: str | None) -> bytes:
 
 
 class SocketAnswer:
-    """One answer over HTTP, as messages of a WebSocket."""
+    """An HTTP response that is sent as messages of a WebSocket."""
 
     def __init__(self, request: Scope, send: Send) -> None:
         self._request, self._send = request, send
         self._status = 0
         self._headers: list[Pair] = []
-        self._events: EventData | None = None  # of an answer that is server-sent events
-        self._kept: bytes | None = None  # what has come of an error JSON
-        self.ended = False
+        self._events: EventData | None = None  # the parser of server-sent events
+        self._error_body: bytes | None = None  # the parts of an error JSON
+        self.has_ended = False
 
     async def send(self, message: Message) -> None:
+        """Send a part of the response; the ASGI app calls this."""
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], list(message["headers"])
-            kind = next((value for name, value in self._headers if name == b"content-type"), b"")
-            self._events = EventData() if kind.startswith(b"text/event-stream") else None
-            self._kept = (
-                b"" if self._status >= 400 and kind.startswith(b"application/json") else None
+            content_type = next(
+                (value for name, value in self._headers if name == b"content-type"), b""
+            )
+            self._events = EventData() if content_type.startswith(b"text/event-stream") else None
+            self._error_body = (
+                b""
+                if self._status >= 400 and content_type.startswith(b"application/json")
+                else None
             )
             return
-        body, more = bytes(message.get("body", b"")), message.get("more_body", False)
-        if self._kept is not None and len(self._kept) + len(body) <= LONGEST_ERROR:
-            self._kept += body
+        body, has_more = bytes(message.get("body", b"")), message.get("more_body", False)
+        if self._error_body is not None and len(self._error_body) + len(body) <= MAX_ERROR_BYTES:
+            self._error_body += body
         else:
-            body, self._kept = (self._kept or b"") + body, None
-            end = b"" if more else b"\n\n"  # which many handlers leave out
+            body, self._error_body = (self._error_body or b"") + body, None
+            end = b"" if has_more else b"\n\n"  # Many handlers omit the end of the last event.
             parts = (
                 [part for part in [body] if part]
                 if self._events is None
                 else list(self._events.feed(body + end))
             )
-            if (
-                parts and ENDED in self._request
-            ):  # the last event is the error that interrupted the answer
-                self._status, self._kept = 500, parts.pop()
+            # The last event is the error that interrupted the response.
+            if parts and ENDED in self._request:
+                self._status, self._error_body = 500, parts.pop()
             for part in parts:
-                await self._give({"type": "websocket.send", "bytes": part})
-        if not more:
-            await self.end(self._status, None if self._kept is None else _parsed(self._kept))
+                await self._send_message({"type": "websocket.send", "bytes": part})
+        if not has_more:
+            await self.end(
+                self._status, None if self._error_body is None else _error_value(self._error_body)
+            )
 
     async def end(self, status: int, error: Any = None) -> None:
-        self.ended = True
-        shown = {
+        """Send the text message that ends the response."""
+        self.has_ended = True
+        header_texts = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in self._headers
-            if name not in _NOT_TOLD
+            if name not in _OMITTED_HEADERS
         }
         request_id = next(
             (value.decode("latin-1") for name, value in self._headers if name == b"x-request-id"),
             None,
         )
-        end = {"done": True, "status": status, "request_id": request_id, "headers": shown} | (
-            {} if error is None else {"error": error}
+        end = {
+            "done": True,
+            "status": status,
+            "request_id": request_id,
+            "headers": header_texts,
+        } | ({} if error is None else {"error": error})
+        await self._send_message(
+            {"type": "websocket.send", "text": json.dumps(end, ensure_ascii=False)}
         )
-        await self._give({"type": "websocket.send", "text": json.dumps(end, ensure_ascii=False)})
 
-    async def _give(self, message: Message) -> None:
+    async def _send_message(self, message: Message) -> None:
         try:
             await self._send(message)
-        except OSError:  # the client has left
+        except OSError:  # The client has left.
             self._request[CLIENT_LEFT].set()
 
 
 class EventData:
-    """The data of server-sent events
-    (https://html.spec.whatwg.org/multipage/server-sent-events.html), out of pieces of their text.
+    """A parser that extracts the data of server-sent events from pieces of their text.
+
+    See https://html.spec.whatwg.org/multipage/server-sent-events.html.
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._unparsed = b""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        *events, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        """Parse a piece, and yield the data of the events that it completes."""
+        *events, self._unparsed = (self._unparsed + piece).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
             lines = [
                 line[5:].removeprefix(b" ")
                 for line in event.split(b"\n")
                 if line.startswith(b"data:")
             ]
-            if lines and lines != [b"[DONE]"]:  # OpenAI's word for the end
+            if lines and lines != [b"[DONE]"]:  # OpenAI's mark of the end
                 yield b"\n".join(lines)
 
 
-def _parsed(body: bytes) -> Any:
+def _error_value(body: bytes) -> Any:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""`/wfpredict/{workflow}`: one request through a whole workflow (contract 1.6).
+"""The ASGI app of `/wfpredict/{workflow}`, which runs a request through a whole workflow.
 
-As for predictions, bodies are bytes here.
+Bodies are bytes here, as in `predictions.py`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ def runs_workflow(path: str) -> bool:
 
 @dataclass(eq=False)
 class WorkflowPredictions:
-    """Any verb; what follows the workflow's name in the path means nothing, as in TorchServe."""
+    """The workflow route of one listener.
+
+    It accepts any method, and ignores path segments behind the workflow's name, like TorchServe.
+    """
 
     workflows: Workflows
-    limit: int
+    limit: int  # bytes of a body
     guard: Guard | None
     counts: ResponseCounts
-    confined: bool = False  # see `answer_headers`
+    confined: bool = False  # See `answer_headers`.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
-        rest = None  # where what is left of a refused body comes from
+        unread_body = None  # reads the remaining body of a refused request
         try:
             if self.guard is not None:
                 self.guard.check(scope["headers"])
@@ -63,11 +66,11 @@ class WorkflowPredictions:
             return
         except TsxError as error:
             status, headers, body = errors.fault(error)
-            rest = rest_of(error, receive)
+            unread_body = rest_of(error, receive)
         except Exception as error:  # the boundary of a request
             status, headers, body = errors.fault(errors.unexpected(error, request_id))
         self.counts.add(status)
-        await send_whole(send, scope, status, headers, request_id, body, rest)
+        await send_whole(send, scope, status, headers, request_id, body, unread_body)
 
     async def _answer(self, scope: Scope, receive: Receive, request_id: bytes) -> Output:
         arrived = time.monotonic()
@@ -75,10 +78,10 @@ class WorkflowPredictions:
         name = scope["path"][len(PREFIX) :].partition("/")[0]
         if not name:
             raise ResourceNotFound(errors.NOT_FOUND)
-        self.workflows.find(name)  # before the body, which would come for nothing
+        self.workflows.find(name)  # An unknown workflow is refused before the body is read.
         body = await read_body(scope, receive, self.limit)
-        hidden = self.workflows.registry.hidden_headers.of(name)
-        headers = shown_headers(as_sent(scope), hidden)
+        hidden_names = self.workflows.registry.hidden_headers.of(name)
+        headers = shown_headers(as_sent(scope), hidden_names)
         request = WorkflowRequest(
             request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority
         )

@@ -1,5 +1,6 @@
-"""The route of requests whose body names their model, as in OpenAI's API: what is to be known of it
-is found once the body is there.
+"""The route of requests whose body names the model, as in OpenAI's API.
+
+Their model is looked up once the body has arrived.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from tsx_runtime.wire import header_block
 class BodyRoute:
     """A `Route` that finds the version, or the splitter, of each job."""
 
-    client_timeout = 0.0  # the model's own is set with its route
-    name = version = ""  # of the model, in the access log: of a request that names none
+    client_timeout = 0.0  # The timeout of the model is set once it is known.
+    name = version = ""  # fields of the access log, for a request that names no model
 
     def __init__(self, registry: Registry, target: Target, headers: Headers = ()) -> None:
         self._registry = registry
@@ -26,6 +27,7 @@ class BodyRoute:
         return BodyRoute(self._registry, self._target, headers)
 
     def submit(self, job: Job) -> None:
+        """Find the model that the body names, and submit the job to it."""
         registry, headers = self._registry, self._headers
         try:
             route = resolve(
@@ -35,14 +37,15 @@ class BodyRoute:
             job.refuse(error)
             return
         job.destination = route
-        if passed := registry.hidden_headers.of(self.name) - registry.hidden_headers.of(
+        # Headers that are hidden from unknown models, but not from this one.
+        if visible_names := registry.hidden_headers.of(self.name) - registry.hidden_headers.of(
             route.name
-        ):  # that this model gets
-            job.meta += header_block(pair for pair in headers if pair[0] in passed)
+        ):
+            job.meta += header_block(pair for pair in headers if pair[0] in visible_names)
         if route.client_timeout:
             due = job.arrived + route.client_timeout
             job.deadline = due if job.deadline is None else min(due, job.deadline)
         route.submit(job)
 
     def leave(self, job: Job) -> None:
-        """The client of a refused job is gone; there is nothing to cancel."""
+        """Do nothing: only a refused job still has this route."""

@@ -1,21 +1,18 @@
-"""The fast lane: passes requests from a connection's bytes directly to a model's queue, and answers
-directly to the connection.
+"""The fast lane: a uvicorn protocol that connects sockets directly to the queues of models.
 
-A uvicorn protocol class. Requests that run a model and are plain (HTTP/1.1, a body with a
-Content-Length) never meet the parser callbacks, scopes, tasks and events of an ASGI server: their
-head is looked up or read once (`heads.py`), their body is cut from the stream by its length, and a
-job goes to the model's queue. Everything else, and everything that is wrong, is handed byte for
-byte to uvicorn's own protocol and so to FastAPI, which has the same routes; errors are defined in
-one place, and both lanes answer alike. (Chunked bodies, HEAD, OPTIONS, HTTP/1.0, a body over the
-limit, a missing token and an unknown model go there.)
+A plain request that runs a model (HTTP/1.1, a body with a Content-Length) needs no parser
+callbacks, scope, task or event of an ASGI server. Its head is looked up or read once (`heads.py`),
+its body is cut from the stream by its length, and a job goes to the model's queue. All other
+requests, and all invalid ones, are passed byte for byte to uvicorn's protocol and so to FastAPI,
+which has the same routes. Errors are defined in one place, so both lanes respond alike. Chunked
+bodies, HEAD, OPTIONS, HTTP/1.0, a body over the limit and a missing token take the other lane.
 
-`Phase` and the table at the end of this file say what a connection does in each of its phases. One
-request is under way at a time. What a client sends ahead of its answer waits as bytes, within a
-bound (`read_flow.py`), so that answers keep their order and do not pile up. uvicorn's parser gets
-the bytes up to the end of one request, as far as that can be seen: by itself it would queue a
-task's worth of objects for each request in a read, without a bound. One turn of the event loop
-begins one of the requests sent ahead at most; a few connections have such a turn at once
-(`turns.py`).
+`Phase` and the table at the end of this file define what a connection does in each phase. One
+request is under way at a time. Requests that a client sends ahead wait as bytes, within a bound
+(`read_flow.py`), so that responses keep their order. uvicorn's parser gets the bytes of one request
+at a time, as far as its end is known. Without this, it would queue a task for each request of a
+read. One turn of the event loop begins at most one of the requests sent ahead. A few connections
+have such a turn at once (`turns.py`).
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
 from tsx_runtime.http.fast_lane.lane import LaneApp
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
 from tsx_runtime.http.fast_lane.read_flow import ReadFlow
-from tsx_runtime.http.turns import LARGE
+from tsx_runtime.http.turns import LARGE_READ_BYTES
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 if TYPE_CHECKING:
@@ -59,36 +56,33 @@ if TYPE_CHECKING:
 
     from tsx_runtime.core.scheduling.job import Route
 
-GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINE_END = b"\r\n"
 EMPTY_LINES = re.compile(rb"[\r\n]*")
-END = b"\r\n\r\n"  # of each head, and of each chunked body
-# The parser gets at least so many bytes of a body at once, so that few requests begin behind the
-# body in the same piece.
-SLICE = 512
-PIECE = 4096  # the most bytes of a head or a chunked body that the parser gets at once
-FRAMING_PER_BYTE = 8  # bytes of chunk sizes, extensions and trailers for each byte of content
-CALLBACKS_PER_TURN = 256  # headers and chunks before other connections have their turn
+END = b"\r\n\r\n"  # the end of each head and of each chunked body
+# The parser gets at least this many bytes of a body at once. A large minimum would let more
+# requests begin behind the body in the same piece.
+MIN_PIECE_BYTES = 512
+MAX_PIECE_BYTES = 4096  # bytes of a head or a chunked body that the parser gets at once
+# Bytes of chunk sizes, extensions and trailers for each byte of content.
+MAX_FRAMING_PER_BYTE = 8
+CALLBACKS_PER_TURN = 256  # headers and chunks that are parsed in one turn of the event loop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phase:
-    """What a connection does with bytes that come, and when another second has passed.
-
-    `parsing`: uvicorn's parser is within a message. `waits`: a server that stops lets the client
-    send the rest of its body.
-    """
+    """A phase of a connection: its reactions to new bytes, and to the tick of the clock."""
 
     on_data: Callable[[FastLane, bytes], None]
     on_tick: Callable[[FastLane], None]
-    parsing: bool = False
-    waits: bool = False
+    is_parsing: bool = False  # whether uvicorn's parser is within a message
+    awaits_body: bool = False  # whether a stopping server reads the rest of the body
 
 
 class ResponseTransport:
-    """The transport that uvicorn's cycle writes to.
+    """The transport that uvicorn's cycle writes to, which closes once the body is read.
 
-    It closes once the body is read: before, the client could lose the answer (RFC 9112, 9.6).
+    If it closed earlier, the client could lose the response (RFC 9112, section 9.6).
     """
 
     def __init__(self, connection: FastLane, cycle: RequestResponseCycle) -> None:
@@ -96,18 +90,21 @@ class ResponseTransport:
         self.is_closing = connection.transport.is_closing
 
     def write(self, data: bytes) -> None:
-        # What came behind the request may have ended the connection: uvloop would raise.
+        # Invalid bytes behind the request may have closed it, and uvloop would raise.
         if not self.is_closing():
             self._connection.transport.write(data)
 
     def close(self) -> None:
+        """Close the connection after the body, or at once if the response is incomplete."""
         if self._cycle.response_complete:
             self._connection.close_after_body()
-        else:  # the client sees by the early end that the answer is incomplete
+        else:
             self._connection.transport.close()
 
 
 class FastLane(CasedProtocol):
+    """A connection of the fast lane."""
+
     flow: ReadFlow
 
     def __init__(
@@ -118,42 +115,43 @@ class FastLane(CasedProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._app = cast("LaneApp", config.app)  # `config.loaded_app` may be wrapped
+        self._app = cast("LaneApp", config.app)  # `config.loaded_app` may be wrapped.
         self.lane = self._app.lane_of(server_state)
         self._new_exchange = new_exchange_of(self.lane)
         self._phase = BETWEEN
-        self._ticks = 0  # seconds in this phase
-        self._closing = False  # the server stops: no further request
-        # Bytes that no request was begun with yet. (CPython deletes from the front of a bytearray
-        # without moving the rest.)
+        self._phase_s = 0  # seconds in this phase
+        self._is_stopping = False  # whether the server stops and accepts no further request
+        # Bytes behind the current request. CPython deletes from the front of a bytearray without
+        # moving the rest.
         self._ahead = bytearray()
-        self._has_turn = False  # a turn is scheduled, in which the parser gets the bytes ahead
+        self._has_turn = False  # whether a turn is scheduled that passes `_ahead` to the parser
         # The request of the fast lane
         self._exchange: Exchange | None = None
-        self._head: Head | None = None  # while its body comes
-        self._pieces: list[Buffer] = []  # of its body
-        self._counted = 0  # bytes of its body that are taken from the budget
+        self._head: Head | None = None  # the head of a request whose body is incomplete
+        self._pieces: list[Buffer] = []  # the received pieces of its body
+        self._counted_bytes = 0  # bytes of its body that are taken from the budget
         # The body of either lane
-        self._length = 0  # bytes of it, where its head tells them
-        self._filled = 0  # and those that have come
-        self._idle = 0  # ticks since the last at which more of it had come
-        self._seen = -1  # bytes of it at that one
+        self._length = 0  # bytes of the whole body; 0 if the head does not tell
+        self._filled = 0  # bytes of the body that have been received
+        self._idle_s = 0  # ticks since bytes of the body were last received
+        self._last_filled = -1  # bytes of the body at the last tick
         # The message that uvicorn's parser is within
-        self._head_size = 0  # bytes of its head that have come, at least
-        self._framing = 0  # bytes of its chunked body beside the content
-        self._callbacks = 0  # calls of the parser in this turn
-        self._closes = False  # once its body is read
-        self._unsent = 0  # bytes of answers at the last tick that the client had not taken
-        # Limits per client; the client is None behind a proxy, whose requests are many clients'.
+        self._head_size = 0  # lower bound of the received bytes of its head
+        self._framing_bytes = 0  # bytes of its chunked body besides the content
+        self._callbacks = 0  # callbacks of the parser in this turn
+        self._closes_after_body = False  # whether to close once the body is read
+        self._unsent_bytes = 0  # bytes of responses that the client had not taken at the last tick
+        # Limits per client. The client is None behind a proxy, which sends requests of many.
         self._limits: ClientLimits | None = None
         self._peer: Client | None = None
 
-    # What the event loop calls
+    # Methods that the event loop calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Start the clock, and refuse a client with too many connections."""
         super().connection_made(transport)
         self.flow = ReadFlow(transport, self.lane.turns)
-        self._closing = self._app.leaving
+        self._is_stopping = self._app.leaving
         self.lane.clock.start()
         if self.client is None or self.lane.clients is None:
             return
@@ -168,6 +166,7 @@ class FastLane(CasedProtocol):
         self._phase.on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Withdraw the request under way, and give the counted bytes back."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.destination.leave(exchange)
@@ -184,48 +183,49 @@ class FastLane(CasedProtocol):
         self._count_unread(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
+        """Continue with the response, or with the next request."""
         super().resume_writing()
         self.lane.bytes_in_flight.set_unread(self, 0)
-        self._unsent = 0
+        self._unsent_bytes = 0
         if self._exchange is not None:
-            self._exchange.go_on()
+            self._exchange.resume_stream()
         elif self._phase is ANSWER:
-            self._ticks = 0
-            self._turn()
+            self._phase_s = 0
+            self._next_request()
 
     def on_tick(self) -> None:
-        """A second has passed (see `connection_clock.py`)."""
-        self._ticks += 1
+        """Check the timeouts; `connection_clock.py` calls this once a second."""
+        self._phase_s += 1
         if self.flow.write_paused or self.transport.is_closing():
             self._check_writing()
         else:
             self._phase.on_tick(self)
 
     def shutdown(self) -> None:
-        """uvicorn's word that the server stops: answer what has begun, then close.
+        """End after the current response, because the server stops; uvicorn calls this.
 
-        Where it was replaced, answer one more request first.
+        If another server has replaced this one, the connection answers one more request first.
         """
-        self._closing = True
+        self._is_stopping = True
         if self._exchange is not None:
             self._exchange.close_after()
-        elif not self._phase.waits and not (
+        elif not self._phase.awaits_body and not (
             self._app.leaving and (self.cycle is None or self.cycle.response_complete)
         ):
             super().shutdown()
 
     # Reading
 
-    def _begin(self, data: bytes) -> None:
-        """`data` begins a request."""
+    def _begin_request(self, data: bytes) -> None:
+        """Handle bytes that begin a request."""
         end = data.find(END) + 4
         if end < 4:
-            data = data.lstrip(LINE_END)  # empty lines before a request are nothing (RFC 9112, 2.2)
+            data = data.lstrip(LINE_END)  # RFC 9112, section 2.2 ignores empty lines here.
             if not data:
                 self._phase = BETWEEN
                 return
             if cannot_be_head(data):
-                self._to_uvicorn(data, len(data))
+                self._pass_to_uvicorn(data, len(data))
                 return
             self._ahead += data
             self._set_phase(HEAD)
@@ -240,53 +240,53 @@ class FastLane(CasedProtocol):
             except KeyError:
                 known = heads.read(raw)
         if known is None:
-            if data[:1] in LINE_END:  # empty lines, as above
-                self._begin(data.lstrip(LINE_END))
+            if data[:1] in LINE_END:
+                self._begin_request(data.lstrip(LINE_END))
             elif self._check_head_size(end) and self._check_header_count(
                 data.count(b"\n", 0, end) - 2
             ):
-                self._to_uvicorn(data, end)
+                self._pass_to_uvicorn(data, end)
             return
         head, route = known
-        have = len(data) - end
-        if have == head.length:
-            if have <= COPIED:
+        size = len(data) - end
+        if size == head.length:
+            if size <= COPIED:
                 self._submit(head, route, data[end:])
             else:
                 self._submit_large(head, route, memoryview(data)[end:])
-        elif have > head.length:
-            self._keep(memoryview(data)[end + head.length :])
+        elif size > head.length:
+            self._store_ahead(memoryview(data)[end + head.length :])
             self._submit_large(head, route, data[end : end + head.length])
         elif isinstance(route, RefusalRoute):
-            # The other lane answers before the body is there, and throws it away as it comes.
-            self._to_uvicorn(data, end)
+            # The other lane responds before the body is complete, and discards it.
+            self._pass_to_uvicorn(data, end)
         else:
             self._head = head
             self._pieces = [memoryview(data)[end:]]
-            self._length, self._filled, self._seen, self._idle = head.length, have, -1, 0
+            self._length, self._filled, self._last_filled, self._idle_s = head.length, size, -1, 0
             self._set_phase(BODY)
-            if self._fits(head, have) and head.waits_for_go:
-                self.transport.write(GO_ON)
+            if self._take_from_budget(head, size) and head.expects_continue:
+                self.transport.write(CONTINUE)
 
-    def _fill_head(self, data: bytes) -> None:
+    def _receive_head(self, data: bytes) -> None:
         self._ahead += data
-        self._go_on()
+        self._continue_ahead()
 
-    def _fill_body(self, data: bytes) -> None:
+    def _receive_body(self, data: bytes) -> None:
         head, size = self._head, len(data)
         assert head is not None
         missing = head.length - self._filled
         if size > missing:
-            self._keep(memoryview(data)[missing:])
+            self._store_ahead(memoryview(data)[missing:])
             data = data[:missing]
         self._pieces.append(data)
         self._filled += len(data)
-        if head.length <= UNCOUNTED or self._fits(head, len(data)):
+        if head.length <= UNCOUNTED or self._take_from_budget(head, len(data)):
             if len(self._pieces) > MOST_PIECES:
                 self._pieces = [b"".join(self._pieces)]
             if self._filled == head.length:
                 self._submit_filled(head)
-        if size > LARGE:
+        if size > LARGE_READ_BYTES:
             self.flow.yield_turn()
 
     def _submit_filled(self, head: Head) -> None:
@@ -295,20 +295,20 @@ class FastLane(CasedProtocol):
         assert self.lane.heads is not None
         try:
             route = self.lane.heads.find_again(head)
-        except TsxError as error:  # it was unregistered while the body came
+        except TsxError as error:  # The model was unregistered meanwhile.
             self._give_up(error)
         else:
             self._submit(head, route, body)
 
     def _submit_large(self, head: Head, route: Route, body: Body) -> None:
-        """Submit a request whose body may be large and is there already."""
+        """Submit a request whose body is complete and may be large."""
         self._length = self._filled = head.length
-        if self._fits(head, head.length):
+        if self._take_from_budget(head, head.length):
             self._submit(head, route, body)
 
     def _submit(self, head: Head, route: Route, body: Body) -> None:
         if self._limits is not None:
-            route = self._limited(self._limits, head, route)
+            route = self._apply_limits(self._limits, head, route)
         self._exchange = exchange = self._new_exchange(self, head, body, monotonic())
         if route.client_timeout or head.timeout_ms is not None:
             exchange.deadline = deadline(exchange.arrived, route.client_timeout, head.timeout_ms)
@@ -316,17 +316,17 @@ class FastLane(CasedProtocol):
             exchange.priority = head.priority
         if head.timing is not None:
             exchange.time(head.timing)
-        if self._closing:
+        if self._is_stopping:
             exchange.close_after()
-        if self._counted:
-            exchange.count(self._counted)
-            self._counted = 0
+        if self._counted_bytes:
+            exchange.count(self._counted_bytes)
+            self._counted_bytes = 0
         exchange.destination = route
         self._phase = ANSWER
         route.submit(exchange)
 
-    def _limited(self, limits: ClientLimits, head: Head, route: Route) -> Route:
-        """Return where the request goes to: a refusal where its client has sent too many."""
+    def _apply_limits(self, limits: ClientLimits, head: Head, route: Route) -> Route:
+        """Count a request, and return its route or the refusal of a client over its limits."""
         assert self.client is not None
         client = self._peer
         if client is None:
@@ -343,19 +343,18 @@ class FastLane(CasedProtocol):
             return RefusalRoute(error, HOLD)
         return route
 
-    # Answering
+    # Responses: the interface `Connection` of an exchange
 
     @property
     def write_paused(self) -> bool:
         return self.flow.write_paused
 
     def write(self, data: Buffer) -> None:
-        # asyncio would log each further part for a client that has left.
+        # asyncio would log a warning for each part.
         if not self.transport.is_closing():
             self.transport.write(data)
 
     def finish(self, last: Buffer, keep_alive: bool) -> None:
-        """Write the last bytes of an answer, and turn to the next request."""
         self._exchange = None
         transport = self.transport
         transport.write(last)
@@ -363,11 +362,11 @@ class FastLane(CasedProtocol):
             self._phase = BETWEEN
             transport.close()
             return
-        self._ticks = 0
+        self._phase_s = 0
         if self.flow.write_paused:
-            return  # a client that does not read its answers gets no more of them
+            return  # The next request waits until the client has read this response.
         if self._ahead:
-            self._turn()
+            self._next_request()
         else:
             self._phase = BETWEEN
 
@@ -375,15 +374,15 @@ class FastLane(CasedProtocol):
         self._exchange = None
         self.transport.close()
 
-    # What was sent ahead
+    # Bytes that were sent ahead
 
-    def _keep(self, data: bytes | memoryview) -> None:
-        """Store it until the request before is answered."""
+    def _store_ahead(self, data: bytes | memoryview) -> None:
+        """Store bytes until the current request is answered."""
         self._ahead += data
         self.flow.limit(len(self._ahead))
 
     def _take_ahead(self, end: int) -> bytes:
-        """Take the first bytes of what was kept, or all for -1."""
+        """Remove and return the stored bytes before `end`, or all of them for -1."""
         ahead = self._ahead
         if not 0 <= end < len(ahead):
             taken, self._ahead = bytes(ahead), bytearray()
@@ -393,25 +392,22 @@ class FastLane(CasedProtocol):
         self.flow.limit(len(self._ahead))
         return taken
 
-    def _turn(self) -> None:
-        """To the next request."""
+    def _next_request(self) -> None:
+        """Schedule the next request that was sent ahead, or wait for one."""
         if self._ahead:
             self._phase = HEAD
-            # Not at once: answers that are ready would be nested without bound. And in a context of
-            # its own, as all turns are: this may be the task of the request before, whose client
-            # and span the next one must not have.
-            self.lane.turns.call_soon(self._go_on)
+            # A direct call would nest responses without bound. It would also run in the context of
+            # the previous request, whose client and span the next one must not have.
+            self.lane.turns.call_soon(self._continue_ahead)
         else:
             self._phase = BETWEEN
 
-    def _go_on(self) -> None:
-        """Look at what came meanwhile: begin the first request in it, or let uvicorn go on with its
-        own.
-        """
+    def _continue_ahead(self) -> None:
+        """Begin the first stored request, or pass the stored bytes to uvicorn's parser."""
         if self._has_turn:
             self._has_turn = False
             self._feed_ahead()
-            self._take_back()
+            self._finish_uvicorn()
             return
         if self.transport.is_closing() or self._phase is not HEAD:
             return
@@ -420,115 +416,115 @@ class FastLane(CasedProtocol):
             del ahead[: empty.end()]
         at = ahead.find(END)
         if at >= 0:
-            self._begin(self._take_ahead(self._end_of_request(at + len(END))))
+            self._begin_request(self._take_ahead(self._end_of_request(at + len(END))))
         elif not ahead or cannot_be_head(ahead):
-            self._begin(self._take_ahead(-1))
+            self._begin_request(self._take_ahead(-1))
         elif self._check_head_size(len(ahead)):
             self.flow.release()
 
     def _end_of_request(self, end: int) -> int:
-        """Return the end of the body of the request whose head ends there, where it is plain, else
-        that of its head.
-        """
+        """Return the end of a stored plain request whose head ends at `end`, else `end`."""
         heads = self.lane.heads
         known = None if heads is None else heads.look_up(bytes(memoryview(self._ahead)[:end]))
         return end if known is None else end + known[0].length
 
-    # uvicorn's own protocol
+    # Requests that uvicorn's protocol serves
 
-    def _to_uvicorn(self, data: bytes, end: int) -> None:
-        """`data` begins a request, whose head ends there."""
+    def _pass_to_uvicorn(self, data: bytes, end: int) -> None:
+        """Pass a request whose head ends at `end` to uvicorn's parser."""
         self._set_phase(UVICORN)
         if end < len(data):
-            self._keep(memoryview(data)[end:])
+            self._store_ahead(memoryview(data)[end:])
             data = data[:end]
-        self._parse(data)
+        self._parse_piece(data)
         self._feed_ahead()
-        self._take_back()
+        self._finish_uvicorn()
 
-    def _feed(self, data: bytes) -> None:
-        """`data` goes on with the message that the parser is within."""
+    def _feed_parser(self, data: bytes) -> None:
+        """Pass bytes of the current message to uvicorn's parser."""
         if self._has_turn:
-            self._keep(data)
-        # so no further request is whole in it
-        elif len(data) <= self._length - self._filled or (len(data) <= PIECE and END not in data):
-            self._parse(data)
+            self._store_ahead(data)
+        # No further request can end in these bytes.
+        elif len(data) <= self._length - self._filled or (
+            len(data) <= MAX_PIECE_BYTES and END not in data
+        ):
+            self._parse_piece(data)
         else:
             self._ahead += data
             self._feed_ahead()
-        self._take_back()
-        if len(data) > LARGE and self._phase.parsing and not self.flow.read_paused:
+        self._finish_uvicorn()
+        if len(data) > LARGE_READ_BYTES and self._phase.is_parsing and not self.flow.read_paused:
             self.flow.yield_turn()
 
     def _feed_ahead(self) -> None:
         self._callbacks = 0
-        while self._ahead and self._phase.parsing and not self.transport.is_closing():
+        while self._ahead and self._phase.is_parsing and not self.transport.is_closing():
             if self._callbacks > CALLBACKS_PER_TURN:
                 self._has_turn = self.flow.is_ahead = True
                 self.flow.pause_reading()
-                self.lane.turns.call_soon(self._go_on)
+                self.lane.turns.call_soon(self._continue_ahead)
                 return
-            self._parse(self._take_ahead(self._end_of_piece()))
+            self._parse_piece(self._take_ahead(self._end_of_piece()))
         self.flow.limit(len(self._ahead))
 
     def _end_of_piece(self) -> int:
-        """Return up to where the parser may look at what was kept and meet no second request; -1:
-        all.
-        """
+        """Return how many stored bytes the parser may get without meeting a second request."""
         if self._length > self._filled:
             return self._length - self._filled
-        at = self._ahead.find(END, 0 if self._phase is UVICORN_HEAD else SLICE, PIECE)
-        return at + len(END) if at >= 0 else PIECE
+        at = self._ahead.find(
+            END, 0 if self._phase is UVICORN_HEAD else MIN_PIECE_BYTES, MAX_PIECE_BYTES
+        )
+        return at + len(END) if at >= 0 else MAX_PIECE_BYTES
 
-    def _parse(self, data: bytes) -> None:
+    def _parse_piece(self, data: bytes) -> None:
         before, filled, message = self._phase, self._filled, self.scope
         super().data_received(data)
         after = self._phase
         if before is UVICORN_HEAD and after is UVICORN_HEAD:
             self._head_size += len(data)
             self._check_head_size(self._head_size)
+        # If another message began in `data`, its scope is another one.
         elif (
-            before.parsing
+            before.is_parsing
             and before is not UVICORN_HEAD
-            and after.parsing
+            and after.is_parsing
             and not self._length
             and self.scope is message
-        ):  # not another one that began in `data`
-            self._framing += len(data) - (self._filled - filled)
-            if self._framing - FRAMING_PER_BYTE * self._filled > self.lane.max_head:
+        ):
+            self._framing_bytes += len(data) - (self._filled - filled)
+            if self._framing_bytes - MAX_FRAMING_PER_BYTE * self._filled > self.lane.max_head:
                 self._give_up(
                     HeadTooLarge(
                         "Sizes, extensions and trailers of the request's chunks have more than"
-                        f" {FRAMING_PER_BYTE} bytes for each byte of content and those of"
+                        f" {MAX_FRAMING_PER_BYTE} bytes for each byte of content and those of"
                         f" max_header_size, which is {self.lane.max_head} bytes. Send larger"
                         " chunks."
                     )
                 )
 
-    def _take_back(self) -> None:
-        """The connection is between requests again once uvicorn has read and answered all that it
-        was given.
-        """
+    def _finish_uvicorn(self) -> None:
+        """Go to the next request once uvicorn has answered the current one."""
         if (
             self._phase is UVICORN
             and not self.pipeline
             and (self.cycle is None or self.cycle.response_complete)
         ):
             self._set_phase(BETWEEN)
-            self._turn()
+            self._next_request()
 
     def close_after_body(self) -> None:
-        if self._phase.parsing:
-            self._closes = True
+        """Close now, or once the parser has read the current body."""
+        if self._phase.is_parsing:
+            self._closes_after_body = True
         else:
             self.transport.close()
 
-    # What the parser calls
+    # Methods that the parser and uvicorn's cycle call
 
     def on_message_begin(self) -> None:
         self._set_phase(UVICORN_HEAD)
-        self._filled = self._length = self._head_size = self._framing = self._idle = 0
-        self._seen = -1
+        self._filled = self._length = self._head_size = self._framing_bytes = self._idle_s = 0
+        self._last_filled = -1
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -536,12 +532,13 @@ class FastLane(CasedProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        """Start uvicorn's cycle, with a transport that closes after the body."""
         self._length = _plain_length(self.headers)
         super().on_headers_complete()
         self._phase = UVICORN_BODY
         if self.cycle is not None:
             self.cycle.transport = cast("asyncio.Transport", ResponseTransport(self, self.cycle))
-            if self._closing:
+            if self._is_stopping:
                 self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -552,20 +549,21 @@ class FastLane(CasedProtocol):
     def on_message_complete(self) -> None:
         self._phase = UVICORN
         super().on_message_complete()
-        if self._closes:
+        if self._closes_after_body:
             self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._take_back()
-        if self._phase is not UVICORN and not self._phase.parsing:
-            self._unset_keepalive_if_required()  # the clock does that
+        self._finish_uvicorn()
+        if self._phase is not UVICORN and not self._phase.is_parsing:
+            self._unset_keepalive_if_required()  # The clock checks this timeout.
 
     def _should_upgrade_to_ws(self) -> bool:
         return self.parser.get_method() == b"GET" and self.lane.max_message_size > 0
 
     def handle_websocket_upgrade(self) -> None:
-        # here, because it takes 20 ms, and most servers need none
+        """Pass the transport to a `WebSocketConnection`."""
+        # This import takes 20 ms, and most servers do not need it.
         from tsx_runtime.http.websocket import WebSocketConnection
 
         lines = [
@@ -589,26 +587,26 @@ class FastLane(CasedProtocol):
             return
         self.connections.discard(self)
         path, _, query = self.url.partition(b"?")
-        called = {
+        url_fields = {
             "path": self.config.root_path + unquote(path.decode("latin-1")),
             "raw_path": path,
             "query_string": query,
         }
         ahead = self._take_ahead(-1)
         self.flow.detach()
-        connection.start(self.transport, self.config.loaded_app, {**self.scope, **called})
+        connection.start(self.transport, self.config.loaded_app, {**self.scope, **url_fields})
         if ahead:
             connection.data_received(ahead)
 
     # Limits of time
 
     def _check_keep_alive(self) -> None:
-        if self._ticks > self.lane.timeouts.keep_alive:
+        if self._phase_s > self.lane.timeouts.keep_alive:
             self.transport.close()
 
     def _check_head(self) -> None:
         timeout = self.lane.timeouts.head
-        if self._ticks > timeout:
+        if self._phase_s > timeout:
             self._give_up(
                 SlowRequest(
                     f"The request's headers did not arrive within {timeout} s (header_timeout)."
@@ -617,16 +615,16 @@ class FastLane(CasedProtocol):
 
     def _check_body(self) -> None:
         timeouts, filled = self.lane.timeouts, self._filled
-        self._idle = self._idle + 1 if filled == self._seen else 0
-        self._seen = filled
-        if self._ticks > timeouts.body + filled / timeouts.body_rate:
+        self._idle_s = self._idle_s + 1 if filled == self._last_filled else 0
+        self._last_filled = filled
+        if self._phase_s > timeouts.body + filled / timeouts.body_rate:
             self._give_up(
                 SlowRequest(
-                    f"The request's body came too slowly: {filled} bytes in {self._ticks} s"
+                    f"The request's body came too slowly: {filled} bytes in {self._phase_s} s"
                     " (body_timeout)."
                 )
             )
-        elif self._idle >= timeouts.body_idle:
+        elif self._idle_s >= timeouts.body_idle:
             text = (
                 f"Nothing of the request's body came for {timeouts.body_idle} s"
                 f" (body_idle_timeout), after {filled} bytes of it."
@@ -640,22 +638,20 @@ class FastLane(CasedProtocol):
             self._check_body()
 
     def _check_refused(self) -> None:
-        """What still comes of a body that was answered is thrown away, for a time that does not
-        grow with it.
-        """
-        if self._ticks > self.lane.timeouts.body:
+        """Close after the body timeout, which does not grow with a discarded body."""
+        if self._phase_s > self.lane.timeouts.body:
             self.transport.close()
 
-    def _check_nothing(self) -> None:
-        """The model or the client takes its time; `_check_writing` sees to the client."""
+    def _ignore_tick(self) -> None:
+        """Do nothing while a model runs; `_check_writing` checks slow clients."""
 
     def _check_writing(self) -> None:
         size = self.transport.get_write_buffer_size()
-        if size < self._unsent or self._unsent == 0:
-            self._ticks = 0
-        elif self._ticks > self.lane.timeouts.write:
+        if size < self._unsent_bytes or self._unsent_bytes == 0:
+            self._phase_s = 0
+        elif self._phase_s > self.lane.timeouts.write:
             self.transport.abort()
-        self._unsent = size
+        self._unsent_bytes = size
         self._count_unread(size)
 
     # Limits of size
@@ -664,28 +660,28 @@ class FastLane(CasedProtocol):
         budget = self.lane.bytes_in_flight
         budget.set_unread(self, size)
         if budget.overdrawn:
-            self.loop.call_soon(budget.shed)  # not here, within a write
+            self.loop.call_soon(budget.shed)  # A write may be under way here.
 
     def cut_off(self) -> None:
-        """The client has too much to read, and the budget is used up."""
+        """Abort the connection, whose unread responses overdraw the budget."""
         self.transport.abort()
 
-    def _fits(self, head: Head, came: int) -> bool:
-        """Take from the budget the `came` bytes of a body that are there.
+    def _take_from_budget(self, head: Head, received: int) -> bool:
+        """Take received bytes of a body from the budget, or refuse the request.
 
-        Refuse it where they, or at first all of it, do not fit.
+        The first call also checks that the whole body would fit.
         """
         if head.length <= UNCOUNTED:
             return True
         budget = self.lane.bytes_in_flight
         try:
-            if not self._counted:
+            if not self._counted_bytes:
                 budget.check(head.length)
-            budget.take(came)
+            budget.take(received)
         except NoRoom as error:
             self._refuse_body(error, head)
             return False
-        self._counted += came
+        self._counted_bytes += received
         return True
 
     def _check_head_size(self, size: int) -> bool:
@@ -706,13 +702,13 @@ class FastLane(CasedProtocol):
         return count <= MAX_HEADERS
 
     def _give_up(self, error: TsxError) -> None:
-        """Answer a request that is not complete, and close."""
+        """Refuse an incomplete request, and close."""
         if self.transport.is_closing():
             return
-        # uvicorn's cycle is this request's only behind its head, else that of the one before.
-        within = self._phase.parsing and self._phase is not UVICORN_HEAD
+        # Until its head is complete, uvicorn's cycle belongs to the previous request.
+        in_body = self._phase.is_parsing and self._phase is not UVICORN_HEAD
         if self.cycle is None or (
-            not self.cycle.response_started if within else self.cycle.response_complete
+            not self.cycle.response_started if in_body else self.cycle.response_complete
         ):
             status, answer = self.lane.response_heads.refusal(
                 new_request_id(), error, keep_alive=False
@@ -723,14 +719,13 @@ class FastLane(CasedProtocol):
         self.transport.close()
 
     def _refuse_body(self, error: NoRoom, head: Head) -> None:
-        """Answer at once.
+        """Refuse a request at once, and discard the rest of its body.
 
-        A sender whose connection is closed would lose the answer, so the rest of the body is read
-        and thrown away.
+        A client that still sends would lose the response if the connection were closed.
         """
         lane = self.lane
         error.more = self._filled < head.length
-        keep_alive = head.keep_alive and not self._closing
+        keep_alive = head.keep_alive and not self._is_stopping
         status, answer = lane.response_heads.refusal(
             new_request_id(), error, error.more or keep_alive, form_of_meta(head.meta)
         )
@@ -741,32 +736,30 @@ class FastLane(CasedProtocol):
             self.finish(answer, keep_alive)
             return
         self.transport.write(answer)
-        if head.waits_for_go and not self._filled:
-            self._length = 0  # the client sends no body
+        if head.expects_continue and not self._filled:
+            self._length = 0  # The client sends no body.
         self._set_phase(REFUSED)
-        self._throw_away(b"")
+        self._discard(b"")
 
-    def _throw_away(self, data: bytes) -> None:
+    def _discard(self, data: bytes) -> None:
         self._filled += len(data)
         if self._filled >= self._length:
             self.transport.close()
-        elif len(data) > LARGE:
+        elif len(data) > LARGE_READ_BYTES:
             self.flow.yield_turn()
 
     def _drop_body(self) -> None:
         self._head, self._pieces = None, []
-        self.lane.bytes_in_flight.give(self._counted)
-        self._counted = 0
+        self.lane.bytes_in_flight.give(self._counted_bytes)
+        self._counted_bytes = 0
 
     def _set_phase(self, phase: Phase) -> None:
         self._phase = phase
-        self._ticks = 0
+        self._phase_s = 0
 
 
 def _plain_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """Return the bytes of the body that the parser will read behind these headers; 0 where it is
-    chunked, or there is none.
-    """
+    """Return the Content-Length of a body, or 0 if it is chunked or there is none."""
     length = 0
     for name, value in headers:
         if name == b"transfer-encoding":
@@ -776,19 +769,19 @@ def _plain_length(headers: list[tuple[bytes, bytes]]) -> int:
     return length
 
 
-# Nothing is under way: the next bytes begin a request.
-BETWEEN = Phase(FastLane._begin, FastLane._check_keep_alive)
-# Part of a head is there.
-HEAD = Phase(FastLane._fill_head, FastLane._check_head)
-# The head of a plain request is there, part of its body is missing.
-BODY = Phase(FastLane._fill_body, FastLane._check_body, waits=True)
-# A plain request is with the model, or its answer is not taken yet.
-ANSWER = Phase(FastLane._keep, FastLane._check_nothing)
-# A request was refused before its whole body came; the rest is thrown away.
-REFUSED = Phase(FastLane._throw_away, FastLane._check_refused, waits=True)
-# uvicorn's protocol has the connection. It reads a head, a body, the rest of a body that it has
-# answered already; or it has read all that it was given, and answers it.
-UVICORN_HEAD = Phase(FastLane._feed, FastLane._check_head, parsing=True)
-UVICORN_BODY = Phase(FastLane._feed, FastLane._check_uvicorns_body, parsing=True)
-UVICORN_REFUSED = Phase(FastLane._feed, FastLane._check_refused, parsing=True)
-UVICORN = Phase(FastLane._keep, FastLane._check_nothing)
+# No request is under way; the next bytes begin one.
+BETWEEN = Phase(FastLane._begin_request, FastLane._check_keep_alive)
+# Part of a head has been received.
+HEAD = Phase(FastLane._receive_head, FastLane._check_head)
+# A plain request has its head, and part of its body is missing.
+BODY = Phase(FastLane._receive_body, FastLane._check_body, awaits_body=True)
+# A model runs a plain request, or the client has not taken the response yet.
+ANSWER = Phase(FastLane._store_ahead, FastLane._ignore_tick)
+# A request was refused before its body was complete; the rest is discarded.
+REFUSED = Phase(FastLane._discard, FastLane._check_refused, awaits_body=True)
+# uvicorn's protocol reads a head, a body, or the rest of a body that it has answered. In the last
+# phase it has read a request, and runs it.
+UVICORN_HEAD = Phase(FastLane._feed_parser, FastLane._check_head, is_parsing=True)
+UVICORN_BODY = Phase(FastLane._feed_parser, FastLane._check_uvicorns_body, is_parsing=True)
+UVICORN_REFUSED = Phase(FastLane._feed_parser, FastLane._check_refused, is_parsing=True)
+UVICORN = Phase(FastLane._store_ahead, FastLane._ignore_tick)

@@ -1,6 +1,4 @@
-"""One request of the fast lane, from submission to answer: the core's job, which writes the answer
-to its connection.
-"""
+"""The job of a fast-lane request, which writes its response to the connection."""
 
 from __future__ import annotations
 
@@ -22,9 +20,8 @@ if TYPE_CHECKING:
     from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.http.fast_lane.lane import Lane
 
-# an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there,
-# uncopied
-LARGE = SMALL
+# A larger response has its own memory (see `core/scheduling/channel.py`). It is sent uncopied.
+MAX_COPIED_BYTES = SMALL
 
 logger = logging.getLogger("tsx.http")
 
@@ -36,34 +33,34 @@ class Connection(Protocol):
 
     @property
     def client(self) -> tuple[str, int] | None:
-        """None at a unix socket."""
+        """The address of the client; None for a Unix socket."""
 
     @property
     def scheme(self) -> str | None: ...
 
     @property
     def write_paused(self) -> bool:
-        """Whether the client has yet to take what was written."""
+        """Whether the client has yet to take the written bytes."""
 
     def write(self, data: Buffer) -> None:
-        """Write a part of an answer."""
+        """Write a part of a response."""
 
     def finish(self, last: Buffer, keep_alive: bool) -> None:
-        """Write the last bytes of an answer, and turn to the next request."""
+        """Write the last bytes of a response, and go to the next request."""
 
     def abort(self) -> None:
-        """End a streamed answer without its end, so that the client can tell."""
+        """Close without the end of a streamed response, so that the client can tell."""
 
 
 class Exchange(Job):
-    """Writes its answer to the connection that it came from, which handles one at a time."""
+    """A request and its response on one connection, which has one exchange at a time."""
 
-    _added = b""  # header lines of the server's own
+    _added = b""  # header lines that the server adds
     _timing: TimingRequest | None = None
-    _flow: Flow | None = None  # once the answer streams
-    _held = False
-    _events = False  # and is one of server-sent events
-    _counted = 0
+    _flow: Flow | None = None  # the flow of a streamed response
+    _is_held = False  # whether the worker must send no more parts
+    _is_event_stream = False  # whether the response is a stream of server-sent events
+    _counted_bytes = 0  # bytes of the body that are taken from the budget
 
     def __init__(self, connection: Connection, head: Head, body: Body, arrived: float) -> None:
         self.connection = connection
@@ -74,14 +71,16 @@ class Exchange(Job):
         self.keep_alive = self.plain = head.keep_alive
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        """Write the response of the handler, or its last part."""
         connection = self.connection
         lane = connection.lane
+        # Nearly all responses take the first branch.
         if (
             status == 200
             and self.plain
-            and len(body) <= LARGE
+            and len(body) <= MAX_COPIED_BYTES
             and (not headers or headers == JSON_HEADER)
-        ):  # nearly every answer
+        ):
             heads = lane.response_heads
             if heads.server_state.default_headers is not heads.default:
                 heads.renew()
@@ -93,40 +92,42 @@ class Exchange(Job):
         else:
             self._give_back()
             if not self.gone:
-                self._answer_otherwise(status, headers, body, batch)
+                self._write_response(status, headers, body, batch)
 
     def route(self, version: Any, added: bytes) -> None:
+        """Store the version that the splitter picked, and header lines of the response."""
         self.routed, self._added, self.plain = version, added, False
 
     def served_by(self) -> ModelVersion:
-        """The version serving this request: picked by the splitter, or addressed directly."""
+        """Return the version that serves this request."""
         return cast("ModelVersion", self.routed or self.destination)
 
     def time(self, request: TimingRequest) -> None:
+        """Add a `Server-Timing` header to the response."""
         self._timing = request
         self.plain = False
 
     def count(self, size: int) -> None:
-        """So many bytes of its body are taken from the server's budget."""
-        self._counted = size
-        self.plain = False  # so that all ways of answering give them back
+        """Store the bytes to give back to the server's budget."""
+        self._counted_bytes = size
+        self.plain = False  # The shortcut for plain responses gives nothing back.
 
     def _give_back(self) -> None:
-        counted, self._counted = self._counted, 0
+        counted, self._counted_bytes = self._counted_bytes, 0
         if counted:
             self.connection.lane.bytes_in_flight.give(counted)
 
     def close_after(self) -> None:
-        """This is the last answer of its connection."""
+        """Close the connection after this response."""
         self.keep_alive = self.plain = False
 
     def leave(self) -> None:
-        """The client is gone."""
+        """Drop the response, because the client has left."""
         self.gone = True
         self.plain = False
-        self.go_on()
+        self.resume_stream()
 
-    def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+    def _write_response(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         timing = b"" if self._timing is None else timing_header(self._timing, self, status, batch)
         if self._flow is not None:
             self._end_stream(status, body)
@@ -134,7 +135,7 @@ class Exchange(Job):
         connection = self.connection
         lane = connection.lane
         try:
-            before, behind = lane.response_heads.split_around_request_id(
+            before, after = lane.response_heads.split_around_request_id(
                 status, bytes(headers) + self._added
             )
         except TsxError as error:
@@ -143,35 +144,35 @@ class Exchange(Job):
         if status >= 400 and (form := errors.form_of_meta(self.meta)) is not None:
             body = form(bytes(body))
         if status == 205:
-            # it tells a client to empty its form, and has no content (RFC 9110, section 15.3.6)
-            body = b""
+            body = b""  # Such a response has no content (RFC 9110, section 15.3.6).
         lane.counts.add(status)
         close = b"" if self.keep_alive else CLOSE
         if timing:
             close = timing + close
         if status in (204, 304):
             connection.finish(
-                b"%b%b%b%b\r\n" % (before, self.request_id, behind, close), self.keep_alive
+                b"%b%b%b%b\r\n" % (before, self.request_id, after, close), self.keep_alive
             )
-        elif len(body) <= LARGE:
+        elif len(body) <= MAX_COPIED_BYTES:
             length = b"content-length: %d\r\n%b\r\n" % (len(body), close)
             connection.finish(
-                b"".join((before, self.request_id, behind, length, body)), self.keep_alive
+                b"".join((before, self.request_id, after, length, body)), self.keep_alive
             )
         else:
             connection.write(
                 b"%b%b%bcontent-length: %d\r\n%b\r\n"
-                % (before, self.request_id, behind, len(body), close)
+                % (before, self.request_id, after, len(body), close)
             )
             connection.finish(body, self.keep_alive)
 
     def refuse(self, error: TsxError) -> None:
+        """Write an error as the response, or break off a stream."""
         self._give_back()
         if self.gone:
             return
         connection = self.connection
         if self._flow is not None:
-            self.go_on()
+            self.resume_stream()
             self._break_off(error.message)
             return
         form = errors.form_of_meta(self.meta)
@@ -182,64 +183,69 @@ class Exchange(Job):
         connection.finish(answer, self.keep_alive)
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
+        """Write a part of a streamed response."""
         if self.gone:
             return
         connection = self.connection
         if self._flow is None:
             try:
-                before, behind = connection.lane.response_heads.split_around_request_id(
+                before, after = connection.lane.response_heads.split_around_request_id(
                     200, bytes(headers) + self._added
                 )
             except TsxError as error:
                 self.refuse(error)
-                self.leave()  # of what follows, nothing is for this client any more
+                self.leave()  # The following parts are dropped.
                 return
             self._flow = flow
-            self._events = errors.is_event_stream(bytes(headers))
+            self._is_event_stream = errors.is_event_stream(bytes(headers))
             self.plain = False
             connection.lane.counts.add(200)
             close = b"" if self.keep_alive else CLOSE
             connection.write(
                 b"%b%b%b%btransfer-encoding: chunked\r\n\r\n"
-                % (before, self.request_id, behind, close)
+                % (before, self.request_id, after, close)
             )
         if body:
             connection.write(b"".join((b"%x\r\n" % len(body), body, b"\r\n")))
-        if connection.write_paused and not self._held:
-            self._held = True
+        if connection.write_paused and not self._is_held:
+            self._is_held = True
             flow.hold(self)
 
-    def go_on(self) -> None:
-        """The client has taken what was written, or has left: the worker may send more."""
-        if self._held and self._flow is not None:
-            self._held = False
+    def resume_stream(self) -> None:
+        """Let the worker send more, because the client has read enough or has left."""
+        if self._is_held and self._flow is not None:
+            self._is_held = False
             self._flow.release(self)
 
-    def _tell_broken(self, why: str) -> None:
-        about = {"request_id": self.request_id.decode(), "model": self.served_by().name}
+    def _log_broken_stream(self, reason: str) -> None:
+        log_fields = {"request_id": self.request_id.decode(), "model": self.served_by().name}
         logger.warning(
-            "request %s: its stream was interrupted: %s", about["request_id"], why, extra=about
+            "request %s: its stream was interrupted: %s",
+            log_fields["request_id"],
+            reason,
+            extra=log_fields,
         )
 
     def _end_stream(self, status: int, body: Buffer) -> None:
-        self.go_on()
+        self.resume_stream()
         connection = self.connection
-        if status >= 400:  # the handler failed in the middle: its error is no part of the answer
+        if status >= 400:  # The handler failed, so its body is an error.
             self._break_off(str(body, "utf-8", "replace"))
         else:
-            connection.finish(_last(body), self.keep_alive)
+            connection.finish(_last_chunk(body), self.keep_alive)
 
-    def _break_off(self, why: str) -> None:
-        """Without an end, so that the client can tell; of events, an error is the last, as OpenAI's
-        clients expect it.
+    def _break_off(self, reason: str) -> None:
+        """Close a stream without its end, so that the client can tell.
+
+        A stream of events ends with an error event, as OpenAI's clients expect it.
         """
-        self._tell_broken(why)
-        if self._events:
-            self.connection.finish(_last(errors.error_event(why)), self.keep_alive)
+        self._log_broken_stream(reason)
+        if self._is_event_stream:
+            self.connection.finish(_last_chunk(errors.error_event(reason)), self.keep_alive)
         else:
             self.connection.abort()
 
 
-def _last(body: Buffer) -> bytes:
-    """The last part of an answer in chunks, and their end."""
+def _last_chunk(body: Buffer) -> bytes:
+    """Return the last chunk of a response, and the end of the chunks."""
     return b"".join((b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n")) if body else b"0\r\n\r\n"

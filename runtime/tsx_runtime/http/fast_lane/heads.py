@@ -1,9 +1,8 @@
-"""Parses and caches the heads of requests for the fast lane: request line and headers.
+"""The parser and the cache of request heads for the fast lane: request line and headers.
 
-A client that keeps its connection sends the same head again and again, so the bytes of a head are
-looked up among those that were read before, and only a new one is parsed. What is read depends on
-nothing but the bytes of the head and the table of models: a client that sends each head only once
-pays for the parser, as with any other server.
+A client that keeps its connection sends the same head again and again. The bytes of a head are
+therefore looked up among known ones, and only a new head is parsed. The result depends only on
+these bytes and the registered models.
 """
 
 from __future__ import annotations
@@ -34,19 +33,16 @@ from tsx_runtime.wire import OPENAI_META, V2_META
 
 
 class RefusalRoute:
-    """A `Route` that refuses what is submitted to it: a request with a wrong token, or for a model
-    or path that is not known.
+    """A `Route` that refuses its jobs: their token is wrong, or their model or path is unknown.
 
-    It is remembered with the head, so that a flood of such requests costs no more than answers do.
+    It is remembered with the head, so that a flood of such requests is cheap.
     """
 
     client_timeout = 0.0
-    name = version = ""  # of the model, in the access log
+    name = version = ""  # fields of the access log
 
     def __init__(self, error: TsxError, hold: float = 0.0) -> None:
-        """`hold`: seconds for which the answer is held back, and with it whatever its connection
-        sends next.
-        """
+        """Refuse with `error` after `hold` seconds, which delays the whole connection."""
         self.error = error
         self._hold = hold
 
@@ -60,14 +56,15 @@ class RefusalRoute:
             job.refuse(self.error)
 
     def leave(self, job: Job) -> None:
-        """The client is gone; there is nothing to cancel."""
+        """Do nothing, because the job runs nowhere."""
 
 
-REMEMBERED = 1024  # heads, and URLs
-LONGEST = 4096  # bytes of a head, or of a URL, that is remembered
-LATE = 0.05  # seconds after the end of a token: timers may go off a little early
+MAX_REMEMBERED = 1024  # size of the table of heads, and of that of URLs
+MAX_REMEMBERED_BYTES = 4096  # size of a head or a URL
+TOKEN_EXPIRY_DELAY_S = 0.05  # Timers may fire a little early.
 
-_OTHER_LANE = {b"HEAD", b"OPTIONS", b"CONNECT"}  # methods with framing or answers of their own
+# Methods with special framing or responses.
+_OTHER_LANE_METHODS = {b"HEAD", b"OPTIONS", b"CONNECT"}
 ValueT = TypeVar("ValueT")
 
 
@@ -75,33 +72,32 @@ class Head(NamedTuple):
     """The facts that the fast lane needs about a request before its body arrives."""
 
     target: Target
-    meta: bytes  # of the request (see `wire.request_meta`), without its id
+    meta: bytes  # the result of `wire.request_meta`, without the request id
     length: int  # bytes of the body
     keep_alive: bool
     priority: int
-    timeout_ms: int | None  # that the client will wait
-    waits_for_go: bool  # whether the client sends the body only after "100 Continue"
-    line: str  # its first, for the access log
-    headers: list[Pair]  # names in lower case, for the splitter, which may route by them
+    timeout_ms: int | None  # time that the client will wait
+    expects_continue: bool  # whether the client sends the body only after "100 Continue"
+    line: str  # the request line, for the access log
+    headers: list[Pair]  # headers with names in lower case, for the splitter
     timing: TimingRequest | None
-    parent: Parent | None  # of its trace, where requests are traced
+    parent: Parent | None  # the parent span, if requests are traced
 
 
 class _Url(NamedTuple):
+    """A URL that runs a model."""
+
     target: Target
     query: bytes
     route: Route
 
 
-Known: TypeAlias = (
-    tuple[Head, Route] | None
-)  # None: for the other lane. What no model answers has a `RefusalRoute` for its route
+# A known head; None is one of the other lane. A refused head has a `RefusalRoute`.
+Known: TypeAlias = tuple[Head, Route] | None
 
 
 class Heads:
-    """Reads heads for one listener, and finds the route of each: a version, or the splitter that
-    picks one.
-    """
+    """The known heads of one listener, with the route of each: a version, or a splitter."""
 
     def __init__(
         self,
@@ -112,40 +108,49 @@ class Heads:
         *,
         traced: bool = False,
         platform: PlatformHook | None = None,
-        missing: Callable[[str], ResourceNotFound | None] = lambda path: None,
+        missing_route: Callable[[str], ResourceNotFound | None] = lambda path: None,
     ) -> None:
-        """`missing`: the answer to a path for which FastAPI has no route; None where it may have
-        one.
+        """Create an empty cache, which registry and token changes clear.
+
+        Args:
+            registry: The models.
+            guard: The guard of predictions.
+            limit: The largest body in bytes.
+            max_head: The largest head in bytes.
+            traced: Whether requests are traced.
+            platform: The hook of a platform, whose requests take the other lane.
+            missing_route: A function that returns the error of a path without a FastAPI route, or
+                None if there may be a route.
         """
         self.known: dict[bytes, Known] = {}
         self._urls: dict[bytes, _Url | TsxError | None] = {}
-        self._missing = missing
+        self._missing_route = missing_route
         self._registry = registry
         self._guard = guard
-        self._limit = limit  # bytes of a body
-        self._max_head = max_head  # bytes
+        self._limit = limit
+        self._max_head = max_head
         self._traced = traced
         self._platform = platform
-        registry.on_change.append(self._forget)
+        registry.on_change.append(self._clear)
         self._key = guard.key if guard is not None else None
         if self._key is not None and self._key.lifetime is not None:
-            self._key.on_change.append(self._forget_token)
-            self._expire = asyncio.get_running_loop().call_later(
-                (self._key.seconds_left or 0.0) + LATE, self._forget
+            self._key.on_change.append(self._clear_for_token)
+            self._expiry_timer = asyncio.get_running_loop().call_later(
+                (self._key.seconds_left or 0.0) + TOKEN_EXPIRY_DELAY_S, self._clear
             )
 
     def look_up(self, raw: bytes) -> Known:
-        """Remembered or read."""
+        """Return a known head, or read it."""
         return self.known[raw] if raw in self.known else self.read(raw)
 
     def read(self, raw: bytes) -> Known:
-        """`raw` ends with the empty line, and is not among the known."""
+        """Parse a head that is not known yet, empty line included, and remember it."""
         known = (
             self._read(raw)
             if len(raw) <= self._max_head and raw.count(b"\n") <= MAX_HEADERS + 2
             else None
         )
-        if len(raw) <= LONGEST:
+        if len(raw) <= MAX_REMEMBERED_BYTES:
             _remember(
                 self.known,
                 raw,
@@ -155,102 +160,108 @@ class Heads:
         return known
 
     def find_again(self, head: Head) -> Route:
-        """Raises `TsxError` where what a head asked for is not there any more."""
+        """Return the route of a head again, once its body is complete.
+
+        Raises:
+            TsxError: The model does not exist any more.
+        """
         return self._route(head.target, head.headers)
 
     def _read(self, raw: bytes) -> Known:
-        found = parse(raw)
-        if found is None or (length := body_length(found.headers)) is None or length > self._limit:
+        parsed = parse(raw)
+        if (
+            parsed is None
+            or (length := body_length(parsed.headers)) is None
+            or length > self._limit
+        ):
             return None
         if (
-            not names_one_host(found.headers, "1.1")
-            or clashing_names(found.headers)
-            or is_stored(found.headers)
+            not names_one_host(parsed.headers, "1.1")
+            or clashing_names(parsed.headers)
+            or is_stored(parsed.headers)
         ):
             return None
         if self._platform is not None and self._platform.wants(
-            found.url.partition(b"?")[0], found.headers
+            parsed.url.partition(b"?")[0], parsed.headers
         ):
             return None
-        url = self._url(found.url)
+        url = self._find_url(parsed.url)
         if url is None:
             return None
         if (
             isinstance(url, _Url)
             and url.target.name is None
-            and not _is_plain(url.target, raw, found.headers)
+            and not _is_plain(url.target, raw, parsed.headers)
         ):
             return None
-        waits = waits_for_go(found.headers)
-        if (
-            waits and not length
-        ):  # there is nothing to wait for, and the other lane tells the client to go on
+        expects = expects_continue(parsed.headers)
+        # Without a body there is nothing to wait for, and the other lane sends "100 Continue".
+        if expects and not length:
             return None
         try:
             if not isinstance(url, _NoRoute):
                 if self._guard is not None:
-                    self._guard.check(found.headers)
-                priority, timeout_ms = priority_and_timeout(found.headers)
+                    self._guard.check(parsed.headers)
+                priority, timeout_ms = priority_and_timeout(parsed.headers)
             if isinstance(url, TsxError):
                 raise url
         except TsxError as error:
             return (
                 None
-                if waits or self._traced
-                else _refused(error.with_traceback(None), raw, found, length)
+                if expects or self._traced
+                else _refused_head(error.with_traceback(None), raw, parsed, length)
             )
         block = wire.header_block(
             with_headers(
-                found.as_sent, url.target, self._registry.hidden_headers.of(url.route.name)
+                parsed.as_sent, url.target, self._registry.hidden_headers.of(url.route.name)
             )
         )
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         line = _first_line(raw)
-        timing = parse_timing_request(found.headers)
-        parent = parent_of(found.headers) if self._traced else None
+        timing = parse_timing_request(parsed.headers)
+        parent = parent_of(parsed.headers) if self._traced else None
         head = Head(
             url.target,
             meta,
             length,
-            found.keep_alive,
+            parsed.keep_alive,
             priority,
             timeout_ms,
-            waits,
+            expects,
             line,
-            found.headers,
+            parsed.headers,
             timing,
             parent,
         )
-        return head, url.route.by_head(found.headers)
+        return head, url.route.by_head(parsed.headers)
 
-    def _url(self, text: bytes) -> _Url | TsxError | None:
-        """None: a route of FastAPI's, or no URL.
-
-        An error: the answer to every request for this URL.
-        """
+    def _find_url(self, text: bytes) -> _Url | TsxError | None:
+        """Return a parsed URL, an error for each request with it, or None for the other lane."""
         try:
             return self._urls[text]
         except KeyError:
             url: _Url | TsxError | None = None
             with suppress(httptools.HttpParserInvalidURLError, UnicodeDecodeError):
                 parsed = httptools.parse_url(text)
-                url = self._find(unquote((parsed.path or b"").decode("ascii")), parsed.query or b"")
-            if len(text) <= LONGEST:
+                url = self._resolve_url(
+                    unquote((parsed.path or b"").decode("ascii")), parsed.query or b""
+                )
+            if len(text) <= MAX_REMEMBERED_BYTES:
                 _remember(self._urls, text, url, evict=isinstance(url, _Url))
             return url
 
-    def _find(self, path: str, query: bytes) -> _Url | TsxError | None:
+    def _resolve_url(self, path: str, query: bytes) -> _Url | TsxError | None:
         target = None
         try:
             target = find_target(path, query)
             if target is not None:
                 return _Url(target, query if target.query else b"", self._route(target))
         except TsxError as error:
-            if target is not None and target.name is None:  # a form may name the model
+            if target is not None and target.name is None:  # A form may name the model.
                 return None
             return error.with_traceback(None)
-        missing = self._missing(path)
-        return missing and _NoRoute(missing.message)
+        missing_route = self._missing_route(path)
+        return missing_route and _NoRoute(missing_route.message)
 
     def _route(self, target: Target, headers: Headers = ()) -> Route:
         return (
@@ -259,28 +270,26 @@ class Heads:
             else resolve(self._registry, target, headers)
         )
 
-    def _forget_token(self) -> None:
-        """It is another one: heads with the old one are not right any more, and those with the new
-        one are not for ever.
-        """
+    def _clear_for_token(self) -> None:
+        """Clear the cache after a change of the token, and again when the new one expires."""
         assert self._key is not None
-        self._forget()
-        self._expire.cancel()
-        self._expire = asyncio.get_running_loop().call_later(
-            (self._key.seconds_left or 0.0) + LATE, self._forget
+        self._clear()
+        self._expiry_timer.cancel()
+        self._expiry_timer = asyncio.get_running_loop().call_later(
+            (self._key.seconds_left or 0.0) + TOKEN_EXPIRY_DELAY_S, self._clear
         )
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self.known.clear()
         self._urls.clear()
 
 
 class _NoRoute(ResourceNotFound):
-    """There is no route for the path, with or without a token."""
+    """The error of a path that has no route, with or without a token."""
 
 
-def _refused(error: TsxError, raw: bytes, found: Found, length: int) -> Known:
-    path = httptools.parse_url(found.url).path or b""
+def _refused_head(error: TsxError, raw: bytes, parsed: ParsedHead, length: int) -> Known:
+    path = httptools.parse_url(parsed.url).path or b""
     form = form_of_path(unquote(path.decode("ascii")))
     if form is for_openai:
         as_openai(error)
@@ -289,12 +298,12 @@ def _refused(error: TsxError, raw: bytes, found: Found, length: int) -> Known:
         Target(None),
         meta,
         length,
-        found.keep_alive,
+        parsed.keep_alive,
         0,
         None,
         False,
         _first_line(raw),
-        found.headers,
+        parsed.headers,
         None,
         None,
     )
@@ -302,7 +311,7 @@ def _refused(error: TsxError, raw: bytes, found: Found, length: int) -> Known:
 
 
 def _is_plain(target: Target, raw: bytes, headers: list[Pair]) -> bool:
-    """Whether this lane can read the model's name in the body, or it is the only model."""
+    """Tell whether the body of a URL without a model may be read in this lane."""
     return raw.startswith(b"POST ") if target.in_body else not is_form(headers)
 
 
@@ -311,65 +320,63 @@ def _first_line(raw: bytes) -> str:
 
 
 def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT, *, evict: bool) -> None:
-    """In a full table, only what a model answers makes room: a flood of refusals must not push the
-    heads of other clients out.
+    """Add an entry to a table; if it is full, clear it before with `evict`.
+
+    Refusals do not evict, because a flood of them must not remove the heads of other clients.
     """
-    if len(table) >= REMEMBERED:
+    if len(table) >= MAX_REMEMBERED:
         if not evict:
             return
         table.clear()
     table[key] = value
 
 
-def cannot_be_head(begun: bytes | bytearray) -> bool:
-    """Whether what came so far begins no head that ever ends: another protocol (TLS), or lines
-    without a carriage return.
-    """
-    return not begun[:1].isupper() or b"\n\n" in begun
+def cannot_be_head(received: bytes | bytearray) -> bool:
+    """Tell whether bytes cannot begin a head: another protocol, or lines without CR."""
+    return not received[:1].isupper() or b"\n\n" in received
 
 
-def parse(raw: bytes) -> Found | None:
-    """One whole head of HTTP/1.1 and nothing else, or None."""
-    found = Found()
-    found.parser = parser = httptools.HttpRequestParser(found)
+def parse(raw: bytes) -> ParsedHead | None:
+    """Parse one whole head; None is returned for all others than plain HTTP/1.1."""
+    parsed = ParsedHead()
+    parsed.parser = parser = httptools.HttpRequestParser(parsed)
     try:
         parser.feed_data(raw)
-    except (
-        httptools.HttpParserUpgrade
-    ):  # an offer of HTTP/2 (Java's client makes it with every request), which is not spoken here
+    # Java's client offers HTTP/2 with each request, which the server ignores.
+    except httptools.HttpParserUpgrade:
         if parser.get_method() == b"GET" and (b"upgrade", b"websocket") in (
-            (name, value.lower()) for name, value in found.headers
+            (name, value.lower()) for name, value in parsed.headers
         ):
             return None
     except httptools.HttpParserError:
         return None
     finally:
-        found.parser = None
+        parsed.parser = None
     if (
-        found.messages != 1
-        or not found.complete
-        or found.has_body
+        parsed.messages != 1
+        or not parsed.is_complete
+        or parsed.has_body
         or parser.get_http_version() != "1.1"
     ):
         return None
-    if parser.get_method() in _OTHER_LANE:
+    if parser.get_method() in _OTHER_LANE_METHODS:
         return None
-    return found
+    return parsed
 
 
-class Found:
-    """The callbacks of the parser."""
+class ParsedHead:
+    """A head that a parser fills by its callbacks."""
 
     url = b""
     messages = 0
-    complete = False
+    is_complete = False
     has_body = False
     keep_alive = True
     parser: httptools.HttpRequestParser | None = None
 
     def __init__(self) -> None:
-        self.headers: list[Pair] = []  # names in lower case
-        self.as_sent: list[Pair] = []  # as handlers see them
+        self.headers: list[Pair] = []  # headers with names in lower case
+        self.as_sent: list[Pair] = []  # headers with names as handlers see them
 
     def on_message_begin(self) -> None:
         self.messages += 1
@@ -382,18 +389,17 @@ class Found:
         self.as_sent.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self.complete = True
+        self.is_complete = True
         if self.parser is not None:
-            self.keep_alive = (
-                self.parser.should_keep_alive()
-            )  # once a message without a body is over, it is always true
+            # Behind the end of a message without a body, this would always be true.
+            self.keep_alive = self.parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         self.has_body = True
 
 
 def body_length(headers: list[Pair]) -> int | None:
-    """The body's length, or None where only the other lane can read the body."""
+    """Return the length of the body, or None if only the other lane can read it."""
     length = 0
     for name, value in headers:
         if name == b"content-length":
@@ -405,6 +411,6 @@ def body_length(headers: list[Pair]) -> int | None:
     return length
 
 
-def waits_for_go(headers: list[Pair]) -> bool:
-    """Any other expectation is none that HTTP knows, and means nothing on either lane."""
+def expects_continue(headers: list[Pair]) -> bool:
+    """Tell whether the client waits for "100 Continue"; both lanes ignore other expectations."""
     return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)

@@ -1,4 +1,4 @@
-"""State that the connections of one listener share."""
+"""The state that the connections of one listener share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Lane:
     """The settings, counters and caches of one listener's connections."""
 
-    heads: Heads | None  # None: every request is for the ASGI lane
+    heads: Heads | None  # None if all requests take the ASGI lane
     response_heads: ResponseHeadCache
     clock: Clock
     turns: Turns
@@ -31,17 +31,17 @@ class Lane:
     bytes_in_flight: ByteBudget
     timeouts: Timeouts
     max_head: int  # bytes
-    max_message_size: int  # bytes of a message of a WebSocket; 0: there are none
+    max_message_size: int  # bytes of a WebSocket's message; 0 means no WebSockets
     clients: ClientLimits | None
     log: AccessLog | None
     tracer: Tracer | None
-    timing_share: float  # of answers that have Server-Timing without being asked for it
+    timing_share: float  # share of responses that have Server-Timing unasked
 
 
 class LaneApp(Protocol):
     """The ASGI application of a listener."""
 
-    leaving: bool
+    leaving: bool  # whether another server accepts new connections
 
     def lane_of(self, server_state: ServerState) -> Lane:
-        """Return the lane of its listener, which the first connection makes."""
+        """Return the lane of its listener, which the first connection creates."""

@@ -25,17 +25,20 @@ NewExchange: TypeAlias = Callable[[Connection, Head, Body, float], Exchange]
 
 
 def new_exchange_of(lane: Lane) -> NewExchange:
-    """What makes the exchanges of a connection: the class itself where no request is observed, so
-    that there it costs nothing.
+    """Return the function or class that creates the exchanges of a connection.
+
+    If no request is observed, it is `Exchange` itself, which costs nothing.
     """
     if lane.tracer is not None or lane.timing_share:
-        return _sampled
+        return _new_sampled_exchange
     if lane.log is None:
         return Exchange
-    return LoggedExchange if lane.log.share >= 1 else _sampled
+    return LoggedExchange if lane.log.share >= 1 else _new_sampled_exchange
 
 
-def _sampled(connection: Connection, head: Head, body: Body, arrived: float) -> Exchange:
+def _new_sampled_exchange(
+    connection: Connection, head: Head, body: Body, arrived: float
+) -> Exchange:
     lane = connection.lane
     is_logged = lane.log is not None and lane.log.wants()
     span = (
@@ -56,14 +59,14 @@ def _sampled(connection: Connection, head: Head, body: Body, arrived: float) -> 
 class LoggedExchange(Exchange):
     """An exchange that has a line in the access log."""
 
-    _is_logged = True  # until its line is written
+    _is_logged = True  # whether its line is not written yet
 
     def __init__(self, connection: Connection, head: Head, body: Body, arrived: float) -> None:
         Exchange.__init__(self, connection, head, body, arrived)
         self._head = head
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        if self.plain and status == 200:  # nearly every answer
+        if self.plain and status == 200:  # Nearly all responses are plain.
             Exchange.answer(self, status, headers, body, batch)
             self._write_line(200, "", batch[2])
             return
@@ -80,12 +83,13 @@ class LoggedExchange(Exchange):
             self._end(error.status, "", type(error).__name__)
 
     def leave(self) -> None:
+        """Write the line of a stream that the client does not read to its end."""
         if self._flow is not None:
             self._write_line(200, LEFT, time.monotonic())
         super().leave()
 
     def _end(self, status: int, broken: str, failure: str = "") -> None:
-        """`failure`: the name of the error, where the request failed by one."""
+        """Write the line; `failure` is the name of the error that refused the request."""
         if broken or not self.gone:
             self._write_line(status, broken, time.monotonic())
 
@@ -95,9 +99,8 @@ class LoggedExchange(Exchange):
         if log is not None and self._is_logged:
             self._is_logged = False
             served = self.routed or self.destination
-            version = getattr(
-                served, "version", ""
-            )  # a split that has not picked a version has none
+            # A splitter that has not picked a version has none.
+            version = getattr(served, "version", "")
             log.add(
                 connection.client,
                 self._head.line,
@@ -112,7 +115,7 @@ class LoggedExchange(Exchange):
 
 
 class TracedExchange(LoggedExchange):
-    """An exchange that has a span, and a line in the access log if it `is_logged`."""
+    """An exchange that has a span, and with `is_logged` a line in the access log."""
 
     def __init__(
         self,
@@ -125,11 +128,13 @@ class TracedExchange(LoggedExchange):
     ) -> None:
         super().__init__(connection, head, body, arrived)
         self._is_logged = is_logged
-        self._span: OpenSpan | None = span  # each of these until it is used
+        # Both become None once they are used.
+        self._span: OpenSpan | None = span
         self._trace: JobTrace | None = JobTrace(span)
         self.meta = self._trace.with_traceparent(self.meta)
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        """Record the times of the batch, write the response, and end the span."""
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.answered(self.served_by(), self.arrived, status, batch)

@@ -1,4 +1,4 @@
-"""The heads of the fast lane's answers as bytes, cached by status and header block."""
+"""The cache of the fast lane's response heads, as bytes by status and header block."""
 
 from __future__ import annotations
 
@@ -17,51 +17,53 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 CLOSE = b"connection: close\r\n"
-REMEMBERED = 256  # pairs of status and header block
-LONGEST = 4096  # bytes of an error whose form for another protocol is remembered
+MAX_REMEMBERED = 256  # pairs of status and header block
+MAX_REMEMBERED_BYTES = 4096  # size of an error whose form for another protocol is remembered
 
 
 @lru_cache(maxsize=64)
-def _formed(form: Callable[[bytes], bytes], body: bytes) -> bytes:
+def _convert_error(form: Callable[[bytes], bytes], body: bytes) -> bytes:
     return form(body)
 
 
 class ResponseHeadCache:
-    """Writes what uvicorn would: its own headers first (the date, renewed each second), then the
-    answer's.
+    """A cache of response heads, which begin with uvicorn's headers such as the date.
+
+    uvicorn renews these each second, and with them the cache.
     """
 
     def __init__(
         self, server_state: ServerState, cors: tuple[Pair, ...] = (), *, confined: bool = False
     ) -> None:
-        """Keep `cors` for answers that do not have its headers; `confined`: see
-        `answer_headers`.
+        """Create a cache whose responses get the headers `cors`, unless they have them.
+
+        `answer_headers` describes `confined`.
         """
         self._confined = confined
         self.server_state = server_state
         self.cors = cors
-        self._known: dict[
-            tuple[int, bytes | tuple[Pair, ...]], tuple[bytes, bytes]
-        ] = {}  # by handlers' blocks, and by errors' pairs
+        # Known heads by status, and by the block of a handler or the pairs of an error.
+        self._known: dict[tuple[int, bytes | tuple[Pair, ...]], tuple[bytes, bytes]] = {}
         self.renew()
 
     def renew(self) -> None:
-        """uvicorn has rewritten its own headers."""
+        """Forget all heads, because uvicorn has renewed its headers."""
         self.default = self.server_state.default_headers
         self._known.clear()
-        # Of plain answers: 200, and no header of their own, or the one of JSON.
-        self.before, behind = _split_around_request_id(self.default, 200, self._pairs(200, b""))
-        self.tails = TailCache(behind)
+        # Plain responses have status 200 and no header, or the one of JSON.
+        self.before, after = _split_around_request_id(self.default, 200, self._pairs(200, b""))
+        self.tails = TailCache(after)
         self.json_tails = TailCache(
             _split_around_request_id(self.default, 200, self._pairs(200, JSON_HEADER))[1]
         )
 
     def split_around_request_id(self, status: int, block: bytes) -> tuple[bytes, bytes]:
-        """The head of an answer before the request id, and after it.
+        """Return the head of a response before the request id, and after it.
 
-        Raises `PredictionFailed` as `handler_headers` does.
+        Raises:
+            PredictionFailed: The status or the headers of the handler are invalid.
         """
-        if self.server_state.default_headers is not self.default:  # a new second
+        if self.server_state.default_headers is not self.default:  # A new second has begun.
             self.renew()
         known = self._known.get((status, block))
         if known is None:
@@ -77,23 +79,28 @@ class ResponseHeadCache:
         form: Callable[[bytes], bytes] | None = None,
         added: bytes = b"",
     ) -> tuple[int, bytes]:
-        """Its status, and an error as the whole of an answer.
+        """Return the status and the bytes of a response with an error.
 
-        `form`: of another protocol; `added`: further lines of its head.
+        Args:
+            request_id: The id of the request.
+            error: The error.
+            keep_alive: Whether the connection stays open.
+            form: A function that turns the error JSON into that of another protocol.
+            added: Further lines of the head.
         """
         status, pairs, body = errors.fault(error)
         if form is not None:
-            body = _formed(form, body) if len(body) <= LONGEST else form(body)
+            body = _convert_error(form, body) if len(body) <= MAX_REMEMBERED_BYTES else form(body)
         if self.server_state.default_headers is not self.default:
             self.renew()
-        before, behind = self._known.get((status, pairs)) or self._remember(
+        before, after = self._known.get((status, pairs)) or self._remember(
             status, pairs, (*pairs, *self.cors)
         )
         close = b"" if keep_alive else CLOSE
         return status, b"%b%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
             before,
             request_id,
-            behind,
+            after,
             added,
             len(body),
             close,
@@ -103,7 +110,7 @@ class ResponseHeadCache:
     def _remember(
         self, status: int, key: bytes | tuple[Pair, ...], pairs: tuple[Pair, ...]
     ) -> tuple[bytes, bytes]:
-        if len(self._known) >= REMEMBERED:
+        if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
         self._known[status, key] = known = _split_around_request_id(self.default, status, pairs)
         return known
@@ -114,7 +121,7 @@ class ResponseHeadCache:
 
 
 class TailCache(dict[int, bytes]):
-    """The head of a plain answer after the request id, by the length of its body."""
+    """The ends of plain response heads behind the request id, by the length of the body."""
 
     def __init__(self, start: bytes) -> None:
         super().__init__()
@@ -122,7 +129,7 @@ class TailCache(dict[int, bytes]):
 
     def __missing__(self, length: int) -> bytes:
         line = b"%bcontent-length: %d\r\n\r\n" % (self._start, length)
-        if len(self) < REMEMBERED:
+        if len(self) < MAX_REMEMBERED:
             self[length] = line
         return line
 
@@ -137,6 +144,7 @@ def _split_around_request_id(
 
 
 def status_line(status: int) -> bytes:
+    """Return the first line of a response."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:

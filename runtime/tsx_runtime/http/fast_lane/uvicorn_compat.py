@@ -1,6 +1,4 @@
-"""What the fast lane uses of uvicorn: the names, a check of the installed version, and the
-fallback.
-"""
+"""The check that the installed uvicorn has all names that the fast lane uses, and the fallback."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 MODULE = "uvicorn.protocols.http.httptools_impl"
-ARGUMENTS = ("config", "server_state", "app_state", "_loop")  # of a protocol
+ARGUMENTS = ("config", "server_state", "app_state", "_loop")  # parameters of a protocol class
 RELIED_ON = {
     "HttpToolsProtocol": (
         # attributes
@@ -30,7 +28,7 @@ RELIED_ON = {
         "scope",
         "server_state",
         "transport",
-        # what the event loop, the parser and uvicorn's server call
+        # methods that the event loop, the parser and uvicorn's server call
         "connection_made",
         "data_received",
         "connection_lost",
@@ -50,23 +48,17 @@ RELIED_ON = {
     "RequestResponseCycle": ("keep_alive", "response_complete", "response_started", "transport"),
     "FlowControl": ("pause_reading", "read_paused", "resume_reading", "write_paused"),
 }
-# What HttpToolsProtocol must have for header names to be kept as they were sent
-NAMES_NEED = (
-    "on_message_begin",
-    "on_header",
-    "headers",
-    "scope",
-)
+# Members of HttpToolsProtocol that the original case of header names needs.
+CASED_NAMES_NEED = ("on_message_begin", "on_header", "headers", "scope")
 
 logger = logging.getLogger("tsx.http")
 
 
 def http_protocol() -> Any:
-    """Return what uvicorn's `http` gets: the fast lane, or, with one warning, uvicorn's own
-    protocol, which gives the same answers by way of FastAPI.
+    """Return uvicorn's option `http`: the fast lane, or a fallback after one warning.
 
-    Where uvicorn's own does not even tell header names as they were sent, handlers see them in
-    lower case.
+    The fallback is uvicorn's protocol, which responds alike through FastAPI. If even the original
+    case of header names cannot be had, handlers see them in lower case.
     """
     if sys.platform == "win32":
         return "auto"
@@ -84,31 +76,32 @@ def http_protocol() -> Any:
             ", ".join(missing),
         )
         return _cased_protocol(module)
-    # here, because with another uvicorn it may not even be imported
+    # With another uvicorn, this import may fail.
     from tsx_runtime.http.fast_lane.connection import FastLane
 
     return FastLane
 
 
 def _cased_protocol(module: ModuleType | None) -> Any:
-    there = parts_of(getattr(module, "HttpToolsProtocol", object))
-    if not there.issuperset(NAMES_NEED):
+    members = parts_of(getattr(module, "HttpToolsProtocol", object))
+    if not members.issuperset(CASED_NAMES_NEED):
         return "auto"
-    from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol  # here, as above
+    # With another uvicorn, this import may fail too.
+    from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 
     return CasedProtocol
 
 
 def missing_parts(module: ModuleType) -> list[str]:
-    """What uvicorn's module does not have of that which the fast lane relies on."""
+    """Return the names that the fast lane relies on and uvicorn's module lacks."""
     missing = []
     for name, parts in RELIED_ON.items():
         kind = getattr(module, name, None)
         if kind is None:
             missing.append(name)
         else:
-            there = parts_of(kind)
-            missing += [f"{name}.{part}" for part in parts if part not in there]
+            members = parts_of(kind)
+            missing += [f"{name}.{part}" for part in parts if part not in members]
     protocol = getattr(module, "HttpToolsProtocol", None)
     if protocol is not None and tuple(inspect.signature(protocol).parameters) != ARGUMENTS:
         missing.append(f"HttpToolsProtocol({', '.join(ARGUMENTS)})")
@@ -116,14 +109,14 @@ def missing_parts(module: ModuleType) -> list[str]:
 
 
 def parts_of(kind: type) -> set[str]:
-    """The names of a class, and those that its constructor gives an instance."""
+    """Return the names of a class's members, with those that its constructors set."""
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     return {
         *dir(kind),
         *(
             name
-            for made in constructors
-            if hasattr(made, "__code__")
-            for name in made.__code__.co_names
+            for constructor in constructors
+            if hasattr(constructor, "__code__")
+            for name in constructor.__code__.co_names
         ),
     }

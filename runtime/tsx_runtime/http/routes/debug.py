@@ -38,7 +38,7 @@ _EXAMPLE: dict[str, Any] = {
 
 
 class RequestTimes(Camel):
-    """One request that was answered.
+    """The times of an answered request.
 
     The parts of `milliseconds` follow each other, and `total` is their sum.
     """
@@ -69,7 +69,7 @@ def build_router(registry: Registry) -> APIRouter:
     router = APIRouter(tags=["debug"], prefix="/debug")
 
     @router.get(
-        # whatever was typed for one: it is no other path of this server
+        # Any text is accepted as an id, because no other route has this prefix.
         "/requests/{request_id:path}",
         summary="Where the time of one request went",
         response_model=RequestTimes,
@@ -78,11 +78,11 @@ def build_router(registry: Registry) -> APIRouter:
     async def request(
         request_id: Annotated[str, Path(description="the answer's x-request-id")],
     ) -> Response:
-        wanted = request_id.encode("utf-8", "replace")
+        id_bytes = request_id.encode("utf-8", "replace")
         for version in _versions(registry):
-            seen = version.stats.recent.find(wanted)
-            if seen is not None:
-                return json_answer(_times(version, seen))
+            record = version.stats.recent.find(id_bytes)
+            if record is not None:
+                return json_answer(_times(version, record))
         raise RequestNotFound(
             f"Request {request_id} is not known: it is not answered yet, or it is neither among the"
             f" newest {NEWEST} of its model nor among the slowest {SLOWEST}. The id is in the"
@@ -97,20 +97,22 @@ def build_router(registry: Registry) -> APIRouter:
         responses=openapi.failures(400, 404),
     )
     async def slowest(
-        model: Annotated[str | None, Query(description="of this model only")] = None,
+        model: Annotated[str | None, Query(description="only requests of this model")] = None,
         count: Annotated[int, Query(ge=1, le=SLOWEST, description="how many at most")] = SLOWEST,
     ) -> Response:
         if model is not None:
             registry.find(model)
-        found = [
-            (seen.took, version, seen)
+        entries = [
+            (record.took, version, record)
             for version in _versions(registry)
             if model in (None, version.name)
-            for seen in version.stats.recent.slowest()
+            for record in version.stats.recent.slowest()
         ]
-        found.sort(key=lambda each: -each[0])
+        entries.sort(key=lambda entry: -entry[0])
         return json_answer(
-            SlowRequests(requests=[_times(version, seen) for _, version, seen in found[:count]])
+            SlowRequests(
+                requests=[_times(version, record) for _, version, record in entries[:count]]
+            )
         )
 
     return router
@@ -121,16 +123,20 @@ def _versions(registry: Registry) -> Iterator[ModelVersion]:
         yield from model.versions.values()
 
 
-def _times(version: ModelVersion, seen: RequestRecord) -> RequestTimes:
-    arrived = datetime.fromtimestamp(time.time() - (time.monotonic() - seen.arrived), timezone.utc)
-    seconds = {"total": seen.took} if seen.times is None else seen.times.seconds(seen.arrived)
+def _times(version: ModelVersion, record: RequestRecord) -> RequestTimes:
+    arrived = datetime.fromtimestamp(
+        time.time() - (time.monotonic() - record.arrived), timezone.utc
+    )
+    seconds = (
+        {"total": record.took} if record.times is None else record.times.seconds(record.arrived)
+    )
     return RequestTimes(
-        request_id=seen.request_id.decode("utf-8", "replace"),
+        request_id=record.request_id.decode("utf-8", "replace"),
         model_name=version.name,
         model_version=version.version,
-        status=seen.status,
-        error=seen.error or None,
+        status=record.status,
+        error=record.error or None,
         arrived=arrived.strftime("%Y-%m-%dT%H:%M:%S.") + f"{arrived.microsecond // 1000:03d}Z",
-        batch_size=None if seen.times is None else seen.times.size,
+        batch_size=None if record.times is None else record.times.size,
         milliseconds={name: round(1000 * value, 3) for name, value in seconds.items()},
     )

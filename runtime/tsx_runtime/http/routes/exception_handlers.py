@@ -1,6 +1,4 @@
-"""Exception handlers that turn FastAPI's errors into the error JSON; predictions use `errors.py`
-without a framework.
-"""
+"""The exception handlers that turn errors of FastAPI's routes into the error JSON."""
 
 from __future__ import annotations
 
@@ -20,11 +18,10 @@ from tsx_runtime.errors import BadRequest, MethodNotAllowed, TsxError
 
 
 class EarlyResponse(Response):
-    """A response that is sent while its request's body still arrives; the rest of the body is
-    discarded.
-    """
+    """A response that is sent before the request's body is complete; the rest is discarded."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+
         async def send_early(message: Message) -> None:
             if message["type"] == "http.response.body":
                 await send_last(send, message["body"], receive)
@@ -35,9 +32,9 @@ class EarlyResponse(Response):
 
 
 def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
-    """Every exception leaves the app as the error JSON.
+    """Let the app respond to all exceptions with the error JSON.
 
-    `not_found`: the answer to a path without a route.
+    `not_found` returns the error of a path without a route.
     """
 
     async def on_error(request: Request, error: Exception) -> Response:
@@ -56,9 +53,8 @@ def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
         return _response(from_validation(error.errors()))
 
     async def on_unexpected(request: Request, error: Exception) -> Response:
-        return _response(
-            TsxError(UNEXPECTED)
-        )  # the framework raises it again afterwards, and the app logs it
+        # The framework raises the error again afterwards, and the app logs it.
+        return _response(TsxError(UNEXPECTED))
 
     app.add_exception_handler(Exception, on_unexpected)
     app.add_exception_handler(TsxError, on_error)
@@ -67,17 +63,17 @@ def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
 
 
 def from_http(error: HTTPException) -> TsxError:
-    """The framework's own refusals, beside that of a path without a route."""
+    """Convert an error that the framework raises by itself."""
     if error.status_code == 405:
         return MethodNotAllowed()
     return BadRequest(str(error.detail))
 
 
 def _response(error: TsxError, headers: Any = None, path: str = "") -> Response:
-    """The app adds the headers that every answer has."""
+    """Build the response of an error; the app adds the headers of all responses."""
     status, pairs, body = fault(error, path)
-    kind = EarlyResponse if error.more else Response
-    response = kind(body, status, headers)
+    response_class = EarlyResponse if error.more else Response
+    response = response_class(body, status, headers)
     for name, value in pairs[: -len(NO_CACHE)]:
         response.headers[name.decode()] = value.decode()
     return response

@@ -14,11 +14,12 @@ from tsx_runtime.api.management.schemas import Health, Readiness
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes.responses import json_answer
 
-QUIETLY = ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+# Methods of `/ping` that the OpenAPI document does not show.
+UNDOCUMENTED_METHODS = ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
-    """`/livez` and `/readyz` are on every listener, `/ping` where predictions are."""
+    """Build `/livez` and `/readyz`, and `/ping` for a listener with predictions."""
     router = APIRouter(tags=["health"])
 
     async def livez() -> Response:
@@ -70,5 +71,5 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
             responses=responses,
             tags=["inference"],
         )
-        router.add_api_route("/ping", ping, methods=QUIETLY, include_in_schema=False)
+        router.add_api_route("/ping", ping, methods=UNDOCUMENTED_METHODS, include_in_schema=False)
     return router

@@ -1,6 +1,4 @@
-"""`GET /`: a short index of the paths of an address, for a person with curl, and the way to the web
-page for a browser.
-"""
+"""The index of an address at `GET /`: its main paths as JSON, or the web page for a browser."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from fastapi import Request, Response
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.version import __version__
 
-SHOWN = (
+MAIN_PATHS = (
     "/predictions/{model}",
     "/explanations/{model}",
     "/v2/models/{model}/infer",
@@ -26,7 +24,7 @@ SHOWN = (
     "/readyz",
     "/ui/",
 )
-ALL = {
+DOCUMENTATION = {
     "GET /api-description": "All paths, as an OpenAPI document",
     "GET /docs": "The same in a browser",
 }
@@ -37,21 +35,26 @@ def answer_index(
     request: Request,
     title: str,
     paths: Mapping[str, Mapping[str, str]],
-    elsewhere: Mapping[str, str],
+    other_addresses: Mapping[str, str],
 ) -> Response:
-    """`paths`: the summary of each method.
+    """Return the index, or redirect a browser to the web page.
 
-    `elsewhere`: the other addresses of the server, by their roles.
+    Args:
+        request: The request.
+        title: The name of the app.
+        paths: The summaries of all paths by method.
+        other_addresses: The other addresses of the server by roles.
     """
     if PAGE in paths and "text/html" in request.headers.get("accept", ""):
-        return Response(
-            status_code=307, headers={"location": "ui/"}
-        )  # relative, so that it holds behind a proxy's prefix too
-    shown = {
-        f"{verb} {path}": summary for path in SHOWN for verb, summary in paths.get(path, {}).items()
+        # A relative location is also correct behind the prefix of a proxy.
+        return Response(status_code=307, headers={"location": "ui/"})
+    main_paths = {
+        f"{method} {path}": summary
+        for path in MAIN_PATHS
+        for method, summary in paths.get(path, {}).items()
     }
-    index = {"name": title, "version": __version__, "paths": shown | ALL}
+    index = {"name": title, "version": __version__, "paths": main_paths | DOCUMENTATION}
     return Response(
-        openapi.to_json(index | ({"elsewhere": elsewhere} if elsewhere else {})),
+        openapi.to_json(index | ({"elsewhere": other_addresses} if other_addresses else {})),
         media_type="application/json",
     )

@@ -1,5 +1,6 @@
-"""The routes of KServe's protocols besides predictions: health, readiness, metadata
-(`/v1/models/...`, `/v2/...`), and a model's sample.
+"""The routes of KServe's protocols for health, readiness, metadata and samples of models.
+
+Their paths are `/v1/models/...` and `/v2/...`. Predictions are in `asgi_lane/predictions.py`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ OpenAIName = Annotated[
     str,
     Path(description="a registered model: NAME[:VERSION-or-LABEL][/ADAPTER]", examples=["digits"]),
 ]
-HEALTH = frozenset(
-    {"/v2/health/live", "/v2/health/ready"}
-)  # these need no token: probes call them, and they name no model
+# Probes call these paths, which need no token because they name no model.
+HEALTH_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 
 
 class Live(BaseModel):
@@ -47,7 +47,10 @@ class ModelReady(BaseModel):
 
 
 class OpenAIModel(BaseModel):
-    """`created`: when this server was started, in seconds since 1970."""
+    """A model as OpenAI's API describes it.
+
+    `created` is the start of this server in seconds since 1970.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -56,12 +59,14 @@ class OpenAIModel(BaseModel):
 
 
 class NamedModel(ModelReady, OpenAIModel):
-    """What KServe's clients ask for and what OpenAI's do."""
+    """A model as KServe's and OpenAI's clients expect it."""
 
 
 class ModelNames(BaseModel):
-    """`models` is for KServe's clients; `object` and `data` are for OpenAI's, with each adapter as
-    a model of its own.
+    """The names of all models.
+
+    `models` is for KServe's clients. `object` and `data` are for OpenAI's clients, and list each
+    adapter as a model.
     """
 
     models: list[str]
@@ -70,7 +75,7 @@ class ModelNames(BaseModel):
 
 
 class Tensor(BaseModel):
-    """A size of -1 is free."""
+    """The description of a tensor; a size of -1 is free."""
 
     name: str
     datatype: str
@@ -84,7 +89,7 @@ class ModelParameters(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """Inputs are those that the handler describes; outputs are unknown."""
+    """The metadata of a model: the handler describes the inputs, and the outputs are unknown."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"name": "digits", "versions": ["1.0"], "platform": ""}]}
@@ -99,8 +104,10 @@ class ModelMetadata(BaseModel):
 
 
 def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
-    """`/v1/models/{model}` is on TorchServe's management address, and with the predictions too,
-    where KServe asks for it.
+    """Build the routes of a listener.
+
+    `/v1/models/{model}` is on the management address for TorchServe's clients. It is also on the
+    inference address for KServe's clients.
     """
     router = APIRouter(tags=["kserve"])
     if "inference" in roles or "management" in roles:
@@ -113,8 +120,8 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
 
 
 def adapters_of(version: ModelVersion) -> list[str]:
-    found = version.manifest.get("huggingface")
-    names = found.get("adapters") if isinstance(found, dict) else None
+    facts = version.manifest.get("huggingface")
+    names = facts.get("adapters") if isinstance(facts, dict) else None
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
@@ -149,9 +156,8 @@ def _add_v1(router: APIRouter, registry: Registry) -> None:
                 f"Model {name} has no adapter {adapter}. It has"
                 f" {', '.join(adapters_of(version)) or 'none'}."
             )
-        return json_answer(
-            NamedModel(id=model, created=started, name=name, ready=version.ready)
-        )  # 200 in any case, as in TorchServe
+        # The status is always 200, as in TorchServe.
+        return json_answer(NamedModel(id=model, created=started, name=name, ready=version.ready))
 
 
 def _add_server(router: APIRouter, registry: Registry) -> None:
@@ -170,8 +176,8 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
         responses={503: {"model": Ready}},
     )
     async def ready() -> Response:
-        can = not registry.stopping and not not_ready(registry)
-        return json_answer(Ready(ready=can), 200 if can else 503)
+        is_ready = not registry.stopping and not not_ready(registry)
+        return json_answer(Ready(ready=is_ready), 200 if is_ready else 503)
 
 
 def _add_v2_models(router: APIRouter, registry: Registry) -> None:
@@ -241,35 +247,35 @@ def _add_samples(router: APIRouter, registry: Registry) -> None:
 
 
 async def _sample(version: ModelVersion) -> Response:
-    found = await asyncio.to_thread(sample_of, version) or await example_of(version)
-    if found is None:
+    sample = await asyncio.to_thread(sample_of, version) or await example_of(version)
+    if sample is None:
         text = (
             f"Model {version.name} has no sample, and what its handler takes is not known. Pack"
             " one: `tsx archive --sample FILE`."
         )
         raise SampleNotFound(text)
-    # never as a page: what an archive brings must not run as this server's own
+    # A sample is never shown as a page: code from an archive must not run in this origin.
     headers = {
         "content-disposition": "attachment",
         "x-content-type-options": "nosniff",
-        "x-tsx-sample": quote(found.source),
+        "x-tsx-sample": quote(sample.source),
     }
-    return Response(found.body, media_type=found.content_type, headers=headers)
+    return Response(sample.body, media_type=sample.content_type, headers=headers)
 
 
 async def _metadata(registry: Registry, model: str, version: str | None) -> Response:
-    found = registry.find(model, version)
-    versions = [found.version] if version else list(registry.models[model].versions)
+    model_version = registry.find(model, version)
+    versions = [model_version.version] if version else list(registry.models[model].versions)
     inputs = [
         Tensor(name=name or "input", datatype=kind, shape=[-1, *shape])
-        for name, kind, shape in await tensors_of(found)
+        for name, kind, shape in await tensors_of(model_version)
     ]
     return json_answer(
         ModelMetadata(
             name=model,
             versions=versions,
             inputs=inputs,
-            parameters=ModelParameters(input=input_of(found)),
+            parameters=ModelParameters(input=input_of(model_version)),
         )
     )
 

@@ -1,6 +1,4 @@
-"""The management routes: register, list, describe, scale, set default, unregister (contract
-1.3).
-"""
+"""The management routes of models: register, list, describe, scale, set default, unregister."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tsx_runtime.api.management.schemas import (
 from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes import openapi
-from tsx_runtime.http.routes.responses import json_answer, read_given
+from tsx_runtime.http.routes.responses import json_answer, read_parameters
 
 ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
@@ -60,7 +58,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
 
 
 def build_token_router(keys: Keys) -> APIRouter:
-    """A new token in place of the old one, by any verb; it is written to the key file alone."""
+    """Build the route that replaces a token; only the key file contains the new one."""
     router = APIRouter(tags=["management"])
 
     async def renew(
@@ -69,7 +67,7 @@ def build_token_router(keys: Keys) -> APIRouter:
         ] = "",
     ) -> Response:
         keys.renew(type)
-        return Response("\n", media_type="application/json")  # as TorchServe answers
+        return Response("\n", media_type="application/json")  # TorchServe's response
 
     router.add_api_route(
         "/token",
@@ -106,8 +104,9 @@ def _add_model_routes(router: APIRouter, management: ManagementService, limit: i
         openapi_extra=openapi.query_or_body(RegisterParameters),
     )
     async def register(request: Request) -> Response:
-        management.check_model_api("GET")  # before the body is read, which may be large
-        parameters = parameters_of(RegisterParameters, await read_given(request, limit))
+        # The body may be large, so this check comes first.
+        management.check_model_api("GET")
+        parameters = parameters_of(RegisterParameters, await read_parameters(request, limit))
         return json_answer(*await management.register(parameters))
 
     @router.get("/models/{model}", summary="Describe its default version", **DESCRIBED)

@@ -1,5 +1,6 @@
-"""Parts of the OpenAPI documents that signatures cannot give: predictions, whose bodies are opaque,
-and examples.
+"""The parts of the OpenAPI documents that FastAPI cannot derive from signatures.
+
+These are the paths of predictions, whose bodies are opaque, and examples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tsx_runtime.api.management.schemas import ErrorBody
 from tsx_runtime.version import __version__
 
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
-_WHY = {
+_STATUS_TEXTS = {
     400: "the request cannot be used, or its token is missing or wrong",
     401: "the token is missing or wrong, where token_failure_status is 401",
     403: "not allowed",
@@ -36,13 +37,13 @@ def _parameter(
     name: str,
     description: str,
     example: str = "",
-    where: str = "path",
-    schema: dict[str, Any] = {"type": "string"},  # noqa: B006  # never changed
+    location: str = "path",
+    schema: dict[str, Any] = {"type": "string"},  # noqa: B006  # It is never modified.
 ) -> dict[str, Any]:
     parameter = {
         "name": name,
-        "in": where,
-        "required": where == "path",
+        "in": location,
+        "required": location == "path",
         "description": description,
         "schema": schema,
     }
@@ -52,8 +53,8 @@ def _parameter(
 _OPTIONS = [
     _parameter(
         request_options.PRIORITY.decode(),
-        "of the waiting requests, the one with the highest priority is served first; 0 if not given",
-        where="header",
+        "the waiting request with the highest priority is served first; 0 if not given",
+        location="header",
         schema={
             "type": "integer",
             "minimum": -request_options.MOST_URGENT,
@@ -63,12 +64,12 @@ _OPTIONS = [
     _parameter(
         request_options.TIMEOUT.decode(),
         "milliseconds that the client will wait for the answer",
-        where="header",
+        location="header",
         schema={"type": "integer", "minimum": 1, "maximum": request_options.LONGEST},
     ),
-    # without examples, which the page at /docs would send
+    # The page at /docs would send examples, so these have none.
     *(
-        _parameter(name, description, where="header")
+        _parameter(name, description, location="header")
         for name, description in (
             ("Prefer", "respond-async: answer later, at the Location of a 202"),
             (
@@ -94,7 +95,10 @@ _ONLY_MODEL = _parameter(
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorBody, "description": _WHY[status]} for status in statuses}
+    """Return FastAPI's `responses` of these error statuses."""
+    return {
+        status: {"model": ErrorBody, "description": _STATUS_TEXTS[status]} for status in statuses
+    }
 
 
 def to_json(document: dict[str, Any]) -> bytes:
@@ -102,7 +106,7 @@ def to_json(document: dict[str, Any]) -> bytes:
 
 
 def query_or_body(model: type[BaseModel]) -> dict[str, Any]:
-    """What takes the same keys, of which one is `url`, from the query string or a JSON body."""
+    """Describe a route whose parameters come from the query string or from a JSON body."""
     schema = model.model_json_schema()
     query = [
         {
@@ -124,7 +128,7 @@ def query_or_body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def body_of(model: type[BaseModel], example: object) -> dict[str, Any]:
-    """A JSON body that the route reads itself, to say in its own words what is wrong with it."""
+    """Describe a JSON body that the route reads itself, with special error messages."""
     schema = model.model_json_schema()
     schema = _inlined(schema, schema.pop("$defs", {}))
     return {
@@ -137,7 +141,7 @@ def body_of(model: type[BaseModel], example: object) -> dict[str, Any]:
 
 def _inlined(part: Any, definitions: dict[str, Any]) -> Any:
     if isinstance(part, list):
-        return [_inlined(each, definitions) for each in part]
+        return [_inlined(item, definitions) for item in part]
     if not isinstance(part, dict):
         return part
     if "$ref" in part:
@@ -146,9 +150,9 @@ def _inlined(part: Any, definitions: dict[str, Any]) -> Any:
 
 
 def prediction_paths() -> dict[str, Any]:
-    """The paths of predictions and explanations. Any verb is taken; POST stands for them."""
+    """Return the paths of predictions and explanations; POST stands for all methods."""
     version = _parameter("version", "one of its versions; the default one if not given", "1.0")
-    rest = _parameter(
+    url_path = _parameter(
         "rest", "passed to the handler as the request header `url_path`", "v1/completions"
     )
     model = _parameter("model", "a registered model", "digits")
@@ -156,7 +160,7 @@ def prediction_paths() -> dict[str, Any]:
     for path, parameters in (
         ("/predictions/{model}", [model]),
         ("/predictions/{model}/{version}", [model, version]),
-        ("/predictions/{model}/{version}/{rest}", [model, version, rest]),
+        ("/predictions/{model}/{version}/{rest}", [model, version, url_path]),
         ("/explanations/{model}", [model]),
         ("/explanations/{model}/{version}", [model, version]),
         ("/v1/models/{model}:predict", [model]),
@@ -174,11 +178,11 @@ def prediction_paths() -> dict[str, Any]:
 
 
 def openai_paths() -> dict[str, Any]:
-    """The paths of OpenAI's API, and of Cohere's and Jina's rerank.
+    """Return the paths of OpenAI's API and of the rerank APIs of Cohere and Jina.
 
-    What each takes and answers is in their own documents.
+    The documents of these APIs describe the bodies.
     """
-    return {path: {"post": _openai(path, *about)} for path, about in _OPENAI.items()}
+    return {path: {"post": _openai_operation(path, *entry)} for path, entry in _OPENAI.items()}
 
 
 _OPENAI: dict[str, tuple[str, dict[str, Any]]] = {
@@ -194,7 +198,7 @@ _OPENAI: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _openai(path: str, summary: str, example: dict[str, Any]) -> dict[str, Any]:
+def _openai_operation(path: str, summary: str, example: dict[str, Any]) -> dict[str, Any]:
     content = "multipart/form-data" if "audio" in path else "application/json"
     statuses = (400, 401, 404, 413, 429, 500, 503, 507)
     return {
@@ -217,12 +221,15 @@ def _openai(path: str, summary: str, example: dict[str, Any]) -> dict[str, Any]:
                 "content": {"*/*": {"schema": {}}},
             }
         }
-        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in statuses},
+        | {
+            str(status): {"description": _STATUS_TEXTS[status], "content": _ERROR}
+            for status in statuses
+        },
     }
 
 
 def workflow_path() -> dict[str, Any]:
-    """A workflow takes what a prediction takes."""
+    """Return the path of workflows, which accept the same requests as predictions."""
     path = "/wfpredict/{workflow}"
     operation = _prediction(path, [_parameter("workflow", "a registered workflow", "dog_breed")])[
         "post"
@@ -239,9 +246,9 @@ def workflow_path() -> dict[str, Any]:
 
 
 def job_path() -> dict[str, Any]:
-    """What the Location of an asynchronous prediction's 202 names."""
+    """Return the path of a job, which the Location of a 202 names."""
     id = _parameter("id", "from the Location of the 202", "0f8b5c1e6a7d4b7e9c3f2a1d5b6c7d8e")
-    answers = {
+    operations = {
         "get": (
             "Fetch an answer",
             {
@@ -251,7 +258,7 @@ def job_path() -> dict[str, Any]:
         ),
         "delete": ("Cancel a request", {"200": "it is cancelled", "409": "it is answered"}),
     }
-    why = {
+    failure_texts = {
         "404": "no such job",
         "410": "it was cancelled, or its answer has expired",
         "503": "the store cannot be used",
@@ -264,14 +271,14 @@ def job_path() -> dict[str, Any]:
                 "operationId": f"{method}_job",
                 "parameters": [id],
                 "responses": (
-                    {status: {"description": text} for status, text in own.items()}
+                    {status: {"description": text} for status, text in successes.items()}
                     | {
                         status: {"description": text, "content": _ERROR}
-                        for status, text in why.items()
+                        for status, text in failure_texts.items()
                     }
                 ),
             }
-            for method, (summary, own) in answers.items()
+            for method, (summary, successes) in operations.items()
         }
     }
 
@@ -284,56 +291,54 @@ def add_predictions(document: dict[str, Any]) -> None:
 
 
 def correct(document: dict[str, Any]) -> None:
-    """What the framework documents and this server does not do: a parameter that cannot be read is
-    answered with 400 and the error JSON.
-    """
+    """Replace FastAPI's response to invalid parameters by this server's: 400 and the error JSON."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     schemas.setdefault("ErrorBody", ErrorBody.model_json_schema())
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    document["security"] = [{}, {"token": []}]  # where the server has tokens
+    document["security"] = [{}, {"token": []}]  # Tokens are optional.
     for item in document["paths"].values():
         for operation in item.values():
             if operation["responses"].pop("422", None):
                 operation["responses"].setdefault(
-                    "400", {"description": _WHY[400], "content": _ERROR}
+                    "400", {"description": _STATUS_TEXTS[400], "content": _ERROR}
                 )
 
 
 def describe_predictions(name: str) -> dict[str, Any]:
-    """The OpenAPI document of one model's predictions."""
+    """Return the OpenAPI document of one model's predictions."""
     paths = {path: item for path, item in prediction_paths().items() if "{version}" not in path}
-    return _of_one_model(name, paths, {"ErrorBody": ErrorBody.model_json_schema()})
+    return _model_document(name, paths, {"ErrorBody": ErrorBody.model_json_schema()})
 
 
 def describe_management(name: str, document: dict[str, Any]) -> dict[str, Any]:
-    """What `OPTIONS /models/{model}` answers: of the listener's own document, all that manages one
-    model.
-    """
-    of_model = {
+    """Return the management paths of one model, from the document of the listener."""
+    model_paths = {
         path: item
         for path, item in sorted(document["paths"].items())
         if path.startswith("/models/{model}")
     }
-    of_model.pop("/models/{model}/invoke", None)  # a prediction
-    return _of_one_model(name, of_model, document["components"]["schemas"])
+    model_paths.pop("/models/{model}/invoke", None)  # This path is a prediction.
+    return _model_document(name, model_paths, document["components"]["schemas"])
 
 
-def _of_one_model(name: str, paths: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """`schemas`: at least those that the paths refer to."""
+def _model_document(name: str, paths: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with the paths of one model, and those of `schemas` that they use."""
     concrete = {}
     for path, item in paths.items():
         concrete[path.replace("{model}", name)] = {
-            verb: (
+            method: (
                 operation
                 | {
                     "parameters": [
-                        one for one in operation.get("parameters", ()) if one["name"] != "model"
+                        parameter
+                        for parameter in operation.get("parameters", ())
+                        if parameter["name"] != "model"
                     ]
                 }
             )
-            for verb, operation in item.items()
+            for method, operation in item.items()
         }
     used: dict[str, Any] = {}
     _add_schemas(concrete, schemas, used)
@@ -346,22 +351,22 @@ def _of_one_model(name: str, paths: dict[str, Any], schemas: dict[str, Any]) -> 
 
 
 def _add_schemas(part: Any, schemas: dict[str, Any], used: dict[str, Any]) -> None:
-    """Those that `part` refers to, and that they refer to."""
+    """Add to `used` the schemas that a part of a document refers to, directly or not."""
     if isinstance(part, list):
-        for each in part:
-            _add_schemas(each, schemas, used)
+        for item in part:
+            _add_schemas(item, schemas, used)
     elif isinstance(part, dict):
         reference = part.get("$ref")
         if isinstance(reference, str) and (name := reference.rpartition("/")[2]) not in used:
             used[name] = schemas[name]
             _add_schemas(used[name], schemas, used)
-        for each in part.values():
-            _add_schemas(each, schemas, used)
+        for value in part.values():
+            _add_schemas(value, schemas, used)
 
 
 def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
     explains = path.startswith("/explanations") or path.endswith("explain")
-    words = re.sub(r"[/:]", "_", re.sub(r"[{}]", "", path.strip("/")))
+    path_name = re.sub(r"[/:]", "_", re.sub(r"[{}]", "", path.strip("/")))
     binary = {"type": "string", "format": "binary"}
     operation = {
         "tags": ["inference"],
@@ -373,7 +378,7 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
             + "The answer is what the handler returns; it has a Content-Type only if the handler"
             " sets one."
         ),
-        "operationId": f"post_{words}",
+        "operationId": f"post_{path_name}",
         "parameters": [*parameters, *_OPTIONS],
         "requestBody": {
             "content": {
@@ -394,7 +399,7 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
             }
             | {"202": {"description": "the request is stored, with Prefer: respond-async"}}
             | {
-                str(status): {"description": _WHY[status], "content": _ERROR}
+                str(status): {"description": _STATUS_TEXTS[status], "content": _ERROR}
                 for status in (400, 401, 404, 413, 422, 429, 500, 503, 507)
             }
         ),

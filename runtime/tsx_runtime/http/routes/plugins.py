@@ -1,4 +1,4 @@
-"""Endpoints of plugins: routes on the listener of their role, with its authorization."""
+"""The routes of plugins, on the listener of their role and behind its guard."""
 
 from __future__ import annotations
 
@@ -20,18 +20,23 @@ from tsx_runtime.errors import SettingError, TsxError, Unavailable
 from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
 from tsx_runtime.settings.schema import SECRETS, Settings
 
-MOST_CALLS = 64  # of one endpoint at a time, where they run in threads
+MAX_CALLS = 64  # calls of one endpoint that run in threads at a time
 
 logger = logging.getLogger("tsx.plugins")
 
 
 class RegistryView:
-    """`ServerView`, on the registry."""
+    """The `ServerView` of a registry."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def setting(self, name: str) -> Any:
+        """Return the value of a setting that is no secret.
+
+        Raises:
+            KeyError: There is no such setting, or it is a secret.
+        """
         if name in SECRETS or name not in Settings.model_fields:
             raise KeyError(name)
         return getattr(self._registry.settings, name)
@@ -53,24 +58,27 @@ class RegistryView:
 
 
 def check_paths(endpoints: Iterable[Endpoint]) -> None:
-    """Raises SettingError for a path that the server, or another plugin, has already, and for one
-    that would be behind another's guard.
+    """Check the paths of all endpoints.
+
+    Raises:
+        SettingError: The server or another plugin has the path, or a path with the same first
+            segment has another role.
     """
-    seen: set[str] = set()
+    paths: set[str] = set()
     roles: dict[str, str] = {}
     for endpoint in endpoints:
-        first = endpoint.path.split("/")[1]
-        reserved = first in RESERVED_PATHS and endpoint.path != "/ping"
-        if reserved or runs_model(endpoint.path) or endpoint.path in seen:
+        segment = endpoint.path.split("/")[1]
+        is_reserved = segment in RESERVED_PATHS and endpoint.path != "/ping"
+        if is_reserved or runs_model(endpoint.path) or endpoint.path in paths:
             raise SettingError(
                 f"a plugin's endpoint {endpoint.path} cannot be added: that path is already in use"
             )
-        if roles.setdefault(first, endpoint.role) != endpoint.role:
+        if roles.setdefault(segment, endpoint.role) != endpoint.role:
             raise SettingError(
-                f"a plugin's endpoint {endpoint.path} cannot be added: endpoints below /{first}"
+                f"a plugin's endpoint {endpoint.path} cannot be added: endpoints below /{segment}"
                 " have another role, and so another token"
             )
-        seen.add(endpoint.path)
+        paths.add(endpoint.path)
 
 
 def build_router(endpoints: Iterable[Endpoint], registry: Registry, limit: int) -> APIRouter:
@@ -92,15 +100,15 @@ def build_router(endpoints: Iterable[Endpoint], registry: Registry, limit: int) 
 
 
 def _route(endpoint: Endpoint, view: RegistryView, limit: int) -> Any:
-    threads = DaemonThreads(MOST_CALLS, f"calls of {endpoint.path}")
+    threads = DaemonThreads(MAX_CALLS, f"calls of {endpoint.path}")
 
     async def route(request: Request) -> Response:
         body = await read_body(request.scope, request.receive, limit)
         headers = {name.lower(): value for name, value in request.headers.items()}
         query = {name: request.query_params.getlist(name)[0] for name in request.query_params}
-        call = EndpointRequest(request.method, request.url.path, query, headers, body)
+        endpoint_request = EndpointRequest(request.method, request.url.path, query, headers, body)
         try:
-            return _response(await _answer(endpoint, call, view, threads))
+            return _response(await _call_endpoint(endpoint, endpoint_request, view, threads))
         except Unavailable:
             raise
         except (Exception, SystemExit) as error:  # the boundary to the plugin's code
@@ -113,27 +121,29 @@ def _route(endpoint: Endpoint, view: RegistryView, limit: int) -> Any:
     return route
 
 
-async def _answer(
-    endpoint: Endpoint, call: EndpointRequest, view: RegistryView, threads: DaemonThreads
+async def _call_endpoint(
+    endpoint: Endpoint,
+    endpoint_request: EndpointRequest,
+    view: RegistryView,
+    threads: DaemonThreads,
 ) -> EndpointResponse:
     if inspect.iscoroutinefunction(endpoint.answer):
-        answered = await endpoint.answer(call, view)
+        response = await endpoint.answer(endpoint_request, view)
     else:
-        answered = await threads.call(lambda: endpoint.answer(call, view))
-    if not isinstance(answered, EndpointResponse):
+        response = await threads.call(lambda: endpoint.answer(endpoint_request, view))
+    if not isinstance(response, EndpointResponse):
         raise TypeError(
-            f"it answered with a {type(answered).__name__}, not with an EndpointResponse"
+            f"it answered with a {type(response).__name__}, not with an EndpointResponse"
         )
-    return answered
+    return response
 
 
-def _response(answered: EndpointResponse) -> Response:
-    for name, value in answered.headers.items():
-        if not is_header(
-            name.encode("latin-1"), value.encode("latin-1")
-        ):  # it may hold what a client sent
+def _response(response: EndpointResponse) -> Response:
+    for name, value in response.headers.items():
+        # The plugin may have copied the value from a client.
+        if not is_header(name.encode("latin-1"), value.encode("latin-1")):
             raise ValueError(f"it set a header that HTTP does not allow: {name!r}: {value[:100]!r}")
-    if isinstance(answered.body, bytes | str):
-        return Response(answered.body, answered.status, dict(answered.headers))
-    body = json.dumps(answered.body, indent=2) + "\n"
-    return Response(body, answered.status, dict(answered.headers), media_type="application/json")
+    if isinstance(response.body, bytes | str):
+        return Response(response.body, response.status, dict(response.headers))
+    body = json.dumps(response.body, indent=2) + "\n"
+    return Response(body, response.status, dict(response.headers), media_type="application/json")

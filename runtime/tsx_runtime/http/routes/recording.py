@@ -1,4 +1,4 @@
-"""The management routes of recordings: start, show and stop one."""
+"""The management routes of recordings: start, show and stop a recording."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
 
-TERMS = '{"share": 1, "max_size": "100MB", "max_age": "1d"}'
+TERMS_EXAMPLE = '{"share": 1, "max_size": "100MB", "max_age": "1d"}'
 EXAMPLE = {"share": 1, "max_size": "100MB", "max_age": "1d", "answers": False}
 
 
@@ -44,21 +44,25 @@ class ModelRecording(BaseModel):
 
 
 async def describe(registry: Registry, model: str) -> ModelRecording:
-    """What holds now, once that is kept on the disk. Raises ModelNotFound."""
+    """Describe the recording of a model, once the current state is on the disk.
+
+    Raises:
+        ModelNotFound: There is no such model.
+    """
     recorders = registry.recorders
-    recorders.find(model)  # an unknown model is refused without waiting
+    recorders.find(model)  # An unknown model is refused without waiting.
     await registry.state.written()
     recorder = recorders.find(model)
-    kept = await (recorders.kept(model) if recorder is None else recorder.kept())
+    stored = await (recorders.kept(model) if recorder is None else recorder.kept())
     directory = recorders.directory(model)
     return ModelRecording(
         model=model,
         recording=recorder is not None,
         terms=recorder.config if recorder else None,
         directory=None if directory is None else str(directory.absolute()),
-        files=kept.files,
-        bytes=kept.size,
-        oldest=kept.oldest,
+        files=stored.files,
+        bytes=stored.size,
+        oldest=stored.oldest,
         recorded=recorder.recorded if recorder else 0,
         dropped=dict(recorder.dropped) if recorder else {},
         problem=recorder.problem if recorder else None,
@@ -69,11 +73,13 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     router = APIRouter(tags=["traffic"])
     path = "/models/{model}/record"
     answers: dict[str, Any] = {"response_model": ModelRecording}
-    wrong, body = openapi.failures(400, 404, 409, 413), openapi.body_of(RecordingConfig, EXAMPLE)
+    errors, body = openapi.failures(400, 404, 409, 413), openapi.body_of(RecordingConfig, EXAMPLE)
 
-    @router.put(path, summary="Record its requests", responses=wrong, openapi_extra=body, **answers)
+    @router.put(
+        path, summary="Record its requests", responses=errors, openapi_extra=body, **answers
+    )
     async def start(model: ModelName, request: Request) -> Response:
-        terms = parameters_of(RecordingConfig, await read_object(request, limit, TERMS))
+        terms = parameters_of(RecordingConfig, await read_object(request, limit, TERMS_EXAMPLE))
         await registry.recorders.start(model, terms)
         return await show(model)
 

@@ -1,6 +1,4 @@
-"""Code that the management routes share: parameters from a query string or a JSON body, and JSON
-answers.
-"""
+"""The reading of parameters and the JSON responses that the management routes share."""
 
 from __future__ import annotations
 
@@ -16,24 +14,31 @@ from tsx_runtime.api.messages import read_body
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
 
 
-async def read_given(request: Request, limit: int) -> dict[str, Any]:
-    """The query string's parameters, of each its first, and over them the keys of a JSON body.
+async def read_parameters(request: Request, limit: int) -> dict[str, Any]:
+    """Read the parameters of the query string and of a JSON body, which has precedence.
 
-    Raises BadRequest.
+    The first value of a repeated query parameter counts.
+
+    Raises:
+        BadRequest: The body is no JSON object.
     """
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
-        given.setdefault(name, value)
+        parameters.setdefault(name, value)
     if (
         request.headers.get("content-type", "").partition(";")[0].strip().lower()
         == "application/json"
     ):
-        given |= _json_object(await _read(request, limit), limit)
-    return given
+        parameters |= _json_object(await _read(request, limit), limit)
+    return parameters
 
 
 async def read_object(request: Request, limit: int, example: str) -> dict[str, Any]:
-    """A JSON body, of whatever type it says to be. Raises BadRequest, also where there is none."""
+    """Read a JSON body, whatever its content type is.
+
+    Raises:
+        BadRequest: The body is empty or no JSON object; the message shows `example`.
+    """
     body = await _read(request, limit)
     if not body.strip():
         raise BadRequest(f"The request has no body. It takes a JSON object such as {example}.")
@@ -51,16 +56,16 @@ async def _read(request: Request, limit: int) -> bytes:
         raise PayloadTooLarge(text, more=error.more) from None
 
 
-def json_answer(model: BaseModel, code: int = 200) -> Response:
-    """With a newline at the end, as TorchServe's."""
-    return Response(dump_json(model) + "\n", code, media_type="application/json")
+def json_answer(model: BaseModel, status: int = 200) -> Response:
+    """Return a JSON response with a newline at its end, as TorchServe's."""
+    return Response(dump_json(model) + "\n", status, media_type="application/json")
 
 
 def _json_object(body: bytes, limit: int, example: str = '{"url": "digits.mar"}') -> dict[str, Any]:
     try:
-        given = load_json(body, most_bytes=limit, most_values=MOST_VALUES) if body.strip() else {}
+        value = load_json(body, most_bytes=limit, most_values=MOST_VALUES) if body.strip() else {}
     except ValueError as error:
         raise BadRequest(f"The request's body is not JSON that can be read: {error}.") from error
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise BadRequest(f"The request's body must be a JSON object such as {example}.")
-    return given
+    return value

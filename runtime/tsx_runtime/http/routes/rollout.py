@@ -1,4 +1,4 @@
-"""The management routes of rollouts: start, show and stop one."""
+"""The management routes of rollouts: start, show and stop a rollout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
 
-PLAN = '{"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600}'
+PLAN_EXAMPLE = '{"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600}'
 EXAMPLE: dict[str, Any] = {
     "version": "2.0",
     "steps": [1, 5, 25, 100],
@@ -27,6 +27,8 @@ EXAMPLE: dict[str, Any] = {
 
 
 class Numbers(BaseModel):
+    """The counts and latencies of a version."""
+
     requests: int
     errors: int
     error_rate: float
@@ -46,13 +48,13 @@ class ModelRollout(BaseModel):
     old: str = Field(description="the version that had the requests before")
     plan: RolloutPlan
     step: int = Field(description="from 1")
-    share: float = Field(description="of the new version at this step, in percent")
-    seconds: float = Field(description="at this step")
-    reason: str = Field(description="of the last decision")
+    share: float = Field(description="share of the new version at this step, in percent")
+    seconds: float = Field(description="time at this step")
+    reason: str = Field(description="reason of the last decision")
     began: float = Field(description="seconds since 1970")
     changed: float = Field(description="seconds since 1970 of the last step, or of the end")
-    new_counts: Numbers = Field(description="of the new version at this step")
-    old_counts: Numbers = Field(description="of the old version at this step")
+    new_counts: Numbers = Field(description="numbers of the new version at this step")
+    old_counts: Numbers = Field(description="numbers of the old version at this step")
     log: list[dict[str, Any]] = Field(description="each decision with its numbers, the newest last")
 
 
@@ -70,7 +72,7 @@ def describe(name: str, state: RolloutState, log: list[dict[str, Any]]) -> Model
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
-    """Every route answers with the current rollout, once it is kept on the disk."""
+    """Build the routes, which return the current rollout once it is on the disk."""
     router = APIRouter(tags=["traffic"])
     rollouts = registry.rollouts
     path = "/models/{model}/rollout"
@@ -86,7 +88,9 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         **answers,
     )
     async def start(model: ModelName, request: Request) -> Response:
-        rollouts.start(model, parameters_of(RolloutPlan, await read_object(request, limit, PLAN)))
+        rollouts.start(
+            model, parameters_of(RolloutPlan, await read_object(request, limit, PLAN_EXAMPLE))
+        )
         return await show(model)
 
     @router.get(

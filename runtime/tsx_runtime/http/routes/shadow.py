@@ -1,4 +1,4 @@
-"""The management routes of shadows: start one, show its results, stop it."""
+"""The management routes of shadows: start a shadow, show its results, reset its counters."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tsx_runtime.core.shadowing.report import Example, Excerpt, Side
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
-from tsx_runtime.http.routes.traffic import Force, parsed
+from tsx_runtime.http.routes.traffic import Force, parse_policy
 from tsx_runtime.settings.traffic_policy import Shadow, parse_traffic
 
-SHADOW = '{"to": "2.0", "share": 10}'
+SHADOW_EXAMPLE = '{"to": "2.0", "share": 10}'
 EXAMPLE = {"to": "2.0", "share": 10, "compare": {"kind": "top-k", "k": 1}}
 
 
 class Requests(BaseModel):
     copied: int
-    under_way: int = Field(description="of them, not compared yet")
+    under_way: int = Field(description="copied requests that are not compared yet")
     shed: dict[str, int] = Field(
-        description="of the share, not copied or refused by the shadow, by reason"
+        description="requests that were not copied, or that the shadow refused, by reason"
     )
 
 
 class Errors(BaseModel):
-    """Answers of 500 or more, of the compared requests; and failed comparisons."""
+    """The numbers of answers with a status of 500 or more, and of failed comparisons."""
 
     primary: int
     shadow: int
@@ -52,19 +52,21 @@ class Rate(BaseModel):
 
 
 class Tolerance(BaseModel):
-    """Two numbers are the same if they differ by at most `atol + rtol * |the client's|`."""
+    """The tolerance of two numbers, which may differ by `atol + rtol * |the client's|`."""
 
     rtol: float
     atol: float
 
 
 class Milliseconds(BaseModel):
+    """The percentiles of a latency in milliseconds."""
+
     p50: float
     p99: float
 
 
 class Latencies(BaseModel):
-    """From the request to its answer, of the newest requests that were compared."""
+    """The latencies of the newest compared requests, from request to answer."""
 
     requests: int
     primary: Milliseconds
@@ -72,7 +74,7 @@ class Latencies(BaseModel):
 
 
 class Content(BaseModel):
-    """The beginning of a body: as text, or where it is none in base64."""
+    """The beginning of a body: as text, or in base64 if it is no text."""
 
     size: int
     text: str | None = None
@@ -80,6 +82,8 @@ class Content(BaseModel):
 
 
 class ShadowAnswer(BaseModel):
+    """The answer of one of the two versions."""
+
     version: str
     status: int
     ms: float
@@ -88,6 +92,8 @@ class ShadowAnswer(BaseModel):
 
 
 class ShadowExample(BaseModel):
+    """A request with two answers that differ."""
+
     at: datetime
     why: str
     request_id: str
@@ -102,63 +108,68 @@ class ShadowStatus(BaseModel):
 
     model: str
     state: str = Field(description="off, running, or waiting", examples=["running"])
-    why: str | None = Field(default=None, description="it waits")
+    why: str | None = Field(default=None, description="why it waits")
     shadow: Shadow | None = Field(
-        default=None, description="as the traffic says; where it is off, the last one"
+        default=None, description="the shadow of the traffic policy; if it is off, the last one"
     )
-    version: str | None = Field(default=None, description="that gets the copies")
+    version: str | None = Field(default=None, description="version that gets the copies")
     since: datetime | None = None
     requests: Requests | None = None
     agreed: int | None = None
     disagreed: int | None = None
     disagreement: Rate | None = None
     largest_difference: float | None = Field(
-        default=None, description="of two numbers of all compared answers, numeric and exact"
+        default=None,
+        description="largest difference of two numbers in all compared answers, numeric and exact",
     )
     tolerance: Tolerance | None = Field(
         default=None,
-        description="of a numeric comparison; by default that of the coarser precision",
+        description="tolerance of a numeric comparison; by default that of the coarser precision",
     )
     errors: Errors | None = None
     last_problem: str | None = Field(default=None, description="why an answer was not compared")
     latency: Latencies | None = None
     examples: list[ShadowExample] | None = Field(
-        default=None, description="of answers that differ, the newest first"
+        default=None, description="requests whose answers differ, the newest first"
     )
 
 
 def report(registry: Registry, name: str) -> ShadowStatus:
-    """Raises ModelNotFound."""
+    """Describe the shadow of a model.
+
+    Raises:
+        ModelNotFound: There is no such model.
+    """
     registry.find(name)
     mirror = registry.shadows.get(name)
     if mirror is None:
         return ShadowStatus(model=name, state="off")
-    shown = mirror.report
-    compared = shown.agreed + shown.disagreed
+    results = mirror.report
+    compared = results.agreed + results.disagreed
     rtol, atol = registry.shadows.tolerance(mirror)
-    low, high = interval(shown.disagreed, compared)
-    state, why = _state(registry, mirror)
+    low, high = interval(results.disagreed, compared)
+    state, reason = _state(registry, mirror)
     sides = [
         Milliseconds(p50=round(1000 * p50, 3), p99=round(1000 * p99, 3))
-        for p50, p99 in shown.latencies()
+        for p50, p99 in results.latencies()
     ]
     return ShadowStatus(
         model=name,
         state=state,
-        why=why,
+        why=reason,
         shadow=mirror.said,
         version=mirror.number,
-        since=shown.since,
+        since=results.since,
         requests=Requests(
-            copied=shown.copied, under_way=len(mirror.under_way), shed=dict(shown.shed)
+            copied=results.copied, under_way=len(mirror.under_way), shed=dict(results.shed)
         ),
-        agreed=shown.agreed,
-        disagreed=shown.disagreed,
+        agreed=results.agreed,
+        disagreed=results.disagreed,
         disagreement=(
-            Rate(rate=shown.disagreed / compared, low=low, high=high) if compared else None
+            Rate(rate=results.disagreed / compared, low=low, high=high) if compared else None
         ),
         largest_difference=(
-            shown.largest_difference
+            results.largest_difference
             if compared and mirror.said.compare.kind in ("numeric", "exact")
             else None
         ),
@@ -166,15 +177,17 @@ def report(registry: Registry, name: str) -> ShadowStatus:
             Tolerance(rtol=rtol, atol=atol) if mirror.said.compare.kind == "numeric" else None
         ),
         errors=Errors(
-            primary=shown.primary_errors, shadow=shown.shadow_errors, comparison=shown.uncompared
+            primary=results.primary_errors,
+            shadow=results.shadow_errors,
+            comparison=results.uncompared,
         ),
-        last_problem=shown.last_problem or None,
+        last_problem=results.last_problem or None,
         latency=(
-            Latencies(requests=len(shown.pairs), primary=sides[0], shadow=sides[1])
+            Latencies(requests=len(results.pairs), primary=sides[0], shadow=sides[1])
             if sides
             else None
         ),
-        examples=[_example(example) for example in reversed(shown.examples)],
+        examples=[_example(example) for example in reversed(results.examples)],
     )
 
 
@@ -187,8 +200,8 @@ def _state(registry: Registry, mirror: Mirror) -> tuple[str, str | None]:
     version = model.versions.get(mirror.number)
     if version is None:
         return "waiting", f"Version {mirror.number} is not registered."
-    if alone := answers_alone(model, traffic):
-        return "waiting", alone
+    if reason := answers_alone(model, traffic):
+        return "waiting", reason
     return (
         ("running", None)
         if version.ready
@@ -203,12 +216,12 @@ def _example(example: Example) -> ShadowExample:
         request_id=example.request_id,
         headers=dict(example.headers),
         body=_content(example.body),
-        primary=_answered(example.primary),
-        shadow=_answered(example.shadow),
+        primary=_describe_answer(example.primary),
+        shadow=_describe_answer(example.shadow),
     )
 
 
-def _answered(side: Side) -> ShadowAnswer:
+def _describe_answer(side: Side) -> ShadowAnswer:
     headers = dict(side.headers)
     return ShadowAnswer(
         version=side.version,
@@ -220,8 +233,8 @@ def _answered(side: Side) -> ShadowAnswer:
 
 
 def _content(body: Excerpt) -> Content:
-    whole = body.size == len(body.start)
-    for end in (0,) if whole else (0, 1, 2, 3):  # the cut may have gone through a letter
+    is_complete = body.size == len(body.start)
+    for end in (0,) if is_complete else (0, 1, 2, 3):  # The cut may split a character of 4 bytes.
         try:
             return Content(size=body.size, text=body.start[: len(body.start) - end].decode())
         except UnicodeDecodeError:
@@ -250,9 +263,9 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         **answers,
     )
     async def begin(model: ModelName, request: Request, force: Force = False) -> Response:
-        given = await read_object(request, limit, SHADOW)
-        traffic = parsed(
-            lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": given})
+        shadow = await read_object(request, limit, SHADOW_EXAMPLE)
+        traffic = parse_policy(
+            lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": shadow})
         )
         registry.check_traffic(model, traffic, force=force)
         registry.set_traffic(model, traffic)
@@ -266,8 +279,9 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         **answers,
     )
     async def reset(model: ModelName) -> Response:
-        """The shadow itself stays: `PATCH /models/{model}/traffic` with `{"shadow": null}` ends
-        it.
+        """Reset the counters of a shadow.
+
+        `PATCH /models/{model}/traffic` with `{"shadow": null}` ends the shadow itself.
         """
         report(registry, model)
         if (mirror := registry.shadows.get(model)) is not None:

@@ -22,8 +22,8 @@ from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic, warm_patterns
 
-TRAFFIC = '{"weights": {"1.0": 90, "2.0": 10}}'
-LABEL = '{"version": "2.0"}'
+TRAFFIC_EXAMPLE = '{"weights": {"1.0": 90, "2.0": 10}}'
+LABEL_EXAMPLE = '{"version": "2.0"}'
 
 Force = Annotated[Flag, Query(description="accept versions that are not registered yet")]
 DryRun = Annotated[Flag, Query(description="change nothing; answer what would change")]
@@ -31,7 +31,7 @@ LabelName = Annotated[str, Path(description="a version with this label", example
 
 
 class Share(BaseModel):
-    """What a version has now, and what became of the requests that it ever got."""
+    """The current share of a version, and the number of its requests and errors."""
 
     version: str
     labels: list[str] = []
@@ -39,7 +39,7 @@ class Share(BaseModel):
     ready: bool
     share: float = Field(
         description=(
-            "of the requests that name no version and that no rule sends anywhere, from 0 to 1"
+            "share of the requests that name no version and that no rule matches, from 0 to 1"
         )
     )
     share_before: float | None = Field(
@@ -47,14 +47,14 @@ class Share(BaseModel):
     )
     requests: int = Field(
         description=(
-            "that came since it was registered, by whatever name; also those that were refused"
+            "requests since it was registered, by any of its names; refused ones are included"
         )
     )
-    errors: int = Field(description="of them, those that failed: see tsx_errors_total")
+    errors: int = Field(description="requests that failed: see tsx_errors_total")
 
 
 class TrafficChange(BaseModel):
-    """Without `before` it is new, without `after` it is gone."""
+    """The change of one part; a new part has no `before`, and a removed part has no `after`."""
 
     what: str = Field(
         description="a part of the policy, or the default version", examples=["weights.2.0"]
@@ -64,6 +64,8 @@ class TrafficChange(BaseModel):
 
 
 class ModelTraffic(BaseModel):
+    """The traffic policy of a model, and its effect on each version."""
+
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"model": "digits", "default": "1.0", "traffic": {}, "table": []}]
@@ -110,25 +112,33 @@ def describe(
     state: TrafficState | None = None,
     before: ModelTraffic | None = None,
 ) -> ModelTraffic:
-    """Now, or as it would be in `state`; compared with `before`. Raises ModelNotFound."""
+    """Describe the traffic of a model.
+
+    Args:
+        registry: The models.
+        name: The name of the model.
+        state: A state to describe in place of the current one.
+        before: An earlier description; the result lists the changes.
+
+    Raises:
+        ModelNotFound: There is no such model.
+    """
     registry.find(name)
     model = registry.models[name]
-    (policy, default), shares = (
-        state or registry.traffic_manager.now(name),
-        registry.shares(name, state),
-    )
+    policy, default = state or registry.traffic_manager.now(name)
+    shares = registry.shares(name, state)
     numbers = sorted(
         {
             *model.versions,
-            *(resolve_label(word, model.versions, policy.labels) for word in policy.targets),
+            *(resolve_label(target, model.versions, policy.labels) for target in policy.targets),
         },
-        key=natural,
+        key=version_sort_key,
     )
     table = [
         _share(number, model.versions.get(number), policy, shares.get(number, 0.0))
         for number in numbers
     ]
-    shown = ModelTraffic(
+    description = ModelTraffic(
         model=name,
         default=default,
         traffic=policy,
@@ -137,35 +147,35 @@ def describe(
     )
     if before is not None:
         shares = {share.version: share.share for share in before.table}
-        for share in shown.table:
+        for share in description.table:
             share.share_before = shares.get(share.version, 0.0)
-        shown.changes = _changes(before, shown)
-    return shown
+        description.changes = _changes(before, description)
+    return description
 
 
 def _changes(before: ModelTraffic, after: ModelTraffic) -> list[TrafficChange]:
-    one, other = _parts(before), _parts(after)
+    old, new = _parts(before), _parts(after)
     return [
-        TrafficChange(what=part, before=one.get(part), after=other.get(part))
-        for part in {**one, **other}
-        if one.get(part) != other.get(part)
+        TrafficChange(what=part, before=old.get(part), after=new.get(part))
+        for part in {**old, **new}
+        if old.get(part) != new.get(part)
     ]
 
 
-def _parts(shown: ModelTraffic) -> dict[str, Any]:
-    """The default version and the policy, each weight and label by itself."""
-    parts: dict[str, Any] = {"default": shown.default}
-    for key, value in shown.traffic.as_json().items():
+def _parts(description: ModelTraffic) -> dict[str, Any]:
+    """Return the default version and the policy, with each weight and label as a part."""
+    parts: dict[str, Any] = {"default": description.default}
+    for key, value in description.traffic.as_json().items():
         parts |= (
-            {f"{key}.{name}": each for name, each in value.items()}
+            {f"{key}.{name}": entry for name, entry in value.items()}
             if key in ("weights", "labels")
             else {key: value}
         )
     return parts
 
 
-def natural(number: str) -> list[int | str]:
-    """9 before 10."""
+def version_sort_key(number: str) -> list[int | str]:
+    """Return the sort key of a version's number, by which 9 comes before 10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", number)]
 
 
@@ -183,9 +193,8 @@ def _share(number: str, version: ModelVersion | None, policy: Traffic, share: fl
         )
     stats = version.stats
     in_flight = stats.requests - stats.ended
-    requests = (
-        sum(stats.answers.values()) + sum(stats.refusals.values()) + in_flight
-    )  # errors may be of requests that were never accepted
+    # Refusals count too, because errors include requests that were never accepted.
+    requests = sum(stats.answers.values()) + sum(stats.refusals.values()) + in_flight
     return Share(
         version=number,
         labels=labels,
@@ -196,7 +205,12 @@ def _share(number: str, version: ModelVersion | None, policy: Traffic, share: fl
     )
 
 
-def parsed(parse: Callable[[], Traffic]) -> Traffic:
+def parse_policy(parse: Callable[[], Traffic]) -> Traffic:
+    """Return the policy that `parse` returns.
+
+    Raises:
+        BadRequest: The policy is invalid.
+    """
     try:
         return parse()
     except ValueError as error:
@@ -205,13 +219,16 @@ def parsed(parse: Callable[[], Traffic]) -> Traffic:
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
-    """Every route answers with the current traffic, once it is kept on the disk."""
+    """Build the routes, which return the current traffic once it is on the disk."""
     router = APIRouter(tags=["traffic"])
     path = "/models/{model}/traffic"
     answers: dict[str, Any] = {"response_model": ModelTraffic}
-    wrong, conflict = openapi.failures(400, 404, 409, 413), openapi.failures(400, 404, 409)
-    whole = openapi.body_of(Traffic, {"weights": {"1.0": 90, "2.0": 10}, "sticky": "header:X-User"})
-    some = {
+    write_errors = openapi.failures(400, 404, 409, 413)
+    clear_errors = openapi.failures(400, 404, 409)
+    policy_body = openapi.body_of(
+        Traffic, {"weights": {"1.0": 90, "2.0": 10}, "sticky": "header:X-User"}
+    )
+    patch_body = {
         "requestBody": {
             "required": True,
             "content": {
@@ -220,26 +237,27 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         }
     }
 
-    async def given_traffic(request: Request) -> dict[str, Any]:
-        """With its patterns compiled already, in a thread: a long one takes tens of
-        milliseconds.
+    async def read_policy(request: Request) -> dict[str, Any]:
+        """Read a policy, and compile its patterns in a thread.
+
+        A long pattern takes tens of milliseconds.
         """
-        given = await read_object(request, limit, TRAFFIC)
+        policy = await read_object(request, limit, TRAFFIC_EXAMPLE)
         patterns = [
-            rule.get("matches") for rule in given.get("rules") or () if isinstance(rule, dict)
+            rule.get("matches") for rule in policy.get("rules") or () if isinstance(rule, dict)
         ]
         await asyncio.to_thread(
             warm_patterns, [pattern for pattern in patterns if isinstance(pattern, str)]
         )
-        return given
+        return policy
 
     async def answer(
         model: str, before: ModelTraffic | None = None, undone: UndoPoint | None = None
     ) -> Response:
         await registry.state.written()
-        shown = describe(registry, model, before=before)
-        shown.undone = undone and datetime.fromtimestamp(undone.at, timezone.utc)
-        return json_answer(shown)
+        description = describe(registry, model, before=before)
+        description.undone = undone and datetime.fromtimestamp(undone.at, timezone.utc)
+        return json_answer(description)
 
     async def change(model: str, traffic: Traffic, mode: ChangeMode) -> Response:
         registry.check_traffic(model, traffic, force=mode.force)
@@ -252,7 +270,9 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         return await answer(model, before)
 
     async def merge_in(model: str, changes: dict[str, Any], mode: ChangeMode) -> Response:
-        return await change(model, parsed(lambda: registry.traffic(model).changed(changes)), mode)
+        return await change(
+            model, parse_policy(lambda: registry.traffic(model).changed(changes)), mode
+        )
 
     @router.get(
         path,
@@ -263,26 +283,28 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     async def show(model: ModelName) -> Response:
         return await answer(model)
 
-    @router.put(path, summary="Set it", responses=wrong, openapi_extra=whole, **answers)
+    @router.put(
+        path, summary="Set it", responses=write_errors, openapi_extra=policy_body, **answers
+    )
     async def replace(model: ModelName, request: Request, mode: Mode) -> Response:
-        given = await given_traffic(request)
-        return await change(model, parsed(lambda: parse_traffic(given)), mode)
+        policy = await read_policy(request)
+        return await change(model, parse_policy(lambda: parse_traffic(policy)), mode)
 
     @router.patch(
         path,
         summary="Change parts of the traffic policy; null removes a part",
-        responses=wrong,
-        openapi_extra=some,
+        responses=write_errors,
+        openapi_extra=patch_body,
         **answers,
     )
     async def merge(model: ModelName, request: Request, mode: Mode) -> Response:
-        return await merge_in(model, await given_traffic(request), mode)
+        return await merge_in(model, await read_policy(request), mode)
 
     @router.delete(
-        path, summary="Send all requests to the default version", responses=conflict, **answers
+        path, summary="Send all requests to the default version", responses=clear_errors, **answers
     )
     async def clear(model: ModelName, mode: Mode) -> Response:
-        # Labels stay: clients use them; requests that name no version are not affected.
+        # Clients use labels, and other requests are not affected by them, so labels stay.
         return await change(model, Traffic(labels=registry.traffic(model).labels), mode)
 
     _add_labels(router, registry, limit, merge_in)
@@ -314,19 +336,21 @@ def _add_labels(
 ) -> None:
     path = "/models/{model}/labels/{label}"
     answers: dict[str, Any] = {"response_model": ModelTraffic}
-    wrong, body = (
-        openapi.failures(400, 404, 409, 413),
-        openapi.body_of(LabelTarget, {"version": "2.0"}),
-    )
+    write_errors = openapi.failures(400, 404, 409, 413)
+    body = openapi.body_of(LabelTarget, {"version": "2.0"})
 
     @router.put(
-        path, summary="Set a label of a version", responses=wrong, openapi_extra=body, **answers
+        path,
+        summary="Set a label of a version",
+        responses=write_errors,
+        openapi_extra=body,
+        **answers,
     )
     async def label(model: ModelName, label: LabelName, request: Request, mode: Mode) -> Response:
-        given = await read_object(request, limit, LABEL)
-        version = given.get("version")
-        if not isinstance(version, str) or len(given) != 1:
-            raise BadRequest(f"A label needs a version: {LABEL}.")
+        target = await read_object(request, limit, LABEL_EXAMPLE)
+        version = target.get("version")
+        if not isinstance(version, str) or len(target) != 1:
+            raise BadRequest(f"A label needs a version: {LABEL_EXAMPLE}.")
         return await change(model, {"labels": {label: version}}, mode)
 
     @router.delete(

@@ -1,4 +1,4 @@
-"""The management routes of workflows: register, list, describe, unregister (contract 1.6)."""
+"""The management routes of workflows: register, list, describe, unregister."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from tsx_runtime.api.management.describe import PAGE, page_of
 from tsx_runtime.api.management.schemas import Camel, Flag, Status, parameters_of
 from tsx_runtime.http.routes import openapi
-from tsx_runtime.http.routes.responses import json_answer, read_given
+from tsx_runtime.http.routes.responses import json_answer, read_parameters
 from tsx_runtime.workflows.manager import Workflow, WorkflowOrder, Workflows
 
 WorkflowName = Annotated[str, Path(description="a registered workflow", examples=["dog_breed"])]
 
 
 class RegisterWorkflow(BaseModel):
-    """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
+    """The parameters of a registration, from the query string or a JSON body with precedence."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"url": "dog_breed.war", "workflow_name": "dog_breed"}]}
@@ -53,7 +53,7 @@ class WorkflowList(Camel):
 
 
 class DescribedWorkflow(Camel):
-    """The numbers are those that hold for every node that says nothing of its own."""
+    """A workflow; its numbers are the defaults of its nodes."""
 
     workflow_name: str
     workflow_url: str
@@ -65,7 +65,7 @@ class DescribedWorkflow(Camel):
 
 
 class DescribedWorkflows(RootModel[list[DescribedWorkflow]]):
-    pass
+    """A list with one workflow, as TorchServe returns it."""
 
 
 def describe_workflow(workflow: Workflow) -> DescribedWorkflow:
@@ -74,10 +74,10 @@ def describe_workflow(workflow: Workflow) -> DescribedWorkflow:
     return DescribedWorkflow(
         workflow_name=workflow.name,
         workflow_url=workflow.url,
-        min_workers=_or(shared.min_workers, 1),
-        max_workers=_or(shared.max_workers, 1),
-        batch_size=_or(shared.batch_size, 1),
-        max_batch_delay=_or(shared.max_batch_delay, 50),
+        min_workers=_value_or(shared.min_workers, 1),
+        max_workers=_value_or(shared.max_workers, 1),
+        batch_size=_value_or(shared.batch_size, 1),
+        max_batch_delay=_value_or(shared.max_batch_delay, 50),
         workflow_dag="{"
         + ", ".join(
             f"{node}=[{', '.join(following)}]"
@@ -88,7 +88,7 @@ def describe_workflow(workflow: Workflow) -> DescribedWorkflow:
     )
 
 
-def _or(value: int | None, default: int) -> int:
+def _value_or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
@@ -121,13 +121,13 @@ def build_router(workflows: Workflows, limit: int) -> APIRouter:
         openapi_extra=openapi.query_or_body(RegisterWorkflow),
     )
     async def register(request: Request) -> Response:
-        given = parameters_of(RegisterWorkflow, await read_given(request, limit))
+        parameters = parameters_of(RegisterWorkflow, await read_parameters(request, limit))
         order = WorkflowOrder(
-            given.url or "",
-            given.workflow_name,
-            given.response_timeout,
-            given.startup_timeout,
-            given.s3_sse_kms,
+            parameters.url or "",
+            parameters.workflow_name,
+            parameters.response_timeout,
+            parameters.startup_timeout,
+            parameters.s3_sse_kms,
         )
         workflow = await workflows.register(order)
         return json_answer(
@@ -143,10 +143,9 @@ def build_router(workflows: Workflows, limit: int) -> APIRouter:
     async def describe(workflow: WorkflowName) -> Response:
         return json_answer(DescribedWorkflows([describe_workflow(workflows.find(workflow))]))
 
-    @router.get(
-        "/workflows/{workflow}/{rest:path}", include_in_schema=False
-    )  # TorchServe passes over what follows the name
-    async def describe_too(workflow: WorkflowName, rest: str) -> Response:
+    # TorchServe ignores path segments behind the name.
+    @router.get("/workflows/{workflow}/{suffix:path}", include_in_schema=False)
+    async def describe_with_suffix(workflow: WorkflowName, suffix: str) -> Response:
         return await describe(workflow)
 
     @router.delete(

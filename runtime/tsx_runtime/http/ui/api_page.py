@@ -1,4 +1,4 @@
-"""`/docs`: Swagger UI for the paths of an address. All its files come from this server."""
+"""The page `/docs`: Swagger UI for the paths of an address, with files of this server only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import FOLDER, HEADERS, File, answer_file, read_file
 
 PAGE = "docs.html"
-OWN = (PAGE, "docs.js", "icon.svg")
-OF_SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js")
-# Swagger UI sets innerHTML, and styles of elements
+PAGE_FILES = (PAGE, "docs.js", "icon.svg")
+SWAGGER_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
+# Swagger UI sets innerHTML and the styles of elements.
 POLICY = ui.POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'").partition(
     "; require-trusted-types-for"
 )[0]
@@ -26,16 +26,15 @@ def build_router() -> APIRouter:
 
     async def page(request: Request) -> Response:
         if str(request.scope.get("raw_path", b""), "latin-1").endswith("/"):
-            return Response(
-                status_code=308, headers={"location": "../docs"}
-            )  # its files are named relative to it
+            # The page names its files relative to itself.
+            return Response(status_code=308, headers={"location": "../docs"})
         return await file(PAGE, request)
 
     async def file(name: str, request: Request) -> Response:
-        found = (await asyncio.to_thread(_files)).get(
-            name
-        )  # in a thread, as compressing them takes a moment
-        return answer_file(found, request, HEADERS | {"content-security-policy": POLICY})
+        page_files = await asyncio.to_thread(_files)  # Compressing them takes a moment.
+        return answer_file(
+            page_files.get(name), request, HEADERS | {"content-security-policy": POLICY}
+        )
 
     router.add_api_route("/docs", page, methods=["GET", "HEAD"])
     router.add_api_route("/docs/{name}", file, methods=["GET", "HEAD"])
@@ -47,5 +46,8 @@ def _files() -> dict[str, File]:
     swagger = Path(str(files("fastapi_offline"))) / "static"
     return {
         path.name: read_file(path)
-        for path in (*(FOLDER / name for name in OWN), *(swagger / name for name in OF_SWAGGER))
+        for path in (
+            *(FOLDER / name for name in PAGE_FILES),
+            *(swagger / name for name in SWAGGER_FILES),
+        )
     }

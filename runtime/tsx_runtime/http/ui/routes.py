@@ -1,5 +1,6 @@
-"""The web page at `/ui`: its files, which contain no secrets, and its calls below `/ui/api`, with
-the management API's authorization.
+"""The routes of the web page: its files at `/ui`, and its calls below `/ui/api`.
+
+The files contain no secrets. The calls need the management API's authorization.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.ui import state as uistate
 from tsx_runtime.metrics.exposition import Families
 
-EXAMPLE = "example.json"  # beside the samples of an archive: what the handler says of itself
+EXAMPLE = "example.json"  # name of the sample that a handler describes itself
 FOLDER = Path(__file__).resolve().with_name("static")
 SHELL = "index.html"
 TYPES = {
@@ -42,8 +43,8 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 
-# Nothing from anywhere else, nothing inline, and no page around it; pictures that a user picks are
-# shown from memory (blob:).
+# The page loads nothing from other origins, has no inline code, and is shown in no frame. It shows
+# pictures of a user from memory (blob:).
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -57,10 +58,8 @@ POLICY = "; ".join(
         "require-trusted-types-for 'script'",
     )
 )
-DATA_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "cross-origin-resource-policy": "same-origin",
-}  # read by the page, and by no other
+# Headers of data that only the web page may read.
+DATA_HEADERS = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "same-origin"}
 HEADERS = DATA_HEADERS | {
     "content-security-policy": POLICY,
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
@@ -70,11 +69,10 @@ HEADERS = DATA_HEADERS | {
 VARIED = {"vary": "accept-encoding"}
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
-VERBS = (
-    "POST",
-    "PUT",
-)  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
-SECRET = frozenset(map(str.encode, CREDENTIALS))  # of the page itself; no handler sees them
+# A browser shows no response to these methods as a page. The page sends POST, `curl -T` sends PUT.
+PREDICT_METHODS = ("POST", "PUT")
+# Credentials of the page itself, which no handler sees.
+CREDENTIAL_HEADERS = frozenset(map(str.encode, CREDENTIALS))
 
 
 def build_router(
@@ -84,16 +82,19 @@ def build_router(
     guard: Guard | None,
     addresses: Mapping[str, str],
 ) -> APIRouter:
-    """`read_metrics` is what `metrics.reader` makes."""
+    """Build the routes of the page; `metrics.collection.reader` returns `read_metrics`."""
     router = APIRouter(include_in_schema=False)
     _add_files(router)
-    router.include_router(_api(registry, series, read_metrics, guard, addresses), prefix="/ui/api")
+    router.include_router(
+        _build_api(registry, series, read_metrics, guard, addresses), prefix="/ui/api"
+    )
     return router
 
 
 def shell_guard(guard: Guard | None) -> Guard | None:
-    """Of the files: the same machines, but no token, since a browser sends none before the page is
-    there to ask for it.
+    """Return the guard of the page's files, which checks the hosts but no token.
+
+    A browser sends no token before the page has asked for it.
     """
     return (
         None
@@ -105,9 +106,8 @@ def shell_guard(guard: Guard | None) -> Guard | None:
 def _add_files(router: APIRouter) -> None:
     async def shell(request: Request) -> Response:
         if not str(request.scope.get("raw_path", b"/"), "latin-1").endswith("/"):
-            return Response(
-                status_code=308, headers={"location": "ui/"}
-            )  # relative, so that it holds behind a proxy's prefix too
+            # A relative location is also correct behind the prefix of a proxy.
+            return Response(status_code=308, headers={"location": "ui/"})
         return await file(SHELL, request)
 
     async def file(name: str, request: Request) -> Response:
@@ -118,19 +118,24 @@ def _add_files(router: APIRouter) -> None:
 
 
 def answer_file(
-    found: File | None, request: Request, headers: Mapping[str, str] = HEADERS
+    file: File | None, request: Request, headers: Mapping[str, str] = HEADERS
 ) -> Response:
-    if found is None:
+    """Return the response with a file, compressed if the client accepts that.
+
+    Raises:
+        ResourceNotFound: There is no such file.
+    """
+    if file is None:
         raise ResourceNotFound(NOT_FOUND)
     headers = {**headers, **VARIED}
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(
-            found.packed, media_type=found.type, headers=headers | {"content-encoding": "gzip"}
+            file.packed, media_type=file.type, headers=headers | {"content-encoding": "gzip"}
         )
-    return Response(found.body, media_type=found.type, headers=headers)
+    return Response(file.body, media_type=file.type, headers=headers)
 
 
-def _api(
+def _build_api(
     registry: Registry,
     series: TimeSeries,
     read_metrics: Any,
@@ -182,16 +187,16 @@ def _api(
 
     @router.get("/samples/{model}/{version}")
     async def list_samples(model: str, version: str) -> Response:
-        found = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
+        files = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
         types = [
             mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream"
-            for path, _ in found
+            for path, _ in files
         ]
         listed = [
             {"name": path.name, "type": type, "size": size}
-            for (path, size), type in zip(found, types, strict=True)
+            for (path, size), type in zip(files, types, strict=True)
         ]
-        if not any(path.name == EXAMPLE for path, _ in found) and (
+        if not any(path.name == EXAMPLE for path, _ in files) and (
             example := await samples.example_of(registry.find(model, version))
         ):
             listed.append(
@@ -201,92 +206,96 @@ def _api(
 
     @router.get("/samples/{model}/{version}/{name}")
     async def sample(model: str, version: str, name: str) -> Response:
-        found = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
+        files = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
         try:
             body = await asyncio.to_thread(
-                next(path for path, _ in found if path.name == name).read_bytes
+                next(path for path, _ in files if path.name == name).read_bytes
             )
-        except (StopIteration, FileNotFoundError):  # never there, or unregistered meanwhile
+        except (StopIteration, FileNotFoundError):  # It may have been unregistered meanwhile.
             example = (
                 await samples.example_of(registry.find(model, version)) if name == EXAMPLE else None
             )
             if example is None:
                 raise ResourceNotFound(f"The model {model} brings no sample {name}.") from None
             body = example.body
-        # never as a page: what an archive brings must not run as this server's own
+        # A sample is never shown as a page: code from an archive must not run in this origin.
         return Response(body, media_type="application/octet-stream", headers=HEADERS)
 
     return router
 
 
 def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
-    """The samples of one model, without the buckets of histograms."""
-    found = []
+    """Return the metrics of one model, without the buckets of histograms."""
+    model_samples = []
     for metric in families.collect():
         for sample in metric.samples:
             labels = dict(sample.labels)
             if not sample.name.endswith("_bucket") and any(
                 labels.get(name) == model for name in MODEL_LABELS
             ):
-                shown = {
+                extra_labels = {
                     name: value
                     for name, value in labels.items()
                     if name not in (*MODEL_LABELS, "hostname", "Hostname", "Level")
                 }
                 value = sample.value if math.isfinite(sample.value) else str(sample.value)
-                found.append(
+                model_samples.append(
                     {
                         "name": sample.name,
                         "help": metric.documentation,
-                        "labels": shown,
+                        "labels": extra_labels,
                         "value": value,
                     }
                 )
-    return found
+    return model_samples
 
 
 class PlaygroundJobs(JobRoutes):
-    """Accepts the asynchronous requests of the page's playground, by the rules of `Playground`."""
+    """The job routes of the page's playground, with the checks of `Playground`."""
 
     async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)
-        return await super()._accept(without_headers(scope, SECRET), receive, request_id)
+        return await super()._accept(
+            without_headers(scope, CREDENTIAL_HEADERS), receive, request_id
+        )
 
 
 @dataclass(eq=False)
 class Playground(Predictions):
-    """`/ui/api/predict/MODEL[/VERSION]`: what `/predictions/...` is on the inference address,
-    behind management's guard.
+    """The app of `/ui/api/predict/MODEL[/VERSION]`: predictions behind the management guard.
 
-    A page may call no address but its own, and a client that may register a model may run it.
+    A page may only call its own address. A client that may register a model may also run it.
     """
 
-    later: JobRoutes | None = None
+    job_routes: JobRoutes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["path"] = (
-            # in place: the access log reads the model from this scope
-            f"/predictions/{scope['path'][len(PREDICT) :]}"
-        )
-        if self.later is not None and self.later.accepts(scope):
-            await self.later(scope, receive, send)
+        # The scope itself is changed, because the access log reads the model from it.
+        scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"
+        if self.job_routes is not None and self.job_routes.accepts(scope):
+            await self.job_routes(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         check_page(scope)
 
-    async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
+    async def _build_job(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)
-        return await super()._job(without_headers(scope, SECRET), receive, request_id)
+        return await super()._build_job(
+            without_headers(scope, CREDENTIAL_HEADERS), receive, request_id
+        )
 
 
 def check_page(scope: Scope) -> None:
-    """That a script asks, which reads the answer, and nothing that would show it as a page of the
-    management address.
+    """Check that a script sends the request; a browser must not show the response as a page.
+
+    Raises:
+        MethodNotAllowed: The method is not in `PREDICT_METHODS`.
+        ForeignOrigin: Another site or a navigation sends the request.
     """
-    if scope["method"] not in VERBS:
-        raise MethodNotAllowed(allowed=VERBS)
+    if scope["method"] not in PREDICT_METHODS:
+        raise MethodNotAllowed(allowed=PREDICT_METHODS)
     headers = dict(scope["headers"])
     if (
         headers.get(b"sec-fetch-mode") == b"navigate"
@@ -307,6 +316,8 @@ def _json(value: Any) -> Response:
 
 
 class File(NamedTuple):
+    """A static file, with its compressed form and its content type."""
+
     body: bytes
     packed: bytes
     type: str
@@ -314,7 +325,7 @@ class File(NamedTuple):
 
 @lru_cache(maxsize=1)
 def files() -> dict[str, File]:
-    """By name. Read at the first request for the page: most servers never get one."""
+    """Return the files by name, which the first request for the page reads."""
     return {path.name: read_file(path) for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES}
 
 

@@ -1,5 +1,6 @@
-"""The state of all models for the web page, as plain values: one answer per second with everything
-that may change.
+"""The state of the server and its models for the web page, as plain values.
+
+The page asks for it once a second, so one response holds all values that may change.
 """
 
 from __future__ import annotations
@@ -21,28 +22,29 @@ from tsx_runtime.core.telemetry.error_log import ErrorLog, LoggedError
 from tsx_runtime.core.telemetry.time_series import SeriesPoint, TimeSeries
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import shortened
-from tsx_runtime.http.routes.traffic import natural
+from tsx_runtime.http.routes.traffic import version_sort_key
 from tsx_runtime.settings.schema import Settings, description_of, displayed
 from tsx_runtime.shared.memory import container_memory, free_memory
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.version import __version__
 
-MOST_LINES = 500
-LONGEST_ERROR = 200  # characters
-LIMITS = (
-    "batch_size",
-    "max_batch_delay",
-    "job_queue_size",
-    "response_timeout",
-    "client_timeout",
-)  # that the page can change
+MAX_LINES = 500
+MAX_ERROR_CHARS = 200
+# Limits that the page can change.
+LIMITS = ("batch_size", "max_batch_delay", "job_queue_size", "response_timeout", "client_timeout")
 
 
 def describe(
     registry: Registry, series: TimeSeries, since: int, server: Mapping[str, Any], memory: Memory
 ) -> dict[str, Any]:
-    """`server` is what stays the same while it runs. `since` is the newest point that the page
-    has.
+    """Return the current state of all models.
+
+    Args:
+        registry: The models.
+        series: The data of the charts.
+        since: The number of the newest point that the page has.
+        server: The result of `describe_server`.
+        memory: The bytes that each worker uses.
     """
     points = series.since(since)
     return {
@@ -57,7 +59,7 @@ def describe(
 
 
 def describe_server(settings: Settings, addresses: Mapping[str, str], start: str) -> dict[str, Any]:
-    """`start` identifies one start of a server."""
+    """Return the facts of a running server that never change; `start` identifies the process."""
     return {
         "start": start,
         "version": __version__,
@@ -75,7 +77,9 @@ def describe_server(settings: Settings, addresses: Mapping[str, str], start: str
 def describe_model(
     model: Model, points: Mapping[tuple[str, str], list[SeriesPoint]], memory: Memory
 ) -> dict[str, Any]:
-    versions = sorted(model.versions.values(), key=lambda version: natural(version.version))
+    versions = sorted(
+        model.versions.values(), key=lambda version: version_sort_key(version.version)
+    )
     return {
         "name": model.name,
         "default": model.default,
@@ -134,10 +138,14 @@ def describe_worker(worker: Worker, memory: int) -> dict[str, Any]:
 
 
 def state_of(version: ModelVersion) -> str:
-    """ready: all its workers serve. degraded: some do. loading, failed: none does yet, or none
-    will. idle: it has none.
+    """Return the state of a version in one word.
 
-    asleep: it has none, and the next request starts one.
+    ready: All workers serve.
+    degraded: Some workers serve.
+    loading: No worker serves yet.
+    failed: No worker will serve.
+    idle: There are no workers.
+    asleep: There are no workers, and the next request starts one.
     """
     states = [worker.state for worker in version.workers]
     ready = states.count(WorkerState.READY)
@@ -160,15 +168,15 @@ def last_error(log: ErrorLog) -> dict[str, Any] | None:
         return None
     error = log.errors[0]
     lines = (error.traceback or error.message).splitlines()
-    words = [line for line in lines if line[:1].strip()]  # the others are frames
+    message_lines = [line for line in lines if line[:1].strip()]  # Indented lines are frames.
     return {
-        "text": shortened(redacted("".join(words[-1:])), LONGEST_ERROR),
+        "text": shortened(redacted("".join(message_lines[-1:])), MAX_ERROR_CHARS),
         "request": "".join(error.request_ids[-1:]),
     }
 
 
 def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
-    """Newest first."""
+    """Return the errors of the versions, newest first."""
     errors = [
         _error(error, version) for version in versions for error in version.stats.error_log.errors
     ]
@@ -176,16 +184,16 @@ def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
 
 
 def _error(error: LoggedError, version: ModelVersion) -> dict[str, Any]:
-    """With the count of its kind, of which the oldest are not kept."""
+    """Return an error, with the number of errors of its kind that have been counted."""
     kind = version.stats.error_log.kinds[error.kind]
-    more = {"version": version.version, "kind_times": kind.times, "kind_first": kind.first}
-    return error._asdict() | {"kind": f"{zlib.crc32(error.kind.encode()):08x}"} | more
+    kind_counts = {"version": version.version, "kind_times": kind.times, "kind_first": kind.first}
+    return error._asdict() | {"kind": f"{zlib.crc32(error.kind.encode()):08x}"} | kind_counts
 
 
 def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
-    """Return the last lines that workers printed or the server logged of them, oldest first."""
+    """Return the last lines of the workers and of the server's log about them, oldest first."""
     lines = [(line, version) for version in versions for line in version.stats.error_log.lines]
-    newest = sorted(lines, key=lambda pair: pair[0].at)[-MOST_LINES:]
+    newest = sorted(lines, key=lambda pair: pair[0].at)[-MAX_LINES:]
     return [
         line._asdict() | {"model": version.name, "version": version.version}
         for line, version in newest
@@ -193,7 +201,7 @@ def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
 
 
 def describe_process(settings: Settings) -> dict[str, Any]:
-    """Return the memory of this process and the machine, and the settings. Reads system files."""
+    """Read the memory of this process and the machine, and return it with the settings."""
     return {
         "memory": psutil.Process().memory_info().rss,
         "free": free_memory(),
@@ -211,7 +219,7 @@ def describe_process(settings: Settings) -> dict[str, Any]:
 
 
 def archives_in(store: Path | None) -> list[str]:
-    """What could be registered from the model store."""
+    """Return the names of the archives in the model store."""
     if store is None or not store.is_dir():
         return []
     return sorted(

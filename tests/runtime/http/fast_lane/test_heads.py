@@ -16,7 +16,7 @@ from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound, ResourceNotFound
-from tsx_runtime.http.fast_lane.heads import REMEMBERED, Heads, RefusalRoute, parse
+from tsx_runtime.http.fast_lane.heads import MAX_REMEMBERED, Heads, RefusalRoute, parse
 from tsx_runtime.settings.schema import Settings
 
 DIGITS = "/predictions/digits"
@@ -44,7 +44,7 @@ def make_heads(
     registry: Any = SimpleNamespace(
         route=route, on_change=[], models=models, hidden_headers=HiddenHeaders(Settings())
     )
-    return Heads(registry, guard, 100, 64 << 10, missing=missing), registry
+    return Heads(registry, guard, 100, 64 << 10, missing_route=missing), registry
 
 
 def a_head(path: str = DIGITS, *headers: Pair, length: int = 0) -> bytes:
@@ -73,7 +73,7 @@ def test_a_head_is_read_once():
 )
 def test_a_head_says_whether_its_body_waits_for_a_go_ahead(value, waits):
     head, _ = read(make_heads()[0], a_head(DIGITS, (b"Expect", value), length=7))
-    assert head.waits_for_go == waits
+    assert head.expects_continue == waits
 
 
 def test_known_heads_are_forgotten_when_models_change():
@@ -90,9 +90,9 @@ def test_known_heads_are_forgotten_when_models_change():
 
 def test_few_heads_are_remembered_and_none_that_is_long():
     heads, _ = make_heads()
-    for number in range(REMEMBERED + 10):
+    for number in range(MAX_REMEMBERED + 10):
         read(heads, a_head(f"{DIGITS}?{number}"))
-    assert len(heads.known) <= REMEMBERED
+    assert len(heads.known) <= MAX_REMEMBERED
     long = a_head(DIGITS, (b"X-Long", b"x" * 5000))
     read(heads, long)
     assert long not in heads.known
@@ -168,11 +168,11 @@ def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it():
 def test_a_flood_of_refusals_pushes_no_head_out():
     heads, _ = make_heads()
     known = read(heads, a_head())
-    for number in range(2 * REMEMBERED):
+    for number in range(2 * MAX_REMEMBERED):
         heads.read(a_head(f"/predictions/nobody-{number}"))
         heads.read(a_head(f"/ping?{number}"))
     assert heads.known[a_head()] == known
-    assert len(heads.known) <= REMEMBERED
+    assert len(heads.known) <= MAX_REMEMBERED
     late = a_head(f"{DIGITS}?late")
     read(heads, late)
     assert late in heads.known

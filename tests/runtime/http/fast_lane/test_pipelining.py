@@ -26,9 +26,15 @@ from tsx_runtime.api.messages import HEADER_NAMES
 from tsx_runtime.api.urls import Target
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
-from tsx_runtime.http.fast_lane.connection import CALLBACKS_PER_TURN, END, PIECE, SLICE, FastLane
+from tsx_runtime.http.fast_lane.connection import (
+    CALLBACKS_PER_TURN,
+    END,
+    MAX_PIECE_BYTES,
+    MIN_PIECE_BYTES,
+    FastLane,
+)
 from tsx_runtime.http.fast_lane.heads import Head
-from tsx_runtime.http.fast_lane.read_flow import AHEAD
+from tsx_runtime.http.fast_lane.read_flow import MAX_AHEAD_BYTES
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
@@ -85,7 +91,7 @@ async def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_held():
         for job in model.jobs:
             job.answer(200, b"", b"ok", BATCH)
         model.jobs.clear()
-    assert held <= AHEAD + 2 * READ_BYTES
+    assert held <= MAX_AHEAD_BYTES + 2 * READ_BYTES
     assert transport.pauses.count(False) <= len(transport.data) // READ_BYTES + 2
     assert transport.written.count(b"200 OK") == 20_000
 
@@ -148,7 +154,7 @@ async def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data
     while transport.written.count(b"HTTP/1.1 200") < len(answers):
         transport.deliver(connection)
         queued = max(queued, len(connection.pipeline))
-        assert len(connection._ahead) <= AHEAD + 2 * READ_BYTES
+        assert len(connection._ahead) <= MAX_AHEAD_BYTES + 2 * READ_BYTES
         await asyncio.sleep(0)
         turns += 1
         assert turns < 100 * len(answers) + 1000
@@ -157,7 +163,7 @@ async def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data
         for part in bytes(transport.written).split(b"HTTP/1.1 200 OK")[1:]
     ]
     assert lines == answers
-    assert queued <= SLICE // len(LIVEZ) + 2
+    assert queued <= MIN_PIECE_BYTES // len(LIVEZ) + 2
 
 
 async def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection():
@@ -167,10 +173,12 @@ async def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connect
     while transport.written.count(b"HTTP/1.1 200") < 2:
         filled = connection._filled
         transport.deliver(connection)
-        assert connection._filled - filled <= (CALLBACKS_PER_TURN + PIECE / size + 1) * size
+        assert (
+            connection._filled - filled <= (CALLBACKS_PER_TURN + MAX_PIECE_BYTES / size + 1) * size
+        )
         await asyncio.sleep(0)
         turns += 1
-    assert turns > chunks / (CALLBACKS_PER_TURN + PIECE / size) / 2
+    assert turns > chunks / (CALLBACKS_PER_TURN + MAX_PIECE_BYTES / size) / 2
     assert b"/sum %d" % (chunks * size) in transport.written
 
 
@@ -195,7 +203,7 @@ async def test_a_chunked_body_that_is_hardly_content_is_refused(body):
 
 async def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing():
     # Some of these requests begin in the piece that ends the one before.
-    sizes = range(200_000, 200_000 + 20 * (SLICE // 2), SLICE // 2)
+    sizes = range(200_000, 200_000 + 20 * (MIN_PIECE_BYTES // 2), MIN_PIECE_BYTES // 2)
     data = b"".join(CHUNKED + chunked([bytes(size)]) for size in sizes)
     connection, transport = connect(data)
     while transport.written.count(b"HTTP/1.1 ") < len(sizes) and not transport.is_closing():

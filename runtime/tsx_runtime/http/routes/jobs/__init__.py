@@ -1,1 +1,1 @@
-"""Routes of asynchronous requests and stored answers, besides those of `http/asgi_lane/jobs.py`."""
+"""The routes of asynchronous requests and stored responses that are FastAPI routes."""

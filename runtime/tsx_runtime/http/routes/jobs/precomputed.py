@@ -1,5 +1,6 @@
-"""`/predictions/{model}/precomputed/{key}`: the answer to a prediction that was made in advance, as
-`tsx batch` has stored it.
+"""The route of precomputed predictions, which `tsx batch` has stored.
+
+Its path is `/predictions/{model}/precomputed/{key}`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _DOCUMENTED: dict[int | str, dict[str, Any]] = {
 
 
 def build_router(jobs: Jobs, *, confined: bool) -> APIRouter:
-    """`confined`: see `answer_headers`."""
+    """Build the route; `answer_headers` describes `confined`."""
     router = APIRouter(tags=["inference"])
 
     @router.get(
@@ -40,16 +41,18 @@ def build_router(jobs: Jobs, *, confined: bool) -> APIRouter:
             str, Path(description="the row's id, or its field that `tsx batch --id-field` names")
         ],
     ) -> Response:
-        found = (
+        answer = (
             await jobs.store.get_answer(AnswerKey(PRECOMPUTED, model, key))
             if await jobs.is_open()
             else None
         )
-        if found is None or found.status is None:
+        if answer is None or answer.status is None:
             text = f"No answer of {model} is stored under {key!r}, or it has expired."
             raise ResourceNotFound(f"{text} `tsx batch -o jobs+sqlite:///FILE` stores answers.")
-        pairs = answer_headers(found.sound_status, stored_headers(found.headers), confined=confined)
+        pairs = answer_headers(
+            answer.sound_status, stored_headers(answer.headers), confined=confined
+        )
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
-        return Response(found.body, found.sound_status, headers=headers)
+        return Response(answer.body, answer.sound_status, headers=headers)
 
     return router

@@ -1,6 +1,4 @@
-"""The management routes of asynchronous requests: list them, show the record of one, run one
-again.
-"""
+"""The management routes of asynchronous requests: list jobs, show a record, retry a job."""
 
 from __future__ import annotations
 
@@ -18,16 +16,18 @@ from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import JobRecord, JobState
 from tsx_runtime.shared.redaction import redacted
 
-MOST = 500  # jobs of one answer
-LAST = (1 << 63) - 1  # the greatest number that a store has for a job
+MAX_PAGE_JOBS = 500
+MAX_JOB_NUMBER = (1 << 63) - 1  # the greatest number of a job in a store
 JobId = Annotated[
     str, Path(alias="id", description="id of the job: the last part of the Location of its 202")
 ]
 
 
 class JobDescription(BaseModel):
-    """Times are seconds since 1970; `status` is that of the answer, `size` the bytes of the
-    request's body.
+    """The record of a job.
+
+    Times are seconds since 1970. `status` is the status of the answer, and `size` is the number of
+    bytes of the request's body.
     """
 
     id: str
@@ -59,8 +59,9 @@ class JobPage(BaseModel):
 
 
 def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
-    """`guard`: on an address that has other roles as well, the guard of `/jobs` lets more clients
-    in.
+    """Build the management routes of jobs, behind the management guard.
+
+    If the address also serves predictions, the guard of `/jobs` itself admits more clients.
     """
 
     def check(request: Request) -> None:
@@ -76,36 +77,42 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
         responses=openapi.failures(400, 503),
     )
     async def list_jobs(
-        model: Annotated[str | None, Query(description="of this model only")] = None,
+        model: Annotated[str | None, Query(description="only jobs of this model")] = None,
         state: Annotated[
             JobState | Literal["failed"] | None,
-            Query(description="in this state only; failed: done with a status of 400 or above"),
+            Query(
+                description="only jobs in this state; failed: done with a status of 400 or above"
+            ),
         ] = None,
-        limit: Annotated[int, Query(ge=1, le=MOST, description="how many at most")] = 100,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE_JOBS, description="how many at most")] = 100,
         following: Annotated[
             int | None,
-            Query(alias="next", ge=1, le=LAST, description="`next` of the answer before"),
+            Query(alias="next", ge=1, le=MAX_JOB_NUMBER, description="`next` of the answer before"),
         ] = None,
     ) -> Response:
         if not await jobs.is_open():
             return json_answer(JobPage(jobs=[], next=None, counts={}, oldest=None))
-        own: JobState | None = "done" if state == "failed" else state
-        failed = 400 if state == "failed" else None
-        found = await jobs.store.list_jobs(
-            state=own, model=model, least_status=failed, before=following, limit=limit + 1
+        stored_state: JobState | None = "done" if state == "failed" else state
+        least_status = 400 if state == "failed" else None
+        records = await jobs.store.list_jobs(
+            state=stored_state,
+            model=model,
+            least_status=least_status,
+            before=following,
+            limit=limit + 1,
         )
         queue, oldest = await jobs.queue()
         counts: Counter[str] = Counter()
-        for (name, each), count in queue.items():
+        for (name, job_state), count in queue.items():
             if model in (None, name):
-                counts[each] += count
-        waits = [seconds for name, seconds in oldest.items() if model in (None, name)]
-        more = str(found[limit - 1].number) if len(found) > limit else None
+                counts[job_state] += count
+        waiting_s = [seconds for name, seconds in oldest.items() if model in (None, name)]
+        next_page = str(records[limit - 1].number) if len(records) > limit else None
         page = JobPage(
-            jobs=[_job(each) for each in found[:limit]],
-            next=more,
+            jobs=[_describe(job) for job in records[:limit]],
+            next=next_page,
             counts=counts,
-            oldest=max(waits, default=None),
+            oldest=max(waiting_s, default=None),
         )
         return json_answer(page)
 
@@ -116,7 +123,7 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
         responses=openapi.failures(404, 503),
     )
     async def record(job: JobId) -> Response:
-        return json_answer(_job(_known(job, await jobs.get(job))))
+        return json_answer(_describe(_require_job(job, await jobs.get(job))))
 
     @router.post(
         "/jobs/{id}/retry",
@@ -125,19 +132,19 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
         responses=openapi.failures(404, 409, 503),
     )
     async def retry(job: JobId) -> Response:
-        before = _known(job, await jobs.get(job))
-        after = _known(job, await jobs.retry(job))
+        before = _require_job(job, await jobs.get(job))
+        after = _require_job(job, await jobs.retry(job))
         if after.state != "queued" or before.state not in ("done", "cancelled"):
             raise Conflict(
                 f"Job {job} is {before.state}: only one that is done or cancelled can run again."
             )
-        return json_answer(_job(after))
+        return json_answer(_describe(after))
 
     return router
 
 
 def build_closed_router() -> APIRouter:
-    """Of a server without a store: else it would seem that the address is the wrong one."""
+    """Build the routes of a server without a store, which explain why there are no jobs."""
     router = APIRouter()
 
     @router.api_route("/jobs", methods=["GET", "POST", "DELETE"], include_in_schema=False)
@@ -152,7 +159,7 @@ def build_closed_router() -> APIRouter:
     return router
 
 
-def _known(id: str, job: JobRecord | None) -> JobRecord:
+def _require_job(id: str, job: JobRecord | None) -> JobRecord:
     if job is None:
         raise JobNotFound(
             f"Job {id} is not known: the id is mistyped, or its record was removed a day after its"
@@ -161,5 +168,5 @@ def _known(id: str, job: JobRecord | None) -> JobRecord:
     return job
 
 
-def _job(record: JobRecord) -> JobDescription:
+def _describe(record: JobRecord) -> JobDescription:
     return JobDescription.model_validate(record._asdict() | {"callback": redacted(record.callback)})
