@@ -35,9 +35,11 @@ class DemoFailed(Exception):
 
 
 def step(number: int, title: str, *command: object) -> None:
-    words = [str(word) for word in command]
-    words = [os.path.relpath(word, ROOT) if word.startswith(str(ROOT)) else word for word in words]
-    print(f"\n{number}. {title}\n   $ {shlex.join(words)}", flush=True)
+    arguments = [
+        os.path.relpath(text, ROOT) if text.startswith(str(ROOT)) else text
+        for text in map(str, command)
+    ]
+    print(f"\n{number}. {title}\n   $ {shlex.join(arguments)}", flush=True)
 
 
 def say(text: str) -> None:
@@ -47,18 +49,16 @@ def say(text: str) -> None:
 def free_ports(count: int) -> list[int]:
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]
 
 
 def settings_of_the_demo() -> dict[str, str]:
-    """The environment for the commands: free ports, everything below .demo/, and none of the user's
-    own tsx settings.
-    """
+    """Return the environment of the commands: free ports, files in .demo/, no other settings."""
     inference, management, metrics = free_ports(3)
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
-    return own | {
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
+    return environment | {
         "TSX_INFERENCE_ADDRESS": f"http://127.0.0.1:{inference}",
         "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{management}",
         "TSX_METRICS_ADDRESS": f"http://127.0.0.1:{metrics}",
@@ -67,8 +67,8 @@ def settings_of_the_demo() -> dict[str, str]:
 
 
 def archive(environment: dict[str, str]) -> Path:
-    made = PLACE / "digits.mar"
-    made.unlink(missing_ok=True)
+    archive_path = PLACE / "digits.mar"
+    archive_path.unlink(missing_ok=True)
     command = [
         "archive",
         DIGITS / "digits.pth",
@@ -89,22 +89,28 @@ def archive(environment: dict[str, str]) -> Path:
         [TSX, *command], cwd=PLACE, env=environment, capture_output=True, text=True, check=False
     )
     say(finished.stdout + finished.stderr)
-    if finished.returncode != 0 or not made.is_file():
+    if finished.returncode != 0 or not archive_path.is_file():
         raise DemoFailed(
             f"tsx archive ended with exit code {finished.returncode} and made"
-            f" {'a' if made.is_file() else 'no'} digits.mar"
+            f" {'a' if archive_path.is_file() else 'no'} digits.mar"
         )
-    return made
+    return archive_path
 
 
-def serve(made: Path, environment: dict[str, str], held: ExitStack) -> subprocess.Popen[bytes]:
-    """The server, once it says that it is healthy. It never outlives `held`."""
-    step(2, "Serve it", "tsx", "serve", made)
+def serve(
+    archive_path: Path, environment: dict[str, str], held: ExitStack
+) -> subprocess.Popen[bytes]:
+    """Start a server that ends with `held`, and return it once it is healthy."""
+    step(2, "Serve it", "tsx", "serve", archive_path)
     log = PLACE / "server.log"
     started = time.monotonic()
     output = held.enter_context(log.open("wb"))
     server = subprocess.Popen(
-        [TSX, "serve", made], cwd=PLACE, env=environment, stdout=output, stderr=subprocess.STDOUT
+        [TSX, "serve", archive_path],
+        cwd=PLACE,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
     )
     held.callback(lambda: server.poll() is None and server.kill())
     while not healthy(environment["TSX_INFERENCE_ADDRESS"]):
@@ -130,12 +136,12 @@ def healthy(address: str) -> bool:
     try:
         with urllib.request.urlopen(f"{address}/ping", timeout=5) as answer:
             return bool(json.load(answer)["status"] == "Healthy")
-    except (OSError, ValueError, KeyError):  # not there yet, or there and still loading
+    except (OSError, ValueError, KeyError):  # The server does not listen yet, or still loads.
         return False
 
 
 def drawn(image: Path) -> str:
-    """The picture in characters, two for a pixel."""
+    """Draw an image with two characters for each pixel."""
     with Image.open(image) as picture:
         grey = picture.convert("L")
         return "\n".join(
@@ -197,9 +203,9 @@ def stop(server: subprocess.Popen[bytes]) -> None:
         raise DemoFailed(
             f"the server stopped with exit code {code}; its output is in .demo/server.log"
         )
-    _, left = psutil.wait_procs(workers, timeout=STOP_SECONDS)
-    if left:
-        raise DemoFailed(f"the server left processes behind: {', '.join(map(str, left))}")
+    _, remaining = psutil.wait_procs(workers, timeout=STOP_SECONDS)
+    if remaining:
+        raise DemoFailed(f"the server left processes behind: {', '.join(map(str, remaining))}")
     say(f"It ended its {len(workers)} processes and exited with code 0.")
 
 

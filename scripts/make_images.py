@@ -1,8 +1,7 @@
-"""Takes the pictures of README.md from the running product: `python -m scripts.make_images`, on a
-quiet machine, in about five minutes.
+"""The screenshots of README.md, taken from the running product in about five minutes.
 
-docs/images/page.png is the web page of a server under load, docs/images/report.png the report of a
-short `tsx bench`.
+Run `python -m scripts.make_images` on a quiet machine. docs/images/page.png is the web page of a
+server under load, docs/images/report.png the report of a short `tsx bench`.
 """
 
 from __future__ import annotations
@@ -46,12 +45,14 @@ CLIENTS = 8
 LARGEST = 200_000  # bytes of a picture
 
 
-def tsx(place: Path, *words: object) -> None:
-    subprocess.run([sys.executable, "-m", "tsx_cli", *map(str, words)], cwd=place, check=True)
+def tsx(directory: Path, *arguments: object) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "tsx_cli", *map(str, arguments)], cwd=directory, check=True
+    )
 
 
 def load(address: str, ended: threading.Event) -> None:
-    """One client, whose rate rises and falls."""
+    """Send requests at a rate that rises and falls."""
     body = (DIGITS / "images" / "7.png").read_bytes()
     begun = time.monotonic()
     with httpx.Client(base_url=address, timeout=60) as client:
@@ -59,9 +60,9 @@ def load(address: str, ended: threading.Event) -> None:
             client.put("/predictions/digits", content=body).raise_for_status()
 
 
-def take_page(browser: Any, place: Path) -> None:
+def take_page(browser: Any, directory: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
-    with serving(["serve", place / "digits.mar", *FREE_PORTS], place, {}) as server:
+    with serving(["serve", directory / "digits.mar", *FREE_PORTS], directory, {}) as server:
         ended = threading.Event()
         clients = [
             threading.Thread(target=load, args=(server.address("predictions"), ended))
@@ -81,16 +82,16 @@ def take_page(browser: Any, place: Path) -> None:
             page.close()
 
 
-def take_report(browser: Any, place: Path) -> None:
-    tsx(place, "bench", "digits.mar", *BENCH, "--output", "report")
+def take_report(browser: Any, directory: Path) -> None:
+    tsx(directory, "bench", "digits.mar", *BENCH, "--output", "report")
     page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
-    page.goto((place / "report" / "report.html").as_uri())
+    page.goto((directory / "report" / "report.html").as_uri())
     save(page, "report.png")
     page.close()
 
 
 def save(page: Any, name: str) -> None:
-    """With 128 colours: charts and text need no more, and a picture is a third as large."""
+    """Save a screenshot with 128 colours, which makes the file a third as large."""
     file = IMAGES / name
     page.screenshot(path=file, animations="disabled")
     with Image.open(file) as picture:
@@ -105,12 +106,12 @@ def main() -> None:
         raise SystemExit("needs a browser: scripts/install-browser installs Chromium")
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
-        place = Path(directory)
+        path = Path(directory)
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        (place / "model-config.yaml").write_text(CONFIG, encoding="utf-8")
-        tsx(DIGITS, *ARCHIVE, "--config-file", place / "model-config.yaml", "--output", place)
-        take_page(browser, place)
-        take_report(browser, place)
+        (path / "model-config.yaml").write_text(CONFIG, encoding="utf-8")
+        tsx(DIGITS, *ARCHIVE, "--config-file", path / "model-config.yaml", "--output", path)
+        take_page(browser, path)
+        take_report(browser, path)
         browser.close()
 
 

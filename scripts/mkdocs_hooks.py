@@ -1,6 +1,4 @@
-"""What mkdocs.yml needs beside plugins: pages keep their place in the repository, and comments of
-attributes are their documentation.
-"""
+"""Hooks of mkdocs.yml: pages keep their paths, and comments document attributes."""
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
-MARKED = re.compile(
-    r"^```(\w+) (?:run|write (\S+))$", re.MULTILINE
-)  # tests/docs/test_documentation.py runs these
+# tests/docs/test_documentation.py runs these blocks.
+MARKED = re.compile(r"^```(\w+) (?:run|write (\S+))$", re.MULTILINE)
 ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
-BOOSTS = {  # of a page's rank in the search: what looks up or records stands behind what explains
+# Factors of the rank in search results: explanations come before references and records.
+BOOSTS = {
     "docs/start/faq.md": 2.0,
     "docs/reference/configuration.md": 1.0,
     "docs/reference/*": 0.1,
@@ -41,39 +39,39 @@ BOUNDS = {"gt": "more than", "ge": "at least", "le": "at most"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Sources are named as in the repository, so that a relative link means the same there and on
-    the site.
+    """Name sources as in the repository, so that relative links work there and on the site.
 
-    The pages of docs/ are at the root of the site; what they link to outside docs/ comes along,
-    below `repository/`.
+    The pages of docs/ are at the root of the site; linked pages outside of docs/ are below
+    `repository/`.
     """
     root = Path(config.config_file_path).parent
-    place = (str(root), config.site_dir, config.use_directory_urls)
+    location = (str(root), config.site_dir, config.use_directory_urls)
     addresses = {
         f"docs/{file.src_uri}": file.dest_uri for file in files if file.src_dir == config.docs_dir
     }
-    found: dict[str, File] = {}
+    pages: dict[str, File] = {}
     waiting = list(addresses)
     while waiting:
         path = waiting.pop()
-        if path in found or not (root / path).is_file():
+        if path in pages or not (root / path).is_file():
             continue
-        found[path] = File(
+        pages[path] = File(
             path,
-            *place,
-            dest_uri=addresses.get(path) or f"repository/{File(path, *place).dest_uri}",
+            *location,
+            dest_uri=addresses.get(path) or f"repository/{File(path, *location).dest_uri}",
         )
         if path.endswith(".md"):
             links = LINK.findall((root / path).read_text(encoding="utf-8"))
             waiting += [
                 posixpath.normpath(posixpath.join(posixpath.dirname(path), link)) for link in links
             ]
-    return Files([*(file for file in files if file.src_dir != config.docs_dir), *found.values()])
+    return Files([*(file for file in files if file.src_dir != config.docs_dir), *pages.values()])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Markers of tested blocks become the name of the file that is written, or nothing; `\\|` in a
-    table's code becomes `|`.
+    """Replace the markers of tested blocks by the name of a written file, or remove them.
+
+    An escaped pipe in a table's code becomes a plain one.
     """
     boost = next(
         (boost for paths, boost in BOOSTS.items() if fnmatch.fnmatch(page.file.src_uri, paths)), 1.0
@@ -102,8 +100,9 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 class AttributesFromSource(griffe.Extension):
-    """An attribute is documented by the `description` of its pydantic `Field`, or by the comment
-    behind it or, in a module, above it.
+    """An extension that documents attributes by their `Field` description or their comment.
+
+    The comment is at the end of the line or, in a module, above it.
     """
 
     def on_attribute_instance(
@@ -111,9 +110,8 @@ class AttributesFromSource(griffe.Extension):
     ) -> None:
         if attr.docstring is not None or not isinstance(node, ast.Assign | ast.AnnAssign):
             return
-        if (
-            isinstance(node.value, ast.Name) and node.value.id == attr.name
-        ):  # a parameter of __init__
+        # The value is a parameter of __init__.
+        if isinstance(node.value, ast.Name) and node.value.id == attr.name:
             attr.value = None
         text = _field(node, attr) or _comment(node, _lines(Path(str(attr.filepath))))
         if text:
@@ -128,11 +126,13 @@ def _field(node: ast.Assign | ast.AnnAssign, attr: griffe.Attribute) -> str:
         return ""
     if isinstance(attr.value, griffe.ExprCall):
         attr.value = attr.value.arguments[0]  # the default
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     bounds = ", ".join(
-        f"{words} {ast.unparse(given[name])}" for name, words in BOUNDS.items() if name in given
+        f"{label} {ast.unparse(keywords[name])}"
+        for name, label in BOUNDS.items()
+        if name in keywords
     )
-    described = given.get("description")
+    described = keywords.get("description")
     text = str(described.value) if isinstance(described, ast.Constant) else ""
     return f"{text} ({bounds})" if bounds else text
 

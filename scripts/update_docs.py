@@ -22,22 +22,22 @@ ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURE = ROOT / "docs" / "concepts" / "architecture.md"
 CONFIGURATION = ROOT / "docs" / "reference" / "configuration.md"
 PRODUCT = ("archiver", "cli", "packages", "runtime")
-MIN_SPACES = 3  # in a sentence
+MIN_SPACES = 3  # spaces of a sentence
 
 
 def floors() -> str:
     """List the packages from the top floor down, by the table of tests/test_architecture.py."""
     may_import = runpy.run_path(str(ROOT / "tests" / "test_architecture.py"))["MAY_IMPORT"]
     imports: dict[str, set[str]] = {}
-    for name, others in may_import.items():
+    for name, dependencies in may_import.items():
         package = _package(name)
         imports.setdefault(package, set()).update(
-            _package(other) for other in others if _package(other) != package
+            _package(dependency) for dependency in dependencies if _package(dependency) != package
         )
 
     @cache
     def height(package: str) -> int:
-        return 1 + max((height(other) for other in imports[package]), default=0)
+        return 1 + max((height(dependency) for dependency in imports[package]), default=0)
 
     rows = [
         sorted(package for package in imports if height(package) == floor)

@@ -1,10 +1,8 @@
-"""Write the hashed requirements that images install (`templates/tsx_templates/locks`) from
-pyproject.toml and constraints.txt.
+"""The hashed requirements that images install, written to `templates/tsx_templates/locks`.
 
-Run it after either changed; it needs `uv`. Torch and what it
-brings for GPUs are left out: their files differ from index to index.
-`base.txt` is everything that tsx always needs; a file named after an extra holds what that extra
-adds; `sbom.txt` is the tool that lists what is installed.
+Run it after pyproject.toml or constraints.txt changed; it needs `uv`. `base.txt` has what tsx
+always needs, a file named like an extra has what that extra adds, and `sbom.txt` has the tool that
+lists installed packages. Torch and its GPU packages are left out: their files differ by index.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ HEAD = "# Made by scripts/update_locks.py: do not edit.\n"
 
 
 def compiled(*arguments: str, source: str = "pyproject.toml", text: str | None = None) -> list[str]:
-    """The pinned packages, each with its hashes, as blocks of lines."""
+    """Return the pinned packages with their hashes, as blocks of lines."""
     command = [
         "uv",
         "pip",

@@ -1,8 +1,7 @@
-"""Makes the modules of runtime/tsx_runtime/grpc/protos from its .proto files, by protoc of the
-package grpcio-tools.
+"""The modules of runtime/tsx_runtime/grpc/protos, made from its .proto files by grpcio-tools.
 
-Run it after a .proto file changed, with the release that constraints.txt pins.
-With --check it writes nothing and says whether that is needed.
+Run it after a .proto file changed, with the release that constraints.txt pins. With --check it
+writes nothing, and tells whether that is needed.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ PROTOS = Path(__file__).resolve().parents[1] / "runtime/tsx_runtime/grpc/protos"
 WELL_KNOWN = Path(protoc.__file__).parent / "_proto"
 
 
-def made() -> dict[Path, str]:
-    """What the files should hold, by path."""
-    found: dict[Path, str] = {}
+def generated_files() -> dict[Path, str]:
+    """Return the content of each file by path."""
+    contents: dict[Path, str] = {}
     for proto in sorted(PROTOS.glob("*.proto")):
         with tempfile.TemporaryDirectory() as directory:
             descriptors = Path(directory) / "set"
-            words = [
+            arguments = [
                 "protoc",
                 f"-I{PROTOS}",
                 f"-I{WELL_KNOWN}",
                 "--include_imports",
                 f"--descriptor_set_out={descriptors}",
             ]
-            if protoc.main([*words, f"--pyi_out={directory}", proto.name]):
+            if protoc.main([*arguments, f"--pyi_out={directory}", proto.name]):
                 raise SystemExit(f"protoc refuses {proto}")
             files = FileDescriptorSet.FromString(descriptors.read_bytes()).file
             module = PROTOS / f"{proto.stem}_pb2.py"
-            found[module] = "".join(
+            contents[module] = "".join(
                 lines(
                     proto.name,
                     [(file.name, file.SerializeToString(deterministic=True)) for file in files],
                 )
             )
-            found[module.with_suffix(".pyi")] = (
+            contents[module.with_suffix(".pyi")] = (
                 Path(directory) / f"{proto.stem}_pb2.pyi"
             ).read_text()
-    return found
+    return contents
 
 
 def lines(name: str, files: list[tuple[str, bytes]]) -> Iterator[str]:
@@ -57,7 +56,7 @@ def lines(name: str, files: list[tuple[str, bytes]]) -> Iterator[str]:
 
 
 def main(check: bool) -> int:
-    wanted = made()
+    wanted = generated_files()
     stale = [
         path for path, text in wanted.items() if not path.is_file() or path.read_text() != text
     ]

@@ -14,11 +14,12 @@ SUFFIX = ".j2"
 def render_tree(
     tree: str, values: Mapping[str, object], *, marks: str = "{{ }}"
 ) -> dict[PurePosixPath, str]:
-    """The files of the template directory `tree`, by their path; a value that a template misses is
-    an error.
+    """Render the files of the template directory `tree`, and return them by path.
 
-    `marks` stand around the names of values: others than `{{ }}` where those belong to the reader
-    of the file.
+    Args:
+        tree: The directory.
+        values: The values of the templates; a missing value is an error.
+        marks: The characters around values, other than `{{ }}` if the file itself uses those.
     """
     loader = PackageLoader("tsx_templates", tree)
     # No escaping: the files are no HTML.
@@ -44,9 +45,9 @@ def locked_names() -> list[str]:
 
 
 def locked_requirements(names: Collection[str]) -> dict[str, str]:
-    """The pinned and hashed packages of `base`, of extras and of `sbom`, by name.
+    """Return the pinned and hashed packages of `base`, of extras and of `sbom`, by name.
 
-    An extra without packages of its own has none.
+    An extra without packages is missing.
     """
     locks = files("tsx_templates") / "locks"
     return {

@@ -42,7 +42,7 @@ _NAMES = {"Hugging Face": name_of, "MLflow": default_name}
 def pack_files(
     files: Sequence[Path], order: Packing, check_it: bool, tolerance: float, as_json: bool
 ) -> None:
-    """Each by itself; with none, what the options alone make."""
+    """Pack or check each file, or pack what the options alone describe."""
     if order.huggingface.trust_remote_code and not check_it:
         raise UsageError(
             "--trust-remote-code is for --check, which loads the model; who serves the archive"
@@ -50,8 +50,11 @@ def pack_files(
         )
     kinds = [(path, classify(path)) for path in files]
     _check_names(kinds, order.name)
-    results = [one(path, kind, order, check_it, tolerance, quiet=as_json) for path, kind in kinds]
-    results = results or [one(None, "file", order, check_it, tolerance, quiet=as_json)]
+    results = [
+        _pack_or_check(path, kind, order, check_it, tolerance, quiet=as_json)
+        for path, kind in kinds
+    ]
+    results = results or [_pack_or_check(None, "file", order, check_it, tolerance, quiet=as_json)]
     if as_json:
         print_json([asdict(result) for result in results])
     if codes := {result.exit_code for result in results} - {0}:
@@ -76,7 +79,7 @@ def _check_names(kinds: Sequence[tuple[Path, SourceKind]], name: str | None) -> 
                 )
 
 
-def one(
+def _pack_or_check(
     path: Path | None,
     kind: SourceKind,
     order: Packing,
@@ -85,7 +88,7 @@ def one(
     *,
     quiet: bool,
 ) -> Packed:
-    """One file of the command line: packed, checked, or both."""
+    """Pack a file of the command line, check it, or both."""
     if path is not None and kind in ("archive", "directory"):
         if not check_it and kind == "directory":
             text = (
@@ -127,6 +130,7 @@ def one(
 
 
 def inspect(file: Path, as_json: bool) -> None:
+    """Print the content of an archive."""
     limits = archive_limits(quiet=False)
     inspection = inspect_archive(file, limits=limits)
     content = read_member(file, MEASURED, most=MOST_MEASURED, limits=limits)
@@ -159,7 +163,10 @@ def inspect(file: Path, as_json: bool) -> None:
     print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
     print_table(
         ["member", "size", "sha-256"],
-        [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in inspection.members],
+        [
+            (member.name, human(member.size), (member.sha256 or "")[:16])
+            for member in inspection.members
+        ],
     )
     if measured is not None:
         print(escaped(str(measured)))
@@ -172,6 +179,11 @@ def _in_words(value: object) -> object:
 
 
 def verify(file: Path, as_json: bool) -> None:
+    """Print the findings of a verification.
+
+    Raises:
+        CliError: The archive has faults.
+    """
     findings = verify_archive(file, archive_limits(quiet=False))
     faults = [finding for finding in findings if finding.is_fault]
     if as_json:
@@ -195,14 +207,14 @@ def verify(file: Path, as_json: bool) -> None:
 
 
 def unpack(file: Path, directory: Path | None, as_json: bool) -> None:
+    """Unpack an archive into a new directory."""
     if file.is_dir():
         raise UsageError(f"'{file}' is a directory, so it is already unpacked")
     if directory is not None and directory.exists():
         raise CliError(f"'{directory}' already exists; name a new directory")
     parent = Path() if directory is None else directory.absolute().parent
-    while (
-        not parent.exists()
-    ):  # a temporary directory is to lie on the file system that the new one will be on
+    # The temporary directory must be on the file system of the new one.
+    while not parent.exists():
         parent = parent.parent
     try:
         target, manifest = _unpack(file, directory, parent)
@@ -226,11 +238,13 @@ def unpack(file: Path, directory: Path | None, as_json: bool) -> None:
 
 
 def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Manifest]:
-    """By way of a temporary directory beside the new one, so that what is there is whole."""
+    """Unpack through a temporary directory, so that the new directory is complete."""
     with (
-        TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as place,
+        TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as directory_name,
         open_archive(
-            file, cache=Cache(Path(place), checked=False), limits=archive_limits(quiet=False)
+            file,
+            cache=Cache(Path(directory_name), checked=False),
+            limits=archive_limits(quiet=False),
         ) as opened,
     ):
         target = directory or Path(opened.manifest.model_name)

@@ -27,7 +27,7 @@ from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.content_types import guess_content_type
 
-MOST_IN_A_BATCH = 16
+MAX_BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,18 @@ class ModelSample:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """`samples` is empty where there was nothing to send; `findings` is empty where all is well."""
+    """The result of a check.
+
+    Attributes:
+        model: The name of the model.
+        version: Its version.
+        load_seconds: The time to load it.
+        samples: The names of the samples; empty if there were none.
+        batch_sizes: The sizes of the batches.
+        findings: What is wrong; empty if nothing is.
+        form: The form of the model that was checked.
+        forms_passed_over: The reasons why other forms were not used.
+    """
 
     model: str
     version: str
@@ -47,23 +58,26 @@ class CheckResult:
     samples: list[str]
     batch_sizes: list[int] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
-    form: str | None = None  # of `forms` in model-config.yaml, the one that was checked
+    form: str | None = None
     forms_passed_over: list[str] = field(default_factory=list)
 
 
 def check_archive(
     path: Path, samples: Sequence[Path], settings: Settings, tolerance: float
 ) -> CheckResult:
-    """Load an archive in a worker and compare its answers.
+    """Load an archive in a worker, and compare its responses.
 
-    Raises `ArchiveError`, `TsxError` (it does not load), `OSError` (a sample).
+    Raises:
+        ArchiveError: The archive cannot be opened.
+        TsxError: The model does not load.
+        OSError: A sample cannot be read.
     """
     with open_archive(
         path, cache=settings.archive_cache(), limits=settings.archive_limits()
     ) as opened:
-        found = [read_sample(file) for file in samples or samples_in(opened.directory)]
+        inputs = [read_sample(file) for file in samples or samples_in(opened.directory)]
     try:
-        return asyncio.run(_check(path, found, settings, tolerance))
+        return asyncio.run(_check(path, inputs, settings, tolerance))
     except LoadFailed as error:
         raise error.named(str(path)) from error
 
@@ -73,13 +87,13 @@ async def _check(
 ) -> CheckResult:
     begin = time.monotonic()
     async with open_model(
-        path, settings, batch_size=min(max(len(samples), 2), MOST_IN_A_BATCH)
+        path, settings, batch_size=min(max(len(samples), 2), MAX_BATCH_SIZE)
     ) as version:
         seconds = time.monotonic() - begin
         samples = samples or await known_sample(version)
-        found: dict[str, None] = {}  # a set in order: what is wrong with one sample is said once
+        differences: dict[str, None] = {}  # an ordered set, without duplicates
         for start in range(0, len(samples), version.batch_size):
-            found.update(
+            differences.update(
                 dict.fromkeys(
                     await _compare(version, samples[start : start + version.batch_size], tolerance)
                 )
@@ -92,7 +106,7 @@ async def _check(
             seconds,
             [sample.name for sample in samples],
             sizes,
-            list(found),
+            list(differences),
             form,
             passed_over,
         )
@@ -101,9 +115,7 @@ async def _check(
 async def _compare(
     version: ModelVersion, samples: list[ModelSample], tolerance: float
 ) -> list[str]:
-    """Send each sample alone, then all in one full batch; where they do not fill it, they come
-    again.
-    """
+    """Send each sample alone, then all of them in one full batch, repeated if they are too few."""
     alone = [await send(version, sample) for sample in samples]
     again = await send(version, samples[0])
     if difference(alone[0], again, tolerance) is not None:
@@ -112,8 +124,8 @@ async def _compare(
             f"{samples[0].name}: two answers to the same request, sent alone, differ: {both}; is"
             " the model in eval mode?"
         ]
-    # One more than a batch holds: whether the first or the last of them leaves alone, the others
-    # fill a batch that has every sample.
+    # One request more than a batch holds: if the first or the last one is sent alone, the others
+    # fill a batch with every sample.
     order = [index % len(samples) for index in range(version.batch_size + 1)]
     batched = await asyncio.gather(*(send(version, samples[index]) for index in order))
     return findings(
@@ -125,9 +137,7 @@ async def _compare(
 
 
 async def known_sample(version: ModelVersion) -> list[ModelSample]:
-    """Return the sample or warm-up request of an archive, else a request made up for its handler;
-    empty if none is known.
-    """
+    """Return a sample of the archive, a request made up for its handler, or an empty list."""
     sample = sample_of(version) or await example_of(version)
     return [] if sample is None else [ModelSample(sample.source, sample.content_type, sample.body)]
 
@@ -146,11 +156,11 @@ async def send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:
         body = await answer.whole(version.max_response_size)
     except TsxError as error:
         return ComparedAnswer(error.status, {}, error.message.encode())
-    given = {
+    headers_by_name = {
         name.lower(): value
         for name, value in wire.parse_header_block(str(answer.headers, "latin-1"))
     }
-    return ComparedAnswer(answer.status, given, body)
+    return ComparedAnswer(answer.status, headers_by_name, body)
 
 
 def read_sample(path: Path) -> ModelSample:
@@ -164,11 +174,11 @@ def findings(
     batched: Sequence[ComparedAnswer],
     tolerance: float,
 ) -> list[str]:
-    """One text for each input whose answer in a batch is not its answer alone."""
-    found = []
+    """Return a text for each sample whose response in a batch is another one than alone."""
+    texts = []
     for position, name in enumerate(names):
         if alone[position].status >= 400:
-            found.append(
+            texts.append(
                 f"{name}: answered {alone[position].status} when sent alone:"
                 f" {error_text(alone[position].body)}"
             )
@@ -176,12 +186,12 @@ def findings(
         first = difference(alone[position], batched[position], tolerance)
         if first is None:
             continue
-        others = (other for other in range(len(alone)) if other != position)
+        positions = (index for index in range(len(alone)) if index != position)
         owner = next(
             (
-                other
-                for other in others
-                if difference(alone[other], batched[position], tolerance) is None
+                index
+                for index in positions
+                if difference(alone[index], batched[position], tolerance) is None
             ),
             None,
         )
@@ -190,16 +200,16 @@ def findings(
             if owner is None
             else f"in a batch, its answer was the answer to {names[owner]}"
         )
-        found.append(f"{name}: {text}")
-    return found
+        texts.append(f"{name}: {text}")
+    return texts
 
 
 def difference(
     alone: ComparedAnswer, batched: ComparedAnswer, tolerance: float
 ) -> Difference | None:
-    """The first one.
+    """Return the first difference of two responses, or None.
 
-    Numbers may differ by `tolerance`, absolute or relative; types, keys and their order may not.
+    Numbers may differ by `tolerance`, absolute or relative. Types, keys and their order may not.
     """
     if batched.status != alone.status:
         return Difference(
@@ -209,18 +219,18 @@ def difference(
     if types[0] != types[1]:
         return Difference("content-type", (), *types)
 
-    def same(one: Any, other: Any) -> bool:
-        if same_exactly(one, other):
+    def is_close(first: Any, second: Any) -> bool:
+        if same_exactly(first, second):
             return True
         return (
-            type(one) is type(other)
-            and is_number(one)
-            and math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+            type(first) is type(second)
+            and is_number(first)
+            and math.isclose(first, second, rel_tol=tolerance, abs_tol=tolerance)
         )
 
-    found = compare_bodies(
-        alone, batched, lambda one, other: differing(one, other, same, ordered=True)
+    result = compare_bodies(
+        alone, batched, lambda first, second: differing(first, second, is_close, ordered=True)
     )
-    if found is not None and found.kind == "body":
-        return found._replace(expected=excerpt(alone.body), actual=excerpt(batched.body))
-    return found
+    if result is not None and result.kind == "body":
+        return result._replace(expected=excerpt(alone.body), actual=excerpt(batched.body))
+    return result

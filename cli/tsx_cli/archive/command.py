@@ -176,10 +176,9 @@ def verify(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Check every byte of archives against their directories and checksums; exit code 1 if
-    something is wrong.
+    """Check every byte of archives against their directories and checksums.
 
-    With --json, each archive has a JSON document of its own.
+    The exit code is 1 if something is wrong. With --json, each archive has its own JSON document.
     """
     from tsx_archiver import ArchiveError
     from tsx_cli.archive import actions

@@ -1,5 +1,6 @@
-"""What an archive is to hold, as a directory like an unpacked one, before anything is packed: code
-copied, all else linked.
+"""A directory like an unpacked archive, made before anything is packed.
+
+Code is copied, and all other files are linked.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from tsx_archiver.storage.private_directory import temporary_directory
 
 @contextmanager
 def as_directory(plan: PackingPlan, *, copy: bool = False) -> Iterator[Path]:
-    """Make the directory for as long as the context lasts; `copy`: it has no links."""
-    with TemporaryDirectory(prefix="tsx-model-", dir=temporary_directory()) as made:
-        directory = Path(made).resolve()
+    """Make the directory for the duration of the context; with `copy`, it has no links."""
+    with TemporaryDirectory(prefix="tsx-model-", dir=temporary_directory()) as path:
+        directory = Path(path).resolve()
         link_members(plan, directory, copy=copy)
         yield directory

@@ -1,6 +1,4 @@
-"""Loads a new model in a worker before it is packed, and sends it a sample, or a request that is
-made up for it.
-"""
+"""The trial of a new model in a worker before it is packed, with a sample or a made-up request."""
 
 from __future__ import annotations
 
@@ -25,12 +23,11 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.example_requests import printing_command
 from tsx_runtime.shared.log_format import escaped
 
-LARGEST = 256 << 20  # bytes of a model that is loaded
+MAX_LOADED_BYTES = 256 << 20  # largest model that is loaded
 GENERATED = "generated"
 _MISSING_LIBRARY = re.compile(r"No module named|\b[Ii]nstall(ed)?\b")
-_MISSING_GPU = re.compile(
-    "CUDA|cuda|NVIDIA|nvidia|GPU|gpu"
-)  # in what a library raised, not in the names of the model's code
+# These words are searched in the error of a library, not in names of the model's code.
+_MISSING_GPU = re.compile("CUDA|cuda|NVIDIA|nvidia|GPU|gpu")
 _ANYWAY = "--no-check packs it without this test."
 RGB = 3  # channels of the images that image_classifier sends
 IMAGES = "note: its input looks like an image; --handler image_classifier accepts images"
@@ -41,30 +38,29 @@ NOT_ASKED = (
 
 
 class ModelTrial(NamedTuple):
-    """`example` is the body, as JSON, of a made-up request that was answered."""
+    """The result of a trial; `example` is the JSON of a made-up request that succeeded."""
 
     example: Any = None
     notes: tuple[str, ...] = ()
 
 
 def try_model(spec: ArchiveSpec, settings: Settings) -> ModelTrial:
-    """Load what is to be packed, and ask it once.
+    """Load a model that is to be packed, and send it one request.
 
     Raises:
-        CliError: `tsx serve` would not load it, or a sample is answered with an error of the model.
+        CliError: `tsx serve` would not load it, or the model answers a sample with an error.
     """
     plan = plan_archive(spec, warn=lambda warning: None)
-    if sum(member.size for member in plan.members) > LARGEST:
+    if sum(member.size for member in plan.members) > MAX_LOADED_BYTES:
         return ModelTrial(
             notes=(
-                f"note: not loaded here, as it has more than {human(LARGEST)}; --check loads it",
+                f"note: not loaded here, as it has more than {human(MAX_LOADED_BYTES)}; --check loads it",
             )
         )
     try:
-        with as_directory(plan, copy=True) as directory:  # a model-config.yaml must not be a link
-            return asyncio.run(
-                _ask(directory, spec, settings.model_copy(update={"log_format": "text"}))
-            )  # its worker speaks to a person
+        with as_directory(plan, copy=True) as directory:  # model-config.yaml must be no link
+            text_log = settings.model_copy(update={"log_format": "text"})
+            return asyncio.run(_ask(directory, spec, text_log))
     except TsxError as error:
         reason = escaped(error.message.partition("\n")[0].rstrip("."))
         raised = error.message.partition(": ")[2] if getattr(error, "traceback", None) else ""
@@ -130,7 +126,10 @@ async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> ModelT
 
 
 def request_line(name: str, example: Any, settings: Settings) -> str:
-    """A line for a shell, beside a server of these settings. Raises as `curl` does."""
+    """Return a shell command that sends a request to a server with these settings.
+
+    The errors are those of `curl`.
+    """
     command = printing_command(example)
     more = (
         "-H",

@@ -19,15 +19,21 @@ from tsx_runtime.sources.hub import SCHEME, download, is_hub, log_progress, pars
 
 @dataclass(frozen=True)
 class HuggingFaceOptions:
-    """The options of the command line that only such models have."""
+    """The options for Hugging Face models.
+
+    Attributes:
+        task: The task.
+        adapters: NAME=DIR of PEFT adapters.
+        trust_remote_code: Whether code in the model's directory may run.
+    """
 
     task: str | None = None
-    adapters: Sequence[str] = ()  # NAME=DIR
+    adapters: Sequence[str] = ()
     trust_remote_code: bool = False
 
     @property
-    def given(self) -> str:
-        """Of those that are packed, the ones given."""
+    def packing_options(self) -> str:
+        """The names of the given options for packing."""
         return ", ".join(
             name
             for name, value in {"--task": self.task, "--adapter": self.adapters}.items()
@@ -51,16 +57,19 @@ def huggingface_spec(
     *,
     quiet: bool = False,
 ) -> tuple[ArchiveSpec, list[str]]:
-    """What to pack, and lines about it; a model of the Hub is downloaded first.
+    """Return what to pack, with notes; a model of the Hub is downloaded first.
 
-    Raises CliError, ArchiveError, TsxError.
+    Raises:
+        CliError: An option is invalid.
+        ArchiveError: The directory holds no model that can be served.
+        TsxError: The download failed.
     """
     adapters: dict[str, Path] = {}
-    for given in options.adapters:
-        label, place = read_pair(given, "--adapter takes NAME=DIRECTORY")
+    for option in options.adapters:
+        label, folder = read_pair(option, "--adapter takes NAME=DIRECTORY")
         if label in adapters:
             raise UsageError(f"two adapters are called {label}; give each a name of its own")
-        adapters[label] = _directory(Path(place), quiet)[0]
+        adapters[label] = _directory(Path(folder), quiet)[0]
     directory, source, revision = _directory(path, quiet)
     return pretrained_spec(
         directory,
@@ -75,7 +84,7 @@ def huggingface_spec(
 
 
 def _directory(path: Path, quiet: bool) -> tuple[Path, str, str | None]:
-    """With its name as a source, and its commit if it is one of the Hub."""
+    """Return a model's directory, the name of its source, and its commit on the Hub."""
     if not is_hub(str(path)):
         return path, path.absolute().name, None
     model = parse_hub(str(path))

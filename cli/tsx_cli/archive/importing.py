@@ -1,6 +1,4 @@
-"""Compiles the code of a new archive, and imports it as a worker will, in a process of its own:
-before anything is written.
-"""
+"""The test import of a new archive's code in a separate process, before anything is written."""
 
 from __future__ import annotations
 
@@ -18,13 +16,16 @@ from tsx_cli.common.failure import CliError
 from tsx_runtime.core.registry.registration import INSTALLS
 from tsx_runtime.worker.launch.entry import import_code
 
-TIMEOUT = 60.0  # seconds
+TIMEOUT_S = 60.0
 ANYWAY = "--no-import packs it without this test."
 
 
 def check_code(spec: ArchiveSpec, *, import_it: bool) -> list[str]:
-    """Lines that say what was imported. Raises CliError for code that cannot be, and
-    ArchiveError.
+    """Compile and import the code, and return notes.
+
+    Raises:
+        CliError: The code cannot be compiled or imported.
+        ArchiveError: The spec cannot be packed.
     """
     plan = plan_archive(spec, warn=lambda text: None)
     handler = None if spec.handler in BUILTIN_HANDLERS else str(plan.manifest["model"]["handler"])
@@ -53,7 +54,7 @@ def _compile(member: PlannedMember) -> None:
     source = member.source if isinstance(member.source, bytes) else member.source.read_bytes()
     try:
         compile(source, str(member.source), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:  # a ValueError: null bytes
+    except (SyntaxError, ValueError) as error:  # ValueError means null bytes.
         where = (
             f", line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
             if isinstance(error, SyntaxError)
@@ -75,10 +76,10 @@ def _in_a_process(
     theirs.close()
     code = f"The import of {handler or model['modelFile']}"
     try:
-        if not answer.poll(TIMEOUT):
+        if not answer.poll(TIMEOUT_S):
             return {
                 "message": (
-                    f"{code} has not ended after {TIMEOUT:g} s; it was stopped, and the archive is"
+                    f"{code} has not ended after {TIMEOUT_S:g} s; it was stopped, and the archive is"
                     " written untested."
                 ),
                 "waits": "",
@@ -88,8 +89,8 @@ def _in_a_process(
     except EOFError:
         process.join()
         status = process.exitcode or 0
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        return {"message": f"{code} ended its process {how}."}
+        ending = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        return {"message": f"{code} ended its process {ending}."}
     finally:
         process.kill()
         process.join()

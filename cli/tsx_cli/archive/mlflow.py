@@ -27,7 +27,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
 
 REGISTRY, RUNS = "models:/", "runs:/"
-EXAMPLE = "serving_input_example.json"  # as MLflow writes the example that a model was logged with
+EXAMPLE = "serving_input_example.json"  # MLflow's file with a logged example
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 REQUIREMENTS = "requirements.txt"
 
@@ -37,7 +37,7 @@ def is_uri(path: Path) -> bool:
 
 
 def default_name(path: Path) -> str:
-    """The registered model's, the last part of a run's path, or the directory's."""
+    """Derive a model's name from a registered model, a run's path, or a directory."""
     text = str(path)
     name = (
         re.split("[/@]", text.removeprefix(REGISTRY))[0]
@@ -57,19 +57,27 @@ def mlflow_spec(
     *,
     requirements: bool,
 ) -> Iterator[tuple[ArchiveSpec, list[str]]]:
-    """What to pack, and lines about it; files of it are there until the context ends.
+    """Yield what to pack, with notes; its files exist until the context ends.
 
-    `requirements`: whether the model's own are packed.
+    Args:
+        path: A directory, or a models:/ or runs:/ URI.
+        name: The name of the model.
+        version: The version of the model.
+        handler: The handler.
+        tracking_uri: MLflow's server.
+        requirements: Whether to pack the model's requirements.
 
-    Raises CliError and ArchiveError.
+    Raises:
+        CliError: The model cannot be downloaded.
+        ArchiveError: The model cannot be packed.
     """
-    with TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as made:
-        place = Path(made)
+    with TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as temporary:
+        folder = Path(temporary)
         origin: dict[str, Any] = {"name": default_name(path), "source": path.absolute().name}
         directory = path
         if is_uri(path):
-            directory, found = _downloaded(str(path), tracking_uri, place / "download")
-            origin |= found
+            directory, facts = _downloaded(str(path), tracking_uri, folder / "download")
+            origin |= facts
         model = read_mlmodel(directory)
         origin |= {
             "flavor": model.flavor,
@@ -88,7 +96,7 @@ def mlflow_spec(
         notes += _pickled(model, directory)
         packages = _requirements(directory, chosen) if requirements else []
         if packages:
-            (place / REQUIREMENTS).write_text("\n".join(packages) + "\n")
+            (folder / REQUIREMENTS).write_text("\n".join(packages) + "\n")
             named = ", ".join(
                 line for line in packages if not line.startswith("-")
             )  # an index may have a password
@@ -96,64 +104,64 @@ def mlflow_spec(
                 f"requirements: {named}; a server with install_py_dep_per_model = true installs"
                 " them"
             )
-        (place / "members").mkdir()
-        (place / "members" / DIRECTORY).symlink_to(directory.absolute())
+        (folder / "members").mkdir()
+        (folder / "members" / DIRECTORY).symlink_to(directory.absolute())
         spec = ArchiveSpec(
             model_name=title,
             version=numbered,
             handler=chosen,
-            extra_files=[place / "members"],
-            requirements_file=place / REQUIREMENTS if packages else None,
+            extra_files=[folder / "members"],
+            requirements_file=folder / REQUIREMENTS if packages else None,
             contents=_sample(model, directory),
             extra_manifest={MANIFEST_KEY: {key: value for key, value in origin.items() if value}},
         )
         yield spec, notes
 
 
-def _downloaded(uri: str, tracking_uri: str | None, place: Path) -> tuple[Path, dict[str, Any]]:
-    """The model's directory, and where it comes from: an alias, `latest` or a stage as the version
-    that it is now.
+def _downloaded(uri: str, tracking_uri: str | None, target: Path) -> tuple[Path, dict[str, Any]]:
+    """Download a model, and return its directory and its origin.
+
+    An alias, `latest` or a stage becomes its present version.
     """
-    os.environ.setdefault(RETRIES, "2")  # else a server that is not there is waited for for minutes
+    os.environ.setdefault(RETRIES, "2")  # MLflow waits minutes for a missing server.
     try:
         import mlflow.artifacts  # an extra
         from mlflow.store.artifact.utils.models import get_model_name_and_version
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as error:
         raise UsageError(f"{uri} is read by MLflow: pip install 'tsx-serve[mlflow]'") from error
-    place.mkdir()
+    target.mkdir()
     if tracking_uri is not None:
-        mlflow.set_tracking_uri(
-            tracking_uri
-        )  # for the process: what downloads a registered model looks nowhere else
+        # The download of a registered model uses the setting of the process only.
+        mlflow.set_tracking_uri(tracking_uri)
     origin: dict[str, Any] = {"source": uri}
     try:
         client = MlflowClient()
         name, *numbers = (
             get_model_name_and_version(client, uri) if uri.startswith(REGISTRY) else [""]
         )
-        if numbers:  # else of a run, or models:/ID, of a model that is in no registry
+        if numbers:  # A run and models:/ID name no registered model.
             version = client.get_model_version(name, numbers[0])
             origin = {
                 "source": f"{REGISTRY}{name}/{version.version}",
                 "version": str(version.version),
                 "tags": dict(version.tags),
             }
-        found = Path(mlflow.artifacts.download_artifacts(origin["source"], dst_path=str(place)))
-    except Exception as error:  # a store of artifacts raises whatever its own library does
+        model = Path(mlflow.artifacts.download_artifacts(origin["source"], dst_path=str(target)))
+    except Exception as error:  # Stores of artifacts raise errors of any library.
         server = mlflow.get_tracking_uri()
         raise CliError(
             f"{uri} cannot be read from {server}: {error}; MLFLOW_TRACKING_URI names another server"
         ) from error
-    if not (found / FILE).is_file():
+    if not (model / FILE).is_file():
         raise CliError(
             f"{uri} is no model: it has no {FILE}; give the path of a model, such as runs:/ID/model"
         )
-    return found, origin
+    return model, origin
 
 
 def _pickled(model: MLmodel, directory: Path) -> list[str]:
-    """A line for a model whose loading runs code from it."""
+    """Return a note for a model whose loading runs code from it."""
     weights = (
         directory / str(model.flavors.get("pytorch", {}).get("model_data", "data")) / "model.pth"
     )
@@ -169,8 +177,9 @@ def _pickled(model: MLmodel, directory: Path) -> list[str]:
 
 
 def _requirements(directory: Path, handler: str) -> list[str]:
-    """The model's own, without what comes with tsx, and without MLflow where torch alone loads it;
-    with the indexes that have them.
+    """Return the model's requirements and their indexes, without those of tsx.
+
+    They hold no MLflow if torch alone loads the model.
     """
     file = directory / REQUIREMENTS
     lines = [line.strip() for line in file.read_text().splitlines()] if file.is_file() else []
@@ -178,12 +187,12 @@ def _requirements(directory: Path, handler: str) -> list[str]:
         _package(line) for line in metadata.requires("tsx-serve") or () if "extra ==" not in line
     }
     ours |= {"mlflow", "mlflow-skinny"} if handler == PYTORCH else set()
-    kept = [
+    needed = [
         line
         for line in lines
         if line and not line.startswith(("#", "-r", "-c")) and _package(line) not in ours
     ]
-    return kept if any(not line.startswith("-") for line in kept) else []
+    return needed if any(not line.startswith("-") for line in needed) else []
 
 
 def _package(requirement: str) -> str:
@@ -193,7 +202,7 @@ def _package(requirement: str) -> str:
 
 
 def _sample(model: MLmodel, directory: Path) -> dict[str, bytes]:
-    """A request to try the model with, which the server's page offers too."""
+    """Return a file with an example request."""
     if (directory / EXAMPLE).is_file():
         return {f"{SAMPLES}/{EXAMPLE}": (directory / EXAMPLE).read_bytes()}
     return (

@@ -1,6 +1,4 @@
-"""Derives the kind, the name and the required files of a model from its file, and describes them
-for people.
-"""
+"""The kind, the name and the required files of a model, derived from its file."""
 
 from __future__ import annotations
 
@@ -37,13 +35,10 @@ KINDS = {
     "onnx": "ONNX",
     "unknown": "a file that only its handler knows",
 }
-NOT_SERVED = (
-    "vllm_handler",
-    "dali_image_classifier",
-    "trt_llm_handler",
-)  # of the handlers that TorchServe brings
+# Handlers of TorchServe that tsx lacks.
+NOT_SERVED = ("vllm_handler", "dali_image_classifier", "trt_llm_handler")
 NEEDS_MODEL_FILE = ("eager", "safetensors")
-# The names that save_pretrained gives to the files of large weights.
+# Names of save_pretrained for parts of large weights.
 SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.|\.index\.json$")
 
 
@@ -57,12 +52,12 @@ class HandlerFiles:
     index_to_name: bool = True
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         return self.handler is not None or self.model_file is not None or bool(self.extra_files)
 
     @property
     def own_handler(self) -> bool:
-        """A handler of the user's own may load anything in any way."""
+        """Whether the user's own handler loads the model, in any way."""
         return self.handler is not None and self.handler not in BUILTIN_HANDLERS
 
 
@@ -74,9 +69,11 @@ def work_out(
     version: str | None = None,
     config_file: Path | None = None,
 ) -> tuple[ArchiveSpec, list[str]]:
-    """What to pack, and lines that say what was worked out.
+    """Return what to pack, with notes.
 
-    Raises `UsageError` where something is missing, and `ArchiveError`.
+    Raises:
+        UsageError: Something is missing.
+        ArchiveError: A file cannot be read.
     """
     if path is None and not ((parts.own_handler or parts.model_file) and name):
         raise UsageError(
@@ -105,11 +102,11 @@ def work_out(
             " the model"
         )
     extra = list(parts.extra_files)
-    found = _index_to_name(path, parts)
-    if found is not None:
-        extra.append(str(found))
+    class_names = _index_to_name(path, parts)
+    if class_names is not None:
+        extra.append(str(class_names))
         notes.append(
-            f"{found}: found beside the model file and added (--no-index-to-name leaves it out)"
+            f"{class_names}: found beside the model file and added (--no-index-to-name leaves it out)"
         )
     spec = ArchiveSpec(
         model_name=chosen,
@@ -128,15 +125,18 @@ def kind_in_words(model: ModelFile) -> str:
 
 
 def kind_of_directory(manifest: Manifest) -> str:
-    """Of a model that is no single file."""
+    """Return the kind of a model without a serialized file."""
     if MLFLOW_KEY in manifest.data:
         return "MLflow model"
     return "Hugging Face model" if MANIFEST_KEY in manifest.data else "code only"
 
 
 def check(model: ModelFile, parts: HandlerFiles, config_file: Path | None = None) -> None:
-    """Refuse what a handler that comes with tsx could not load, and what nothing can load, with
-    what to add or change.
+    """Refuse a file that no handler, or no built-in handler, can load.
+
+    Raises:
+        CliError: The file is broken.
+        UsageError: Something has to be added or changed.
     """
     if model.problem is not None and model.is_broken:
         raise CliError(model.problem)
@@ -177,9 +177,7 @@ def check(model: ModelFile, parts: HandlerFiles, config_file: Path | None = None
 
 
 def _index_to_name(path: Path | None, parts: HandlerFiles) -> Path | None:
-    """The names of a classifier's classes, where they lie beside the model file and were not given
-    anyway.
-    """
+    """Return the class names beside the model file, unless they are given."""
     if (
         path is None
         or not parts.index_to_name

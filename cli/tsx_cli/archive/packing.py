@@ -1,4 +1,4 @@
-"""The steps of `tsx archive FILE`: detect, pack, check; each reports its result."""
+"""The steps of `tsx archive FILE`: detect, pack, check; each prints its result."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Packing:
     samples: Sequence[Path]
     import_it: bool = True
     try_it: bool = True
-    tracking_uri: str | None = None  # of MLflow's server
+    tracking_uri: str | None = None  # address of MLflow's server
     huggingface: HuggingFaceOptions = field(default_factory=HuggingFaceOptions)
 
     def belongs_to_packing(self) -> str:
-        """Options that were given and make no sense for an archive that exists."""
-        given = {
+        """Return the given options that an existing archive cannot take."""
+        options = {
             "--name": self.name,
             "--version": self.version,
             "--handler": self.parts.handler,
@@ -64,7 +64,7 @@ class Packing:
             "--task": self.huggingface.task,
             "--adapter": self.huggingface.adapters,
         }
-        return ", ".join(name for name, value in given.items() if value)
+        return ", ".join(name for name, value in options.items() if value)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Packed:
     size: int | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    request: str | None = None  # a line for a shell that tries it
+    request: str | None = None  # shell command that tries the model
     check: CheckResult | None = None
 
     @property
@@ -89,7 +89,12 @@ class Packed:
 
 
 def pack(path: Path | None, kind: SourceKind, order: Packing, *, quiet: bool) -> Packed:
-    """Write the archive. Raises `CliError` and `ArchiveError`."""
+    """Write an archive.
+
+    Raises:
+        CliError: An option is invalid, or the model does not load.
+        ArchiveError: The model cannot be packed.
+    """
     if order.tracking_uri is not None and (path is None or not is_uri(path)):
         raise UsageError(
             "--tracking-uri is the server of models:/NAME/VERSION and runs:/ID/PATH; remove it for"
@@ -101,9 +106,9 @@ def pack(path: Path | None, kind: SourceKind, order: Packing, *, quiet: bool) ->
         )
         spec = replace(spec, extra_files=order.parts.extra_files, model_file=order.parts.model_file)
         return _pack(spec, notes, order, quiet=quiet)
-    if order.huggingface.given:
+    if order.huggingface.packing_options:
         raise UsageError(
-            f"{order.huggingface.given}: only a Hugging Face model takes that, and {path} is none;"
+            f"{order.huggingface.packing_options}: only a Hugging Face model takes that, and {path} is none;"
             " remove it"
         )
     if path is None or kind != "MLflow":
@@ -111,9 +116,14 @@ def pack(path: Path | None, kind: SourceKind, order: Packing, *, quiet: bool) ->
             path, order.parts, name=order.name, version=order.version, config_file=order.config_file
         )
         return _pack(spec, notes, order, quiet=quiet)
-    own = order.requirements_file is None
+    includes_requirements = order.requirements_file is None
     with mlflow_spec(
-        path, order.name, order.version, order.parts.handler, order.tracking_uri, requirements=own
+        path,
+        order.name,
+        order.version,
+        order.parts.handler,
+        order.tracking_uri,
+        requirements=includes_requirements,
     ) as (spec, notes):
         spec = replace(
             spec,
@@ -134,22 +144,22 @@ def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -
         contents=samples or spec.contents,
     )
     target = output_path(spec.model_name, order.export_path, order.format)
-    if os.path.exists(target) and not order.force:  # noqa: PTH110  # Path.exists raises for a name that is too long
-        other = target.with_name(f"{spec.model_name}-{spec.version}{SUFFIXES[order.format]}")
+    if os.path.exists(target) and not order.force:  # noqa: PTH110  # Path.exists raises for a long name.
+        alternative = target.with_name(f"{spec.model_name}-{spec.version}{SUFFIXES[order.format]}")
         raise CliError(
             f"{target} already exists. Overwrite it with --force, or write another archive: -o"
-            f" {shlex.quote(str(other))}"
+            f" {shlex.quote(str(alternative))}"
         )
-    if (
-        spec.config_file
-    ):  # of an author, who can correct it: no key that looks misspelt is passed on
+    # The author can correct a key that looks misspelt.
+    if spec.config_file:
         check_config(Path(spec.config_file))
     _say(notes, quiet)
     imported = check_code(spec, import_it=order.import_it)
     _say(imported, quiet)
     notes += imported
-    tries = order.try_it and not spec.extra_manifest  # which models of Hugging Face and MLflow have
-    if any(text.startswith("note: ") for text in imported):  # its code does not even import here
+    # Models of Hugging Face and MLflow have an extra manifest.
+    tries = order.try_it and not spec.extra_manifest
+    if any(text.startswith("note: ") for text in imported):  # The code does not import here.
         tries = False
     line, tried = _try_it(spec) if tries else (None, [])
     _say(tried, quiet)
@@ -190,10 +200,9 @@ def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -
 
 
 def _try_it(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
-    """Load the model and ask it; return a request that it has answered, as a line for a shell, and
-    notes.
-    """
-    from tsx_cli.archive.example import request_line, try_model  # here, for the reason below
+    """Load the model and send it a request; return a working shell command, and notes."""
+    # These are slow to import.
+    from tsx_cli.archive.example import request_line, try_model
     from tsx_runtime.errors import SettingError
 
     settings, _ = read_settings(None, quiet=True)
@@ -205,15 +214,16 @@ def _try_it(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
             if trial.example is None
             else request_line(spec.model_name, trial.example, settings)
         )
-    except (SettingError, OSError):  # a certificate that no server can use, which `tsx serve` says
+    except (SettingError, OSError):  # `tsx serve` reports an unusable certificate.
         line = None
     return line, list(trial.notes)
 
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Log nothing, as a worker's failure is in its error as well; send what a worker prints to
-    stderr.
+    """Suppress the log, and send a worker's output to stderr.
+
+    The error of a worker holds its failure as well.
     """
     logger = logging.getLogger("tsx")
     level = logger.level
@@ -237,13 +247,13 @@ def check(
     trust_remote_code: bool = False,
     quiet: bool,
 ) -> Packed:
-    """Try the archive with the samples given, else with those that it holds.
+    """Check an archive with the given samples, or with its own.
 
-    Raises `ArchiveError` and `TsxError`.
+    Raises:
+        ArchiveError: The archive cannot be opened.
+        TsxError: The model does not load.
     """
-    from tsx_cli.archive.check import (
-        check_archive,
-    )  # here, as it imports the front end, and help must be quick
+    from tsx_cli.archive.check import check_archive  # It is slow to import.
 
     settings, _ = read_settings(None)
     if trust_remote_code:
@@ -281,8 +291,12 @@ def check_lines(result: CheckResult) -> list[str]:
 
 
 def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
-    """Files by their name, those of a directory among them. Raises `UsageError`."""
-    found: dict[str, Path] = {}
+    """Return sample files by name, including those of directories.
+
+    Raises:
+        UsageError: A sample is missing, or two have one name.
+    """
+    samples: dict[str, Path] = {}
     for path in paths:
         if not path.exists():
             raise UsageError(f"there is no sample '{path}'")
@@ -294,13 +308,13 @@ def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
             else [path]
         )
         for file in files:
-            if file.name in found:
+            if file.name in samples:
                 raise UsageError(
-                    f"two samples are called '{file.name}': {found[file.name]} and {file};"
+                    f"two samples are called '{file.name}': {samples[file.name]} and {file};"
                     " rename one"
                 )
-            found[file.name] = file
-    return found
+            samples[file.name] = file
+    return samples
 
 
 def _say(lines: Sequence[str], quiet: bool) -> None:

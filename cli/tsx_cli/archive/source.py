@@ -1,6 +1,4 @@
-"""Decides what a command's word is: a workflow, an archive, a model of Hugging Face or MLflow, or a
-file.
-"""
+"""The kind of a source: a workflow, an archive, a Hugging Face or MLflow model, or a file."""
 
 from __future__ import annotations
 
@@ -21,23 +19,27 @@ SourceKind: TypeAlias = Literal[
 ]
 
 
-def classify(word: Path) -> SourceKind:
-    """Decide by the content of a directory, and by the name of anything else, URIs included."""
-    is_directory = word.is_dir()
-    root = model_root(word) if is_directory else word
-    if word.name.endswith(".war") or (root / "WAR-INF").is_dir():
+def classify(path: Path) -> SourceKind:
+    """Tell the kind of a directory by its content, and of a file or URI by its name."""
+    is_directory = path.is_dir()
+    root = model_root(path) if is_directory else path
+    if path.name.endswith(".war") or (root / "WAR-INF").is_dir():
         return "workflow"
-    if (root / "MAR-INF").is_dir() or (not is_directory and word.name.endswith(ARCHIVE_SUFFIXES)):
+    if (root / "MAR-INF").is_dir() or (not is_directory and path.name.endswith(ARCHIVE_SUFFIXES)):
         return "archive"
-    if is_hub(str(word)) or is_huggingface(word):
+    if is_hub(str(path)) or is_huggingface(path):
         return "Hugging Face"
-    if is_uri(word) or (word / FILE).is_file():
+    if is_uri(path) or (path / FILE).is_file():
         return "MLflow"
     return "directory" if is_directory else "file"
 
 
 def require_packed(path: Path) -> None:
-    """Refuse what a command takes only as an archive. Raises UsageError."""
+    """Refuse a source that is no archive.
+
+    Raises:
+        UsageError: The source is a workflow, or a model that must be packed first.
+    """
     kind = classify(path)
     if kind == "workflow":
         raise UsageError(f"'{path}' is a workflow; name its models one by one")

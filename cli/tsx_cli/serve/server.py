@@ -70,14 +70,14 @@ def serve_words(
     sources = for_all(arguments, lambda argument: locate(argument, settings), CliError)
     of_models = [source for source in sources if source.kind != "workflow"]
     kinds = {source.kind for source in of_models}
-    if parts.given and "file" not in kinds:
+    if parts.is_given and "file" not in kinds:
         raise UsageError(
             "--handler, --model-file and --extra-files apply to bare model files; archives and"
             " directories have their own"
         )
-    if huggingface.given and kinds != {"Hugging Face"}:
+    if huggingface.packing_options and kinds != {"Hugging Face"}:
         raise UsageError(
-            f"{huggingface.given}: only directories of Hugging Face models, and models of the Hub,"
+            f"{huggingface.packing_options}: only directories of Hugging Face models, and models of the Hub,"
             " take that; remove it"
         )
     if huggingface.trust_remote_code and not of_models:

@@ -209,7 +209,7 @@ def test_a_module_that_the_requirements_may_bring_is_only_noted(run: Run) -> Non
 
 @pytest.mark.usefixtures("processes")
 def test_an_import_that_does_not_end_is_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "TIMEOUT", 0.2)
+    monkeypatch.setattr(importing, "TIMEOUT_S", 0.2)
     Path("h.py").write_text("import threading\nthreading.Event().wait()\n")
     ended = run("archive --name own --handler h.py")
     assert (ended.code, "has not ended after 0.2 s" in ended.out) == (0, True)

@@ -157,7 +157,7 @@ def test_an_image_classifier_must_answer_an_image(run: Run, tmp_path: Path) -> N
 def test_a_large_model_is_not_loaded_unless_it_is_asked_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tsx_cli.archive.example.LARGEST", 10)
+    monkeypatch.setattr("tsx_cli.archive.example.MAX_LOADED_BYTES", 10)
     Path("own.py").write_text(METHODS.format("1 / 0", "data, context"))
     ended = run(PACK_OWN)
     assert (ended.code, "more than 10 bytes" in ended.out) == (0, True), ended
