@@ -1,8 +1,8 @@
-"""The settings of a server, typed. `sources.py` finds their values.
+"""The typed settings of a server. `sources.py` finds their values.
 
-What belongs to one model (batch size, workers, device) is in its archive's `model-config.yaml`
-(`tsx_archiver.ModelConfig`). A server may override it for a model: `[models.NAME]` in `tsx.toml`,
-`--set models.NAME.batch_size=8`.
+Settings of one model (batch size, workers, device) are in its archive's `model-config.yaml`
+(`tsx_archiver.ModelConfig`). A server may override them for a model with `[models.NAME]` in
+`tsx.toml` or `--set models.NAME.batch_size=8`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.shared.redaction import redacted_values
 from tsx_runtime.wire import MAX_FIELD
 
-ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
-GRPC_ROLES = ("grpc_inference", "grpc_management")  # and at a host and a port of that name, by gRPC
+ROLES = ("inference", "management", "metrics")  # the APIs, each at the address of its name
+GRPC_ROLES = ("grpc_inference", "grpc_management")  # gRPC APIs, each at a host and a port
 
 
 def _check_address(value: str) -> str:
@@ -47,7 +47,7 @@ def _check_address(value: str) -> str:
 
 
 def _check_host(value: str) -> str:
-    """A name or an address; an IPv6 address may stand in brackets."""
+    """Check a host name or an address, and remove the brackets of an IPv6 address."""
     host = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     if ":" in host:
         ipaddress.ip_address(host)
@@ -72,11 +72,11 @@ def _lower(value: object) -> object:
 
 
 def _share(value: object) -> object:
-    """Of a whole: true and false, a number from 0 to 1, or a percentage."""
+    """Convert true, false, a number from 0 to 1, or a percentage to a share."""
     if isinstance(value, str):
         text = value.strip().lower()
-        words = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
-        return words[text] if text in words else parse_share(text)
+        shares = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
+        return shares[text] if text in shares else parse_share(text)
     return float(value) if isinstance(value, bool | int) else value
 
 
@@ -130,7 +130,7 @@ Host = Annotated[
 ]
 
 
-# Where asynchronous answers are stored: the values of `jobs_store`.
+# Special values of `jobs_store`.
 OFF = "off"
 SQLITE = "sqlite:///"
 POSTGRES = ("postgresql://", "postgres://")
@@ -202,7 +202,7 @@ Cache = Annotated[
 
 
 class _Described(BaseModel):
-    """Settings, each described by the string below it."""
+    """Settings, each described by the string below its field."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -214,9 +214,9 @@ class _Described(BaseModel):
 
 @with_limits()
 class ModelSettings(_Described):
-    """What a server sets for one model, over what the archive says.
+    """The settings of a server for one model; they override the archive's.
 
-    A registration that names it itself goes before.
+    A registration that sets the same value overrides them.
     """
 
     workers: int | None = Field(None, ge=0)
@@ -256,7 +256,7 @@ class ModelSettings(_Described):
 
 
 class Settings(_Described):
-    """Names and defaults are TorchServe's where it has the setting."""
+    """All settings of a server. Names and defaults are TorchServe's if it has the setting."""
 
     inference_address: Address = "http://127.0.0.1:8080"
     """address of the inference API"""
@@ -536,14 +536,18 @@ class Settings(_Described):
     """models to load at start, of a config.properties or snapshot: JSON; see below"""
 
     def archive_cache(self) -> ArchiveCache:
-        """Return the cache of unpacked archives, with its limits. Raises CacheError."""
+        """Return the cache of unpacked archives, with its limits.
+
+        Raises:
+            CacheError: The directory cannot be used.
+        """
         return ArchiveCache(
             self.cache_dir or default_cache(), CacheLimits(self.max_cache_age, self.max_cache_size)
         )
 
     def archive_limits(self) -> Limits:
-        """What the server refuses to unpack; the commands refuse it as well."""
-        # psutil, only for commands that open archives
+        """Return the limits above which the server and the commands refuse to unpack."""
+        # This imports psutil, which only commands that open archives need.
         from tsx_runtime.shared.memory import container_memory
 
         dense = (
@@ -556,14 +560,14 @@ class Settings(_Described):
         )
 
 
-# Settings of earlier releases: they are constants now, and a warning at the start.
+# Settings of earlier releases. They are constants now, and cause a warning at startup.
 REMOVED = frozenset(
     {
-        f"grpc_{role}_max_connection_age_{what}"
+        f"grpc_{role}_max_connection_age_{suffix}"
         for role in ("inference", "management")
-        for what in ("ms", "grace_ms")
+        for suffix in ("ms", "grace_ms")
     }
-    | {f"ts_header_key_sequence_{what}" for what in ("id", "start", "end")}
+    | {f"ts_header_key_sequence_{suffix}" for suffix in ("id", "start", "end")}
     | {
         "body_min_rate",
         "frontends",
@@ -578,7 +582,7 @@ REMOVED = frozenset(
     }
 )
 MODELS = "models"
-# No text on a command line or in a variable sets these as a whole.
+# Settings that no text on a command line or in a variable sets as a whole.
 NESTED = {MODELS, "model_versions", "model_snapshot"}
 SECRETS = frozenset(
     {
@@ -594,7 +598,7 @@ SECRETS = frozenset(
 
 
 def displayed(settings: Settings) -> dict[str, Any]:
-    """Return all values without secrets; those of a model are named `models.MODEL.NAME`."""
+    """Return all values, secrets hidden; those of a model are named `models.MODEL.NAME`."""
     values = settings.model_dump(mode="json", exclude={MODELS})
     for model, overrides in settings.models.items():
         changes = overrides.model_dump(mode="json", exclude_none=True)
@@ -605,6 +609,6 @@ def displayed(settings: Settings) -> dict[str, Any]:
 
 
 def description_of(name: str) -> str | None:
-    """Return what a setting is for, by its name in `displayed`."""
+    """Return the description of a setting by its name in `displayed`."""
     fields = ModelSettings.model_fields if name.startswith(f"{MODELS}.") else Settings.model_fields
     return fields[name.rpartition(".")[2]].description
