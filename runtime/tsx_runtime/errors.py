@@ -31,7 +31,7 @@
     │   ├── LoadOutOfMemory      507  InternalServerException
     │   └── WorkflowFailed       500  WorkflowException
     ├── InvalidWorkflow          500  InvalidWorkflowException
-    ├── NodeFailed               500  InternalServerException (or the status that the node itself set)
+    ├── NodeFailed               500  InternalServerException (or the status that the node set)
     ├── ModelFileExists          500  InternalServerException
     ├── PredictionFailed         500  InternalServerException (or what `handler_error_status` says)
     ├── Unavailable              503  ServiceUnavailableException
@@ -63,7 +63,7 @@ MAX_FAILURE_CHARS = 64 << 10  # length of a 5xx error, which may quote what a ha
 
 
 class TsxError(Exception):
-    """The root of the tree: an error with the HTTP status and `type` that TorchServe's clients know."""
+    """The root of the tree, with the HTTP status and the `type` that TorchServe's clients know."""
 
     status = 500
     type = "InternalServerException"

@@ -36,7 +36,6 @@ class Families(Collector):
         return frozenset(self._metrics)
 
     def add(self, name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float]]) -> None:
-        """Add samples of one metric."""
         metric = self.metric(name, kind, text)
         for labels, value in samples:
             metric.add_sample(name, labels, value)
@@ -54,7 +53,6 @@ class Families(Collector):
         self.add(name, kind, text, [(labels | {key: value}, counts[value]) for value in counts])
 
     def add_durations(self, name: str, text: str, labels: Labels, durations: Durations) -> None:
-        """Add a histogram of durations, with its exemplars."""
         metric = self.metric(name, "histogram", text)
         exemplars = {
             index: Pointer({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
@@ -109,7 +107,6 @@ class Families(Collector):
                 yield rendered if piece.is_first else _without_head(rendered)
 
     def openmetrics(self) -> Iterator[bytes]:
-        """Render OpenMetrics text."""
         for metric in _OpenMetrics(self).collect():
             for piece in _pieces(metric):
                 # prometheus-client has no types for it.

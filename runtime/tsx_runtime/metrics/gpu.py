@@ -31,8 +31,8 @@ class Gpu(NamedTuple):
     def usage(self, gpu_id: int) -> str:
         """Return the text of TorchServe's description of a worker."""
         return (
-            f"gpuId::{gpu_id} utilization.gpu [%]::{_integer_text(self.utilization)} % utilization.memory"
-            f" [%]::{_integer_text(self.memory_utilization)} % memory.used"
+            f"gpuId::{gpu_id} utilization.gpu [%]::{_integer_text(self.utilization)} %"
+            f" utilization.memory [%]::{_integer_text(self.memory_utilization)} % memory.used"
             f" [MiB]::{_integer_text(self.memory_used)} MiB"
         )
 
@@ -61,7 +61,6 @@ async def _run_nvidia_smi(timeout_s: float) -> list[Gpu]:
 
 
 def parse(output: str) -> list[Gpu]:
-    """Parse the output of nvidia-smi."""
     gpus = []
     for line in output.splitlines():
         fields = [field.strip() for field in line.split(",")]

@@ -48,7 +48,6 @@ class System:
             _read_if_possible()  # The use of the processor is measured between two readings.
 
     def read(self) -> list[SystemMetric]:
-        """Return the current metrics."""
         if self.disabled:
             return []
         return self._printed if self._command else _read_if_possible()

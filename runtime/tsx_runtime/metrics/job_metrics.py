@@ -41,7 +41,6 @@ async def read_jobs(jobs: Jobs) -> JobReading:
 
 
 def add_jobs(families: Families, reading: JobReading, host: str) -> None:
-    """Add the metrics of asynchronous requests."""
     stats, host_labels = reading.stats, {"hostname": host}
     models = sorted({model for model, _ in (*reading.queue, *stats.finished)})
     state_samples = [

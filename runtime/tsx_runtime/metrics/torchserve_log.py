@@ -72,7 +72,6 @@ class MetricLog:
         self._next_system = 0.0
 
     async def write(self) -> None:
-        """Write the changes since the last call."""
         now = time.time()
         counts = self._counts.classes
         for digit in (2, 4, 5):
@@ -128,7 +127,8 @@ class MetricLog:
             duration_ms, ids = round(1000 * (times.done - times.began), 2), request_ids.decode()
             dimensions = f"ModelName:{_plain(model)},Level:Model"
             self._models.add(
-                f"{PREDICTION_TIME}.ms:{duration_ms}|#{dimensions}|#hostname:{self._host},requestID:{ids},timestamp:{int(at)}",
+                f"{PREDICTION_TIME}.ms:{duration_ms}|#{dimensions}|#hostname:{self._host},"
+                f"requestID:{ids},timestamp:{int(at)}",
                 at,
             )
 
@@ -147,7 +147,8 @@ class MetricLog:
             )
             context = f"hostname:{self._host},requestID:{request_ids.decode()},timestamp:{int(at)}"
             self._models.add(
-                f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}|#{dimensions}|#{context}",
+                f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}"
+                f"|#{dimensions}|#{context}",
                 at,
             )
 

@@ -47,7 +47,6 @@ def add_version(
     usage: Mapping[str, ResourceUsage],
     gpus: Mapping[int, Gpu],
 ) -> None:
-    """Add the metrics of a version and its workers."""
     labels = {"model_name": version.name, "model_version": version.version, "hostname": host}
     _add_requests(families, version, labels)
     _add_times(families, version, labels, host)

@@ -73,7 +73,6 @@ UNITS: dict[str, Any] = {
 
 
 def limit_field(name: str, default: Any = None, **options: Any) -> Any:
-    """Return the field of a limit."""
     limit = LIMITS[name]
     bounds: dict[str, Any] = {} if limit.choices else {"ge": limit.minimum, "lt": limit.below}
     return Field(default, description=limit.description, **bounds, **options)
@@ -85,7 +84,7 @@ def server_default(name: str) -> Any:
 
 
 def described(name: str) -> Any:
-    """Return the field of a version's description, which is absent if it is no limit."""
+    """Return the field of a version's description; only a changeable limit is always present."""
     return limit_field(name, ... if LIMITS[name].changeable else None, alias=LIMITS[name].key)
 
 

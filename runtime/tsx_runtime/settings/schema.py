@@ -373,9 +373,11 @@ class Settings(_Described):
     decode_input_request: bool = True
     """decode JSON and text bodies before the handler gets them"""
     json_nan: Literal["null", "string", "literal"] = "null"
-    """NaN and infinities in JSON answers: null, string ("NaN"), or literal (NaN, which is not JSON)"""
+    """NaN and infinities in JSON answers: null, string ("NaN"), or literal (NaN, which is not
+    JSON)"""
     guess_content_type: bool = False
-    """give an answer without a content type the one that its content looks like: JSON, text or bytes"""
+    """give an answer without a content type the one that its content looks like: JSON, text or
+    bytes"""
     handler_error_status: Annotated[int, OneOf((500, 503))] = 500
     """status of a request that made its handler fail: 500, or 503 as in TorchServe"""
     default_service_handler: str | None = None
@@ -397,16 +399,17 @@ class Settings(_Described):
     token_expiration_min: float = Field(60, gt=0, le=1e9)
     """validity of a generated token, in minutes"""
     max_connections_per_client: int | None = Field(None, ge=0)
-    """maximum number of connections of one client; 0 = unlimited; not set: 1024 where other machines
-    can connect"""
-    max_requests_per_client: int | None = Field(None, ge=0)
-    """maximum number of requests per second of one client; 0 = unlimited; not set: 20000 where other
+    """maximum number of connections of one client; 0 = unlimited; not set: 1024 where other
     machines can connect"""
+    max_requests_per_client: int | None = Field(None, ge=0)
+    """maximum number of requests per second of one client; 0 = unlimited; not set: 20000 where
+    other machines can connect"""
     max_failed_tokens: int | None = Field(None, ge=0)
     """maximum number of wrong tokens per minute of one client; 0 = unlimited; not set: 10 where
     other machines can connect"""
     trusted_proxies: Networks = []
-    """addresses or networks of reverse proxies whose X-Forwarded-For header identifies the client"""
+    """addresses or networks of reverse proxies whose X-Forwarded-For header identifies the
+    client"""
     token_failure_status: Annotated[int, OneOf((400, 401))] = 400
     """status of a request whose token is wrong: 400, as in TorchServe, or 401"""
     enable_model_api: bool = True
@@ -423,7 +426,8 @@ class Settings(_Described):
     metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_lower)] = (
         "prometheus"
     )
-    """prometheus: only /metrics; log or legacy: also lines in ts_metrics.log and model_metrics.log"""
+    """prometheus: only /metrics; log or legacy: also lines in ts_metrics.log and
+    model_metrics.log"""
     metrics_config: Path | None = None
     """a metrics.yaml, which declares the metrics of the server and of handlers"""
     model_metrics_auto_detect: bool = True
@@ -481,8 +485,8 @@ class Settings(_Described):
     """directory for changes made while serving; .tsx in the model store, or the user's state
     directory, if not set"""
     record_headers: list[str] | None = None
-    """headers that recordings store in addition to those a replay needs; if not set, all that do not
-    identify the client"""
+    """headers that recordings store in addition to those a replay needs; if not set, all that do
+    not identify the client"""
     cache_dir: Path | None = None
     """directory where archives are unpacked; the user's cache directory, or a temporary one, if not
     set"""
@@ -510,7 +514,8 @@ class Settings(_Described):
     plugins: list[str] = []
     """plugins to load: names of entry points of installed packages"""
     isolation: Literal["off", "on"] = "off"
-    """on: workers are isolated from the network, from files, from other processes; see security.md"""
+    """on: workers are isolated from the network, from files, from other processes; see
+    security.md"""
     isolation_network: bool = False
     """let isolated workers use the network"""
     isolation_memory: int = Field(0, ge=0)

@@ -76,19 +76,17 @@ def load_settings(
         if file is None or file.suffix == ".toml"
         else _from_properties(file, env, warn)
     )
-    for source_value in [
+    for item in [
         *from_file,
         *_from_environment(env, warn, sources),
         *_check_names(_from_command_line(cli, warn)),
     ]:
-        table, key = values, source_value.name
-        if source_value.model is not None:
-            table, key = (
-                values.setdefault(MODELS, {}).setdefault(source_value.model, {}),
-                source_value.name.rpartition(".")[2],
-            )
-        table[key] = _convert(source_value)
-        origins[source_value.name] = source_value.origin
+        table, key = values, item.name
+        if item.model is not None:
+            table = values.setdefault(MODELS, {}).setdefault(item.model, {})
+            key = item.name.rpartition(".")[2]
+        table[key] = _convert(item)
+        origins[item.name] = item.origin
     return Settings.model_validate(values), origins
 
 
@@ -111,20 +109,16 @@ def accepted(field: FieldInfo) -> str:
         if isinstance(mark, Accepts):
             return mark.text
     unit = next((f", or {mark.text}" for mark in marks if isinstance(mark, NumberUnit)), "")
-    minimum = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
-    maximum = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
+    low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
+    high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     if kind is bool:
         return "true or false"
     if kind is float:
-        return (
-            "a number greater than 0"
-            if minimum is None
-            else f"a number from {minimum} to {maximum}"
-        )
+        return "a number greater than 0" if low is None else f"a number from {low} to {high}"
     if unit or kind is int:
-        if maximum is not None:
-            return f"a whole number from {minimum} to {maximum}{unit}"
-        return "a whole number" if minimum is None else f"a whole number, at least {minimum}{unit}"
+        if high is not None:
+            return f"a whole number from {low} to {high}{unit}"
+        return "a whole number" if low is None else f"a whole number, at least {low}{unit}"
     if kind is Path:
         return "a path"
     if typing.get_origin(kind) is Literal:
@@ -303,46 +297,39 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingError(f"'{path}' is not valid TOML: {error}") from error
 
 
-def _convert(source_value: _SourceValue) -> Any:
-    if source_value.name in NESTED:
-        return source_value.value
-    field = source_value.field
+def _convert(item: _SourceValue) -> Any:
+    if item.name in NESTED:
+        return item.value
+    field = item.field
     kind = _kind(field)
     if kind is Traffic:
-        return _convert_traffic(source_value)
+        return _convert_traffic(item)
     with_limits: Any = Annotated[field.annotation, field]
     adapter = TypeAdapter[Any](with_limits)
     try:
-        if source_value.file is None:
-            return adapter.validate_python(_from_text(source_value.value, kind))
+        if item.file is None:
+            return adapter.validate_python(_from_text(item.value, kind))
         # '8' is not a number in TOML. Unlike strict Python, strict JSON takes text for a path.
-        value = adapter.validate_json(json.dumps(source_value.value, default=str), strict=True)
-        return source_value.file.parent / value if kind is Path else value
+        value = adapter.validate_json(json.dumps(item.value, default=str), strict=True)
+        return item.file.parent / value if kind is Path else value
     except ValueError as error:
-        shown_value = (
-            "what was given" if source_value.name in SECRETS else redacted(repr(source_value.value))
-        )
+        shown = "what was given" if item.name in SECRETS else redacted(repr(item.value))
         cause = ""
         if isinstance(error, ValidationError) and isinstance(
             next(iter(error.errors()[0]["loc"]), None), int
         ):  # the index in a list
             cause = f" because of {redacted(repr(error.errors()[0]['input']))}"
         raise SettingError(
-            f"{source_value.name} cannot be {shown_value} (from {source_value.origin}){cause}:"
-            f" it takes {accepted(field)}"
+            f"{item.name} cannot be {shown} (from {item.origin}){cause}: it takes {accepted(field)}"
         ) from error
 
 
-def _convert_traffic(source_value: _SourceValue) -> Traffic:
+def _convert_traffic(item: _SourceValue) -> Traffic:
     """Parse a traffic policy, which explains its own errors; text is read as JSON."""
     try:
-        return parse_traffic(
-            json.loads(source_value.value)
-            if isinstance(source_value.value, str)
-            else source_value.value
-        )
+        return parse_traffic(json.loads(item.value) if isinstance(item.value, str) else item.value)
     except ValueError as error:
-        raise SettingError(f"{source_value.name} (from {source_value.origin}): {error}") from error
+        raise SettingError(f"{item.name} (from {item.origin}): {error}") from error
 
 
 def _from_text(value: object, kind: Any) -> object:

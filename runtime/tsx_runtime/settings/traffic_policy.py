@@ -43,16 +43,16 @@ RESERVED = frozenset(
     }
 )
 MAX_WEIGHT = 1e9
-MAX_PATTERN_CHARS = 4096
+MAX_CHARS = 4096
 # Matching on each request must not take longer than a millisecond.
-MAX_PATTERN_MEMORY_BYTES = 1 << 16
+MAX_RE2_BYTES = 1 << 16
 NEEDS_RE2 = (
     "it needs the package google-re2, whose matching time is bounded for every value: pip install"
     " 'tsx-serve[rules]'"
 )
 # Limit for the rules, the weights and the labels: rules are tried in turn on each request.
 MAX_ENTRIES = 1000
-MAX_TABLE_PATTERN_CHARS = 64 << 10  # length of all patterns of one table together
+MAX_TABLE_CHARS = 64 << 10  # length of all patterns of one table together
 MAX_EXPLAINED = 5  # problems of one table that an error names
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -110,7 +110,7 @@ def compile_pattern(value: str) -> Pattern:
 
 def warm_patterns(values: Sequence[str]) -> None:
     """Compile the patterns of one table in advance, so that the event loop does not have to."""
-    if sum(map(len, values)) <= MAX_TABLE_PATTERN_CHARS and len(values) <= MAX_ENTRIES:
+    if sum(map(len, values)) <= MAX_TABLE_CHARS and len(values) <= MAX_ENTRIES:
         for value in values:
             _compile_cached(value)
 
@@ -123,11 +123,9 @@ def _compile_cached(value: str) -> Pattern | str:
     except ImportError:
         return NEEDS_RE2
     options = re2.Options()
-    options.log_errors, options.never_capture, options.max_mem = (
-        False,
-        True,
-        MAX_PATTERN_MEMORY_BYTES,
-    )
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = MAX_RE2_BYTES
     try:
         pattern: Pattern = re2.compile(value, options)
     except re2.error as error:
@@ -143,7 +141,7 @@ def _reason(error: Exception) -> str:
     return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
 
 
-def _check_pattern(value: str) -> str:
+def _check_regex(value: str) -> str:
     compile_pattern(value)
     return value
 
@@ -182,11 +180,9 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_serializer(mode="wrap")
-    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit fields that are not set."""
-        return {
-            name: value for name, value in serialize(self).items() if value not in (None, [], {})
-        }
+        return {name: value for name, value in dump(self).items() if value not in (None, [], {})}
 
 
 class Rule(_Part):
@@ -197,9 +193,7 @@ class Rule(_Part):
 
     header: Annotated[str, AfterValidator(_check_header)]
     equals: Annotated[str, AfterValidator(_check_text)] | None = None
-    matches: (
-        Annotated[str, Field(max_length=MAX_PATTERN_CHARS), AfterValidator(_check_pattern)] | None
-    ) = None
+    matches: Annotated[str, Field(max_length=MAX_CHARS), AfterValidator(_check_regex)] | None = None
     to: Target
 
     @model_validator(mode="after")
@@ -266,10 +260,9 @@ def _check_patterns(rules: object) -> object:
     ]
     if (
         length := sum(len(pattern) for pattern in patterns if isinstance(pattern, str))
-    ) > MAX_TABLE_PATTERN_CHARS:
+    ) > MAX_TABLE_CHARS:
         raise ValueError(
-            f"their patterns have {length} characters together; at most {MAX_TABLE_PATTERN_CHARS}"
-            " can be"
+            f"their patterns have {length} characters together; at most {MAX_TABLE_CHARS} can be"
         )
     return rules
 

@@ -69,7 +69,6 @@ class Fetcher:
         self.served: set[Path] = set()  # archives that the operator named at startup
 
     def close(self) -> None:
-        """End the running transfers."""
         self._stop.set()
 
     def local_file(self, text: str, trust: Trust) -> Path | None:

@@ -170,8 +170,8 @@ def download(
         )
         advice = "unset it" if constants.HF_HUB_OFFLINE else "check the connection and HF_ENDPOINT"
         raise DownloadFailed(
-            f"{model} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}, or copy the"
-            " cache here."
+            f"{model} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}, or copy"
+            " the cache here."
         ) from error
     except DownloadFailed:
         raise
@@ -190,16 +190,18 @@ def _check_answers() -> None:
         client = huggingface_hub.get_session()
         hooks = client.event_hooks
         if _check_answer not in hooks["response"]:
-            kind, options = (
-                type(client),
-                {"follow_redirects": client.follow_redirects, "timeout": client.timeout},
-            )
+            kind = type(client)
+            options = {"follow_redirects": client.follow_redirects, "timeout": client.timeout}
             hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
             huggingface_hub.set_client_factory(lambda: kind(event_hooks=hooks, **options))
 
 
 def _check_answer(response: Any) -> None:
-    """Check the parts that huggingface_hub joins to paths; it checks the names of files itself."""
+    """Check the parts of a response that huggingface_hub joins to paths, except names of files.
+
+    Raises:
+        DownloadFailed: A part could lead out of the cache.
+    """
     headers = response.headers
     if response.request.method == "HEAD":
         _require(_COMMIT, headers.get("x-repo-commit"))

@@ -102,7 +102,10 @@ class Downloads:
             log(done, total)
 
         directory = download(
-            model, max_bytes=self._settings.max_archive_size, progress=tell, stopped=self._closed.is_set
+            model,
+            max_bytes=self._settings.max_archive_size,
+            progress=tell,
+            stopped=self._closed.is_set,
         )
         logger.info(
             "%s is commit %s, downloaded in %.1f s", model, directory.name, time.monotonic() - begun

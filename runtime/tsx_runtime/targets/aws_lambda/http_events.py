@@ -248,8 +248,8 @@ def size_error(size: int, body: int) -> AnswerTooLarge:
     return AnswerTooLarge(
         f"The answer has {body} bytes, {size} as sent through Lambda, whose limit is"
         f" {MAX_PAYLOAD_BYTES} (6 MB; 4.5 MB of binary data in base64). Return a smaller answer, or"
-        " store it in S3 and return its URL; a function URL that streams (TSX_LAMBDA_ANSWERS=streamed) carries"
-        " 200 MB."
+        " store it in S3 and return its URL; a function URL that streams (TSX_LAMBDA_ANSWERS=streamed)"
+        " carries 200 MB."
     )
 
 
