@@ -31,7 +31,7 @@
     │   ├── LoadOutOfMemory      507  InternalServerException
     │   └── WorkflowFailed       500  WorkflowException
     ├── InvalidWorkflow          500  InvalidWorkflowException
-    ├── NodeFailed               500  InternalServerException (or the status that the node itself set)
+    ├── NodeFailed               500  InternalServerException (or the status that the node set)
     ├── ModelFileExists          500  InternalServerException
     ├── PredictionFailed         500  InternalServerException (or what `handler_error_status` says)
     ├── Unavailable              503  ServiceUnavailableException
@@ -58,20 +58,21 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-LONGEST_REFUSAL = 1000  # characters of a 4xx error, which quotes what the client sent
-LONGEST_FAILURE = 64 << 10  # characters of a 5xx error, which may quote what a handler raised
+MAX_REFUSAL_CHARS = 1000  # length of a 4xx error, which quotes what the client sent
+MAX_FAILURE_CHARS = 64 << 10  # length of a 5xx error, which may quote what a handler raised
 
 
 class TsxError(Exception):
-    """The root: carries the HTTP status and the `type` that TorchServe's clients know."""
+    """The root of the tree, with the HTTP status and the `type` that TorchServe's clients know."""
 
     status = 500
     type = "InternalServerException"
-    longest: int | None = None  # characters of its text; by its status if None
+    max_chars: int | None = None  # length of the text; decided by the status if None
 
     def __init__(self, message: str, *, traceback: str | None = None, more: bool = False) -> None:
         message = shortened(
-            message, self.longest or (LONGEST_REFUSAL if self.status < 500 else LONGEST_FAILURE)
+            message,
+            self.max_chars or (MAX_REFUSAL_CHARS if self.status < 500 else MAX_FAILURE_CHARS),
         )
         super().__init__(message)
         self.message = message
@@ -96,17 +97,17 @@ class InvalidModel(TsxError):
 
     status = 400
     type = "ModelException"
-    longest = 16 << 10  # it ends with what pip printed last
+    max_chars = 16 << 10  # the text ends with pip's last lines
 
 
 class InvalidToken(TsxError):
     status = 400
     type = "InvalidKeyException"
 
-    def __init__(self, message: str, *, status: int = 400, given: bool = False) -> None:
+    def __init__(self, message: str, *, status: int = 400, has_token: bool = False) -> None:
         super().__init__(message)
         self.status = status
-        self.given = given  # whether there was a token, which was wrong
+        self.has_token = has_token  # whether the request had a token, which was wrong
 
 
 class ForeignOrigin(TsxError):
@@ -169,9 +170,7 @@ class InvalidDag(TsxError):
 
 
 class InvalidWorkflow(TsxError):
-    """The archive of a workflow, or its specification, cannot be used. (The status is
-    TorchServe's.)
-    """
+    """The archive or specification of a workflow cannot be used; the status is TorchServe's."""
 
     type = "InvalidWorkflowException"
 
@@ -182,7 +181,7 @@ class MethodNotAllowed(TsxError):
 
     def __init__(self, *, allowed: Sequence[str] = ()) -> None:
         super().__init__("Requested method is not allowed, please refer to API document.")
-        self.allowed = allowed  # methods, where others are
+        self.allowed = allowed  # the methods that the path allows, if any
 
 
 class CleanupTimeout(TsxError):
@@ -253,8 +252,8 @@ class WorkerDied(TsxError):
 class LoadFailed(TsxError):
     """No worker could load the model; `traceback` is the worker's own."""
 
-    model = version = ""  # that was not registered
-    outline = ""  # the traceback as the log has it
+    model = version = ""  # the model that was not registered
+    outline = ""  # the traceback as the log shows it
 
     def named(self, source: str) -> LoadFailed:
         """Return the same failure with the model's file in its message."""
@@ -301,7 +300,7 @@ class Unavailable(TsxError):
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after  # seconds, where the next try is likely to do better
+        self.retry_after = retry_after  # seconds, if a later try is likely to succeed
 
 
 class NoWorker(Unavailable):
@@ -323,9 +322,7 @@ class DeadlinePassed(Unavailable):
 
 
 class AnswerLate(DeadlinePassed):
-    """A worker has started the request, and not answered it before the deadline: it may have had an
-    effect.
-    """
+    """A worker started the request but missed the deadline: the request may have had effects."""
 
     status = 504
     type = "GatewayTimeoutException"
@@ -359,70 +356,64 @@ class SettingError(TsxError):
     """A setting is unknown, or its value cannot be used."""
 
 
-def shortened(text: str, longest: int, tail: int = 0) -> str:
-    """At most `longest` characters: the beginning, and the last `tail` of them from the end.
+def shortened(text: str, max_chars: int, tail: int = 0) -> str:
+    """Cut a text to `max_chars` characters and say how many are left out.
 
-    Says how many are left out.
+    The last `tail` of them come from the end.
     """
-    if len(text) <= longest:
+    if len(text) <= max_chars:
         return text
-    beginning = f"{text[: longest - tail]}... [{len(text) - longest} characters left out]"
+    beginning = f"{text[: max_chars - tail]}... [{len(text) - max_chars} characters left out]"
     return f"{beginning} ...{text[-tail:]}" if tail else beginning
 
 
-def is_failure(what: int | TsxError) -> bool:
-    """What counts against a model wherever requests are counted: an answer of this status, or a
-    refusal, that is not its client's doing.
+def is_failure(outcome: int | TsxError) -> bool:
+    """Tell whether a status or a refusal counts against a model, not against its client.
 
     A refusal counts by its class, whatever its status: a full queue may be answered with 429.
     """
-    if isinstance(what, TsxError):
-        return type(what).status >= 500 and not isinstance(what, ClientLeft)
-    return what >= 500
+    if isinstance(outcome, TsxError):
+        return type(outcome).status >= 500 and not isinstance(outcome, ClientLeft)
+    return outcome >= 500
 
 
-LONGEST_REMEMBERED = 2000  # characters of a message; one that quotes a request may have millions
+MAX_CACHED_CHARS = 2000  # length of a message; one that quotes a request may have millions
 
 
 def error_body(status: int, type: str, message: str) -> bytes:
-    """The error JSON of TorchServe: pretty-printed by two spaces, with a newline at the end.
+    """Return TorchServe's error JSON: indented by two spaces, with a newline at the end.
 
-    The message may quote half a surrogate pair, which JSON can carry to the server and UTF-8 cannot
-    carry back.
+    JSON can carry half a surrogate pair to the server, but UTF-8 cannot carry it back.
     """
     return (
-        _remembered(status, type, message)
-        if len(message) <= LONGEST_REMEMBERED
+        _cached_error_body(status, type, message)
+        if len(message) <= MAX_CACHED_CHARS
         else _error_body(status, type, message)
     )
 
 
 def _error_body(status: int, type: str, message: str) -> bytes:
-    text = json.dumps(
-        message, ensure_ascii=False
-    )  # the rest is put around by hand: `indent` takes five times as long
+    # Only the message is encoded by json: `indent` takes five times as long.
+    text = json.dumps(message, ensure_ascii=False)
     return f'{{\n  "code": {status},\n  "type": "{type}",\n  "message": {text}\n}}\n'.encode(
         errors="replace"
     )
 
 
-_remembered = lru_cache(maxsize=64)(
-    _error_body
-)  # a server that refuses much refuses with the same words
+# A server that refuses many requests repeats few messages.
+_cached_error_body = lru_cache(maxsize=64)(_error_body)
 
 
-LONGEST_READ = (
-    256 << 10
-)  # bytes; the server's own errors are shorter, and a handler may send anything
+# The server's own errors are shorter. A handler may send anything.
+MAX_PARSED_BYTES = 256 << 10
 
 
 def read_error(body: bytes) -> dict[str, Any]:
-    """What the error JSON in an answer's body says, with a text as its message; empty where it is
-    none.
+    """Return the error JSON in a response body, or {} if the body has no error with a text message.
 
-    A large body is not parsed: that would hold the event loop.
+    A large body is not parsed, because that would hold up the event loop.
     """
-    if len(body) > LONGEST_READ or not body.startswith(b"{"):
+    if len(body) > MAX_PARSED_BYTES or not body.startswith(b"{"):
         return {}
     try:
         error: dict[str, Any] = json.loads(body)

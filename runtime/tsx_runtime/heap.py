@@ -1,4 +1,4 @@
-"""Returns freed memory that the C library keeps to the system."""
+"""The return of freed memory to the system."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import suppress
 
 
 def return_freed_memory() -> None:
-    """Return it to the system; where the C library is not glibc nothing happens.
+    """Return memory that the C library has freed but keeps.
 
-    It takes up to 0.1 ms for each MiB.
+    It takes up to 0.1 ms for each MiB. Without glibc it does nothing.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

@@ -1,16 +1,16 @@
 """The file format of recordings, and a reader, for workers, the server and the command line.
 
 A file begins with a line of JSON, `{"tsx": "recording", "format": 1, "model": "digits"}`. Each
-request is a line of JSON, as many bytes as its `body` says, as many as its `answer.body` says (none
-where it does not), and a newline:
+request is a line of JSON, its body, the body of its answer, and a newline. `body` and `answer.body`
+are the sizes of the two in bytes. Without `answer.body` no answer follows:
 
     {"at": 1763723123.25, "version": "1.0", "query": "", "headers": [["content-type", "image/png"]],
     "body": 3140,
      "answer": {"status": 200, "seconds": 0.0123, "headers": [], "body": 77}, "precision": "bf16"}
 
-`at` is when the request was complete, in seconds of Unix time; requests lie in the order in which
-they were answered. What a file has at its end of a request that did not come whole is nothing. A
-reader passes over keys that it does not know, and refuses another `format`.
+`at` is when the request was complete, in seconds of Unix time. Requests lie in the order in which
+they were answered. A reader ignores an incomplete request at the end and keys that it does not
+know. It refuses another `format`.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from typing import Any, BinaryIO, NamedTuple
 
 FORMAT = 1
 SUFFIX = ".tsxrec"
-LONGEST_HEAD = 1 << 20  # bytes of a line
+MAX_HEAD_BYTES = 1 << 20
 
 Headers = Sequence[tuple[str, str]]
 
 
 class NotARecording(ValueError):
-    """The file is not a recording, or is damaged; the message says where."""
+    """A file that is not a recording, or is damaged; the message says where."""
 
 
 class Recorded(NamedTuple):
-    """One request. Of its answer there is what the recording was asked to keep."""
+    """A request, and the parts of its answer that the recording was asked to keep."""
 
     at: float  # seconds of Unix time
-    version: str  # which answered
+    version: str  # the version that answered
     query: str
     headers: Headers
     body: bytes
-    status: int = 0  # of its answer; 0 where that is not known
-    seconds: float = 0.0  # from `at` to the answer
+    status: int = 0  # status of the answer; 0 if unknown
+    seconds: float = 0.0  # time from `at` to the answer
     answer_headers: Headers = ()
-    answer: bytes | None = None  # None where it was not kept
-    model: str = ""  # as its file says
-    precision: str | None = None  # that the version's archive configures
+    answer: bytes | None = None  # None if not recorded
+    model: str = ""  # the name in the head of the file
+    precision: str | None = None  # the precision that the version's archive configures
 
 
 def file_head(model: str) -> bytes:
@@ -68,48 +68,52 @@ def encode(entry: Recorded) -> bytes:
     return b"%b\n%b%b\n" % (head, entry.body, entry.answer or b"")
 
 
-def files_of(place: Path) -> list[Path]:
-    """The recording itself, or those of a directory.
+def list_files(path: Path) -> list[Path]:
+    """Return the recording itself, or the recordings in a directory.
 
-    Raises NotARecording where there is none, OSError.
+    Raises:
+        NotARecording: The directory contains none.
+        OSError: A directory cannot be read.
     """
-    if not place.is_dir():
-        return [place]
-    files = sorted(place.rglob(f"*{SUFFIX}"))
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.rglob(f"*{SUFFIX}"))
     if not files:
-        raise NotARecording(f"{place} contains no recording (*{SUFFIX})")
+        raise NotARecording(f"{path} contains no recording (*{SUFFIX})")
     return files
 
 
-def read(place: Path) -> Iterator[Recorded]:
-    """All requests of a file, or of a directory's files, in the order in which they came.
+def read(path: Path) -> Iterator[Recorded]:
+    """Yield all requests of a file, or of a directory's files, in the order in which they came.
 
-    Raises NotARecording, OSError.
+    Only the heads of the requests are held in memory.
 
-    Only their heads are held in memory.
+    Raises:
+        NotARecording: A file is not a recording, or is damaged.
+        OSError: A file cannot be read.
     """
-    found: list[tuple[float, Path, int]] = []
+    positions: list[tuple[float, Path, int]] = []
     models: dict[Path, str] = {}
-    for file in files_of(place):
+    for file in list_files(path):
         with file.open("rb") as source:
             models[file] = str(_read_file_head(source, file).get("model", ""))
             while True:
-                at = source.tell()
+                offset = source.tell()
                 entry = _read_entry(source, file, skip=True)
                 if entry is None:
                     break
-                found.append((entry.at, file, at))
-    heapq.heapify(found)
+                positions.append((entry.at, file, offset))
+    heapq.heapify(positions)
     last: Path | None = None
     opened: BinaryIO | None = None
     try:
-        while found:
-            _, file, at = heapq.heappop(found)
+        while positions:
+            _, file, offset = heapq.heappop(positions)
             if opened is None or file != last:
                 if opened is not None:
                     opened.close()
                 last, opened = file, file.open("rb")
-            opened.seek(at)
+            opened.seek(offset)
             entry = _read_entry(opened, file)
             if entry is not None:
                 yield entry._replace(model=models[file])
@@ -120,7 +124,7 @@ def read(place: Path) -> Iterator[Recorded]:
 
 def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
     try:
-        head = json.loads(source.readline(LONGEST_HEAD))
+        head = json.loads(source.readline(MAX_HEAD_BYTES))
         if head["tsx"] != "recording":
             raise ValueError
         if head["format"] != FORMAT:
@@ -135,11 +139,14 @@ def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
 
 
 def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded | None:
-    """None at the end, and for what did not come whole. With `skip`, without its bodies."""
+    """Return the next request, or None at the end and for an incomplete one.
+
+    With `skip` the bodies are skipped.
+    """
     start = source.tell()
-    line = source.readline(LONGEST_HEAD)
+    line = source.readline(MAX_HEAD_BYTES)
     if not line.endswith(b"\n"):
-        if len(line) == LONGEST_HEAD:
+        if len(line) == MAX_HEAD_BYTES:
             raise NotARecording(f"{file} is damaged at byte {start}: no request starts there")
         return None
     try:

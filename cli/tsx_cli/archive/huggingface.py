@@ -91,5 +91,5 @@ def _directory(path: Path, quiet: bool) -> tuple[Path, str, str | None]:
     with progress_bar(f"Downloading {model}", shown=not quiet and sys.stderr.isatty()) as bar:
         write = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)
         progress = log_progress(model, write) if bar is None else partial(bar, "")
-        directory = download(model, most=archive_limits().total, progress=progress)
+        directory = download(model, max_bytes=archive_limits().total, progress=progress)
     return directory, f"{SCHEME}{model.repo}", directory.name

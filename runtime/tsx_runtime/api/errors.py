@@ -11,8 +11,8 @@ from typing import Any
 from tsx_runtime.api.headers import JSON, NO_CACHE, Pair
 from tsx_runtime.api.openai import speaks_openai
 from tsx_runtime.errors import (
-    LONGEST_READ,
-    LONGEST_REFUSAL,
+    MAX_PARSED_BYTES,
+    MAX_REFUSAL_CHARS,
     InvalidToken,
     LoadFailed,
     MethodNotAllowed,
@@ -120,12 +120,12 @@ def error_event(why: str) -> bytes:
     with suppress(ValueError, RecursionError, AttributeError):
         shown = (
             json.loads(for_openai(why.encode(errors="replace"))).get("error")
-            if len(why) <= LONGEST_READ
+            if len(why) <= MAX_PARSED_BYTES
             else None
         )
     if not isinstance(shown, dict):
         shown = _openai_error(
-            {"code": 500, "type": TsxError.type, "message": shortened(why, LONGEST_REFUSAL)}
+            {"code": 500, "type": TsxError.type, "message": shortened(why, MAX_REFUSAL_CHARS)}
         )
     return b"\n\ndata: %b\n\n" % json.dumps({"error": shown}).encode()
 

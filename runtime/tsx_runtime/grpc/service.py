@@ -207,7 +207,7 @@ class Service(grpc.GenericRpcHandler):
             unquote(peer[0]).strip("[]"), as_headers(context.invocation_metadata() or ())
         )
         clients.count_request(client)
-        if isinstance(error, InvalidToken) and error.given:
+        if isinstance(error, InvalidToken) and error.has_token:
             clients.count_failure(client)
 
     @asynccontextmanager

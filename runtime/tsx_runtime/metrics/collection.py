@@ -1,8 +1,7 @@
-"""`/metrics`: the core's counters and the machine's metrics as Prometheus text, rendered on demand.
+"""`/metrics`: the counters of the server and the metrics of the machine, rendered on demand.
 
-The names and labels are TorchServe's (contract 1.7) and, for what it has no name for, begin with
-`tsx_`. What TorchServe has once for the host and tsx has for each version carries the version in
-further labels.
+Names and labels are TorchServe's; names that TorchServe lacks begin with `tsx_`. Metrics that
+TorchServe has per host and tsx per version carry the version in additional labels.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ SYSTEM = frozenset(
 
 
 class Reading(NamedTuple):
-    """The data of one answer of `/metrics`."""
+    """The data of one response of `/metrics`."""
 
     host: str
     models: list[Model]
@@ -55,12 +54,11 @@ class Reading(NamedTuple):
     system: list[SystemMetric]
     gpus: dict[int, Gpu]
     config: MetricsConfig = MetricsConfig()
-    all_models: bool = True  # also what handlers report and the configuration does not declare
-    usage: Mapping[str, ResourceUsage] = {}  # by the ids of workers
-    process: Sequence[Metric] = ()  # of the front end
-    shares: Mapping[
-        str, Mapping[str, float]
-    ] = {}  # of the requests that name no version, by model and version
+    all_models: bool = True  # includes handlers' metrics that the configuration does not declare
+    usage: Mapping[str, ResourceUsage] = {}  # keys: the ids of workers
+    process: Sequence[Metric] = ()  # metrics of the front end's process
+    # Shares of the requests that name no version, by model and version.
+    shares: Mapping[str, Mapping[str, float]] = {}
     shadows: Sequence[Mirror] = ()
     in_flight: ByteBudget | None = None
     jobs: JobReading | None = None
@@ -71,7 +69,7 @@ class Reading(NamedTuple):
 
 
 def fill(families: Families, reading: Reading) -> Iterator[None]:
-    """In steps of about a millisecond; models may come and go between them."""
+    """Add all metrics, in steps of about a millisecond; models may come and go between them."""
     versions = reading.versions
     _add_host(families, reading)
     _add_gpus(families, reading)
@@ -113,9 +111,8 @@ def _add_host(families: Families, reading: Reading) -> None:
         text = f"answers with a status of {digit}xx"
         families.add(f"Requests{digit}XX", "counter", text, [(host, reading.counts.classes[digit])])
     for name, unit, value, labels in reading.system:
-        if name in SYSTEM or name in (
-            reading.config.server or ()
-        ):  # a program of the user's may print what it likes
+        # The user's program may print other metrics, which the configuration must declare.
+        if name in SYSTEM or name in (reading.config.server or ()):
             families.add(
                 name, "gauge", f"of this machine, in {unit}", [(host | dict(labels), value)]
             )
@@ -165,14 +162,14 @@ def _add_gpus(families: Families, reading: Reading) -> None:
         for name, unit, value in gpu_metrics(gpu):
             families.add(name, "gauge", f"of a GPU, in {unit}", [(labels, value)])
         labels = {"hostname": reading.host, "gpu": str(number), "uuid": gpu.uuid}
-        for name, text, plain in own_gpu_metrics(gpu):
-            families.add(name, "gauge", text, [(labels, plain)])
+        for name, text, base_value in own_gpu_metrics(gpu):
+            families.add(name, "gauge", text, [(labels, base_value)])
 
 
 def reader(
     registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None
 ) -> Callable[[], Awaitable[Families]]:
-    """What reads all metrics as they are when it is called."""
+    """Return a function that reads all metrics at the time of its call."""
     host = socket.gethostname()
     settings = registry.settings
     config = read_metrics_config(settings.metrics_config)
@@ -183,7 +180,7 @@ def reader(
         gpus = await read_gpus() if registry.gpus and not system.disabled else {}
         workers = registry.workers()
         usage, process = await asyncio.to_thread(
-            lambda: (usage_of(workers), process_metrics(own_process))
+            lambda: (read_usage(workers), process_metrics(own_process))
         )
         models = list(registry.models.values())
         shares = {model.name: registry.shares(model.name) for model in models}
@@ -212,30 +209,30 @@ def reader(
 
 
 def process_metrics(collector: ProcessCollector) -> list[Metric]:
-    """Of this process.
+    """Return the metrics of this process.
 
-    Where no descriptor is left to count descriptors with, all of them are in use.
+    If no descriptor is left to count the descriptors with, all of them are in use.
     """
-    found = list(collector.collect())
-    if sys.platform == "linux" and all(metric.name != "process_open_fds" for metric in found):
-        import resource  # here, because Windows has none
+    metrics = list(collector.collect())
+    if sys.platform == "linux" and all(metric.name != "process_open_fds" for metric in metrics):
+        import resource  # Windows has no such module.
 
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        found.append(
-            GaugeMetricFamily("process_open_fds", "Number of open file descriptors.", most)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        metrics.append(
+            GaugeMetricFamily("process_open_fds", "Number of open file descriptors.", limit)
         )
-        found.append(
-            GaugeMetricFamily("process_max_fds", "Maximum number of open file descriptors.", most)
+        metrics.append(
+            GaugeMetricFamily("process_max_fds", "Maximum number of open file descriptors.", limit)
         )
-    return found
+    return metrics
 
 
-def usage_of(workers: Iterable[Worker]) -> dict[str, ResourceUsage]:
-    """Of those that have a process. Reads files of the system's, so not on the event loop."""
-    found = (
+def read_usage(workers: Iterable[Worker]) -> dict[str, ResourceUsage]:
+    """Return the use of workers that have a process; blocking, because it reads system files."""
+    usages = (
         (worker.id, worker.instance.usage()) for worker in workers if worker.instance is not None
     )
-    return {id: usage for id, usage in found if usage is not None}
+    return {id: usage for id, usage in usages if usage is not None}
 
 
 def build_router(
@@ -248,7 +245,7 @@ def build_router(
         "/metrics",
         summary="All metrics as Prometheus text",
         response_class=Response,
-        responses={200: _DOCUMENTED},
+        responses={200: _RESPONSE},
     )
     async def metrics(
         request: Request,
@@ -260,9 +257,11 @@ def build_router(
         families = await read()
         if names:
             families.restrict(names)
-        is_open = "application/openmetrics-text" in request.headers.get("accept", "")
-        written = b"".join(await in_turns(families.openmetrics() if is_open else families.text()))
-        return Response(written, headers={"content-type": OPENMETRICS if is_open else TEXT})
+        is_openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
+        text = b"".join(
+            await in_turns(families.openmetrics() if is_openmetrics else families.text())
+        )
+        return Response(text, headers={"content-type": OPENMETRICS if is_openmetrics else TEXT})
 
     router.add_api_route(
         "/metrics",
@@ -273,7 +272,7 @@ def build_router(
     return router
 
 
-_DOCUMENTED = {
+_RESPONSE = {
     "description": (
         "one line a sample; as OpenMetrics, with exemplars, where `Accept` asks for"
         " `application/openmetrics-text`"

@@ -1,9 +1,8 @@
-"""Metric families, rendered as Prometheus text, or as OpenMetrics, whose exemplars point from a
-bucket to a trace.
+"""Metric families as Prometheus text, or as OpenMetrics with exemplars that point to traces.
 
-Of hundreds of models that is a second's work. It comes in pieces of a millisecond or two, so that
-the event loop can answer others between them (`in_turns`); a thread would take from it more than
-that, since both need Python's lock.
+Rendering the metrics of hundreds of models takes a second. It is done in pieces of one or two
+milliseconds, between which the event loop handles other work (`in_turns`). A thread would delay the
+event loop more, because both need Python's lock.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from tsx_runtime.core.telemetry.histogram import SHOWN, Durations
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-PIECE = 100  # samples
+PIECE_SAMPLES = 100
 Labels = dict[str, str]
 T = TypeVar("T")
 
 
 class Families(Collector):
-    """What prometheus-client renders: metrics, each with its samples, by name."""
+    """The metrics and their samples, by name, that prometheus-client renders."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
@@ -42,7 +41,7 @@ class Families(Collector):
             metric.add_sample(name, labels, value)
 
     def add_rows(self, labels: Labels, *rows: tuple[str, str, str, float]) -> None:
-        """Add a sample each: name, kind, text, value."""
+        """Add one sample per row: name, kind, text, value."""
         for name, kind, text, value in rows:
             self.add(name, kind, text, [(labels, value)])
 
@@ -51,23 +50,23 @@ class Families(Collector):
     ) -> None:
         """Add a sample for each value of the label `key`."""
         kind = "counter" if name.endswith("_total") else "gauge"
-        self.add(name, kind, text, [(labels | {key: each}, counts[each]) for each in counts])
+        self.add(name, kind, text, [(labels | {key: value}, counts[value]) for value in counts])
 
     def add_durations(self, name: str, text: str, labels: Labels, durations: Durations) -> None:
         metric = self.metric(name, "histogram", text)
-        pointers = {
-            place: Pointer({"trace_id": one.trace_id}, one.seconds, one.at)
-            for place, one in durations.exemplars.items()
+        exemplars = {
+            index: Pointer({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
+            for index, exemplar in durations.exemplars.items()
         }
-        for place, (bound, below) in enumerate(zip(SHOWN, durations.shown(), strict=True)):
+        for index, (bound, below) in enumerate(zip(SHOWN, durations.shown(), strict=True)):
             metric.add_sample(
-                f"{name}_bucket", labels | {"le": str(bound)}, below, exemplar=pointers.get(place)
+                f"{name}_bucket", labels | {"le": str(bound)}, below, exemplar=exemplars.get(index)
             )
         metric.add_sample(
             f"{name}_bucket",
             labels | {"le": "+Inf"},
             durations.count,
-            exemplar=pointers.get(len(SHOWN)),
+            exemplar=exemplars.get(len(SHOWN)),
         )
         metric.add_sample(f"{name}_count", labels, durations.count)
         metric.add_sample(f"{name}_sum", labels, durations.sum)
@@ -79,6 +78,7 @@ class Families(Collector):
         yield from (metric for metric in self._metrics.values() if metric.samples)
 
     def keep(self, shows: Callable[[str], bool]) -> None:
+        """Keep only the families whose name `shows` accepts."""
         self._metrics = {name: metric for name, metric in self._metrics.items() if shows(name)}
 
     def restrict(self, names: list[str]) -> None:
@@ -93,24 +93,26 @@ class Families(Collector):
         return self._metrics[name].type if name in self._metrics else None
 
     def text(self) -> Iterator[bytes]:
-        """prometheus-client adds `_total` to a counter's name; here it has its full name
-        already.
+        """Render Prometheus text.
+
+        Counters have their full names, to which prometheus-client adds another `_total`.
         """
         for metric in self.collect():
             for piece in _pieces(metric):
-                written = generate_latest(piece)
+                rendered = generate_latest(piece)
                 if metric.type == "counter":
-                    for word in (b"HELP", b"TYPE"):
-                        header = b"# %b %b" % (word, metric.name.encode())
-                        written = written.replace(header + b"_total ", header + b" ", 1)
-                yield written if piece.is_first else _without_head(written)
+                    for keyword in (b"HELP", b"TYPE"):
+                        header = b"# %b %b" % (keyword, metric.name.encode())
+                        rendered = rendered.replace(header + b"_total ", header + b" ", 1)
+                yield rendered if piece.is_first else _without_head(rendered)
 
     def openmetrics(self) -> Iterator[bytes]:
         for metric in _OpenMetrics(self).collect():
             for piece in _pieces(metric):
-                written: bytes = generate_openmetrics(piece)  # type: ignore[no-untyped-call]  # prometheus-client's
-                written = written.removesuffix(_END)
-                yield written if piece.is_first else _without_head(written)
+                # prometheus-client has no types for it.
+                rendered: bytes = generate_openmetrics(piece)  # type: ignore[no-untyped-call]
+                rendered = rendered.removesuffix(_END)
+                yield rendered if piece.is_first else _without_head(rendered)
         yield _END
 
 
@@ -118,57 +120,57 @@ _END = b"# EOF\n"
 
 
 class _Piece(Collector):
-    """Some samples of one metric, which prometheus-client takes for all that there is."""
+    """A part of one metric's samples, which prometheus-client renders like a whole metric."""
 
     def __init__(self, metric: Metric, begin: int) -> None:
         self.is_first = begin == 0
         self._metric = Metric(metric.name, metric.documentation, metric.type)
-        self._metric.samples = metric.samples[begin : begin + PIECE]
+        self._metric.samples = metric.samples[begin : begin + PIECE_SAMPLES]
 
     def collect(self) -> Iterator[Metric]:
         yield self._metric
 
 
 def _pieces(metric: Metric) -> Iterator[_Piece]:
-    return (_Piece(metric, begin) for begin in range(0, len(metric.samples), PIECE))
+    return (_Piece(metric, begin) for begin in range(0, len(metric.samples), PIECE_SAMPLES))
 
 
-def _without_head(written: bytes) -> bytes:
-    """Its HELP and its TYPE stand before the first piece."""
-    return written.split(b"\n", 2)[2]
+def _without_head(rendered: bytes) -> bytes:
+    """Remove HELP and TYPE, which only the first piece needs."""
+    return rendered.split(b"\n", 2)[2]
 
 
 async def in_turns(steps: Iterable[T]) -> list[T]:
-    """All of them, with a turn of the event loop behind each."""
-    done = []
+    """Return all steps, and let the event loop run after each."""
+    results = []
     for step in steps:
-        done.append(step)
+        results.append(step)
         await asyncio.sleep(0)
-    return done
+    return results
 
 
 class _OpenMetrics(Collector):
-    """The same samples under the same names.
+    """The same samples under the same names, with the types that OpenMetrics allows.
 
-    A counter is called without its `_total`; one whose name has none, as TorchServe's,
-    may not be called a counter there.
+    The family of a counter is named without `_total`. TorchServe's counters lack `_total`, so their
+    type is unknown.
     """
 
     def __init__(self, families: Families) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        taken = self._families.names()
+        names = self._families.names()
         for metric in self._families.collect():
             if metric.type == "counter":
                 name = metric.name.removesuffix("_total")
-                is_one = name != metric.name and name not in taken
-                shown = Metric(
-                    name if is_one else metric.name,
+                is_counter = name != metric.name and name not in names
+                renamed = Metric(
+                    name if is_counter else metric.name,
                     metric.documentation,
-                    "counter" if is_one else "unknown",
+                    "counter" if is_counter else "unknown",
                 )
-                shown.samples = metric.samples
-                yield shown
+                renamed.samples = metric.samples
+                yield renamed
             else:
                 yield metric

@@ -1,5 +1,6 @@
-"""GPU usage, read on demand: from NVML (the extra `gpu`) in a millisecond, else from `nvidia-smi`,
-which takes hundreds.
+"""The use of the GPUs, read on demand.
+
+NVML (the extra `gpu`) takes a millisecond. Without it, `nvidia-smi` takes hundreds.
 """
 
 from __future__ import annotations
@@ -12,53 +13,49 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
-from tsx_runtime.metrics.host import MEGA, output_of
+from tsx_runtime.metrics.host import MEGA, run_program
 
 QUERY = "index,uuid,utilization.gpu,utilization.memory,memory.used,memory.total"
-TIMEOUT = 5.0  # seconds; a hung driver must not hang the answer
+TIMEOUT_S = 5.0  # A hung driver must not block a response.
 
 
 class Gpu(NamedTuple):
-    number: str  # in nvidia-smi's counting
+    number: str  # the index in nvidia-smi
     uuid: str
-    utilization: float | None  # percent; None where the device does not report it
+    utilization: float | None  # percent; None if the device does not report it
     memory_utilization: float | None  # percent of the time that memory was read or written
     memory_used: float | None  # MiB
     memory_total: float | None  # MiB
-    processes: Mapping[
-        int, int
-    ] = {}  # bytes that each process holds, by its pid; only NVML reports it
+    processes: Mapping[int, int] = {}  # bytes of each process, by its pid; only with NVML
 
     def usage(self, gpu_id: int) -> str:
-        """In the words of TorchServe's description of a worker."""
+        """Return the text of TorchServe's description of a worker."""
         return (
-            f"gpuId::{gpu_id} utilization.gpu [%]::{_whole(self.utilization)} % utilization.memory"
-            f" [%]::{_whole(self.memory_utilization)} % memory.used"
-            f" [MiB]::{_whole(self.memory_used)} MiB"
+            f"gpuId::{gpu_id} utilization.gpu [%]::{_integer_text(self.utilization)} %"
+            f" utilization.memory [%]::{_integer_text(self.memory_utilization)} % memory.used"
+            f" [MiB]::{_integer_text(self.memory_used)} MiB"
         )
 
 
-async def read_gpus(timeout: float = TIMEOUT) -> dict[int, Gpu]:
-    """The visible GPUs by the number that a worker knows them under; empty where neither NVML nor
-    `nvidia-smi` is there.
-    """
+async def read_gpus(timeout_s: float = TIMEOUT_S) -> dict[int, Gpu]:
+    """Return the visible GPUs by the number that workers use; empty without NVML and nvidia-smi."""
     library = _find_library()
-    found = None if library is None else await library.read(timeout)
-    if found is None:
-        found = await _ask_tool(timeout)
-    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = None if library is None else await library.read(timeout_s)
+    if gpus is None:
+        gpus = await _run_nvidia_smi(timeout_s)
+    return visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 async def gpu_processes() -> dict[int, Mapping[int, int]]:
-    """Bytes that processes hold, by GPU and by pid: only what NVML reports."""
+    """Return the bytes that processes hold, by GPU and pid; only NVML reports them."""
     return {number: gpu.processes for number, gpu in (await read_gpus()).items()}
 
 
-async def _ask_tool(timeout: float) -> list[Gpu]:
+async def _run_nvidia_smi(timeout_s: float) -> list[Gpu]:
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     try:
-        _, output = await output_of(command, timeout, quiet=True)
-    except OSError:  # TimeoutError is one of them
+        _, output = await run_program(command, timeout_s, quiet=True)
+    except OSError:  # includes TimeoutError
         return []
     return parse(output.decode(errors="replace"))
 
@@ -74,14 +71,15 @@ def parse(output: str) -> list[Gpu]:
 
 
 def visible(gpus: list[Gpu], setting: str | None) -> dict[int, Gpu]:
-    """`CUDA_VISIBLE_DEVICES` chooses and orders them, by index or by the beginning of the UUID; it
-    ends at the first unknown one.
+    """Choose and order GPUs as `CUDA_VISIBLE_DEVICES` does: by index or by the start of the UUID.
+
+    The list ends at the first unknown entry.
     """
     if setting is None:
         return dict(enumerate(gpus))
     chosen: dict[int, Gpu] = {}
     for position, entry in enumerate(part.strip() for part in setting.split(",")):
-        found = next(
+        match = next(
             (
                 gpu
                 for gpu in gpus
@@ -89,9 +87,9 @@ def visible(gpus: list[Gpu], setting: str | None) -> dict[int, Gpu]:
             ),
             None,
         )
-        if found is None:
+        if match is None:
             break
-        chosen[position] = found
+        chosen[position] = match
     return chosen
 
 
@@ -102,30 +100,31 @@ def _number(text: str) -> float | None:
         return None  # "[N/A]"
 
 
-def _whole(value: float | None) -> str:
+def _integer_text(value: float | None) -> str:
     return "N/A" if value is None else str(int(value))
 
 
 def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
-    """TorchServe's three of each GPU: name, unit, value; less those that the device does not
-    report.
+    """Return TorchServe's three metrics of a GPU: name, unit, value.
+
+    Values that the device does not report are left out.
     """
     share = (
         100 * gpu.memory_used / gpu.memory_total
         if gpu.memory_used is not None and gpu.memory_total
         else None
     )
-    named = (
+    rows = (
         ("GPUUtilization", "Percent", gpu.utilization),
         ("GPUMemoryUsed", "Megabytes", gpu.memory_used),
         ("GPUMemoryUtilization", "Percent", share),
     )
-    return [(name, unit, value) for name, unit, value in named if value is not None]
+    return [(name, unit, value) for name, unit, value in rows if value is not None]
 
 
 def own_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
-    """The same in the units that Prometheus is used to: name, text, value."""
-    named = (
+    """Return the metrics of a GPU in Prometheus's units: name, text, value."""
+    rows = (
         (
             "tsx_gpu_memory_used_bytes",
             "memory of a GPU that is in use, by any process",
@@ -146,39 +145,41 @@ def own_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
             0.01,
         ),
     )
-    return [(name, text, value * unit) for name, text, value, unit in named if value is not None]
+    return [(name, text, value * unit) for name, text, value, unit in rows if value is not None]
 
 
 class Nvml:
-    """Asks in a thread of its own, one at a time: a driver that hangs must hang neither an answer
-    nor the end of the process.
+    """A reader of NVML with one thread.
+
+    A driver that hangs must block neither a response nor the end of the process.
     """
 
     def __init__(self, library: ModuleType) -> None:
         self._library = library
-        self._begun = False
+        self._is_initialized = False
         self._threads = DaemonThreads(1, "NVML")
         self._pending: asyncio.Future[list[Gpu] | None] | None = None
 
-    async def read(self, timeout: float) -> list[Gpu] | None:
-        """None where the library does not work here; empty where the driver takes longer than
-        `timeout` seconds.
+    async def read(self, timeout_s: float) -> list[Gpu] | None:
+        """Return all GPUs, or None if the library does not work here.
+
+        If the driver takes longer than `timeout_s`, the list is empty.
         """
         if self._pending is None or self._pending.done():
             self._pending = asyncio.ensure_future(self._threads.call(self._rows))
         try:
-            return await asyncio.wait_for(asyncio.shield(self._pending), timeout)
+            return await asyncio.wait_for(asyncio.shield(self._pending), timeout_s)
         except (TimeoutError, asyncio.TimeoutError):
             return []
 
     def _rows(self) -> list[Gpu] | None:
         nvml = self._library
         try:
-            if not self._begun:
+            if not self._is_initialized:
                 nvml.nvmlInit()
-                self._begun = True
+                self._is_initialized = True
             return [self._row(number) for number in range(nvml.nvmlDeviceGetCount())]
-        except nvml.NVMLError:  # no driver, or one that has lost its device
+        except nvml.NVMLError:  # There is no driver, or it has lost its device.
             return None
 
     def _row(self, number: int) -> Gpu:
@@ -196,25 +197,28 @@ class Nvml:
             None if memory is None else memory.used / MEGA,
             None if memory is None else memory.total / MEGA,
             {
-                each.pid: int(each.usedGpuMemory)
-                for each in running
-                if each.usedGpuMemory is not None
+                process.pid: int(process.usedGpuMemory)
+                for process in running
+                if process.usedGpuMemory is not None
             },
         )
 
-    def _get(self, ask: Any, device: Any) -> Any:
-        """None where this device does not report it, as a MIG instance does not report its use."""
+    def _get(self, query: Any, device: Any) -> Any:
+        """Return the result of a query, or None if the device does not report it.
+
+        A MIG instance does not report its utilization.
+        """
         try:
-            return ask(device)
+            return query(device)
         except self._library.NVMLError:
             return None
 
 
 @lru_cache(maxsize=1)
 def _find_library() -> Nvml | None:
-    """None where the extra is not installed."""
+    """Return the reader of NVML, or None if the extra is not installed."""
     try:
-        import pynvml  # here, because it is an extra
+        import pynvml  # an optional dependency
     except ImportError:
         return None
     return Nvml(pynvml)

@@ -1,6 +1,4 @@
-"""System metrics: measured on demand, or printed by the program of `system_metrics_cmd` at
-intervals.
-"""
+"""The system metrics: measured on demand, or printed by the program of `system_metrics_cmd`."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
 from tsx_runtime.settings.schema import Settings
 
 MEGA, GIGA = 1 << 20, 1 << 30
-LONGEST_RUN = 30.0  # seconds that the user's program may take
+MAX_RUN_S = 30.0  # time that the user's program may take
 
 _LINE = re.compile(r"^([A-Za-z_]\w*)\.([A-Za-z]+):(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\|#([^|]*)")
 
@@ -31,11 +29,14 @@ class SystemMetric(NamedTuple):
     name: str
     unit: str
     value: float
-    labels: tuple[tuple[str, str], ...] = ()  # besides those of the host
+    labels: tuple[tuple[str, str], ...] = ()  # additional to the labels of the host
 
 
 class System:
-    """The settings `disable_system_metrics`, `system_metrics_cmd` and `metric_time_interval`."""
+    """The source of system metrics.
+
+    Its settings are `disable_system_metrics`, `system_metrics_cmd` and `metric_time_interval`.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.disabled = settings.disable_system_metrics
@@ -44,15 +45,15 @@ class System:
         self._interval = settings.metric_time_interval
         self._printed: list[SystemMetric] = []
         if not self.disabled and not self._command:
-            _read_or_nothing()  # the processor's use is measured from one reading to the next
+            _read_if_possible()  # The use of the processor is measured between two readings.
 
     def read(self) -> list[SystemMetric]:
         if self.disabled:
             return []
-        return self._printed if self._command else _read_or_nothing()
+        return self._printed if self._command else _read_if_possible()
 
     async def follow(self) -> None:
-        """Run the user's program again and again; return at once where there is none."""
+        """Run the user's program at intervals; return at once if there is none."""
         while self._command and not self.disabled:
             await self._run(self._command)
             await asyncio.sleep(self._interval)
@@ -60,11 +61,9 @@ class System:
     async def _run(self, command: str) -> None:
         env = {name: value for name, value in os.environ.items() if name not in self._hidden}
         try:
-            code, output = await output_of(shlex.split(command), LONGEST_RUN, env=env)
+            code, output = await run_program(shlex.split(command), MAX_RUN_S, env=env)
         except TimeoutError:
-            logger.warning(
-                "system_metrics_cmd took longer than %d s, so it was stopped", LONGEST_RUN
-            )
+            logger.warning("system_metrics_cmd took longer than %d s, so it was stopped", MAX_RUN_S)
             return
         except (OSError, ValueError) as error:
             logger.warning("system_metrics_cmd cannot be run: %s", error)
@@ -75,29 +74,30 @@ class System:
 
 
 def parse_lines(text: str) -> list[SystemMetric]:
-    """Lines such as `CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1717105307`;
-    others are passed over.
+    """Parse the lines of the user's program and skip lines of another form.
+
+    A line is `CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1717105307`.
     """
-    found = []
+    metrics = []
     for line in text.splitlines():
         if match := _LINE.match(line.strip()):
             pairs = (pair.partition(":")[::2] for pair in match[4].split(",") if ":" in pair)
             labels = tuple((name, value) for name, value in pairs if name != "Level")
-            found.append(SystemMetric(match[1], match[2], float(match[3]), labels))
-    return found
+            metrics.append(SystemMetric(match[1], match[2], float(match[3]), labels))
+    return metrics
 
 
-def _read_or_nothing() -> list[SystemMetric]:
+def _read_if_possible() -> list[SystemMetric]:
     try:
         return read_system()
-    except OSError:  # no file descriptor is left: the other metrics are given all the same
+    except OSError:  # No file descriptor is left. The other metrics are still served.
         return []
 
 
 def read_system() -> list[SystemMetric]:
-    """TorchServe's system metrics.
+    """Return TorchServe's system metrics.
 
-    The processor's use is measured since the last call; the first one yields 0.
+    The use of the processor is measured since the last call; the first call returns 0.
     """
     memory = psutil.virtual_memory()
     disk = psutil.disk_usage("/")
@@ -112,21 +112,28 @@ def read_system() -> list[SystemMetric]:
     ]
 
 
-async def output_of(
-    words: Sequence[str], seconds: float, *, quiet: bool = False, env: dict[str, str] | None = None
+async def run_program(
+    command: Sequence[str],
+    timeout_s: float,
+    *,
+    quiet: bool = False,
+    env: dict[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    """A program's exit code and its stdout; `quiet` drops its stderr. `env`: this process's if not
-    given.
+    """Run a program and return its exit code and its stdout.
 
-    Raises OSError where it cannot be started, and TimeoutError after `seconds`. It is killed then,
-    and when the call is cancelled.
+    It is killed after `timeout_s` and when this call is cancelled. `quiet` drops its stderr. By
+    default it gets the environment of this process.
+
+    Raises:
+        OSError: The program cannot be started.
+        TimeoutError: It ran for longer than `timeout_s`.
     """
     process = await asyncio.create_subprocess_exec(
-        *words, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL if quiet else None, env=env
+        *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL if quiet else None, env=env
     )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), seconds)
-    except asyncio.TimeoutError:  # in Python 3.10 it is not the built-in one
+        output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+    except asyncio.TimeoutError:  # Python 3.10 has two classes of this name.
         raise TimeoutError from None
     finally:
         if process.returncode is None:

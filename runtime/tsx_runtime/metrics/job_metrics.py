@@ -1,5 +1,6 @@
-"""The metrics of asynchronous requests in `/metrics`: the queue, jobs by outcome and their times,
-callbacks, idempotency keys.
+"""The metrics of asynchronous requests in `/metrics`.
+
+They cover the queue, jobs by outcome and their times, callbacks, and idempotency keys.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from tsx_runtime.jobs.store import JobState
 from tsx_runtime.metrics.exposition import Families
 
 STATES: tuple[JobState, ...] = ("queued", "running", "done")
-CALLBACKS = ("delivered", "retried", "given_up")
-KEYED = ("run", "replayed", "waited", "reused")
+CALLBACK_OUTCOMES = ("delivered", "retried", "given_up")
+KEY_OUTCOMES = ("run", "replayed", "waited", "reused")
 
 
 class JobReading(NamedTuple):
-    """`queue` and `oldest` are those of the store, the same on all servers that share it; the rest
-    is this server's own.
+    """The data of these metrics.
+
+    `queue` and `oldest` are those of the store, equal on all servers that share it. The others are
+    those of this server.
     """
 
     stats: JobStats
@@ -30,9 +33,7 @@ class JobReading(NamedTuple):
 
 
 async def read_jobs(jobs: Jobs) -> JobReading:
-    """Without the queue where the store does not answer: the other metrics are needed then more
-    than ever.
-    """
+    """Read the data; without the queue if the store does not respond."""
     try:
         return JobReading(jobs.stats, jobs.keyed_runs.counts, *await jobs.queue())
     except TsxError:
@@ -40,21 +41,25 @@ async def read_jobs(jobs: Jobs) -> JobReading:
 
 
 def add_jobs(families: Families, reading: JobReading, host: str) -> None:
-    stats, own = reading.stats, {"hostname": host}
+    stats, host_labels = reading.stats, {"hostname": host}
     models = sorted({model for model, _ in (*reading.queue, *stats.finished)})
-    in_state = [
-        ({"model_name": model, "state": each, **own}, reading.queue.get((model, each), 0))
+    state_samples = [
+        ({"model_name": model, "state": state, **host_labels}, reading.queue.get((model, state), 0))
         for model in models
-        for each in STATES
+        for state in STATES
     ]
-    families.add("tsx_jobs", "gauge", "asynchronous requests in the store, by state", in_state)
-    ended = [
-        ({"model_name": model, "outcome": each, **own}, stats.finished[model, each])
+    families.add("tsx_jobs", "gauge", "asynchronous requests in the store, by state", state_samples)
+    outcome_samples = [
+        ({"model_name": model, "outcome": outcome, **host_labels}, stats.finished[model, outcome])
         for model in models
-        for each in OUTCOMES
+        for outcome in OUTCOMES
     ]
-    families.add("tsx_jobs_finished_total", "counter", "asynchronous requests by outcome", ended)
-    waits = [({"model_name": model, **own}, reading.oldest.get(model, 0.0)) for model in models]
+    families.add(
+        "tsx_jobs_finished_total", "counter", "asynchronous requests by outcome", outcome_samples
+    )
+    waits = [
+        ({"model_name": model, **host_labels}, reading.oldest.get(model, 0.0)) for model in models
+    ]
     families.add(
         "tsx_jobs_oldest_seconds",
         "gauge",
@@ -65,22 +70,27 @@ def add_jobs(families: Families, reading: JobReading, host: str) -> None:
         ("wait", "from the acceptance of an asynchronous request to its start", stats.waited),
         ("run", "from the start of an asynchronous request to its answer", stats.ran),
     ):
-        for model, of_model in sorted(durations.items()):
+        for model, model_durations in sorted(durations.items()):
             families.add_durations(
-                f"tsx_job_{name}_seconds", f"seconds {text}", {"model_name": model, **own}, of_model
+                f"tsx_job_{name}_seconds",
+                f"seconds {text}",
+                {"model_name": model, **host_labels},
+                model_durations,
             )
     for name, text, values, counts in (
         (
             "tsx_job_callbacks_total",
             "calls of callback URLs by outcome",
-            CALLBACKS,
+            CALLBACK_OUTCOMES,
             stats.callbacks,
         ),
         (
             "tsx_idempotency_keys_total",
             "requests with an Idempotency-Key by what became of them",
-            KEYED,
+            KEY_OUTCOMES,
             reading.keyed,
         ),
     ):
-        families.add_by("outcome", name, text, own, {each: counts.get(each, 0) for each in values})
+        families.add_by(
+            "outcome", name, text, host_labels, {value: counts.get(value, 0) for value in values}
+        )

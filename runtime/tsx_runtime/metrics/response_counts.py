@@ -1,15 +1,15 @@
-"""Responses, counted by class of status."""
+"""The counts of responses by class of status."""
 
 from __future__ import annotations
 
 
 class ResponseCounts:
-    """Answers of all listeners by the first digit of their status."""
+    """The responses of all listeners, by the first digit of their status."""
 
     __slots__ = ("_others", "plain")
 
     def __init__(self) -> None:
-        self.plain = 0  # 200, and nothing odd about them: nearly all
+        self.plain = 0  # responses with status 200 that need no further accounting: nearly all
         self._others = [0] * 10
 
     def add(self, status: int) -> None:

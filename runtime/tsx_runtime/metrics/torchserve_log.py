@@ -1,6 +1,4 @@
-"""The metric log: what TorchServe writes into ts_metrics.log and model_metrics.log, in its words
-(contract 1.7); and plugins' sinks.
-"""
+"""The metric logs ts_metrics.log and model_metrics.log in TorchServe's format; plugins' sinks."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ _SEPARATOR = re.compile("[:|,#]")
 logger = logging.getLogger("tsx.metrics")
 
 MICRO = 1e6
-TURN = 32  # entries that are written in one turn of the event loop: about 0.2 ms
+ENTRIES_PER_TURN = 32  # written in one turn of the event loop: about 0.2 ms
 PREDICTION_TIME = "PredictionTime"
 SUMS = (
     ("ts_inference_requests_total", "Count"),
@@ -46,8 +44,10 @@ SUMS = (
 
 
 class MetricLog:
-    """Counters are logged as their growth; where TorchServe writes a line for each request, this
-    writes one for all of a half second.
+    """The writer of both logs.
+
+    Counters are logged as their growth. TorchServe logs each request, and this class once for all
+    requests of half a second.
     """
 
     def __init__(
@@ -62,21 +62,22 @@ class MetricLog:
         self._server = Logbook(TS_METRICS)
         self._models = Logbook(MODEL_METRICS)
         self._host = socket.gethostname()
-        self._told = counts.classes
-        # Starts that were logged, of the present workers.
+        self._logged_counts = counts.classes
+        # Starts of the present workers that were logged.
         self._loaded: set[tuple[str, int | None]] = set()
+        # Sums that were logged.
         self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = (
             WeakKeyDictionary()
-        )  # that were logged
+        )
         self._next_system = 0.0
 
     async def write(self) -> None:
         now = time.time()
         counts = self._counts.classes
         for digit in (2, 4, 5):
-            if grown := counts[digit] - self._told[digit]:
-                self._log(f"Requests{digit}XX", "Count", float(grown), "Level:Host", now)
-        self._told = counts
+            if growth := counts[digit] - self._logged_counts[digit]:
+                self._log(f"Requests{digit}XX", "Count", float(growth), "Level:Host", now)
+        self._logged_counts = counts
         versions = [
             version
             for model in self._registry.models.values()
@@ -101,7 +102,7 @@ class MetricLog:
                 self._log(
                     "WorkerLoadTime",
                     "Milliseconds",
-                    _millis(worker.load_seconds),
+                    _to_ms(worker.load_seconds),
                     f"WorkerName:{name},Level:Host",
                     now,
                 )
@@ -109,8 +110,8 @@ class MetricLog:
         journal = version.stats.journal
         if journal is None:
             return
-        for _ in range(0, len(journal), TURN):
-            for entry in journal.take(TURN):
+        for _ in range(0, len(journal), ENTRIES_PER_TURN):
+            for entry in journal.take(ENTRIES_PER_TURN):
                 if isinstance(entry, BatchEntry):
                     self._log_batch(version.name, entry)
                 else:
@@ -120,21 +121,22 @@ class MetricLog:
     def _log_batch(self, model: str, entry: BatchEntry) -> None:
         at, request_ids, batch = entry
         times = times_of(batch)
-        self._log(
-            "QueueTime", "Milliseconds", _millis(times.sent - oldest(batch)), "Level:Host", at
-        )
-        self._log("WorkerThreadTime", "Milliseconds", _millis(times.way), "Level:Host", at)
+        self._log("QueueTime", "Milliseconds", _to_ms(times.sent - oldest(batch)), "Level:Host", at)
+        self._log("WorkerThreadTime", "Milliseconds", _to_ms(times.way), "Level:Host", at)
         if self._all_models or self._config.declares(PREDICTION_TIME, "gauge"):
-            took, ids = round(1000 * (times.done - times.began), 2), request_ids.decode()
+            duration_ms, ids = round(1000 * (times.done - times.began), 2), request_ids.decode()
             dimensions = f"ModelName:{_plain(model)},Level:Model"
             self._models.add(
-                f"{PREDICTION_TIME}.ms:{took}|#{dimensions}|#hostname:{self._host},requestID:{ids},timestamp:{int(at)}",
+                f"{PREDICTION_TIME}.ms:{duration_ms}|#{dimensions}|#hostname:{self._host},"
+                f"requestID:{ids},timestamp:{int(at)}",
                 at,
             )
 
     def _log_value(self, entry: ValueEntry) -> None:
-        """The worker's own value of a batch's time comes once a second; here each batch has a
-        line.
+        """Log a value of a handler.
+
+        Its value of PredictionTime is skipped: it comes once a second, and `_log_batch` writes a
+        line per batch.
         """
         at, request_ids, value = entry
         if value["name"] != PREDICTION_TIME and (
@@ -143,18 +145,19 @@ class MetricLog:
             dimensions = ",".join(
                 f"{_plain(name)}:{_plain(text)}" for name, text in value["dimensions"].items()
             )
-            facts = f"hostname:{self._host},requestID:{request_ids.decode()},timestamp:{int(at)}"
+            context = f"hostname:{self._host},requestID:{request_ids.decode()},timestamp:{int(at)}"
             self._models.add(
-                f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}|#{dimensions}|#{facts}",
+                f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}"
+                f"|#{dimensions}|#{context}",
                 at,
             )
 
     def _log_sums(self, version: ModelVersion, now: float) -> None:
         stats, labels = version.stats, f"model_name:{version.name},model_version:{version.version}"
         sums = (float(stats.requests), MICRO * stats.latency.sum, MICRO * stats.queue_seconds)
-        before = self._sums.get(version, (0.0, 0.0, 0.0))
+        logged_sums = self._sums.get(version, (0.0, 0.0, 0.0))
         self._sums[version] = sums
-        for (name, unit), total, logged in zip(SUMS, sums, before, strict=True):
+        for (name, unit), total, logged in zip(SUMS, sums, logged_sums, strict=True):
             if total > logged:
                 self._log(name, unit, round(total - logged, 3), labels, now)
 
@@ -179,34 +182,35 @@ class MetricLog:
 async def metric_tasks(
     registry: Registry, counts: ResponseCounts, system: System, settings: Settings
 ) -> AsyncIterator[None]:
-    """While this is open, the metric log is written (where `metrics_mode` asks for one), and the
-    user's program is run.
+    """Write the metric log, feed plugins' sinks and run the user's program while this is open.
+
+    `metrics_mode` decides whether there is a log.
     """
-    works = [system.follow()]
+    tasks = [system.follow()]
     log = (
         MetricLog(registry, counts, system, settings)
         if settings.metrics_mode != "prometheus"
         else None
     )
     if log is not None:
-        works.append(repeat(FLUSH_INTERVAL_S, log.write))
+        tasks.append(repeat(FLUSH_INTERVAL_S, log.write))
     read = reader(registry, counts, system)
     for name, sink in registry.plugins.metrics_sinks.items():
-        works.append(repeat(PUSH_INTERVAL_S, partial(feed_once, name, sink, read)))
+        tasks.append(repeat(PUSH_INTERVAL_S, partial(feed_once, name, sink, read)))
     try:
-        async with running("metrics are no longer logged", *works):
+        async with running("metrics are no longer logged", *tasks):
             yield
     finally:
         if log is not None:
-            await log.write()  # what happened since
+            await log.write()  # changes since the last interval
 
 
-def _millis(seconds: float) -> float:
+def _to_ms(seconds: float) -> float:
     return round(1000 * seconds, 3)
 
 
 def _plain(text: str) -> str:
-    """A handler's word that keeps to its place in the line."""
+    """Return a handler's text without characters that separate the parts of a line."""
     if text.isprintable() and not _SEPARATOR.search(text):
         return text
     return "".join(
@@ -216,9 +220,9 @@ def _plain(text: str) -> str:
 
 
 async def feed_once(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]]) -> None:
-    """Give a plugin's sink all that `/metrics` would show.
+    """Pass all metrics of `/metrics` to a plugin's sink.
 
-    A sink that is slow or fails delays no other, and is called again.
+    A sink that is slow or fails delays no other sink, and is called again.
     """
     families = await read()
     samples = [

@@ -1,5 +1,6 @@
-"""The metrics of each version in `/metrics`: its requests and their times, its workers, its
-batches, and its handler's metrics.
+"""The metrics of each version in `/metrics`.
+
+They cover requests and their times, workers, batches, and the handler's metrics.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.metrics.exposition import PIECE, Families, Labels
+from tsx_runtime.metrics.exposition import PIECE_SAMPLES, Families, Labels
 from tsx_runtime.metrics.gpu import Gpu
 
 MICRO, MILLI = 1e6, 1e3
 RECYCLED = ("requests", "memory", "age", "cores")
-# From the start: of a series that begins at 9 no rate counts these
+# These are shown from the start: a rate counts nothing of a series that begins at 9.
 REFUSED = ("AnswerLate", "DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")
 SCALED = (
     "queue",
@@ -80,7 +81,7 @@ def add_version(
         if worker.id in usage:
             _add_usage(families, labels | {"worker": worker.id}, usage[worker.id], gpus)
         if worker.load_seconds is not None:
-            own = {
+            load_labels = {
                 "WorkerName": f"W-{worker.id}-{version.name}_{version.version}",
                 "Level": "Host",
                 "Hostname": host,
@@ -89,7 +90,7 @@ def add_version(
                 "WorkerLoadTime",
                 "gauge",
                 "of a worker's last start, in Milliseconds",
-                [(own, worker.load_seconds * MILLI)],
+                [(load_labels, worker.load_seconds * MILLI)],
             )
 
 
@@ -152,14 +153,16 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
         model,
         {plain_text(name): count for name, count in sorted(stats.dropped_metrics.items())},
     )
-    if version.slo is None:  # with a latency target, it is a different one after each batch
+    if version.slo is None:  # With a latency target, the capacity changes after each batch.
         text = "requests that may wait (jobQueueSize)"
         families.add_rows(model, ("tsx_queue_capacity", "gauge", text, version.queue_capacity))
 
 
 def _waiting(version: ModelVersion) -> int:
-    """What a worker that has died last said of its engine counts for no more than workers have at
-    all.
+    """Return the number of waiting requests, in the queue and in engines.
+
+    An engine's last report may be that of a dead worker, so it is limited to the requests that
+    workers hold.
     """
     engines = read_generation(version.stats.handler_metrics)
     return version.pending + (
@@ -267,7 +270,7 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
             stats.stuck,
         ),
     ):
-        families.add_by("reason", name, text, model, {each: counts[each] for each in reasons})
+        families.add_by("reason", name, text, model, {reason: counts[reason] for reason in reasons})
 
 
 def _add_slo(families: Families, slo: SloReport, model: Labels) -> None:
@@ -326,13 +329,13 @@ def _add_usage(
             usage.descriptors,
         ),
     )
-    held = {
-        str(number): sum(own)
+    gpu_bytes = {
+        str(number): sum(sizes)
         for number, gpu in gpus.items()
-        if (own := [gpu.processes[pid] for pid in usage.pids if pid in gpu.processes])
+        if (sizes := [gpu.processes[pid] for pid in usage.pids if pid in gpu.processes])
     }
     text = "memory of a GPU that a worker holds"
-    families.add_by("gpu", "tsx_worker_gpu_memory_bytes", text, worker, held)
+    families.add_by("gpu", "tsx_worker_gpu_memory_bytes", text, worker, gpu_bytes)
 
 
 def add_handler_metrics(
@@ -342,65 +345,66 @@ def add_handler_metrics(
     host: str,
     config: MetricsConfig | None,
 ) -> Iterator[None]:
-    """What handlers reported, under their own names; a name of the server's own gets `model_`
-    before it, one of two kinds its kind behind.
+    """Add the metrics that handlers reported, under their own names.
 
-    `config`: only what it declares. In steps, between which the handler may report more.
+    A name that the server uses gets the prefix `model_`. A name of two kinds gets its kind as a
+    suffix. With `config`, only metrics that it declares are added. The handler may report more
+    between two steps.
     """
-    further = {"Hostname": host, "ModelVersion": version.version}
+    extra_labels = {"Hostname": host, "ModelVersion": version.version}
     for number, (key, metric) in enumerate(list(version.stats.handler_metrics.items())):
         if config is None or config.declares(key[0], key[1]):
-            name = _word(key[0])
+            name = _metric_name(key[0])
             name = f"model_{name}" if name in own_names else name
             name = name if families.kind(name) in (None, key[1]) else f"{name}_{key[1]}"
-            _add_handler_metric(families, name, further, key, metric)
-        if number % PIECE == PIECE - 1:
+            _add_handler_metric(families, name, extra_labels, key, metric)
+        if number % PIECE_SAMPLES == PIECE_SAMPLES - 1:
             yield
     yield
 
 
 def _add_handler_metric(
-    families: Families, name: str, further: Labels, key: MetricKey, metric: HandlerMetric
+    families: Families, name: str, extra_labels: Labels, key: MetricKey, metric: HandlerMetric
 ) -> None:
     _, kind, unit, dimensions = key
-    labels = {_label(dimension): plain_text(value) for dimension, value in dimensions} | further
+    labels = {
+        _label_name(dimension): plain_text(value) for dimension, value in dimensions
+    } | extra_labels
     text = f"reported by a handler, in {plain_text(unit)}"
     if kind != "histogram":
         families.add(name, kind, text, [(labels, metric.sum if kind == "counter" else metric.last)])
         return
     family = families.metric(name, "histogram", text)
-    for bound, below in zip(
-        metric.bounds, accumulate(metric.buckets), strict=False
-    ):  # the last bucket is beyond all bounds
+    # The last bucket lies beyond all bounds.
+    for bound, below in zip(metric.bounds, accumulate(metric.buckets), strict=False):
         family.add_sample(f"{name}_bucket", labels | {"le": str(bound)}, below)
     family.add_sample(f"{name}_bucket", labels | {"le": "+Inf"}, metric.count)
     family.add_sample(f"{name}_count", labels, metric.count)
     family.add_sample(f"{name}_sum", labels, metric.sum)
 
 
-def _word(name: str) -> str:
-    """A name that Prometheus takes."""
-    word = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    return f"_{word}" if word[:1].isdigit() or not word else word
+def _metric_name(name: str) -> str:
+    """Return a name that Prometheus accepts."""
+    cleaned = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    return f"_{cleaned}" if cleaned[:1].isdigit() or not cleaned else cleaned
 
 
-def _label(name: str) -> str:
-    """A name of a label: those that Prometheus, or a histogram, has a meaning for would have it
-    refuse all of the answer.
+def _label_name(name: str) -> str:
+    """Return the name of a label that Prometheus accepts.
+
+    A name with a special meaning would make it refuse the whole response.
     """
-    word = _word(name)
-    return f"label_{word.strip('_')}" if word.startswith("__") or word == "le" else word
+    cleaned = _metric_name(name)
+    return f"label_{cleaned.strip('_')}" if cleaned.startswith("__") or cleaned == "le" else cleaned
 
 
 def plain_text(value: str) -> str:
-    """Half a surrogate pair, as in the name of a file that is not UTF-8, would fail the whole
-    answer.
-    """
+    """Replace lone surrogates, such as those of a file's name, which would fail the response."""
     return value.encode("utf-8", "replace").decode()
 
 
 def add_shadows(families: Families, mirrors: Iterable[Mirror], host: str) -> None:
-    """The metrics of shadows."""
+    """Add the metrics of shadows."""
     for mirror in mirrors:
         report = mirror.report
         model = {"model_name": mirror.name, "model_version": mirror.number, "hostname": host}

@@ -1,6 +1,4 @@
-"""The addresses of a server, as in its settings: `http://HOST:PORT`, `https://HOST:PORT`,
-`unix:/PATH`.
-"""
+"""The addresses of a server: `http://HOST:PORT`, `https://HOST:PORT`, `unix:/PATH`."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ _UNIX = re.compile(r"unix:(?://)?(/(?!/)[^\0]*[^\0/])")
 
 
 class Address(NamedTuple):
-    """A host and a port, or, where the scheme is `unix`, a path.
+    """A host and a port, or a path if the scheme is `unix`.
 
-    An IPv6 host stands in brackets in the text and not here.
+    The text has brackets around an IPv6 host; the field `host` has none.
     """
 
     host: str
@@ -33,12 +31,16 @@ class Address(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the address."""
         return self.scheme == "unix" or is_loopback_host(self.host)
 
 
 def parse_address(text: str) -> Address:
-    """Raises ValueError."""
+    """Parse the text of an address.
+
+    Raises:
+        ValueError: The text has none of the `FORMS`.
+    """
     if match := _UNIX.fullmatch(text):
         return Address("", 0, "unix", match[1])
     match = _TCP.fullmatch(text)

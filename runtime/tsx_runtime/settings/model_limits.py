@@ -1,4 +1,4 @@
-"""A model's limits as pydantic fields of requests, settings, snapshots and descriptions."""
+"""The limits of a model as pydantic fields of requests, settings, snapshots and descriptions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Accepts:
-    """Describes the accepted values of a setting in an error, if its Python type does not."""
+    """The accepted values of a setting in words, for errors, if its Python type does not tell."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 class OneOf(Accepts):
-    """One of these numbers."""
+    """A restriction to some numbers."""
 
     def __init__(self, choices: tuple[int, ...]) -> None:
         super().__init__(" or ".join(map(str, choices)))
@@ -47,14 +47,14 @@ class OneOf(Accepts):
 
 
 class NumberUnit(NamedTuple):
-    """Describes the text that a whole number may be given as."""
+    """The text that a whole number may be written as."""
 
     text: str
 
 
 def _whole_seconds(text: str) -> float:
     seconds = parse_seconds(text)
-    return int(seconds) if seconds.is_integer() else seconds  # a fraction is refused by the type
+    return int(seconds) if seconds.is_integer() else seconds  # The type refuses a fraction.
 
 
 Bytes = Annotated[
@@ -79,33 +79,35 @@ def limit_field(name: str, default: Any = None, **options: Any) -> Any:
 
 
 def server_default(name: str) -> Any:
-    """Of the setting that holds for all models that say nothing themselves."""
+    """Return the field of a server's setting: the default for models that set no limit."""
     return limit_field(name, LIMITS[name].default)
 
 
 def described(name: str) -> Any:
-    """Of a version's description: absent where it is no limit."""
+    """Return the field of a version's description; only a changeable limit is always present."""
     return limit_field(name, ... if LIMITS[name].changeable else None, alias=LIMITS[name].key)
 
 
 def with_limits(
     names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limit_field
 ) -> Callable[[type[ModelT]], type[ModelT]]:
-    """A class decorator: adds a field for each limit that the class does not declare, behind the
-    inherited fields.
+    """Return a class decorator that adds the limits which the class does not declare.
 
-    A limit may also be given by its key in model-config.yaml, such as batchSize.
+    The new fields follow the inherited ones. A limit may also be given by its key in
+    model-config.yaml, such as batchSize.
     """
 
     def decorate(model: type[ModelT]) -> type[ModelT]:
         added: dict[str, Any] = {}
         for name in names:
             if name not in model.model_fields:
-                made, choices = make(name), LIMITS[name].choices
+                field, choices = make(name), LIMITS[name].choices
                 kind: Any = Annotated[int, OneOf(choices)] if choices else UNITS.get(name, int)
-                added[name] = (kind if made.is_required() else kind | None, made)
-        keyed = "alias_generator" in model.model_config  # its fields have these names already
-        validators: Any = {} if keyed else {"by_key": model_validator(mode="before")(_by_name)}
+                added[name] = (kind if field.is_required() else kind | None, field)
+        is_keyed = "alias_generator" in model.model_config  # Its fields have the keys already.
+        validators: Any = (
+            {} if is_keyed else {"by_key": model_validator(mode="before")(_rename_keys)}
+        )
         base: Any = create_model(
             f"{model.__name__}Limits", __base__=model.__base__, __validators__=validators, **added
         )
@@ -119,9 +121,9 @@ def with_limits(
     return decorate
 
 
-def _by_name(given: Any) -> Any:
+def _rename_keys(values: Any) -> Any:
     return (
-        {BY_KEY.get(name, name): value for name, value in given.items()}
-        if isinstance(given, dict)
-        else given
+        {BY_KEY.get(name, name): value for name, value in values.items()}
+        if isinstance(values, dict)
+        else values
     )

@@ -1,6 +1,4 @@
-"""Java's properties format, for config.properties: read like Java, and written so that Java can
-read it.
-"""
+"""Java's properties format, for config.properties: parsed and written as Java does."""
 
 from __future__ import annotations
 
@@ -15,32 +13,34 @@ _ENTRY = re.compile(
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.?)", re.DOTALL)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_NAMES = {control: f"\\{name}" for name, control in _CONTROLS.items()}
+_ESCAPES = {control: f"\\{letter}" for letter, control in _CONTROLS.items()}
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Keys and values; of a key that is there twice the last value counts.
+    r"""Return the keys and values; the last value of a repeated key counts.
 
-    Raises ValueError for a `\\u` without its four digits.
+    Raises:
+        ValueError: A `\u` lacks its four digits.
     """
     values = {}
     for line in _logical_lines(text):
         match = _ENTRY.fullmatch(line)
-        assert match is not None  # an empty key with everything as its value would match
+        assert match is not None  # An empty key with the line as its value always matches.
         values[_unescape(match["key"])] = _unescape(match["value"])
     return values
 
 
 def format_properties(values: Mapping[str, str]) -> str:
-    """One line a key, in ASCII, so that it does not matter as which encoding the file is read."""
+    """Return one line per key in ASCII, which every encoding of the file reads alike."""
     return "".join(
-        f"{_escape(key, '=: #!')}={_escape(value, '')}\n" for key, value in values.items()
+        f"{_escape_text(key, '=: #!')}={_escape_text(value, '')}\n" for key, value in values.items()
     )
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Without blank lines and comments; a line that ends with a backslash goes on in the next,
-    whose indentation does not count.
+    """Yield the lines without blank lines and comments.
+
+    A line that ends with a backslash continues in the next one, whose indentation is dropped.
     """
     pending: str | None = None
     for natural in _LINE_ENDS.split(text):
@@ -48,9 +48,8 @@ def _logical_lines(text: str) -> Iterator[str]:
         if pending is None and (not line or line[0] in "#!"):
             continue
         line = (pending or "") + line
-        if (
-            len(line) - len(line.rstrip("\\"))
-        ) % 2:  # it ends with a backslash that is not escaped by another
+        # An odd number of backslashes: the last one is not escaped by another.
+        if (len(line) - len(line.rstrip("\\"))) % 2:
             pending = line[:-1]
         else:
             pending = None
@@ -62,13 +61,13 @@ def _logical_lines(text: str) -> Iterator[str]:
 def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
-    plain = _ESCAPE.sub(_meaning, text)
-    if _SURROGATES.search(plain):  # Java writes what is beyond 16 bits as two
+    plain = _ESCAPE.sub(_replacement, text)
+    if _SURROGATES.search(plain):  # Java writes characters beyond 16 bits as two.
         plain = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return plain
 
 
-def _meaning(match: re.Match[str]) -> str:
+def _replacement(match: re.Match[str]) -> str:
     escaped = match[1]
     if len(escaped) == 5:
         return chr(int(escaped[1:], 16))
@@ -80,17 +79,19 @@ def _meaning(match: re.Match[str]) -> str:
     return _CONTROLS.get(escaped, escaped)
 
 
-def _escape(text: str, special: str) -> str:
-    written = "".join(_escaped(character, special) for character in text)
-    return f"\\{written}" if not special and text.startswith(" ") else written
+def _escape_text(text: str, special: str) -> str:
+    escaped = "".join(_escape_character(character, special) for character in text)
+    return f"\\{escaped}" if not special and text.startswith(" ") else escaped
 
 
-def _escaped(character: str, special: str) -> str:
-    if character in _NAMES:
-        return _NAMES[character]
+def _escape_character(character: str, special: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
     if character == "\\" or character in special:
         return f"\\{character}"
     if " " <= character <= "~":
         return character
-    code = character.encode("utf-16-be")
-    return "".join(f"\\u{code[at]:02x}{code[at + 1]:02x}" for at in range(0, len(code), 2))
+    units = character.encode("utf-16-be")
+    return "".join(
+        f"\\u{units[index]:02x}{units[index + 1]:02x}" for index in range(0, len(units), 2)
+    )

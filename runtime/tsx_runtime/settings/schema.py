@@ -1,8 +1,8 @@
-"""The settings of a server, typed. `sources.py` finds their values.
+"""The typed settings of a server. `sources.py` finds their values.
 
-What belongs to one model (batch size, workers, device) is in its archive's `model-config.yaml`
-(`tsx_archiver.ModelConfig`). A server may override it for a model: `[models.NAME]` in `tsx.toml`,
-`--set models.NAME.batch_size=8`.
+Settings of one model (batch size, workers, device) are in its archive's `model-config.yaml`
+(`tsx_archiver.ModelConfig`). A server may override them for a model with `[models.NAME]` in
+`tsx.toml` or `--set models.NAME.batch_size=8`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.shared.redaction import redacted_values
 from tsx_runtime.wire import MAX_FIELD
 
-ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
-GRPC_ROLES = ("grpc_inference", "grpc_management")  # and at a host and a port of that name, by gRPC
+ROLES = ("inference", "management", "metrics")  # the APIs, each at the address of its name
+GRPC_ROLES = ("grpc_inference", "grpc_management")  # gRPC APIs, each at a host and a port
 
 
 def _check_address(value: str) -> str:
@@ -47,7 +47,7 @@ def _check_address(value: str) -> str:
 
 
 def _check_host(value: str) -> str:
-    """A name or an address; an IPv6 address may stand in brackets."""
+    """Check a host name or an address, and remove the brackets of an IPv6 address."""
     host = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     if ":" in host:
         ipaddress.ip_address(host)
@@ -72,11 +72,11 @@ def _lower(value: object) -> object:
 
 
 def _share(value: object) -> object:
-    """Of a whole: true and false, a number from 0 to 1, or a percentage."""
+    """Convert true, false, a number from 0 to 1, or a percentage to a share."""
     if isinstance(value, str):
         text = value.strip().lower()
-        words = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
-        return words[text] if text in words else parse_share(text)
+        shares = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
+        return shares[text] if text in shares else parse_share(text)
     return float(value) if isinstance(value, bool | int) else value
 
 
@@ -130,7 +130,7 @@ Host = Annotated[
 ]
 
 
-# Where asynchronous answers are stored: the values of `jobs_store`.
+# Special values of `jobs_store`.
 OFF = "off"
 SQLITE = "sqlite:///"
 POSTGRES = ("postgresql://", "postgres://")
@@ -202,7 +202,7 @@ Cache = Annotated[
 
 
 class _Described(BaseModel):
-    """Settings, each described by the string below it."""
+    """Settings, each described by the string below its field."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -214,9 +214,9 @@ class _Described(BaseModel):
 
 @with_limits()
 class ModelSettings(_Described):
-    """What a server sets for one model, over what the archive says.
+    """The settings of a server for one model; they override the archive's.
 
-    A registration that names it itself goes before.
+    A registration that sets the same value overrides them.
     """
 
     workers: int | None = Field(None, ge=0)
@@ -256,7 +256,7 @@ class ModelSettings(_Described):
 
 
 class Settings(_Described):
-    """Names and defaults are TorchServe's where it has the setting."""
+    """All settings of a server. Names and defaults are TorchServe's if it has the setting."""
 
     inference_address: Address = "http://127.0.0.1:8080"
     """address of the inference API"""
@@ -373,9 +373,11 @@ class Settings(_Described):
     decode_input_request: bool = True
     """decode JSON and text bodies before the handler gets them"""
     json_nan: Literal["null", "string", "literal"] = "null"
-    """NaN and infinities in JSON answers: null, string ("NaN"), or literal (NaN, which is not JSON)"""
+    """NaN and infinities in JSON answers: null, string ("NaN"), or literal (NaN, which is not
+    JSON)"""
     guess_content_type: bool = False
-    """give an answer without a content type the one that its content looks like: JSON, text or bytes"""
+    """give an answer without a content type the one that its content looks like: JSON, text or
+    bytes"""
     handler_error_status: Annotated[int, OneOf((500, 503))] = 500
     """status of a request that made its handler fail: 500, or 503 as in TorchServe"""
     default_service_handler: str | None = None
@@ -397,16 +399,17 @@ class Settings(_Described):
     token_expiration_min: float = Field(60, gt=0, le=1e9)
     """validity of a generated token, in minutes"""
     max_connections_per_client: int | None = Field(None, ge=0)
-    """maximum number of connections of one client; 0 = unlimited; not set: 1024 where other machines
-    can connect"""
-    max_requests_per_client: int | None = Field(None, ge=0)
-    """maximum number of requests per second of one client; 0 = unlimited; not set: 20000 where other
+    """maximum number of connections of one client; 0 = unlimited; not set: 1024 where other
     machines can connect"""
+    max_requests_per_client: int | None = Field(None, ge=0)
+    """maximum number of requests per second of one client; 0 = unlimited; not set: 20000 where
+    other machines can connect"""
     max_failed_tokens: int | None = Field(None, ge=0)
     """maximum number of wrong tokens per minute of one client; 0 = unlimited; not set: 10 where
     other machines can connect"""
     trusted_proxies: Networks = []
-    """addresses or networks of reverse proxies whose X-Forwarded-For header identifies the client"""
+    """addresses or networks of reverse proxies whose X-Forwarded-For header identifies the
+    client"""
     token_failure_status: Annotated[int, OneOf((400, 401))] = 400
     """status of a request whose token is wrong: 400, as in TorchServe, or 401"""
     enable_model_api: bool = True
@@ -423,7 +426,8 @@ class Settings(_Described):
     metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_lower)] = (
         "prometheus"
     )
-    """prometheus: only /metrics; log or legacy: also lines in ts_metrics.log and model_metrics.log"""
+    """prometheus: only /metrics; log or legacy: also lines in ts_metrics.log and
+    model_metrics.log"""
     metrics_config: Path | None = None
     """a metrics.yaml, which declares the metrics of the server and of handlers"""
     model_metrics_auto_detect: bool = True
@@ -481,8 +485,8 @@ class Settings(_Described):
     """directory for changes made while serving; .tsx in the model store, or the user's state
     directory, if not set"""
     record_headers: list[str] | None = None
-    """headers that recordings store in addition to those a replay needs; if not set, all that do not
-    identify the client"""
+    """headers that recordings store in addition to those a replay needs; if not set, all that do
+    not identify the client"""
     cache_dir: Path | None = None
     """directory where archives are unpacked; the user's cache directory, or a temporary one, if not
     set"""
@@ -510,7 +514,8 @@ class Settings(_Described):
     plugins: list[str] = []
     """plugins to load: names of entry points of installed packages"""
     isolation: Literal["off", "on"] = "off"
-    """on: workers are isolated from the network, from files, from other processes; see security.md"""
+    """on: workers are isolated from the network, from files, from other processes; see
+    security.md"""
     isolation_network: bool = False
     """let isolated workers use the network"""
     isolation_memory: int = Field(0, ge=0)
@@ -536,14 +541,18 @@ class Settings(_Described):
     """models to load at start, of a config.properties or snapshot: JSON; see below"""
 
     def archive_cache(self) -> ArchiveCache:
-        """Return the cache of unpacked archives, with its limits. Raises CacheError."""
+        """Return the cache of unpacked archives, with its limits.
+
+        Raises:
+            CacheError: The directory cannot be used.
+        """
         return ArchiveCache(
             self.cache_dir or default_cache(), CacheLimits(self.max_cache_age, self.max_cache_size)
         )
 
     def archive_limits(self) -> Limits:
-        """What the server refuses to unpack; the commands refuse it as well."""
-        # psutil, only for commands that open archives
+        """Return the limits above which the server and the commands refuse to unpack."""
+        # This imports psutil, which only commands that open archives need.
         from tsx_runtime.shared.memory import container_memory
 
         dense = (
@@ -556,14 +565,14 @@ class Settings(_Described):
         )
 
 
-# Settings of earlier releases: they are constants now, and a warning at the start.
+# Settings of earlier releases. They are constants now, and cause a warning at startup.
 REMOVED = frozenset(
     {
-        f"grpc_{role}_max_connection_age_{what}"
+        f"grpc_{role}_max_connection_age_{suffix}"
         for role in ("inference", "management")
-        for what in ("ms", "grace_ms")
+        for suffix in ("ms", "grace_ms")
     }
-    | {f"ts_header_key_sequence_{what}" for what in ("id", "start", "end")}
+    | {f"ts_header_key_sequence_{suffix}" for suffix in ("id", "start", "end")}
     | {
         "body_min_rate",
         "frontends",
@@ -578,7 +587,7 @@ REMOVED = frozenset(
     }
 )
 MODELS = "models"
-# No text on a command line or in a variable sets these as a whole.
+# Settings that no text on a command line or in a variable sets as a whole.
 NESTED = {MODELS, "model_versions", "model_snapshot"}
 SECRETS = frozenset(
     {
@@ -594,7 +603,7 @@ SECRETS = frozenset(
 
 
 def displayed(settings: Settings) -> dict[str, Any]:
-    """Return all values without secrets; those of a model are named `models.MODEL.NAME`."""
+    """Return all values, secrets hidden; those of a model are named `models.MODEL.NAME`."""
     values = settings.model_dump(mode="json", exclude={MODELS})
     for model, overrides in settings.models.items():
         changes = overrides.model_dump(mode="json", exclude_none=True)
@@ -605,6 +614,6 @@ def displayed(settings: Settings) -> dict[str, Any]:
 
 
 def description_of(name: str) -> str | None:
-    """Return what a setting is for, by its name in `displayed`."""
+    """Return the description of a setting by its name in `displayed`."""
     fields = ModelSettings.model_fields if name.startswith(f"{MODELS}.") else Settings.model_fields
     return fields[name.rpartition(".")[2]].description

@@ -1,7 +1,7 @@
-"""One precedence for every setting: command line > environment (`TSX_*`) > `tsx.toml` or
-`config.properties` > default.
+"""The sources of settings and their precedence.
 
-`TS_*` variables count where a config.properties lets them in, before what stands in it.
+Command line > environment (`TSX_*`) > `tsx.toml` or `config.properties` > default. `TS_*` variables
+count if a config.properties allows them. They precede the content of that file.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ else:
     import tomli as tomllib
 
 CONFIG_NAME = "tsx.toml"
-DEPLOY = "deploy"  # the table of `tsx deploy`, which reads it by itself
+DEPLOY = "deploy"  # the table that only `tsx deploy` reads
 ENV_PREFIX = "TSX_"
 CONFIG_VARIABLE = "TSX_CONFIG"
-_OF_IMAGES = re.compile(
-    r"TSX_(TARGET|DEFAULTS|MODEL_DIR|MODEL_NAME|SAGEMAKER_\w+|LAMBDA_\w+)"
-)  # read by `targets`
-_LINK = re.compile(
+# Variables that `targets` reads.
+_IMAGE_VARIABLE = re.compile(r"TSX_(TARGET|DEFAULTS|MODEL_DIR|MODEL_NAME|SAGEMAKER_\w+|LAMBDA_\w+)")
+_SERVICE_LINK = re.compile(
     r"TSX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 
@@ -56,67 +55,70 @@ def load_settings(
     warn: Callable[[str], None] = logger.warning,
     sources: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Settings, dict[str, str]]:
-    """The settings, and for each its origin in words. Raises `SettingError`.
+    """Return the settings, and the origin of each in words.
 
-    `cli` holds only what was given, by setting name; text is read as in the environment. The file
-    is TOML by its name `*.toml`, any other is one of TorchServe's: what has no effect in it goes to
-    `warn`. A relative path in TOML starts at the file's directory, any other at the working
-    directory. `sources` has the origin, by variable, of what no variable set.
+    A relative path in TOML starts at the file's directory, any other at the working directory.
+
+    Args:
+        cli: The given options, by setting name; text is read as in the environment.
+        env: The environment.
+        file: A TOML file if its name ends in `.toml`, or a config.properties.
+        warn: Called with each notice about values without effect.
+        sources: The origin of variables that are not from the environment, by variable.
+
+    Raises:
+        SettingError: A setting is unknown, or its value cannot be used.
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
     from_file = (
-        _checked(_from_toml(file, warn))
+        _check_names(_from_toml(file, warn))
         if file is None or file.suffix == ".toml"
         else _from_properties(file, env, warn)
     )
-    for found in [
+    for item in [
         *from_file,
         *_from_environment(env, warn, sources),
-        *_checked(_from_command_line(cli, warn)),
+        *_check_names(_from_command_line(cli, warn)),
     ]:
-        place, key = values, found.name
-        if found.model is not None:
-            place, key = (
-                values.setdefault(MODELS, {}).setdefault(found.model, {}),
-                found.name.rpartition(".")[2],
-            )
-        place[key] = _convert(found)
-        origins[found.name] = found.origin
+        table, key = values, item.name
+        if item.model is not None:
+            table = values.setdefault(MODELS, {}).setdefault(item.model, {})
+            key = item.name.rpartition(".")[2]
+        table[key] = _convert(item)
+        origins[item.name] = item.origin
     return Settings.model_validate(values), origins
 
 
 def find_config(option: Path | None, env: Mapping[str, str], directory: Path) -> Path | None:
-    """The file to read: the one named on the command line, or by TSX_CONFIG, or tsx.toml in
-    `directory`.
-    """
+    """Return the configuration file: `option`, or TSX_CONFIG, or tsx.toml in `directory`."""
     if option is not None:
         return option
     if env.get(CONFIG_VARIABLE):
         return Path(env[CONFIG_VARIABLE])
-    usual = directory / CONFIG_NAME
-    return usual if usual.is_file() else None
+    default = directory / CONFIG_NAME
+    return default if default.is_file() else None
 
 
 def accepted(field: FieldInfo) -> str:
-    """What a setting takes, in words."""
+    """Describe the values that a setting takes."""
     kind = _kind(field)
-    # Of `Annotated[...] | None` the marks are inside.
+    # The marks of `Annotated[...] | None` are inside.
     marks = (*field.metadata, *getattr(kind, "__metadata__", ()))
     for mark in marks:
         if isinstance(mark, Accepts):
             return mark.text
     unit = next((f", or {mark.text}" for mark in marks if isinstance(mark, NumberUnit)), "")
-    least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
-    most = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
+    low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
+    high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     if kind is bool:
         return "true or false"
     if kind is float:
-        return "a number greater than 0" if least is None else f"a number from {least} to {most}"
+        return "a number greater than 0" if low is None else f"a number from {low} to {high}"
     if unit or kind is int:
-        if most is not None:
-            return f"a whole number from {least} to {most}{unit}"
-        return "a whole number" if least is None else f"a whole number, at least {least}{unit}"
+        if high is not None:
+            return f"a whole number from {low} to {high}{unit}"
+        return "a whole number" if low is None else f"a whole number, at least {low}{unit}"
     if kind is Path:
         return "a path"
     if typing.get_origin(kind) is Literal:
@@ -129,8 +131,9 @@ def accepted(field: FieldInfo) -> str:
 
 
 class _SourceValue(NamedTuple):
-    """A value as one source has it; `file` where that source is a TOML file, which has types of its
-    own.
+    """The value of a setting in one source.
+
+    `file` is set if the source is a TOML file, whose values are typed.
     """
 
     name: str
@@ -140,9 +143,7 @@ class _SourceValue(NamedTuple):
 
     @property
     def model(self) -> str | None:
-        """Whose setting it is, where the name is `models.MODEL.KEY`; the model's own name may hold
-        dots.
-        """
+        """The model in a name of the form `models.MODEL.KEY`; it may contain dots itself."""
         return self.name.partition(".")[2].rpartition(".")[0] if "." in self.name else None
 
     @property
@@ -176,21 +177,21 @@ def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
 def _from_properties(
     path: Path, env: Mapping[str, str], warn: Callable[[str], None]
 ) -> Iterable[_SourceValue]:
-    keys, notices = read_torchserve_config(path, env, _PLAIN)
+    keys, notices = read_torchserve_config(path, env, _PLAIN_NAMES)
     for key in keys:
         if key.name in (MODELS, "model_snapshot"):
             is_old = key.name == MODELS
             parse: Callable[[str, str], tuple[object, list[str]]]
             parse = parse_versions if is_old else parse_snapshot
-            value, more = parse(key.text, key.origin)
+            value, extra_notices = parse(key.text, key.origin)
             yield _SourceValue("model_versions" if is_old else key.name, value, key.origin)
-            notices += more
+            notices += extra_notices
         elif _kind(Settings.model_fields[key.name]) is bool:
             yield _SourceValue(key.name, key.is_true, key.origin)
-            word = key.text.strip()
-            if word.lower() not in ("true", "false"):
+            text = key.text.strip()
+            if text.lower() not in ("true", "false"):
                 notices.append(
-                    f"{key.origin}: {key.name} is {word!r}, which means false, as in TorchServe;"
+                    f"{key.origin}: {key.name} is {text!r}, which means false, as in TorchServe;"
                     " write true or false"
                 )
         else:
@@ -202,7 +203,10 @@ def _from_properties(
 def _from_environment(
     env: Mapping[str, str], warn: Callable[[str], None], sources: Mapping[str, str]
 ) -> Iterable[_SourceValue]:
-    """An unknown variable is no error: another program may set a name that begins with TSX_."""
+    """Yield the settings of the environment, and warn about unknown variables.
+
+    They are no error, because other programs may set names that begin with TSX_.
+    """
     for variable, text in env.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
         if (
@@ -212,10 +216,10 @@ def _from_environment(
         ):
             continue
         source = sources.get(variable, f"environment variable {variable}")
-        if name in _PLAIN and variable == variable.upper():
+        if name in _PLAIN_NAMES and variable == variable.upper():
             yield _SourceValue(name, text, source)
-        elif not _OF_IMAGES.fullmatch(variable) and not _is_removed(name, source, warn):
-            near = nearest(name, [*_PLAIN, "config"])
+        elif not _IMAGE_VARIABLE.fullmatch(variable) and not _is_removed(name, source, warn):
+            near = nearest(name, [*_PLAIN_NAMES, "config"])
             hint = (
                 f"did you mean {ENV_PREFIX}{near.upper()}?"
                 if near
@@ -225,13 +229,12 @@ def _from_environment(
 
 
 def _is_service_link(variable: str, text: str) -> bool:
-    """Whether Kubernetes sets it in each pod beside a Service named tsx, or tsx-SOMETHING, as
-    Docker did for linked containers.
+    """Tell whether Kubernetes or Docker set a variable for a service named tsx or tsx-SOMETHING.
 
     https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
     """
-    return _LINK.fullmatch(variable) is not None and (
-        variable.removeprefix(ENV_PREFIX).lower() not in _PLAIN or "://" in text
+    return _SERVICE_LINK.fullmatch(variable) is not None and (
+        variable.removeprefix(ENV_PREFIX).lower() not in _PLAIN_NAMES or "://" in text
     )
 
 
@@ -248,29 +251,34 @@ def _from_command_line(
 
 
 def _is_removed(name: str, origin: str, warn: Callable[[str], None]) -> bool:
-    """Return whether a setting no longer exists, after a warning: a file of an earlier release
-    still starts a server.
+    """Tell whether a setting no longer exists, and warn about it.
+
+    A file of an earlier release still starts a server.
     """
     if name in REMOVED:
         warn(f"{origin}: the setting {name} no longer exists, so it has no effect; remove it")
     return name in REMOVED
 
 
-def _checked(values: Iterable[_SourceValue]) -> list[_SourceValue]:
-    """Raise SettingError with a line for each unknown setting."""
+def _check_names(values: Iterable[_SourceValue]) -> list[_SourceValue]:
+    """Refuse unknown settings.
+
+    Raises:
+        SettingError: There are unknown settings; the message has a line for each.
+    """
     values, unknown = list(values), []
     for value in values:
         table, _, key = value.name.rpartition(".")
         if not table.startswith(f"{MODELS}."):
             table, key = "", value.name
-        known = list(ModelSettings.model_fields) if table else _PLAIN
+        known = list(ModelSettings.model_fields) if table else _PLAIN_NAMES
         if key not in known:
-            place = f"[{table}] of " if table else ""
-            place += "the command line" if value.file is None else value.origin
+            location = f"[{table}] of " if table else ""
+            location += "the command line" if value.file is None else value.origin
             hint = suggestion(key, known) or "; `tsx config show` lists all settings"
-            if key in _INTENDED and not table:
-                hint = f"; did you mean {_INTENDED[key]}?"
-            unknown.append(f"unknown setting '{key}' in {place}{hint}")
+            if key in _ALTERNATIVES and not table:
+                hint = f"; did you mean {_ALTERNATIVES[key]}?"
+            unknown.append(f"unknown setting '{key}' in {location}{hint}")
     if unknown:
         raise SettingError("\n".join(unknown))
     return values
@@ -289,52 +297,50 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingError(f"'{path}' is not valid TOML: {error}") from error
 
 
-def _convert(found: _SourceValue) -> Any:
-    if found.name in NESTED:
-        return found.value
-    field = found.field
+def _convert(item: _SourceValue) -> Any:
+    if item.name in NESTED:
+        return item.value
+    field = item.field
     kind = _kind(field)
     if kind is Traffic:
-        return _traffic(found)
+        return _convert_traffic(item)
     with_limits: Any = Annotated[field.annotation, field]
     adapter = TypeAdapter[Any](with_limits)
     try:
-        if found.file is None:
-            return adapter.validate_python(_from_text(found.value, kind))
-        # '8' is not a number in TOML; strict JSON is what strict Python is, but takes text for a
-        # path.
-        value = adapter.validate_json(json.dumps(found.value, default=str), strict=True)
-        return found.file.parent / value if kind is Path else value
+        if item.file is None:
+            return adapter.validate_python(_from_text(item.value, kind))
+        # '8' is not a number in TOML. Unlike strict Python, strict JSON takes text for a path.
+        value = adapter.validate_json(json.dumps(item.value, default=str), strict=True)
+        return item.file.parent / value if kind is Path else value
     except ValueError as error:
-        shown = "what was given" if found.name in SECRETS else redacted(repr(found.value))
-        because = ""
+        shown = "what was given" if item.name in SECRETS else redacted(repr(item.value))
+        cause = ""
         if isinstance(error, ValidationError) and isinstance(
             next(iter(error.errors()[0]["loc"]), None), int
-        ):  # its place in a list
-            because = f" because of {redacted(repr(error.errors()[0]['input']))}"
+        ):  # the index in a list
+            cause = f" because of {redacted(repr(error.errors()[0]['input']))}"
         raise SettingError(
-            f"{found.name} cannot be {shown} (from {found.origin}){because}: it takes"
-            f" {accepted(field)}"
+            f"{item.name} cannot be {shown} (from {item.origin}){cause}: it takes {accepted(field)}"
         ) from error
 
 
-def _traffic(found: _SourceValue) -> Traffic:
-    """Has words of its own for what is wrong with it. As text, it is JSON."""
+def _convert_traffic(item: _SourceValue) -> Traffic:
+    """Parse a traffic policy, which explains its own errors; text is read as JSON."""
     try:
-        return parse_traffic(
-            json.loads(found.value) if isinstance(found.value, str) else found.value
-        )
+        return parse_traffic(json.loads(item.value) if isinstance(item.value, str) else item.value)
     except ValueError as error:
-        raise SettingError(f"{found.name} (from {found.origin}): {error}") from error
+        raise SettingError(f"{item.name} (from {item.origin}): {error}") from error
 
 
 def _from_text(value: object, kind: Any) -> object:
-    """What a variable or `--set NAME=TEXT` means: commas part a list, unless it is JSON, and no
-    path is empty.
+    """Read the text of a variable or of `--set NAME=TEXT`.
+
+    Commas separate the items of a list, unless it is JSON. An empty path is refused.
     """
     if not isinstance(value, str):
         return value
-    if typing.get_origin(kind) is Annotated:  # of `Annotated[...] | None` the marks are inside
+    # The marks of `Annotated[...] | None` are inside.
+    if typing.get_origin(kind) is Annotated:
         kind = kind.__origin__
     if typing.get_origin(kind) is list:
         with suppress(ValueError):
@@ -347,20 +353,20 @@ def _from_text(value: object, kind: Any) -> object:
 
 
 def _kind(field: FieldInfo) -> Any:
-    """The field's type without its `None`."""
+    """Return the type of a field without its `None`."""
     if typing.get_origin(field.annotation) in (typing.Union, types.UnionType):
         return next(kind for kind in typing.get_args(field.annotation) if kind is not type(None))
     return field.annotation
 
 
-_PLAIN = [name for name in Settings.model_fields if name not in NESTED]
-_INTENDED = {
+_PLAIN_NAMES = [name for name in Settings.model_fields if name not in NESTED]
+_ALTERNATIVES = {
     name: f"{MODELS}.NAME.{BY_KEY.get(name, name)}"
     for name in (*ModelSettings.model_fields, *BY_KEY)
 }
 for _name in ("workers", "batch_size", "device"):
-    _INTENDED[_name] += f", or --{_name.replace('_', '-')} of tsx serve"
-_INTENDED |= {
+    _ALTERNATIVES[_name] += f", or --{_name.replace('_', '-')} of tsx serve"
+_ALTERNATIVES |= {
     "log_level": "log_config",
     "timeout": "default_response_timeout",
     "model": MODELS,

@@ -1,6 +1,4 @@
-"""TorchServe's configuration: the keys of config.properties, the TS_* variables that override them,
-and its models.
-"""
+"""TorchServe's configuration: config.properties, the TS_* variables over it, and its models."""
 
 from __future__ import annotations
 
@@ -25,16 +23,16 @@ ResultT = TypeVar("ResultT")
 ENV_PREFIX = "TS_"
 MODELS, SNAPSHOT = "models", "model_snapshot"
 ENABLE_ENV, ENABLE_ENV_URLS, URLS = "enable_envvars_config", "use_env_allowed_urls", "allowed_urls"
-# They say how the rest is read; only the file itself can set them.
+# Keys that decide how the others are read. Only the file itself can set them.
 RULES = {ENABLE_ENV, ENABLE_ENV_URLS}
 
-# What TorchServe writes into its snapshots of itself.
-_OWN_NOTES = {"python", "tsConfigFile", "version"}
+# Keys that TorchServe writes into its snapshots for information.
+_SNAPSHOT_NOTES = {"python", "tsConfigFile", "version"}
 
-# What they switch on is always on.
-_ALWAYS = {"ts_open_inference_protocol"}
+# Switches of features that are always on.
+_ALWAYS_ON = {"ts_open_inference_protocol"}
 
-# Threads and buffers of its HTTP library, its logging, the ports between its two halves.
+# Keys for TorchServe's HTTP library, its logging, and the ports between its two halves.
 JAVA_ONLY = {
     "async_logging",
     "debug",
@@ -48,12 +46,12 @@ JAVA_ONLY = {
     "vmargs",
 }
 
-# What is accepted and changes nothing, with the reason for the log.
-_SEQUENCE_NAMES = [f"ts_header_key_sequence_{what}" for what in ("id", "start", "end")]
+# Keys that are accepted without effect, with the reason for the log.
+_SEQUENCE_NAMES = [f"ts_header_key_sequence_{suffix}" for suffix in ("id", "start", "end")]
 _AGES = [
-    f"grpc_{role}_max_connection_age_{what}"
+    f"grpc_{role}_max_connection_age_{suffix}"
     for role in ("inference", "management")
-    for what in ("ms", "grace_ms")
+    for suffix in ("ms", "grace_ms")
 ]
 WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs them") | {
     "cpp_log_config": "there is no C++ backend",
@@ -74,13 +72,13 @@ WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs 
 _ADDRESSES = {f"{role}_address" for role in ("inference", "management", "metrics")}
 KEYS = (
     WITHOUT_EFFECT.keys()
-    | _OWN_NOTES
+    | _SNAPSHOT_NOTES
     | RULES
     | _ADDRESSES
     | {
-        f"grpc_{role}_{what}"
+        f"grpc_{role}_{suffix}"
         for role in ("inference", "management")
-        for what in ("address", "port")
+        for suffix in ("address", "port")
     }
     | {
         MODELS,
@@ -124,7 +122,7 @@ KEYS = (
         "load_models",
         "default_workers_per_model",
     }
-    | _ALWAYS
+    | _ALWAYS_ON
 )
 
 _PORTLESS = re.compile(r"(http(s)?://(?:[^:/\[\]]+|\[[^\]]+\]))/?")
@@ -144,11 +142,11 @@ class VersionSettings(_CamelModel):
     min_workers: int | None = Field(default=None, ge=0)
     max_workers: int | None = Field(default=None, ge=0)
     runtime_type: str | None = None
-    # tsx's own: then what it is in place of is for TorchServe alone.
+    # Only tsx has this setting. The settings that it replaces remain for TorchServe.
     slo: Annotated[str, AfterValidator(checked_target)] | None = None
 
 
-Versions = dict[str, dict[str, VersionSettings]]  # by model, then by version
+Versions = dict[str, dict[str, VersionSettings]]  # keys: the model, then the version
 
 
 class Snapshot(_CamelModel):
@@ -167,8 +165,9 @@ class PropertiesKey(NamedTuple):
 
     @property
     def is_true(self) -> bool:
-        """As Java reads it: any other word is false, and SageMaker's toolkit does write others (two
-        lines that became one).
+        """The value as Java reads it: every text but "true" is false.
+
+        SageMaker's toolkit writes other texts, such as two lines that became one.
         """
         return _is_true(self.text)
 
@@ -176,29 +175,39 @@ class PropertiesKey(NamedTuple):
 def read_torchserve_config(
     path: Path, env: Mapping[str, str], settings: Collection[str]
 ) -> tuple[list[PropertiesKey], list[str]]:
-    """What a config.properties sets, and what a person should hear about it.
+    """Read a config.properties.
 
-    `settings` are the names that mean something here. Raises SettingError.
+    Args:
+        path: The file.
+        env: The environment.
+        settings: The names of settings that are known here.
+
+    Returns:
+        The keys that the file or the environment sets, and notices for the user.
+
+    Raises:
+        SettingError: The file cannot be read, or names a variable that is not set.
     """
     return interpret(load_properties(path), env, settings, str(path))
 
 
 def interpret(
-    given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str
+    properties: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str
 ) -> tuple[list[PropertiesKey], list[str]]:
+    """Return the keys that have an effect, and notices for the user."""
     values = {
         name: PropertiesKey(name, _with_variables(name, text, env, origin), origin)
-        for name, text in given.items()
+        for name, text in properties.items()
     }
-    values |= {key.name: key for key in _from_variables(given, env)}
+    values |= {key.name: key for key in _from_variables(properties, env)}
     known = {*settings, MODELS, SNAPSHOT}
-    idle: dict[str, list[str]] = {}
+    ineffective: dict[str, list[str]] = {}
     for name, reason in WITHOUT_EFFECT.items():
         if name in values:
-            idle.setdefault(reason, []).append(name)
+            ineffective.setdefault(reason, []).append(name)
     notices = [
         f"{origin}: without effect here, since {reason}: {', '.join(names)}"
-        for reason, names in idle.items()
+        for reason, names in ineffective.items()
     ]
     for name in values:
         if name not in KEYS | known:
@@ -212,7 +221,11 @@ def interpret(
 
 
 def load_properties(path: Path) -> dict[str, str]:
-    """The file as it stands. Raises SettingError."""
+    """Return the keys and texts of a file.
+
+    Raises:
+        SettingError: The file cannot be read or is invalid.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -220,11 +233,10 @@ def load_properties(path: Path) -> dict[str, str]:
             f"cannot read the configuration file '{path}': {error.strerror}"
         ) from error
     try:
-        text = content.decode(
-            "utf-8-sig"
-        )  # editors of Windows begin a file with a mark that is no part of its first key
+        # Editors on Windows begin a file with a byte order mark.
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        text = content.decode("latin-1")  # as Java has it
+        text = content.decode("latin-1")  # Java's encoding
     try:
         return parse_properties(text)
     except ValueError as error:
@@ -232,32 +244,40 @@ def load_properties(path: Path) -> dict[str, str]:
 
 
 def parse_versions(text: str, origin: str) -> tuple[Versions, list[str]]:
-    """The value of `models`: `{"name": {"version": {"batchSize": 4}}}`. Raises SettingError."""
-    versions = _parsed(TypeAdapter(Versions), text, MODELS, origin)
-    return versions, _unknown(json.loads(text), MODELS, origin)
+    """Parse the value of `models`: `{"name": {"version": {"batchSize": 4}}}`.
+
+    Raises:
+        SettingError: The value is invalid.
+    """
+    versions = _parse_json(TypeAdapter(Versions), text, MODELS, origin)
+    return versions, _unknown_keys(json.loads(text), MODELS, origin)
 
 
 def parse_snapshot(text: str, origin: str) -> tuple[Snapshot, list[str]]:
-    """The value of `model_snapshot`. Raises SettingError."""
-    snapshot = _parsed(TypeAdapter(Snapshot), text, SNAPSHOT, origin)
-    return snapshot, _unknown(json.loads(text).get("models", {}), f"{SNAPSHOT}.models", origin)
+    """Parse the value of `model_snapshot`.
+
+    Raises:
+        SettingError: The value is invalid.
+    """
+    snapshot = _parse_json(TypeAdapter(Snapshot), text, SNAPSHOT, origin)
+    return snapshot, _unknown_keys(json.loads(text).get("models", {}), f"{SNAPSHOT}.models", origin)
 
 
-def _parsed(kind: TypeAdapter[ResultT], text: str, name: str, origin: str) -> ResultT:
+def _parse_json(kind: TypeAdapter[ResultT], text: str, name: str, origin: str) -> ResultT:
     try:
         return kind.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, (name, *first["loc"])))
+        path = ".".join(map(str, (name, *first["loc"])))
         raise SettingError(
-            f"{place} cannot be {str(first['input'])[:100]!r} (from {origin}): {first['msg']}"
+            f"{path} cannot be {str(first['input'])[:100]!r} (from {origin}): {first['msg']}"
         ) from error
 
 
-def _unknown(models: Any, where: str, origin: str) -> list[str]:
+def _unknown_keys(models: Any, path: str, origin: str) -> list[str]:
     names = [to_camel(name) for name in VersionSettings.model_fields]
     return [
-        f"{origin}: {where}.{model}.{version}.{name} has no effect here{suggestion(name, names)}"
+        f"{origin}: {path}.{model}.{version}.{name} has no effect here{suggestion(name, names)}"
         for model, versions in models.items()
         for version, values in versions.items()
         for name in values
@@ -265,23 +285,25 @@ def _unknown(models: Any, where: str, origin: str) -> list[str]:
     ]
 
 
-def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterator[PropertiesKey]:
-    """The TS_* variables, where the file lets them in.
+def _from_variables(
+    properties: Mapping[str, str], env: Mapping[str, str]
+) -> Iterator[PropertiesKey]:
+    """Yield the TS_* variables, if the file allows them.
 
-    `allowed_urls` keeps a lock of its own: it says whose code may run.
+    `allowed_urls` needs a permission of its own, because it decides whose code may run.
     """
-    if not _is_true(given.get(ENABLE_ENV)):
+    if not _is_true(properties.get(ENABLE_ENV)):
         return
-    closed = RULES if _is_true(given.get(ENABLE_ENV_URLS)) else RULES | {URLS}
-    for name in sorted(KEYS - closed):
-        # two of the keys begin with `ts_` themselves, and TorchServe does not say it twice
+    excluded = RULES if _is_true(properties.get(ENABLE_ENV_URLS)) else RULES | {URLS}
+    for name in sorted(KEYS - excluded):
+        # Two keys begin with `ts_` themselves, and TorchServe does not repeat the prefix.
         variable = name.upper() if name.startswith("ts_") else f"{ENV_PREFIX}{name.upper()}"
         if variable in env:
             yield PropertiesKey(name, env[variable], f"environment variable {variable}")
 
 
 def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -> str:
-    """`$$NAME$$` is what the environment has under that name."""
+    """Replace each `$$NAME$$` by the environment variable of that name."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in env:
@@ -295,7 +317,7 @@ def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -
 
 
 def _with_port(key: PropertiesKey) -> PropertiesKey:
-    """An address without a port has that of its scheme."""
+    """Add the port of its scheme to an address without one."""
     match = _PORTLESS.fullmatch(key.text.strip()) if key.name in _ADDRESSES else None
     return key._replace(text=f"{match[1]}:{443 if match[2] else 80}") if match else key
 

@@ -1,7 +1,7 @@
 """The traffic policy of one model: shares of versions, sticky clients, rules, labels, a shadow.
 
-One form in three places: the JSON of the management API, `[models.NAME.traffic]` of a `tsx.toml`,
-and what is kept across restarts.
+It has one form in three places: the JSON of the management API, `[models.NAME.traffic]` of a
+`tsx.toml`, and the state that is saved across restarts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pydantic import (
 from tsx_archiver import is_model_name
 from tsx_runtime.shared.suggestions import suggestion
 
-# What stands in paths where a version could.
+# Words that stand in paths in the place of a version.
 RESERVED = frozenset(
     {
         "all",
@@ -42,18 +42,18 @@ RESERVED = frozenset(
         "traffic",
     }
 )
-MOST = 1e9  # of a weight
-LONGEST = 4096  # characters of a pattern
-# Bytes of memory for one: what is tried on each request must not take longer than a millisecond.
-LARGEST = 1 << 16
+MAX_WEIGHT = 1e9
+MAX_CHARS = 4096
+# Matching on each request must not take longer than a millisecond.
+MAX_RE2_BYTES = 1 << 16
 NEEDS_RE2 = (
     "it needs the package google-re2, whose matching time is bounded for every value: pip install"
     " 'tsx-serve[rules]'"
 )
-# Rules, weights and labels, of each: rules are tried one after the other on each request.
-MOST_ENTRIES = 1000
-LONGEST_PATTERNS = 64 << 10  # characters of all patterns of one table
-EXPLAINED = 5  # problems of one table that an error names
+# Limit for the rules, the weights and the labels: rules are tried in turn on each request.
+MAX_ENTRIES = 1000
+MAX_TABLE_CHARS = 64 << 10  # length of all patterns of one table together
+MAX_EXPLAINED = 5  # problems of one table that an error names
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _STICKY = re.compile(r"(header|cookie|field):(.+)")
@@ -75,7 +75,7 @@ def _check_label(value: str) -> str:
 
 
 def _check_text(value: str) -> str:
-    """JSON can say half of a pair of surrogates, which no bytes of a request are."""
+    """Refuse half of a surrogate pair, which JSON can express and no request contains."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -97,39 +97,43 @@ class Pattern(Protocol):
 
 
 def compile_pattern(value: str) -> Pattern:
-    """By RE2, whose time is linear in the length of what it is tried on: Python's own may take
-    years. Raises ValueError.
+    """Compile a pattern with RE2, whose time is linear in the length of the text.
+
+    Raises:
+        ValueError: The pattern is invalid, or RE2 is not installed.
     """
-    made = _compiled(value)
-    if isinstance(made, str):
-        raise ValueError(made)
-    return made
+    pattern = _compile_cached(value)
+    if isinstance(pattern, str):
+        raise ValueError(pattern)
+    return pattern
 
 
 def warm_patterns(values: Sequence[str]) -> None:
-    """Compile what one table may have, so that the event loop finds it done."""
-    if sum(map(len, values)) <= LONGEST_PATTERNS and len(values) <= MOST_ENTRIES:
+    """Compile the patterns of one table in advance, so that the event loop does not have to."""
+    if sum(map(len, values)) <= MAX_TABLE_CHARS and len(values) <= MAX_ENTRIES:
         for value in values:
-            _compiled(value)
+            _compile_cached(value)
 
 
 @lru_cache(maxsize=2048)
-def _compiled(value: str) -> Pattern | str:
-    """Or why it is none."""
+def _compile_cached(value: str) -> Pattern | str:
+    """Return the compiled pattern, or a text that tells why it cannot be compiled."""
     try:
-        import re2  # here, because it is an extra
+        import re2  # an optional dependency
     except ImportError:
         return NEEDS_RE2
     options = re2.Options()
-    options.log_errors, options.never_capture, options.max_mem = False, True, LARGEST
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = MAX_RE2_BYTES
     try:
-        made: Pattern = re2.compile(value, options)
+        pattern: Pattern = re2.compile(value, options)
     except re2.error as error:
         return (
             "it is not a regular expression of RE2, which has no lookaround and no backreferences:"
             f" {_reason(error)}"
         )
-    return made
+    return pattern
 
 
 def _reason(error: Exception) -> str:
@@ -137,14 +141,14 @@ def _reason(error: Exception) -> str:
     return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
 
 
-def _check_pattern(value: str) -> str:
+def _check_regex(value: str) -> str:
     compile_pattern(value)
     return value
 
 
 def _check_sticky(value: str) -> str:
-    found = _STICKY.fullmatch(_check_text(value))
-    if found is None or (found[1] != "field" and not _TOKEN.fullmatch(found[2])):
+    match = _STICKY.fullmatch(_check_text(value))
+    if match is None or (match[1] != "field" and not _TOKEN.fullmatch(match[2])):
         raise ValueError(
             "it takes header:NAME, cookie:NAME, or field:NAME of a JSON body (of one inside"
             " another: field:user.id)"
@@ -159,67 +163,64 @@ def _check_path(value: str) -> str:
 
 
 def _check_count(entries: object) -> object:
-    """Before each is looked at."""
-    if isinstance(entries, Sized) and len(entries) > MOST_ENTRIES:
-        raise ValueError(f"there are {len(entries)} entries; at most {MOST_ENTRIES} can be")
+    """Check the number of entries before each is validated."""
+    if isinstance(entries, Sized) and len(entries) > MAX_ENTRIES:
+        raise ValueError(f"there are {len(entries)} entries; at most {MAX_ENTRIES} can be")
     return entries
 
 
-_few = BeforeValidator(_check_count)
+_limited = BeforeValidator(_check_count)
 FieldPath = Annotated[str, AfterValidator(_check_path)]
 Target = Annotated[str, AfterValidator(_check_target)]  # a version, or a label
 Label = Annotated[str, AfterValidator(_check_label)]
-Weight = Annotated[int | float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+Weight = Annotated[int | float, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_serializer(mode="wrap")
-    def _short(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what is not set."""
-        return {name: value for name, value in whole(self).items() if value not in (None, [], {})}
+    def _serialize(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit fields that are not set."""
+        return {name: value for name, value in dump(self).items() if value not in (None, [], {})}
 
 
 class Rule(_Part):
-    """Requests with such a header go to one version.
+    """A rule that sends requests with a certain header to one version.
 
     `matches` is a regular expression of RE2 for the whole value.
     """
 
     header: Annotated[str, AfterValidator(_check_header)]
     equals: Annotated[str, AfterValidator(_check_text)] | None = None
-    matches: Annotated[str, Field(max_length=LONGEST), AfterValidator(_check_pattern)] | None = None
+    matches: Annotated[str, Field(max_length=MAX_CHARS), AfterValidator(_check_regex)] | None = None
     to: Target
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Rule:
+    def _check_condition(self) -> Rule:
         if (self.equals is None) == (self.matches is None):
             raise ValueError("a rule has either 'equals' or 'matches'")
         return self
 
 
 class Compare(_Part):
-    """How the answers of a shadow are compared with those that clients got
-    (`core/shadowing/comparison.py`).
-    """
+    """The comparison of a shadow's answers with clients' (`core/shadowing/comparison.py`)."""
 
     kind: Literal["numeric", "exact", "top-k", "plugin"] = "numeric"
-    ignore: Annotated[
-        list[FieldPath], _few
-    ] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item
-    # How far a number may be off, as a part of the client's; else by precision.
+    # Fields of JSON that are not compared: a.b, or a.*.b for those of each item.
+    ignore: Annotated[list[FieldPath], _limited] = []
+    # The relative tolerance of a number; it depends on the precision if not set.
     rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    # And how far in any case.
+    # The absolute tolerance of a number.
     atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     k: Annotated[int, Field(ge=1, le=1000)] | None = None
-    name: str | None = None  # of the plugin
-    # Seconds that the plugin may take for one comparison.
+    name: str | None = None  # the name of the plugin
+    # The time that the plugin may take for one comparison, in seconds.
     timeout: Annotated[float, Field(gt=0, le=60)] | None = None
 
     @model_validator(mode="after")
-    def _fits_kind(self) -> Compare:
-        for name, kind in _BELONGS.items():
+    def _check_kind(self) -> Compare:
+        for name, kind in _KIND_OF_FIELD.items():
             if getattr(self, name) is not None and self.kind != kind:
                 raise ValueError(f"'{name}' is for the kind {kind}, not for {self.kind}")
         if self.kind == "plugin" and self.name is None:
@@ -231,7 +232,7 @@ class Compare(_Part):
         return self
 
 
-_BELONGS = {
+_KIND_OF_FIELD = {
     "rtol": "numeric",
     "atol": "numeric",
     "k": "top-k",
@@ -241,27 +242,27 @@ _BELONGS = {
 
 
 class Shadow(_Part):
-    """A share of the requests goes to another version as well, whose answers no client sees."""
+    """A share of the requests that another version answers as well; no client sees its answers."""
 
     to: Target
     share: Annotated[int | float, Field(gt=0, le=100, allow_inf_nan=False)]  # percent
     compare: Compare = Compare()
-    # Of answers that differ are kept, the newest; 20 where it is not set.
+    # The number of differing answers that are stored, newest first; 20 if not set.
     examples: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
 def _check_patterns(rules: object) -> object:
-    """Before any is compiled."""
-    given = rules if isinstance(rules, list | tuple) else ()
+    """Check the length of all patterns before any is compiled."""
+    items = rules if isinstance(rules, list | tuple) else ()
     patterns = [
         rule.get("matches") if isinstance(rule, dict) else getattr(rule, "matches", None)
-        for rule in given
+        for rule in items
     ]
     if (
         length := sum(len(pattern) for pattern in patterns if isinstance(pattern, str))
-    ) > LONGEST_PATTERNS:
+    ) > MAX_TABLE_CHARS:
         raise ValueError(
-            f"their patterns have {length} characters together; at most {LONGEST_PATTERNS} can be"
+            f"their patterns have {length} characters together; at most {MAX_TABLE_CHARS} can be"
         )
     return rules
 
@@ -272,21 +273,20 @@ class Traffic(_Part):
     Entries for a version that is not registered or not ready have no effect until it is.
     """
 
-    weights: Annotated[dict[Target, Weight], _few] = Field(
+    weights: Annotated[dict[Target, Weight], _limited] = Field(
         default={}, description="by version or label; only their proportions matter"
     )
     sticky: Annotated[str, AfterValidator(_check_sticky)] | None = None
-    rules: Annotated[
-        list[Rule], BeforeValidator(_check_patterns), _few
-    ] = []  # the first that fits counts
-    labels: Annotated[dict[Label, Target], _few] = Field(
+    # The first matching rule counts.
+    rules: Annotated[list[Rule], BeforeValidator(_check_patterns), _limited] = []
+    labels: Annotated[dict[Label, Target], _limited] = Field(
         default={}, description="the version of each label"
     )
     shadow: Shadow | None = None
 
     @model_validator(mode="after")
-    def _labels_mean_versions(self) -> Traffic:
-        """A label of a label would mean nothing: no version has its name."""
+    def _check_labels(self) -> Traffic:
+        """Refuse labels of labels: no version has the name of a label."""
         for label, version in self.labels.items():
             if version in self.labels:
                 raise ValueError(
@@ -297,14 +297,15 @@ class Traffic(_Part):
 
     @property
     def splits(self) -> bool:
-        """Whether requests that name no version may go elsewhere than to the default one, or to
-        another as well.
+        """Whether requests without a version may go to another version than the default one.
+
+        A shadow counts, because it gets copies of them.
         """
         return bool(self.weights or self.rules or self.shadow)
 
     @property
     def targets(self) -> list[str]:
-        """The versions and labels that it names."""
+        """The versions and labels that the policy names."""
         rules = [rule.to for rule in self.rules]
         return [
             *self.weights,
@@ -314,26 +315,30 @@ class Traffic(_Part):
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON, without what is not set."""
+        """Return the policy as JSON values, without fields that are not set."""
         return self.model_dump(mode="json")
 
     def digest(self) -> str:
-        """The same for the same."""
+        """Return a digest, which is equal for equal policies."""
         return sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def changed(self, changes: Mapping[str, Any]) -> Traffic:
-        """With changes merged in, where null removes (RFC 7396). Raises ValueError."""
-        return parse_traffic(_merged(self.as_json(), changes))
+        """Return the policy with changes merged in; null removes a field (RFC 7396).
+
+        Raises:
+            ValueError: The result is not a valid policy.
+        """
+        return parse_traffic(_merge(self.as_json(), changes))
 
     def renamed(self, old: str, new: str) -> Traffic:
-        """With another version in the place of one."""
+        """Return the policy with one version or label replaced by another."""
 
-        def name(word: str) -> str:
-            return new if word == old else word
+        def name(target: str) -> str:
+            return new if target == old else target
 
         weights: dict[str, float] = {}
-        for word, weight in self.weights.items():
-            weights[name(word)] = weights.get(name(word), 0) + weight
+        for target, weight in self.weights.items():
+            weights[name(target)] = weights.get(name(target), 0) + weight
         changes: dict[str, Any] = {
             "weights": weights,
             "rules": [rule.model_copy(update={"to": name(rule.to)}) for rule in self.rules],
@@ -346,34 +351,37 @@ class Traffic(_Part):
 NOTHING = Traffic()
 
 
-def parse_traffic(given: object) -> Traffic:
-    """Raises ValueError in words, which name the place and, of a key that is not known, the
-    nearest.
+def parse_traffic(value: object) -> Traffic:
+    """Validate a traffic policy.
+
+    Raises:
+        ValueError: The policy is invalid. The message names the fields, and for an unknown key the
+            nearest known one.
     """
     try:
-        return Traffic.model_validate(given)
+        return Traffic.model_validate(value)
     except ValidationError as error:
-        # An unknown key often makes the other problems.
+        # An unknown key often causes the other problems.
         problems = sorted(
             error.errors(include_url=False, include_input=False),
             key=lambda problem: problem["type"] != "extra_forbidden",
         )
-        texts = [_explained(**problem) for problem in problems[:EXPLAINED]]
-        more = len(problems) - EXPLAINED
+        texts = [_explain(**problem) for problem in problems[:MAX_EXPLAINED]]
+        more = len(problems) - MAX_EXPLAINED
         raise ValueError(
             "; ".join([*texts, f"and {more} more problems"] if more > 0 else texts)
         ) from error
 
 
-def _explained(type: str, loc: tuple[int | str, ...], msg: str, **more: object) -> str:
-    place = ".".join(str(part) for part in loc if part not in ("[key]", "int", "float"))
+def _explain(type: str, loc: tuple[int | str, ...], msg: str, **context: object) -> str:
+    path = ".".join(str(part) for part in loc if part not in ("[key]", "int", "float"))
     if type == "extra_forbidden":
         names = {name for part in (Traffic, Rule, Shadow, Compare) for name in part.model_fields}
-        return f"traffic has no '{place}'{suggestion(str(loc[-1]), names)}"
-    return f"{place or 'traffic'}: {msg.removeprefix('Value error, ')}"
+        return f"traffic has no '{path}'{suggestion(str(loc[-1]), names)}"
+    return f"{path or 'traffic'}: {msg.removeprefix('Value error, ')}"
 
 
-def _merged(old: object, new: object) -> object:
+def _merge(old: object, new: object) -> object:
     if not isinstance(new, Mapping):
         return new
     result = dict(old) if isinstance(old, Mapping) else {}
@@ -381,5 +389,5 @@ def _merged(old: object, new: object) -> object:
         if value is None:
             result.pop(key, None)
         else:
-            result[key] = _merged(result.get(key), value)
+            result[key] = _merge(result.get(key), value)
     return result

@@ -1,5 +1,6 @@
-"""Downloads archives from http, https and s3 into the model store, and models of the Hugging Face
-Hub, within an allow list.
+"""The sources of models: URLs (http, https, s3, file), the model store, and the Hugging Face Hub.
+
+An allow list decides what a client may load.
 """
 
 from tsx_runtime.sources.fetch import Fetcher, Trust

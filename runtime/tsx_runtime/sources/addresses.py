@@ -1,4 +1,4 @@
-"""Resolves a URL to an address or proxy.
+"""The resolution of a URL to an address or a proxy.
 
 A host name is resolved once, so the checked address is the one that is used.
 """
@@ -21,12 +21,9 @@ def _networks(text: str) -> Networks:
     return tuple(map(ipaddress.ip_network, text.split()))
 
 
-# "Globally reachable" of IANA's registries of special-purpose addresses, IPv4 and IPv6, as of
-# 2024-10-22, and multicast. Own tables, because `ipaddress.is_global` differs between releases of
-# Python (it follows the registries from 3.11.9, 3.12.4 and 3.13 on).
+# "Globally reachable" in IANA's registries of special-purpose addresses as of 2024-10-22, and
+# multicast. `ipaddress.is_global` follows them only from Python 3.11.9, 3.12.4 and 3.13 on.
 # https://www.iana.org/assignments/iana-ipv4-special-registry,
-# https://www.iana.org/assignments/iana-ipv6-special-registry
-# https://www.iana.org/assignments/iana-ipv6-special-registry
 # https://www.iana.org/assignments/iana-ipv6-special-registry
 _IPV4_SPECIAL = _networks(
     "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24"
@@ -34,9 +31,8 @@ _IPV4_SPECIAL = _networks(
     " 224.0.0.0/4 240.0.0.0/4"
 )
 _IPV4_REACHABLE = _networks("192.0.0.9/32 192.0.0.10/32")
-_IPV6_ALLOCATED = _networks(
-    "2000::/3 64:ff9b::/96"
-)  # all else is unassigned, local, multicast or special
+# All other addresses are unassigned, local, multicast or special.
+_IPV6_ALLOCATED = _networks("2000::/3 64:ff9b::/96")
 _IPV6_SPECIAL = _networks("2001::/23 2001:db8::/32 3fff::/20")
 _IPV6_REACHABLE = _networks(
     "2001:1::1/128 2001:1::2/128 2001:1::3/128 2001:3::/32 2001:4:112::/48 2001:20::/28"
@@ -45,21 +41,27 @@ _IPV6_REACHABLE = _networks(
 _MAPPED = ipaddress.ip_network("::ffff:0:0/96")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _6TO4 = ipaddress.ip_network("2002::/16")
-_ISATAP = 0x00005EFE  # before the IPv4 address, RFC 5214; the bit 0x02000000 may be set
+_ISATAP = 0x00005EFE  # RFC 5214: precedes the IPv4 address; the bit 0x02000000 may be set
 
 
-def addresses_of(host: str, port: int) -> list[str]:
-    """Raises DownloadFailed where the name leads nowhere."""
+def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host.
+
+    Raises:
+        DownloadFailed: The host is not known.
+    """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise DownloadFailed(f"the host {host} is not known ({error})") from error
-    return list(dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found))
+    return list(dict.fromkeys(str(info[4][0]).partition("%")[0] for info in infos))
 
 
 def check_public(host: str, addresses: list[str]) -> None:
-    """Raises ModelNotFound where one of the addresses is of this machine, of its network, or of the
-    cloud's own services.
+    """Refuse addresses of this machine, of its network and of the cloud's own services.
+
+    Raises:
+        ModelNotFound: One of the addresses is not public.
     """
     for text in addresses:
         if not is_public(ipaddress.ip_address(text)):
@@ -71,18 +73,16 @@ def check_public(host: str, addresses: list[str]) -> None:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is one of the public internet, by the tables of this module, and so are all IPv4
-    addresses that it carries.
-    """
+    """Tell whether an address, and every IPv4 address embedded in it, is public."""
     if isinstance(address, ipaddress.IPv4Address):
         return _is_reachable(address, _IPV4_SPECIAL, _IPV4_REACHABLE)
-    carried = _carried(address)
-    if address in _MAPPED:  # it is no IPv6 address at all
-        return all(map(is_public, carried))
+    embedded = _embedded_ipv4(address)
+    if address in _MAPPED:  # It stands for an IPv4 address.
+        return all(map(is_public, embedded))
     return (
         any(address in network for network in _IPV6_ALLOCATED)
         and _is_reachable(address, _IPV6_SPECIAL, _IPV6_REACHABLE)
-        and all(map(is_public, carried))
+        and all(map(is_public, embedded))
     )
 
 
@@ -92,31 +92,34 @@ def _is_reachable(address: Address, special: Networks, exceptions: Networks) -> 
     )
 
 
-def _carried(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
-    """The IPv4 addresses in it: mapped, NAT64, 6to4, ISATAP. (Teredo, IPv4-compatible and
-    translated addresses are not public at all.)
+def _embedded_ipv4(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+    """Return the IPv4 addresses that are mapped or embedded by NAT64, 6to4 or ISATAP.
+
+    Teredo, IPv4-compatible and translated addresses are never public.
     """
     number = int(address)
     low = ipaddress.IPv4Address(number & 0xFFFFFFFF)
-    found = (
+    addresses = (
         [low]
         if address in _MAPPED or address in _NAT64 or (number >> 32) & 0xFDFFFFFF == _ISATAP
         else []
     )
     return (
-        [*found, ipaddress.IPv4Address((number >> 80) & 0xFFFFFFFF)] if address in _6TO4 else found
+        [*addresses, ipaddress.IPv4Address((number >> 80) & 0xFFFFFFFF)]
+        if address in _6TO4
+        else addresses
     )
 
 
 def proxy_for(url: ModelUrl) -> str | None:
-    """The URL of the proxy that HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names, in either case; None
-    without one or where NO_PROXY excludes it.
+    """Return the URL of the proxy, which may hold a password.
 
-    It may hold a password.
+    HTTPS_PROXY, HTTP_PROXY or ALL_PROXY name it, in upper or lower case. NO_PROXY excludes hosts.
     """
-    named = request.getproxies_environment()
+    proxies = request.getproxies_environment()
     host = url.host if url.port is None else f"{url.host}:{url.port}"
-    if request.proxy_bypass_environment(host, named):  # type: ignore[attr-defined]  # typeshed leaves it out; requests relies on it too
+    # requests relies on this function too, though typeshed omits it.
+    if request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
         return None
-    proxy = named.get(url.scheme) or named.get("all")
+    proxy = proxies.get(url.scheme) or proxies.get("all")
     return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None

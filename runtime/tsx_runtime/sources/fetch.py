@@ -1,5 +1,6 @@
-"""Fetches an archive from a URL into the model store: checks the URL, downloads, verifies, and then
-renames it.
+"""The transfer of an archive from a URL into the model store.
+
+The URL is checked, and the file is downloaded, verified and then renamed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Trust(enum.Enum):
 
 
 class Fetcher:
-    """Blocking, for threads. One transfer at a time for a file; `close` ends those under way."""
+    """The downloads into a store: blocking calls for threads, one transfer at a time for a file."""
 
     def __init__(
         self,
@@ -52,9 +53,10 @@ class Fetcher:
         suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES,
         sources: Mapping[str, Source] = NO_SOURCES,
     ) -> None:
-        """Into `store`, by default the model store.
+        """Download into `store`, by default the model store.
 
-        Raises SettingError for an allow list that cannot be read.
+        Raises:
+            SettingError: An entry of the allow list cannot be read.
         """
         self._settings = settings
         self._directory = store or settings.model_store
@@ -64,33 +66,33 @@ class Fetcher:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._under_way: set[Path] = set()
-        self.served: set[Path] = set()  # archives that the operator named at the start
+        self.served: set[Path] = set()  # archives that the operator named at startup
 
     def close(self) -> None:
         self._stop.set()
 
     def local_file(self, text: str, trust: Trust) -> Path | None:
-        """Return where a `file:` URL leads that is used in place; None for any other.
+        """Return the path of a `file:` URL that is used in place; None for any other URL.
 
-        Used in place are files of the store, those that the operator has named, and directories.
+        Files of the store, files that the operator has named, and directories are used in place.
 
         Raises:
             ModelNotFound: The path is neither one of these nor allowed.
-            DownloadFailed: Nothing is there, or another file than the URL's digest says.
+            DownloadFailed: The path does not exist, or its digest is not the URL's.
         """
         url = parse_url(text, self._sources)
         if url.scheme != "file":
             return None
         path, store = Path(unquote(url.path)), self._directory
-        inside = store is not None and is_inside(path, store)
-        inside = inside or path.resolve() in {served.resolve() for served in self.served}
-        if not (inside or trust is Trust.OPERATOR or self._allowed.allows(url)):
+        is_served = store is not None and is_inside(path, store)
+        is_served = is_served or path.resolve() in {served.resolve() for served in self.served}
+        if not (is_served or trust is Trust.OPERATOR or self._allowed.allows(url)):
             raise ModelNotFound(
                 f"Given URL {redacted(text)} does not match any allowed URL(s). {store_hint(store)}"
             )
         if not path.exists():
             raise _failed(url, f"{path} does not exist")
-        if not (inside or store is None or trust is Trust.OPERATOR or path.is_dir()):
+        if not (is_served or store is None or trust is Trust.OPERATOR or path.is_dir()):
             return None
         try:
             check_digest(path, url.sha256)
@@ -99,12 +101,18 @@ class Fetcher:
         return path
 
     def fetch(
-        self, text: str, trust: Trust, *, sse_kms: bool = False, beside: Collection[Path] = ()
+        self, text: str, trust: Trust, *, sse_kms: bool = False, occupied: Collection[Path] = ()
     ) -> Path:
-        """The archive, in the store; where the file that it would be is one of `beside`, under the
-        next name that is free.
+        """Download an archive and return its path in the store.
 
-        Raises ModelNotFound (not allowed), ModelFileExists, Conflict, BadRequest, DownloadFailed.
+        If the file would be one of `occupied`, it gets the next free name.
+
+        Raises:
+            ModelNotFound: The URL is not allowed, or there is no store.
+            ModelFileExists: The store has another file of that name.
+            Conflict: Another registration downloads the file.
+            BadRequest: The URL cannot be read.
+            DownloadFailed: The transfer or the verification failed.
         """
         url = parse_url(text, self._sources)
         if trust is Trust.CLIENT:
@@ -114,7 +122,7 @@ class Fetcher:
             raise ModelNotFound(f"The archive at {text} needs a model store. {store_hint(None)}")
         target = directory / file_name(url, self._suffixes)
         with self._lock:
-            if target in beside:
+            if target in occupied:
                 target = next(
                     free
                     for number in itertools.count(2)
@@ -140,22 +148,23 @@ class Fetcher:
         check: Callable[[ModelUrl], None] = (
             self._allowed.check if trust is Trust.CLIENT else lambda url: None
         )
-        anywhere = self._settings.allow_private_urls or trust is Trust.OPERATOR
+        is_unrestricted = self._settings.allow_private_urls or trust is Trust.OPERATOR
         private: Callable[[ModelUrl], bool] = (
-            (lambda url: True) if anywhere else self._allowed.names
+            (lambda url: True) if is_unrestricted else self._allowed.names
         )
         headers = SSE_KMS if sse_kms else {}
         rules = Rules(check, private, self._settings.max_archive_size, headers, self._stop.is_set)
-        of_url = hashlib.sha256(url.text.encode()).hexdigest()[:16]
-        part = target.with_name(
-            f".{target.name}.{of_url}.part"
-        )  # one of another URL is none of this one's beginning
+        url_digest = hashlib.sha256(url.text.encode()).hexdigest()[:16]
+        # A transfer of another URL must not be resumed as this one.
+        part = target.with_name(f".{target.name}.{url_digest}.part")
         if url.scheme in self._sources:
-            ask_plugin(self._sources[url.scheme], url, part, self._settings.max_archive_size)
+            download_from_plugin(
+                self._sources[url.scheme], url, part, self._settings.max_archive_size
+            )
         elif url.scheme == "file":
             copy_file(Path(unquote(url.path)), part, self._settings.max_archive_size)
         elif url.scheme == "s3":
-            from tsx_runtime.sources import s3  # as below: only a download pays for the import
+            from tsx_runtime.sources import s3  # imported only for a download, as below
 
             s3.download(url, part, rules, self._settings.s3_endpoint_url)
         else:
@@ -164,46 +173,54 @@ class Fetcher:
             http_download.download(url, part, rules)
         try:
             check_digest(part, url.sha256)
-            put(part, target)
+            move_into_place(part, target)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
 
 
-def _failed(url: ModelUrl, why: str) -> DownloadFailed:
-    return DownloadFailed(redacted(f"Failed to download archive from: {url.text}: {why}."))
+def _failed(url: ModelUrl, reason: str) -> DownloadFailed:
+    return DownloadFailed(redacted(f"Failed to download archive from: {url.text}: {reason}."))
 
 
 def _numbered(file: Path, number: int) -> Path:
-    """m.mar -> m-2.mar"""
+    """Return the path with a number: m.mar becomes m-2.mar."""
     name, dot, suffix = file.name.partition(".")
     return file.with_name(f"{name}-{number}{dot}{suffix}")
 
 
-def ask_plugin(source: Source, url: ModelUrl, part: Path, most: int) -> None:
-    """Raises DownloadFailed, whatever the plugin raises."""
+def download_from_plugin(source: Source, url: ModelUrl, part: Path, max_bytes: int) -> None:
+    """Let a plugin write the file.
+
+    Raises:
+        DownloadFailed: The plugin raised, or the file is too large.
+    """
     part.unlink(missing_ok=True)
     try:
-        source(url.text, part, most)
+        source(url.text, part, max_bytes)
         size = part.stat().st_size
     except Exception as error:  # the boundary to the plugin's code
         part.unlink(missing_ok=True)
         raise DownloadFailed(
             f"the plugin for {url.scheme} says: {error or type(error).__name__}"
         ) from error
-    if size > most:
+    if size > max_bytes:
         part.unlink()
-        raise DownloadFailed(f"it has {size} bytes, and max_archive_size is {most}")
+        raise DownloadFailed(f"it has {size} bytes, and max_archive_size is {max_bytes}")
 
 
-def copy_file(source: Path, part: Path, most: int) -> None:
-    """Raises DownloadFailed."""
+def copy_file(source: Path, part: Path, max_bytes: int) -> None:
+    """Copy a local file.
+
+    Raises:
+        DownloadFailed: The file cannot be read, written, or is too large.
+    """
     part.unlink(missing_ok=True)
     try:
         with open_source(source) as file, open(part, "xb", opener=private_opener) as copy:
             size = os.fstat(file.fileno()).st_size
-            if size > most:
-                raise DownloadFailed(f"it has {size} bytes, and max_archive_size is {most}")
+            if size > max_bytes:
+                raise DownloadFailed(f"it has {size} bytes, and max_archive_size is {max_bytes}")
             copy_file_content(file, copy, size)
     except BaseException as error:
         part.unlink(missing_ok=True)
@@ -216,20 +233,28 @@ def copy_file(source: Path, part: Path, most: int) -> None:
         raise
 
 
-def check_digest(file: Path, wanted: str | None) -> None:
-    """Raises DownloadFailed."""
-    if wanted is None:
+def check_digest(file: Path, expected: str | None) -> None:
+    """Compare the SHA-256 of a file with the expected one, if any.
+
+    Raises:
+        DownloadFailed: They differ.
+    """
+    if expected is None:
         return
     with file.open("rb") as content:
         digest = content_digest(content)
-    if digest != wanted:
-        raise DownloadFailed(f"its sha-256 is {digest}, not {wanted}")
+    if digest != expected:
+        raise DownloadFailed(f"its sha-256 is {digest}, not {expected}")
 
 
-def put(part: Path, target: Path) -> None:
-    """Give the file its name, unless something has it by now."""
+def move_into_place(part: Path, target: Path) -> None:
+    """Rename a complete file, unless its name is taken.
+
+    Raises:
+        ModelFileExists: The name is taken.
+    """
     try:
-        os.link(part, target)  # unlike a rename, this replaces nothing
+        os.link(part, target)  # Unlike a rename, this replaces nothing.
     except FileExistsError:
         raise ModelFileExists(f"Model file already exists {target.name}") from None
     except OSError:  # a file system without links

@@ -1,5 +1,6 @@
-"""Downloads a file over http or https: checks each redirect, resumes interrupted transfers, and
-limits the bytes.
+"""The download of a file over http or https.
+
+Each redirect is checked, interrupted transfers are resumed, and the size is limited.
 """
 
 from __future__ import annotations
@@ -22,64 +23,67 @@ from urllib3.exceptions import HTTPError, IncompleteRead, ProtocolError
 
 from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
-from tsx_runtime.sources.addresses import addresses_of, check_public, proxy_for
-from tsx_runtime.sources.urls import CHUNK, ModelUrl, Rules, parse_url
+from tsx_runtime.sources.addresses import check_public, proxy_for, resolve
+from tsx_runtime.sources.urls import CHUNK_BYTES, ModelUrl, Rules, parse_url
 
-MOST_REDIRECTS = 5
-MOST_TRIES = 5  # in a row that bring nothing
+MAX_REDIRECTS = 5
+MAX_FAILURES = 5  # consecutive attempts that transfer nothing
 TIMEOUT = urllib3.Timeout(connect=10, read=60)
-HEAD_TIMEOUT = 30.0  # seconds for the head of an answer, however its bytes drip
-SLOWEST = 10_000  # bytes a second, on average, once `Rules.patience` is over
-REDIRECTS = (301, 302, 303, 307, 308)
-PASSING = (408, 425, 429, 500, 502, 503, 504)  # the same request may do better a little later
+HEAD_TIMEOUT_S = 30.0  # limit for the whole head of a response, however slowly its bytes arrive
+MIN_BYTES_PER_S = 10_000  # average rate that is required after `Rules.grace_s`
+REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+TRANSIENT_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 
 logger = logging.getLogger("tsx.sources")
 
 
 class _Transient(Exception):
-    """A failure after which it is worth to try again."""
+    """A failure after which a retry may succeed."""
 
 
 def download(url: ModelUrl, part: Path, rules: Rules) -> None:
-    """Write the file at `url` to `part`; go on where an earlier transfer of the same file broke
-    off.
+    """Write the file at `url` to `part`, or resume an earlier transfer of the same file.
 
-    Raises DownloadFailed, and what `rules.check` raises. What there is of the file is left only
-    where a later call can go on with it.
+    After a failure, `part` remains only if a later call can resume it.
+
+    Raises:
+        DownloadFailed: The transfer failed. `rules.check` may raise other errors.
     """
     try:
         _download(url, part, rules)
     except BaseException:
-        if _remembered(part) is None:
+        if _read_validator(part) is None:
             part.unlink(missing_ok=True)
         raise
 
 
 def post(url: ModelUrl, body: bytes, headers: Mapping[str, str], *, private: bool) -> int:
-    """The status of the answer, which may be a redirect.
+    """Post a body and return the status of the response, which may be a redirect.
 
-    `private`: whether the URL may lead to an address that is not public.
+    `private` tells whether the URL may lead to an address that is not public.
 
-    Raises DownloadFailed, and ModelNotFound for an address that is not public.
+    Raises:
+        DownloadFailed: The server cannot be reached.
+        ModelNotFound: The address is not public, and `private` is false.
     """
     try:
         answer = _request("POST", url, headers, body, private=private)
     except (_Transient, HTTPError, OSError) as error:
-        raise DownloadFailed(_in_words(error)) from error
+        raise DownloadFailed(_describe(error)) from error
     answer.release_conn()
     answer.close()
     return int(answer.status)
 
 
 def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
-    validator = _remembered(part)
+    validator = _read_validator(part)
     failures = 0
-    hurry = _StallGuard(rules.patience)
+    stall_guard = _StallGuard(rules.grace_s)
     while True:
         size = part.stat().st_size if part.exists() else 0
         try:
-            validator = _transfer(url, part, validator, rules, hurry)
-            _forget(part)
+            validator = _transfer(url, part, validator, rules, stall_guard)
+            _remove_validator(part)
             return
         except (_Transient, HTTPError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(
@@ -88,55 +92,58 @@ def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
                 raise DownloadFailed(
                     f"it cannot be written to {part.parent} ({error.strerror or error})"
                 ) from error
-            validator = _remembered(part)
+            validator = _read_validator(part)
             failures = 1 if part.exists() and part.stat().st_size > size else failures + 1
-            if failures >= MOST_TRIES or rules.stopped():
-                raise DownloadFailed(_in_words(error)) from error
-            shown = url.text.partition("?")[
-                0
-            ]  # what follows may be a signature, with which anybody could ask
-            logger.warning("%s: %s; trying again", shown, _in_words(error))
-            time.sleep(
-                rules.pause * 2 ** (failures - 1)
-            )  # a thread of its own; nothing signals when the other side is well again
+            if failures >= MAX_FAILURES or rules.stopped():
+                raise DownloadFailed(_describe(error)) from error
+            # A query may be a signature, with which anybody could download.
+            shown_url = url.text.partition("?")[0]
+            logger.warning("%s: %s; trying again", shown_url, _describe(error))
+            # This thread has nothing else to do, and no event tells when the server recovers.
+            time.sleep(rules.pause_s * 2 ** (failures - 1))
 
 
 class _StallGuard:
-    """Over all of a download: a server that sends a byte now and then, or a little on each of many
-    connections, is not waited for.
-    """
+    """The limit on how slow a whole download may be, over all of its connections."""
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._began = time.monotonic()
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._start = time.monotonic()
         self._bytes = 0
 
     def got(self, size: int) -> None:
-        """Raises DownloadFailed."""
+        """Count received bytes.
+
+        Raises:
+            DownloadFailed: The average rate is too low.
+        """
         self._bytes += size
-        took = time.monotonic() - self._began
-        if took > self._patience + self._bytes / SLOWEST:
-            raise DownloadFailed(f"the download is too slow: {self._bytes} bytes in {took:.0f} s")
+        elapsed_s = time.monotonic() - self._start
+        if elapsed_s > self._grace_s + self._bytes / MIN_BYTES_PER_S:
+            raise DownloadFailed(
+                f"the download is too slow: {self._bytes} bytes in {elapsed_s:.0f} s"
+            )
 
 
 class _TcpConnection(HTTPConnection):
-    """Cut where the head of an answer takes too long: a socket's timeout restarts with each
-    byte.
+    """A connection that is cut when the head of a response takes too long.
+
+    The timeout of a socket restarts with each byte.
     """
 
     _late = False
 
     def getresponse(self) -> Any:
-        timer = threading.Timer(HEAD_TIMEOUT, self._cut)
+        timer = threading.Timer(HEAD_TIMEOUT_S, self._cut)
         timer.daemon = True
         timer.start()
         try:
             answer = super().getresponse()
         finally:
             timer.cancel()
-        if self._late:  # for http.client the end of the stream ends a head as well
+        if self._late:  # http.client takes the end of the stream for the end of the head.
             raise ProtocolError(
-                f"the headers of the answer did not arrive within {HEAD_TIMEOUT:g} s"
+                f"the headers of the answer did not arrive within {HEAD_TIMEOUT_S:g} s"
             )
         return answer
 
@@ -148,7 +155,7 @@ class _TcpConnection(HTTPConnection):
 
 
 class _TlsConnection(_TcpConnection, HTTPSConnection):
-    """As above."""
+    """The same with TLS."""
 
 
 class _TcpPool(urllib3.HTTPConnectionPool):
@@ -163,18 +170,18 @@ _POOLS = {"http": _TcpPool, "https": _TlsPool}
 
 
 def _transfer(
-    url: ModelUrl, part: Path, validator: str | None, rules: Rules, hurry: _StallGuard
+    url: ModelUrl, part: Path, validator: str | None, rules: Rules, stall_guard: _StallGuard
 ) -> str | None:
-    have = part.stat().st_size if validator and part.exists() else 0
+    size = part.stat().st_size if validator and part.exists() else 0
     headers = {"Accept-Encoding": "identity", "User-Agent": "tsx", **rules.headers}
-    if have and validator:
-        headers |= {"Range": f"bytes={have}-", "If-Range": validator}
-    for _ in range(MOST_REDIRECTS + 1):
+    if size and validator:
+        headers |= {"Range": f"bytes={size}-", "If-Range": validator}
+    for _ in range(MAX_REDIRECTS + 1):
         rules.check(url)
         answer = _request("GET", url, headers, private=rules.private(url))
         try:
-            if answer.status not in REDIRECTS:
-                return _store(answer, part, have, validator, rules, hurry)
+            if answer.status not in REDIRECT_STATUSES:
+                return _store(answer, part, size, validator, rules, stall_guard)
             target = answer.headers.get("Location", "")
         finally:
             answer.release_conn()
@@ -182,7 +189,7 @@ def _transfer(
         url = parse_url(urljoin(url.text, target.partition("#")[0]))
         if url.scheme not in ("http", "https"):
             raise DownloadFailed(f"it redirects to {url.text}, which is neither http nor https")
-    raise DownloadFailed(f"it redirects more than {MOST_REDIRECTS} times")
+    raise DownloadFailed(f"it redirects more than {MAX_REDIRECTS} times")
 
 
 def _request(
@@ -193,18 +200,16 @@ def _request(
     *,
     private: bool,
 ) -> Any:
-    """Connect to an address that has been looked at, whatever the name means a moment later: by a
-    proxy, too, to that address.
+    """Send a request to an address that has been checked, also through a proxy.
 
-    `private`: any address will do. Then a proxy gets the name: it may know names that mean nothing
-    here.
+    With `private` any address is accepted. A proxy then gets the name, which only it may know.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     proxy = proxy_for(url)
-    addresses = [url.host] if proxy is not None and private else addresses_of(url.host, port)
+    addresses = [url.host] if proxy is not None and private else resolve(url.host, port)
     if not private:
         check_public(url.host, addresses)
-        # Only a tunnel leads to an address under another name.
+        # A tunnel keeps the checked address. A proxy for plain http resolves the name again.
         if proxy is not None and url.scheme == "http":
             raise DownloadFailed(
                 "the proxy resolves the host of an http URL again: use https, name the host in"
@@ -214,13 +219,13 @@ def _request(
         "Host": _bracketed(url.host) if url.port is None else f"{_bracketed(url.host)}:{url.port}",
         **headers,
     }
-    last: Exception | None = None
+    last_error: Exception | None = None
     for address in addresses:
         try:
             return _ask(method, url, address, port, proxy, headers, body)
         except (HTTPError, OSError) as error:
-            last = error
-    raise _Transient(_in_words(last)) from last
+            last_error = error
+    raise _Transient(_describe(last_error)) from last_error
 
 
 def _ask(
@@ -232,7 +237,7 @@ def _ask(
     headers: Mapping[str, str],
     body: bytes | None,
 ) -> Any:
-    """The answer's head; its body is still to be read."""
+    """Send a request and return the head of the response; the body is still to be read."""
     target = url.text.split("/", 3)
     path = "/" + (target[3] if len(target) > 3 else "")
     options: dict[str, Any] = {"timeout": TIMEOUT, "retries": False}
@@ -245,12 +250,12 @@ def _ask(
     if proxy is not None:
         user = urllib3.util.parse_url(proxy).auth
         login = urllib3.make_headers(proxy_basic_auth=unquote(user)) if user else None
-        through = urllib3.ProxyManager(proxy, proxy_headers=login, **options)
-        through.pool_classes_by_scheme = _POOLS
-        place = f"{url.scheme}://{_bracketed(address)}:{port}{path}"
-        return through.request(
+        proxies = urllib3.ProxyManager(proxy, proxy_headers=login, **options)
+        proxies.pool_classes_by_scheme = _POOLS
+        address_url = f"{url.scheme}://{_bracketed(address)}:{port}{path}"
+        return proxies.request(
             method,
-            place,
+            address_url,
             body=body,
             headers=headers,
             redirect=False,
@@ -264,104 +269,114 @@ def _ask(
 
 
 def _bracketed(host: str) -> str:
-    """As URLs and headers have it."""
+    """Return the host as URLs and headers write it."""
     return f"[{host}]" if ":" in host else host
 
 
 def _store(
-    answer: Any, part: Path, have: int, before: str | None, rules: Rules, hurry: _StallGuard
+    answer: Any,
+    part: Path,
+    size: int,
+    previous_validator: str | None,
+    rules: Rules,
+    stall_guard: _StallGuard,
 ) -> str | None:
-    """`before`: the validator of the bytes that are there."""
-    if answer.status in PASSING:
+    """Append a response's body to `part`; `previous_validator` belongs to the present bytes."""
+    if answer.status in TRANSIENT_STATUSES:
         raise _Transient(f"the server answers {answer.status}")
-    if answer.status == 416:  # what is there is not a beginning of what is to be had
+    # The present bytes are not the beginning of the file on the server.
+    if answer.status == 416:
         part.unlink(missing_ok=True)
         raise _Transient("the file has changed since the download started")
     if answer.status not in (200, 206):
         raise DownloadFailed(f"the server answers {answer.status}")
     if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(
-        f"bytes {have}-"
+        f"bytes {size}-"
     ):
         part.unlink(missing_ok=True)
         raise _Transient("the server sent a different part than requested")
-    # Whatever it makes of If-Range.
-    if answer.status == 206 and have and _validator(answer.headers) not in (before, None):
+    # A server may ignore If-Range.
+    if (
+        answer.status == 206
+        and size
+        and _validator(answer.headers) not in (previous_validator, None)
+    ):
         part.unlink(missing_ok=True)
         raise _Transient("the file has changed since the download started")
     if answer.status == 200:
-        have = 0
+        size = 0
     length = answer.headers.get("Content-Length", "")
-    whole = have + int(length) if length.isdecimal() else None
-    if whole is not None and whole > rules.most:
-        _forget(part)
-        raise DownloadFailed(f"it has {whole} bytes, but max_archive_size is {rules.most}")
+    full_size = size + int(length) if length.isdecimal() else None
+    if full_size is not None and full_size > rules.max_bytes:
+        _remove_validator(part)
+        raise DownloadFailed(f"it has {full_size} bytes, but max_archive_size is {rules.max_bytes}")
     validator = _validator(answer.headers)
-    _remember(part, validator)
-    with open(part, "ab" if have else "wb", opener=private_opener) as file:
-        while chunk := answer.read1(
-            CHUNK, decode_content=False
-        ):  # what is there: a whole chunk may be long in coming
-            have += len(chunk)
-            hurry.got(len(chunk))
-            if have > rules.most:
-                _forget(part)
+    _write_validator(part, validator)
+    with open(part, "ab" if size else "wb", opener=private_opener) as file:
+        # read1 returns the bytes that have arrived: a whole chunk may take long.
+        while chunk := answer.read1(CHUNK_BYTES, decode_content=False):
+            size += len(chunk)
+            stall_guard.got(len(chunk))
+            if size > rules.max_bytes:
+                _remove_validator(part)
                 raise DownloadFailed(
-                    f"it has more than {rules.most} bytes, which is max_archive_size"
+                    f"it has more than {rules.max_bytes} bytes, which is max_archive_size"
                 )
             file.write(chunk)
             if rules.stopped():
                 raise DownloadFailed("the server is stopping")
-    if whole is not None and have != whole:
-        raise _Transient(f"the connection ended after {have} of {whole} bytes")
+    if full_size is not None and size != full_size:
+        raise _Transient(f"the connection ended after {size} of {full_size} bytes")
     return validator
 
 
 def _validator(headers: Mapping[str, str]) -> str | None:
-    """What a later request for the rest names, so that it gets the rest of this file or all of
-    another: RFC 9110, section 13.1.5.
+    """Return the validator for If-Range: RFC 9110, section 13.1.5.
+
+    With it, a later request gets the remainder of the same file, or all of a changed one.
     """
     tag = headers.get("ETag", "")
     if tag and not tag.startswith("W/"):
         return tag
-    changed = headers.get("Last-Modified")
-    return changed if changed and email.utils.parsedate(changed) else None
+    modified = headers.get("Last-Modified")
+    return modified if modified and email.utils.parsedate(modified) else None
 
 
-def _note(part: Path) -> Path:
+def _validator_file(part: Path) -> Path:
     return part.with_name(part.name + ".validator")
 
 
-def _remembered(part: Path) -> str | None:
+def _read_validator(part: Path) -> str | None:
     try:
-        return _note(part).read_text("latin-1") or None
+        return _validator_file(part).read_text("latin-1") or None
     except OSError:
         return None
 
 
-def _remember(part: Path, validator: str | None) -> None:
+def _write_validator(part: Path, validator: str | None) -> None:
     if validator is None:
-        _forget(part)
+        _remove_validator(part)
     else:
-        with open(_note(part), "w", encoding="latin-1", opener=private_opener) as note:
-            note.write(validator)
+        with open(_validator_file(part), "w", encoding="latin-1", opener=private_opener) as file:
+            file.write(validator)
 
 
-def _forget(part: Path) -> None:
-    """A later download must not continue it."""
-    _note(part).unlink(missing_ok=True)
+def _remove_validator(part: Path) -> None:
+    """Remove the validator, so that no later download resumes this one."""
+    _validator_file(part).unlink(missing_ok=True)
 
 
-def _in_words(error: BaseException | None) -> str:
-    """Its innermost cause: the texts of urllib3's own errors hold the names of its objects."""
+def _describe(error: BaseException | None) -> str:
+    """Return the text of the innermost cause: urllib3's own texts hold the names of its objects."""
     if isinstance(error, IncompleteRead):
         return f"the connection ended {error.expected} bytes before the end of the file"
-    places = [getattr(error, name, None) for name in ("original_error", "reason", "__cause__")]
+    causes = [getattr(error, name, None) for name in ("original_error", "reason", "__cause__")]
     cause = next(
         (
-            each
-            for each in (*places, *getattr(error, "args", ()))
-            if isinstance(each, BaseException)
+            candidate
+            for candidate in (*causes, *getattr(error, "args", ()))
+            if isinstance(candidate, BaseException)
         ),
         None,
     )
-    return _in_words(cause) if cause is not None else str(error) or type(error).__name__
+    return _describe(cause) if cause is not None else str(error) or type(error).__name__

@@ -1,5 +1,6 @@
-"""Models of the Hugging Face Hub, `hf:ORG/NAME@REVISION`: which are allowed, and their download by
-huggingface_hub, with its cache.
+"""Models of the Hugging Face Hub, `hf:ORG/NAME@REVISION`.
+
+This module decides which are allowed. huggingface_hub downloads them into its cache.
 """
 
 from __future__ import annotations
@@ -24,16 +25,15 @@ _MODEL = re.compile(
     r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?",
     re.ASCII,
 )
-_FIRST = ("config.json", "*.index.json")  # which tell what else is needed
-
-_API = re.compile("[^?#]*/api/models/.*")  # URLs of the Hub whose answers are JSON
+_INDEX_PATTERNS = ("config.json", "*.index.json")  # files that tell what else is needed
+_API = re.compile("[^?#]*/api/models/.*")  # URLs of the Hub that answer with JSON
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile(r'(?:W/)?"?[0-9A-Za-z][\w.:+=-]*"?', re.ASCII)
-_FACTORY = threading.Lock()  # downloads run in threads
+_FACTORY = threading.Lock()  # Downloads run in threads.
 
-EVERY = 10.0  # seconds between two lines about one download
+LOG_INTERVAL_S = 10.0
 
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+Progress = Callable[[int, int], None]  # arguments: bytes so far, bytes in all
 
 
 class HubModel(NamedTuple):
@@ -49,21 +49,27 @@ def is_hub(text: str) -> bool:
 
 
 def parse_hub(text: str) -> HubModel:
-    """Raises BadRequest."""
+    """Parse the name of a model of the Hub.
+
+    Raises:
+        BadRequest: The text does not name a model.
+    """
     check_length(text)
-    found = _MODEL.fullmatch(text)
-    if found is None or ".." in text:
+    match = _MODEL.fullmatch(text)
+    if match is None or ".." in text:
         raise BadRequest(
             f"{text!r} does not name a model of the Hugging Face Hub: it must be {FORM}."
         )
-    return HubModel(found["repo"], found["revision"])
+    return HubModel(match["repo"], match["revision"])
 
 
 def check_allowed(model: HubModel, allowed_urls: Sequence[str]) -> None:
-    """Only entries that begin with `hf:` speak of the Hub, as what they name decides which weights,
-    and which names, are served.
+    """Check a model against the entries of `allowed_urls` that begin with `hf:`.
 
-    Raises ModelNotFound.
+    Other entries never allow a model of the Hub, because the name decides which weights are served.
+
+    Raises:
+        ModelNotFound: No entry allows the model.
     """
     entries = [entry.removeprefix("^") for entry in allowed_urls]
     patterns = [re.compile(entry, re.IGNORECASE) for entry in entries if is_hub(entry)]
@@ -80,15 +86,22 @@ def check_allowed(model: HubModel, allowed_urls: Sequence[str]) -> None:
 
 
 def download(
-    model: HubModel, *, most: int, progress: Progress, stopped: Callable[[], bool] = lambda: False
+    model: HubModel,
+    *,
+    max_bytes: int,
+    progress: Progress,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """The files that serving needs; what the cache has is not fetched again. Blocking, for threads.
+    """Download the files that serving needs, unless the cache has them; blocking, for threads.
 
-    Returns their directory in the cache of huggingface_hub, whose name is the commit. `most`:
-    bytes. Raises DownloadFailed.
+    Returns:
+        Their directory in the cache of huggingface_hub, whose name is the commit.
+
+    Raises:
+        DownloadFailed: The model cannot be read, is too large, or cannot be served.
     """
     try:
-        import huggingface_hub  # an extra
+        import huggingface_hub  # an optional dependency
         from huggingface_hub import constants, errors
     except ModuleNotFoundError as error:
         raise DownloadFailed(
@@ -102,8 +115,10 @@ def download(
         if stopped():
             raise DownloadFailed("the server stops")
         done += size
-        if done > most:
-            raise DownloadFailed(f"{model} has more than {most} bytes, which is max_archive_size")
+        if done > max_bytes:
+            raise DownloadFailed(
+                f"{model} has more than {max_bytes} bytes, which is max_archive_size"
+            )
         if total:
             progress(min(done, total), total)
 
@@ -113,15 +128,15 @@ def download(
     try:
         directory = Path(
             huggingface_hub.snapshot_download(
-                model.repo, revision=model.revision, allow_patterns=_FIRST, tqdm_class=bar
+                model.repo, revision=model.revision, allow_patterns=_INDEX_PATTERNS, tqdm_class=bar
             )
         )
         sizes = _sizes(model.repo, directory)
         needed = Pretrained(directory, tuple(sizes)).needed
         total = sum(sizes[name] for name in needed)
-        if total > most:
+        if total > max_bytes:
             raise DownloadFailed(
-                f"{model} has {total} bytes to fetch, and max_archive_size is {most}"
+                f"{model} has {total} bytes to fetch, and max_archive_size is {max_bytes}"
             )
         done = sum(sizes[name] for name in needed if (directory / name).is_file())
         progress(done, total)
@@ -129,18 +144,18 @@ def download(
         huggingface_hub.snapshot_download(
             model.repo, revision=directory.name, allow_patterns=patterns, tqdm_class=bar
         )
-        progress(total, total)  # with what another commit had already
+        progress(total, total)  # Files of another commit count as fetched.
     except ArchiveError as error:
         raise DownloadFailed(f"{model} cannot be served: {error.message}") from error
     except errors.GatedRepoError as error:
-        todo = f"Accept its terms at {page}, and set HF_TOKEN to a token of that account"
+        advice = f"Accept its terms at {page}, and set HF_TOKEN to a token of that account"
         raise DownloadFailed(
-            f"{model} is gated, and this account may not read it. {todo}."
+            f"{model} is gated, and this account may not read it. {advice}."
         ) from error
     except errors.RepositoryNotFoundError as error:
-        todo = "Check its name; to read a private one, set HF_TOKEN to a token that may"
+        advice = "Check its name; to read a private one, set HF_TOKEN to a token that may"
         raise DownloadFailed(
-            f"{model}: there is no model at {page}, or it is private. {todo}."
+            f"{model}: there is no model at {page}, or it is private. {advice}."
         ) from error
     except errors.RevisionNotFoundError as error:
         raise DownloadFailed(
@@ -148,19 +163,19 @@ def download(
             " commit of it."
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        what = (
+        reason = (
             "HF_HUB_OFFLINE is set"
             if constants.HF_HUB_OFFLINE
             else f"{constants.ENDPOINT} cannot be reached ({error.__cause__})"
         )
-        todo = "unset it" if constants.HF_HUB_OFFLINE else "check the connection and HF_ENDPOINT"
+        advice = "unset it" if constants.HF_HUB_OFFLINE else "check the connection and HF_ENDPOINT"
         raise DownloadFailed(
-            f"{model} is not in the cache {constants.HF_HUB_CACHE}, and {what}; {todo}, or copy the"
-            " cache here."
+            f"{model} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}, or copy"
+            " the cache here."
         ) from error
     except DownloadFailed:
         raise
-    except Exception as error:  # the boundary to the library, and to those that it uses
+    except Exception as error:  # the boundary to the library and its dependencies
         raise DownloadFailed(
             f"{model} cannot be fetched from {constants.ENDPOINT}: {error or type(error).__name__}"
         ) from error
@@ -169,22 +184,24 @@ def download(
 
 def _check_answers() -> None:
     """Make huggingface_hub check the answers of the Hub or its mirror before it uses them."""
-    import huggingface_hub  # as above
+    import huggingface_hub  # an optional dependency
 
     with _FACTORY:
         client = huggingface_hub.get_session()
         hooks = client.event_hooks
         if _check_answer not in hooks["response"]:
-            kind, options = (
-                type(client),
-                {"follow_redirects": client.follow_redirects, "timeout": client.timeout},
-            )
+            kind = type(client)
+            options = {"follow_redirects": client.follow_redirects, "timeout": client.timeout}
             hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
             huggingface_hub.set_client_factory(lambda: kind(event_hooks=hooks, **options))
 
 
 def _check_answer(response: Any) -> None:
-    """Check what huggingface_hub joins to paths, except names of files. Raises DownloadFailed."""
+    """Check the parts of a response that huggingface_hub joins to paths, except names of files.
+
+    Raises:
+        DownloadFailed: A part could lead out of the cache.
+    """
     headers = response.headers
     if response.request.method == "HEAD":
         _require(_COMMIT, headers.get("x-repo-commit"))
@@ -207,24 +224,25 @@ def _require(form: re.Pattern[str], *values: Any) -> None:
 
 
 def log_progress(model: HubModel, write: Callable[[str], None]) -> Progress:
-    """Progress for a log."""
+    """Return a callback that logs the progress at intervals."""
     write(f"downloading {model}")
-    written = time.monotonic()
+    last_write = time.monotonic()
 
     def progress(done: int, total: int) -> None:
-        nonlocal written
-        if time.monotonic() - written > EVERY:
-            written = time.monotonic()
+        nonlocal last_write
+        if time.monotonic() - last_write > LOG_INTERVAL_S:
+            last_write = time.monotonic()
             write(f"downloading {model}: {human(done)} of {human(total)}")
 
     return progress
 
 
 def _sizes(repo: str, directory: Path) -> dict[str, int]:
-    """By name, of all files of that commit: by the listing that huggingface_hub has kept, else of
-    those that are there.
+    """Return the sizes of all files of a commit, by name.
+
+    They come from the listing that huggingface_hub cached, or else from the files on the disk.
     """
-    from huggingface_hub import get_cached_repo_tree  # as above
+    from huggingface_hub import get_cached_repo_tree  # an optional dependency
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
@@ -240,14 +258,12 @@ def _sizes(repo: str, directory: Path) -> dict[str, int]:
 
 
 def _bar(count: Callable[[int], None]) -> type[Any]:
-    """A progress bar that shows nothing: it counts bytes, also none, so that a download can be
-    ended.
-    """
-    from huggingface_hub.utils import tqdm  # as above
+    """Return a hidden progress bar that counts bytes, zero included, so that a download can end."""
+    from huggingface_hub.utils import tqdm  # an optional dependency
 
-    class CountingBar(tqdm):  # type: ignore[misc]  # the library has no types for it
+    class CountingBar(tqdm):  # type: ignore[misc]  # The library has no types for it.
         def __init__(self, *args: Any, **options: Any) -> None:
-            # Of its bars, the one of bytes on the disk.
+            # Only the bar of this name counts the bytes on the disk.
             self._counts = options.get("name") == "huggingface_hub.snapshot_download"
             super().__init__(*args, **{**options, "disable": True})
 

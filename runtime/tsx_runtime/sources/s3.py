@@ -1,4 +1,4 @@
-"""Downloads an object from S3, or a compatible service, by boto3 and its credentials."""
+"""The download of an object from S3, or a compatible service, with boto3 and its credentials."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import Any
 
 from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
-from tsx_runtime.sources.urls import CHUNK, ModelUrl, Rules
+from tsx_runtime.sources.urls import CHUNK_BYTES, ModelUrl, Rules
 
 
 def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> None:
-    """Raises DownloadFailed. boto3 tries again what is worth it; the endpoint is the operator's
-    word, so its address is not looked at.
+    """Download an object; boto3 retries transient failures.
+
+    The operator chose the endpoint, so its address is not checked.
+
+    Raises:
+        DownloadFailed: The object cannot be read, is too large, or cannot be written.
     """
-    import boto3  # 0.2 s, for downloads from S3 alone
+    import boto3  # 0.2 s, needed only for downloads from S3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -27,7 +31,7 @@ def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> N
         try:
             _store(client, url, part, rules)
         except BaseException:
-            part.unlink(missing_ok=True)  # unlike a transfer by http, none of these goes on later
+            part.unlink(missing_ok=True)  # Unlike a transfer by http, it cannot be resumed.
             raise
     except (BotoCoreError, ClientError) as error:
         raise DownloadFailed(str(error)) from error
@@ -38,22 +42,22 @@ def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> N
 
 
 def _store(client: Any, url: ModelUrl, part: Path, rules: Rules) -> None:
-    """By ranges of one version of the object, so that a broken connection costs one range."""
+    """Fetch one version of the object in ranges, so that a broken connection costs one range."""
     bucket, key = url.host, url.path.lstrip("/")
     head = client.head_object(Bucket=bucket, Key=key)
     size, tag = int(head["ContentLength"]), head["ETag"]
-    if size > rules.most:
-        raise DownloadFailed(f"it has {size} bytes, but max_archive_size is {rules.most}")
+    if size > rules.max_bytes:
+        raise DownloadFailed(f"it has {size} bytes, but max_archive_size is {rules.max_bytes}")
     with open(part, "wb", opener=private_opener) as file:
-        for start in range(0, size, RANGE):
-            last = min(start + RANGE, size) - 1
+        for start in range(0, size, RANGE_BYTES):
+            last = min(start + RANGE_BYTES, size) - 1
             body = client.get_object(
                 Bucket=bucket, Key=key, Range=f"bytes={start}-{last}", IfMatch=tag
             )["Body"]
-            for chunk in body.iter_chunks(CHUNK):
+            for chunk in body.iter_chunks(CHUNK_BYTES):
                 file.write(chunk)
                 if rules.stopped():
                     raise DownloadFailed("the server is stopping")
 
 
-RANGE = 64 << 20
+RANGE_BYTES = 64 << 20

@@ -1,4 +1,4 @@
-"""Parses a model's URL and decides whether it is allowed, without a network."""
+"""The parsing of a model's URL, and the decision whether it is allowed, without a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsx_archiver import ARCHIVE_SUFFIXES, is_inside
 from tsx_runtime.errors import BadRequest, ModelNotFound, SettingError
 from tsx_runtime.shared.redaction import redacted
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 SCHEMES = ("http", "https", "s3", "file")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _HOST = re.compile(
@@ -20,38 +20,39 @@ _HOST = re.compile(
 )
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-_NAMED_HOST = re.compile(
+_LITERAL_HOST = re.compile(
     r"\^?(?:https?\??|http\(s\)\?)://((?:[a-z0-9_]|\\?[.-])+|\\\[[0-9a-f:]+\\?\])(?=[:/]|\(:|$)",
     re.IGNORECASE,
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-LONGEST = 4096  # characters of a URL, or of a name in the store
-MOST_UNQUOTED = 5  # rounds; dots hidden more deeply are refused anyway
+MAX_URL_CHARS = 4096  # length of a URL, or of a name in the store
+MAX_UNQUOTE_ROUNDS = 5  # dots that are hidden more deeply are refused anyway
 
 
 class ModelUrl(NamedTuple):
-    text: str  # without the fragment
+    text: str  # the URL, without its fragment
     scheme: str
-    host: str  # in lower case; an s3 URL's bucket
+    host: str  # lower case; the bucket of an s3 URL
     port: int | None
     path: str
-    sha256: str | None  # what the file must have, from the fragment `#sha256=...`
+    sha256: str | None  # the expected digest, from the fragment `#sha256=...`
 
 
 def is_url(text: str) -> bool:
-    """`hf:ORG/NAME` is one as well, which `hub` reads."""
+    """Tell whether a text is a URL; `hf:ORG/NAME`, which `hub` reads, counts as one."""
     return text.startswith("hf:") or _SCHEME.match(text) is not None
 
 
-def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:
-    """`more`: schemes of plugins.
+def parse_url(text: str, plugin_schemes: Iterable[str] = ()) -> ModelUrl:
+    """Parse the URL of a model.
 
-    Raises ModelNotFound, as TorchServe does for what it does not want to look at, and BadRequest
-    for what cannot be a URL.
+    Raises:
+        ModelNotFound: The URL is relative, or of a scheme that is not supported, as in TorchServe.
+        BadRequest: The text is not a URL.
     """
     check_length(text)
     plain, _, fragment = text.partition("#")
-    if climbs(plain):
+    if may_leave_directory(plain):
         raise ModelNotFound(f"Relative path is not allowed in url: {text}")
     if any(ord(character) <= 32 or ord(character) == 127 for character in plain):
         raise BadRequest(
@@ -64,7 +65,7 @@ def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:
     except ValueError as error:
         raise BadRequest(f"The url {text!r} cannot be read: {error}.") from error
     scheme = parts.scheme.lower()
-    schemes = (*SCHEMES, *more)
+    schemes = (*SCHEMES, *plugin_schemes)
     if scheme not in schemes:
         raise ModelNotFound(
             f"Given URL {plain} does not match any allowed URL(s): its scheme is not one of"
@@ -80,37 +81,41 @@ def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:
             f" {'names a host, which file URLs cannot have' if parts.hostname else 'has no host'}."
         )
     return ModelUrl(
-        plain, scheme, (parts.hostname or "").lower(), port, parts.path, _digest(fragment)
+        plain, scheme, (parts.hostname or "").lower(), port, parts.path, _sha256_of(fragment)
     )
 
 
 def check_length(text: str) -> None:
-    """Before anything looks at it: patterns of `allowed_urls` may take time that grows with the
-    square of it. Raises BadRequest.
+    """Check the length of a URL before the patterns of `allowed_urls`, which may take long, see it.
+
+    Raises:
+        BadRequest: The text is too long.
     """
-    if len(text) > LONGEST:
-        raise BadRequest(f"The url has {len(text)} characters; at most {LONGEST} are read.")
+    if len(text) > MAX_URL_CHARS:
+        raise BadRequest(f"The url has {len(text)} characters; at most {MAX_URL_CHARS} are read.")
 
 
-def climbs(text: str) -> bool:
-    """Whether a path in it could leave its directory, in whatever way the dots are written."""
-    for _ in range(MOST_UNQUOTED):
+def may_leave_directory(text: str) -> bool:
+    """Tell whether a path in a text could leave its directory, however its dots are quoted."""
+    for _ in range(MAX_UNQUOTE_ROUNDS):
         if ".." in text or "\\" in text or "\0" in text:
             return True
-        text, before = unquote(text), text
-        if text == before:
+        text, previous = unquote(text), text
+        if text == previous:
             return False
     return True
 
 
 def in_store(name: str, store: Path | None, absent: str = "Model not found") -> Path:
-    """Where the file of that name lies, if it is there; an absolute path counts if it lies in the
-    store once its links are resolved.
+    """Return the path of a file in the store; the file need not exist.
 
-    Raises ModelNotFound where it would be outside, or there is no store.
+    An absolute path is accepted if it lies in the store after its links are resolved.
+
+    Raises:
+        ModelNotFound: The path lies outside, or there is no store.
     """
     check_length(name)
-    if climbs(name):
+    if may_leave_directory(name):
         raise ModelNotFound(f"Relative path is not allowed in url: {name}")
     if store is None:
         raise ModelNotFound(f"{absent}: {name}. {store_hint(None)}")
@@ -120,7 +125,7 @@ def in_store(name: str, store: Path | None, absent: str = "Model not found") -> 
 
 
 def store_hint(store: Path | None) -> str:
-    """Say how a file becomes one that the server can register."""
+    """Say how to place a file where the server can register it."""
     if store is None:
         return (
             "This server has no model store; start it with --model-store DIRECTORY, or replace it"
@@ -131,7 +136,7 @@ def store_hint(store: Path | None) -> str:
     )
 
 
-def _digest(fragment: str) -> str | None:
+def _sha256_of(fragment: str) -> str | None:
     if not fragment:
         return None
     name, _, value = fragment.partition("=")
@@ -144,9 +149,10 @@ def _digest(fragment: str) -> str | None:
 
 
 def file_name(url: ModelUrl, suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES) -> str:
-    """What the file is called in the store.
+    """Return the name of a URL's file in the store.
 
-    Raises BadRequest where that would be no archive's name.
+    Raises:
+        BadRequest: The URL does not end in an archive's name.
     """
     name = unquote(url.path.rpartition("/")[2])
     if not _FILE_NAME.fullmatch(name) or not name.endswith(suffixes):
@@ -159,16 +165,21 @@ def file_name(url: ModelUrl, suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES) -> st
 
 
 class AllowList:
-    """The URLs that a setting allows: each entry is a host, which must be the same, or a pattern
-    that must match a whole URL.
+    """The URLs that a setting allows.
+
+    Each entry is a host, which must be equal, or a pattern, which must match a whole URL.
     """
 
     def __init__(self, entries: Sequence[str], setting: str = "allowed_urls") -> None:
-        """`setting`: where they come from. Raises SettingError for a pattern that is none."""
+        """Parse the entries of `setting`.
+
+        Raises:
+            SettingError: An entry is neither a host nor a regular expression.
+        """
         self.entries = tuple(entries)
         self._hosts = frozenset(entry.lower() for entry in entries if _HOST.fullmatch(entry))
         self._patterns = [
-            (_compiled(entry, setting), _named_host(entry))
+            (_compile(entry, setting), _literal_host(entry))
             for entry in entries
             if not _HOST.fullmatch(entry)
         ]
@@ -177,9 +188,7 @@ class AllowList:
         return self._lists(url) or any(pattern.fullmatch(url.text) for pattern, _ in self._patterns)
 
     def names(self, url: ModelUrl) -> bool:
-        """Whether an entry allows it that spells its host out: then the host may be in a private
-        network.
-        """
+        """Tell whether an entry that allows the URL spells its host out; it may then be private."""
         return self._lists(url) or any(
             host == url.host and pattern.fullmatch(url.text) for pattern, host in self._patterns
         )
@@ -194,7 +203,11 @@ class AllowList:
         )
 
     def check(self, url: ModelUrl, shown: str | None = None) -> None:
-        """Raises ModelNotFound with TorchServe's words; `shown` is how the client wrote it."""
+        """Refuse a URL that is not allowed with TorchServe's text.
+
+        Raises:
+            ModelNotFound: The URL is not allowed; the message has `shown`, the client's spelling.
+        """
         if not self.allows(url):
             hint = (
                 ""
@@ -206,7 +219,7 @@ class AllowList:
             )
 
 
-def _compiled(entry: str, setting: str) -> re.Pattern[str]:
+def _compile(entry: str, setting: str) -> re.Pattern[str]:
     try:
         return re.compile(entry, re.IGNORECASE)
     except re.error as error:
@@ -215,25 +228,22 @@ def _compiled(entry: str, setting: str) -> re.Pattern[str]:
         ) from error
 
 
-def _named_host(entry: str) -> str | None:
-    """The host that a pattern begins with, where it is no pattern itself: `in-house` of
-    `http://in-house:.*`. A dot is one.
+def _literal_host(entry: str) -> str | None:
+    """Return the literal host at the start of a pattern: `in-house` for `http://in-house:.*`.
+
+    A dot counts as a literal.
     """
-    found = _NAMED_HOST.match(entry)
-    return None if found is None else found[1].replace("\\", "").strip("[]").lower()
+    match = _LITERAL_HOST.match(entry)
+    return None if match is None else match[1].replace("\\", "").strip("[]").lower()
 
 
 class Rules(NamedTuple):
-    """The rules of one transfer.
+    """The rules of one transfer."""
 
-    `check` raises where a URL, also that of a redirect, is not allowed.
-    """
-
-    check: Callable[[ModelUrl], None]
-    private: Callable[[ModelUrl], bool]  # whether it may lead to an address that is not public
-    most: int  # bytes
+    check: Callable[[ModelUrl], None]  # raises if a URL, or a redirect, is not allowed
+    private: Callable[[ModelUrl], bool]  # tells whether the address may be a private one
+    max_bytes: int
     headers: Mapping[str, str] = {}
     stopped: Callable[[], bool] = lambda: False
-    pause: float = 0.5  # seconds before the second try; it doubles
-    # Seconds after which a transfer must have brought as much as a slow one would.
-    patience: float = 60.0
+    pause_s: float = 0.5  # time before the first retry; it doubles
+    grace_s: float = 60.0  # time after which a minimal rate is required

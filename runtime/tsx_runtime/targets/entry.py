@@ -1,17 +1,21 @@
-"""The entry point of images, `python -m tsx_runtime.targets.entry`: detects the platform and serves
-the model of the image.
+"""The entry point of images, `python -m tsx_runtime.targets.entry`.
 
-    TSX_TARGET    sagemaker, lambda or container; if not set: lambda where Lambda names the address of its Runtime API, sagemaker
-                  where one of SageMaker's variables is there, else container
+It detects the platform and serves the model of the image. `TSX_TARGET` names the platform:
+sagemaker, lambda or container. If it is not set, the platform is
 
-Any other word than `serve` is a command, as in `docker run IMAGE bash`, and replaces this process.
+- lambda, if the address of Lambda's Runtime API is set;
+- sagemaker, if a variable of SageMaker is set;
+- container otherwise.
 
-Modules of a platform are imported once it is known: on Lambda every import adds to the cold start.
+Any argument but `serve` is a command, as in `docker run IMAGE bash`, and replaces this process.
+
+The modules of a platform are imported once it is known: on Lambda every import adds to the cold
+start.
 """
 
 import sys
 
-if __name__ == "__main__":  # not even __future__ may be imported before this
+if __name__ == "__main__":  # Even __future__ must not be imported earlier.
     from tsx_runtime.shared.safe_path import remove_working_directory
 
     remove_working_directory()
@@ -22,47 +26,57 @@ from collections.abc import Mapping, Sequence
 
 from tsx_archiver import ArchiveError
 from tsx_runtime.errors import LoadFailed, TsxError
-from tsx_runtime.targets.image.environment import RUNTIME_API, TARGET, one_of
+from tsx_runtime.targets.image.environment import RUNTIME_API, TARGET, read_choice
 
 TARGETS = ("container", "sagemaker", "lambda")
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Returns the exit code: 0 after a requested stop, 1 where the model or a setting is wrong."""
-    words = list(argv) or ["serve"]
-    if words[0] != "serve":
-        return _become(words)
+    """Serve, or run a command.
+
+    Returns:
+        The exit code: 0 after a requested stop, 1 if the model or a setting is wrong.
+    """
+    command = list(argv) or ["serve"]
+    if command[0] != "serve":
+        return _replace_process(command)
     try:
+        # TSX_TARGET is no setting of a server.
         return _serve(
-            chosen(env), {name: value for name, value in env.items() if name != TARGET}
-        )  # no setting of a server
+            choose_target(env), {name: value for name, value in env.items() if name != TARGET}
+        )
     except (TsxError, ArchiveError, OSError) as error:
         print(f"Error: {getattr(error, 'message', None) or error}", file=sys.stderr)
         if isinstance(error, LoadFailed) and error.traceback:
-            print(error.traceback, file=sys.stderr)  # on these platforms the log is the only output
+            # On these platforms the log is the only output.
+            print(error.traceback, file=sys.stderr)
         return 1
-    except Exception:  # the process's boundary
+    except Exception:  # the boundary of the process
         traceback.print_exc()
         return 1
 
 
-def _become(words: list[str]) -> int:
-    """Returns only where the program cannot be started."""
+def _replace_process(command: list[str]) -> int:
+    """Run a command in place of this process; return only if it cannot be started."""
     try:
-        os.execvp(words[0], words)
+        os.execvp(command[0], command)
     except OSError as error:
         print(
-            f"Error: '{words[0]}' cannot be started: {error.strerror}. 'serve', or no command,"
+            f"Error: '{command[0]}' cannot be started: {error.strerror}. 'serve', or no command,"
             " starts the server.",
             file=sys.stderr,
         )
-        return 127  # as a shell has it
+        return 127  # a shell's code for this error
 
 
-def chosen(env: Mapping[str, str]) -> str:
-    """Raises SettingError."""
-    if named := one_of(env, TARGET, TARGETS):
-        return named
+def choose_target(env: Mapping[str, str]) -> str:
+    """Return the platform.
+
+    Raises:
+        SettingError: TSX_TARGET has another value.
+    """
+    if target := read_choice(env, TARGET, TARGETS):
+        return target
     if env.get(RUNTIME_API):
         return "lambda"
     return "sagemaker" if any(name.startswith("SAGEMAKER_") for name in env) else "container"
@@ -70,15 +84,15 @@ def chosen(env: Mapping[str, str]) -> str:
 
 def _serve(target: str, env: Mapping[str, str]) -> int:
     if target == "sagemaker":
-        from tsx_runtime.targets.sagemaker.endpoint import serve_endpoint  # here, as below
+        # Imports of a platform are deferred, see above.
+        from tsx_runtime.targets.sagemaker.endpoint import serve_endpoint
 
         serve_endpoint(env)
         return 0
     if target == "lambda":
-        from tsx_runtime.targets.aws_lambda.run import run  # here, as below
+        from tsx_runtime.targets.aws_lambda.run import run
 
         return run(os.environ)
-    # Here, because it brings a server along.
     from tsx_runtime.targets.image.serve import serve_image
 
     serve_image(env)

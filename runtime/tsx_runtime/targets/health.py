@@ -1,13 +1,12 @@
-"""The health check of an image, `python -m tsx_runtime.targets.health`: exit code 0 where the
-server can serve, else 1 and the reason.
+"""The health check of an image, `python -m tsx_runtime.targets.health`.
 
-It needs no program beside Python, and finds the server by the same variables and files as the
-entry.
+The exit code is 0 if the server can serve. Otherwise it is 1, with the reason on stderr. The check
+needs only Python, and finds the server by the same variables and files as the entry point.
 """
 
 import sys
 
-if __name__ == "__main__":  # not even __future__ may be imported before this
+if __name__ == "__main__":  # Even __future__ must not be imported earlier.
     from tsx_runtime.shared.safe_path import remove_working_directory
 
     remove_working_directory()
@@ -21,15 +20,15 @@ from pathlib import Path
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.addresses import Address, parse_address
 from tsx_runtime.settings.sources import find_config
-from tsx_runtime.targets.image.environment import TARGET, locate_model, settings_of
+from tsx_runtime.targets.image.environment import TARGET, locate_model, read_settings
 
 PATH = "/readyz"
-TIMEOUT = 4.0  # seconds: below the five that the image's HEALTHCHECK gives
+TIMEOUT_S = 4.0  # less than the five seconds of the image's HEALTHCHECK
 
 
 def main(env: Mapping[str, str]) -> int:
     try:
-        status, text = _request(_where(env))
+        status, text = _request(_find_address(env))
     except (OSError, http.client.HTTPException, TsxError) as error:
         print(f"not healthy: {error}", file=sys.stderr)
         return 1
@@ -39,16 +38,19 @@ def main(env: Mapping[str, str]) -> int:
     return 1
 
 
-def _where(env: Mapping[str, str]) -> Address:
-    """The management address where it is a TCP one, since it also answers while the server
-    drains.
+def _find_address(env: Mapping[str, str]) -> Address:
+    """Return the management address if it is TCP, because it answers while the server drains.
+
+    Otherwise return the inference address.
     """
-    given = {name: value for name, value in env.items() if name != TARGET}
-    settings = settings_of(given, locate_model(given), find_config(None, env, Path.cwd()), [])
+    server_env = {name: value for name, value in env.items() if name != TARGET}
+    settings = read_settings(
+        server_env, locate_model(server_env), find_config(None, env, Path.cwd()), []
+    )
     addresses = [
-        parse_address(each) for each in (settings.management_address, settings.inference_address)
+        parse_address(text) for text in (settings.management_address, settings.inference_address)
     ]
-    address = next((each for each in addresses if each.scheme != "unix"), None)
+    address = next((candidate for candidate in addresses if candidate.scheme != "unix"), None)
     if address is None:
         raise TsxError(
             "neither management_address nor inference_address is an http or https address, which"
@@ -60,13 +62,13 @@ def _where(env: Mapping[str, str]) -> Address:
 
 
 def _request(address: Address) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT)
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
     if address.scheme == "https":
-        own = ssl.create_default_context()
-        # The server of this container, by a name that is on no certificate.
-        own.check_hostname, own.verify_mode = (False, ssl.CERT_NONE)
+        context = ssl.create_default_context()
+        # This is the server of the same container. No certificate has its local name.
+        context.check_hostname, context.verify_mode = (False, ssl.CERT_NONE)
         connection = http.client.HTTPSConnection(
-            address.host, address.port, timeout=TIMEOUT, context=own
+            address.host, address.port, timeout=TIMEOUT_S, context=context
         )
     try:
         connection.request("GET", PATH)

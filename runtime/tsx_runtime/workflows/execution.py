@@ -1,5 +1,6 @@
-"""Executes a request in a workflow: starts each node when its inputs are ready, until the leaves
-are done or one fails.
+"""The execution of a request in a workflow.
+
+Each node starts when its inputs are ready, until the leaves are done or a node fails.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from tsx_runtime.workflows.schedule import Output, headers_for, join, merge, nee
 async def run(
     spec: WorkflowSpec, nodes: Mapping[str, RunningNode], request: WorkflowRequest
 ) -> Output:
-    """The answer of the only leaf as it is, or of several as one JSON object.
+    """Return the answer of the only leaf unchanged, or those of several leaves as one JSON object.
 
-    Raises as `ask` does: the first node that fails ends the request, and no other is waited for.
-    Cancelling it does the same.
+    The first node that fails ends the request with the errors of `ask`. The other nodes are
+    cancelled, as they are when this call is cancelled.
     """
-    done: dict[str, Output] = {}  # as long as a node needs it
+    done: dict[str, Output] = {}  # outputs that a node still needs
     finished: set[str] = set()
-    begun: set[str] = set()
+    started: set[str] = set()
     tasks: dict[asyncio.Task[Output], str] = {}
     try:
         while len(finished) < len(nodes):
-            for name in startable(spec.parents, finished, begun):
+            for name in startable(spec.parents, finished, started):
                 headers, body = _input(spec.parents[name], done, request)
                 tasks[asyncio.create_task(ask(nodes[name], headers, body, request))] = name
-                begun.add(name)
-                del body  # the node's alone from here on
-            kept = needed(spec.edges, done, begun)
-            done = {name: output for name, output in done.items() if name in kept}
+                started.add(name)
+                del body  # Only the node holds it now.
+            needed_nodes = needed(spec.edges, done, started)
+            done = {name: output for name, output in done.items() if name in needed_nodes}
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 name = tasks[task]

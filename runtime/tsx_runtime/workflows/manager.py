@@ -42,18 +42,18 @@ from tsx_runtime.shared.suggestions import suggestion_among_many
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 from tsx_runtime.workflows.execution import run
 from tsx_runtime.workflows.node import RunningNode, WorkflowRequest
-from tsx_runtime.workflows.schedule import Output, places_of
+from tsx_runtime.workflows.schedule import Output, positions_of
 
 SUFFIX = ".war"
-RETRIES = 1
-TIMEOUT = 10_000  # ms
+DEFAULT_RETRIES = 1
+DEFAULT_TIMEOUT_MS = 10_000  # ms
 
 logger = logging.getLogger("tsx.workflows")
 
 
 @dataclass(frozen=True)
 class WorkflowOrder:
-    """What a registration asks for; None leaves it to the archive, or to the settings."""
+    """The parameters of a registration; None leaves a choice to the archive or to the settings."""
 
     url: str
     name: str | None = None
@@ -65,7 +65,7 @@ class WorkflowOrder:
 
 @dataclass
 class Workflow:
-    """One that is registered."""
+    """A registered workflow."""
 
     name: str
     url: str
@@ -79,7 +79,7 @@ class Workflow:
         self._quiet.set()
 
     async def answer(self, request: WorkflowRequest) -> Output:
-        """Raises as `run` does."""
+        """Answer a request, with the errors of `run`."""
         with self._counted():
             return await run(self.opened.spec, self.nodes, request)
 
@@ -100,15 +100,17 @@ class Workflow:
 
 
 class Workflows:
-    """Not thread safe: it lives on the event loop, beside the registry that its nodes are models
-    of.
+    """The workflows of one server; not thread safe.
+
+    It lives on the event loop of the registry, whose models are the nodes.
     """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.settings = registry.settings
         self.workflows: dict[str, Workflow] = {}
-        self._taken: set[str] = set()  # registered, being registered, or with requests to answer
+        # Names that are registered, being registered, or have requests to answer.
+        self._taken: set[str] = set()
         self._store = self.settings.workflow_store or self.settings.model_store
         self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,), registry.plugins.sources)
         self._downloads = DaemonThreads(MOST, "downloads")
@@ -122,11 +124,19 @@ class Workflows:
         return workflow
 
     async def register(self, order: WorkflowOrder, *, trust: Trust = Trust.CLIENT) -> Workflow:
-        """Register from the workflow store, or from a URL by way of it; all nodes are ready on
-        return, or nothing of it is registered.
+        """Register a workflow from the workflow store, or from a URL by way of the store.
 
-        Raises BadRequest, WorkflowNotFound, InvalidDag, InvalidWorkflow, Conflict, WorkflowFailed,
-        DownloadFailed, ModelFileExists.
+        On return all nodes are ready. On failure nothing is registered.
+
+        Raises:
+            BadRequest: The URL or the name is missing or cannot be used.
+            WorkflowNotFound: There is no such archive.
+            InvalidDag: The graph has a cycle.
+            InvalidWorkflow: The archive or its specification cannot be used.
+            Conflict: The name is taken.
+            WorkflowFailed: A node could not be registered.
+            DownloadFailed: The archive could not be downloaded.
+            ModelFileExists: The store already has a file of that name.
         """
         if not order.url:
             raise BadRequest("Parameter url is required.")
@@ -144,9 +154,7 @@ class Workflows:
         return workflow
 
     async def register_path(self, path: Path, order: WorkflowOrder) -> Workflow:
-        """Register an archive or directory that lies anywhere: what the configuration names
-        itself.
-        """
+        """Register an archive or directory at any path: one that the configuration names."""
         limits = self.settings.archive_limits()
         try:
             opened = await asyncio.to_thread(
@@ -165,9 +173,11 @@ class Workflows:
             raise
 
     async def unregister(self, name: str) -> None:
-        """No new request finds it; what is accepted is answered first, then all its nodes go.
+        """Remove a workflow, after its accepted requests are answered.
 
-        Raises WorkflowNotFound, and CleanupTimeout, after which the workflow is there again.
+        Raises:
+            WorkflowNotFound: No workflow has this name.
+            CleanupTimeout: Requests took too long; the workflow is registered again.
         """
         workflow = self.find(name)
         del self.workflows[name]
@@ -187,19 +197,13 @@ class Workflows:
         self._taken.discard(name)
 
     def close(self) -> None:
-        """End what is being downloaded, and give the archives back.
-
-        The nodes are the registry's to end.
-        """
+        """End the downloads and close the archives; the registry ends the nodes."""
         self._fetcher.close()
         for workflow in self.workflows.values():
             workflow.opened.close()
 
     async def _archive(self, order: WorkflowOrder, trust: Trust) -> tuple[Path, bool]:
-        """Where the archive lies, and whether it was downloaded for this registration.
-
-        Raises ModelNotFound and others.
-        """
+        """Return the path of the archive, and whether it was downloaded for this registration."""
         if not is_url(order.url):
             absent = "Workflow not found in workflow store"
             return in_store(order.url, self._store, absent), False
@@ -230,12 +234,13 @@ class Workflows:
         except BaseException:
             self._taken.discard(name)
             raise
-        envelopes = {
-            version.envelope for version in versions.values()
-        }  # nodes with different ones pass on what they write for clients
-        places = places_of(opened.spec.edges) if len(envelopes) == 1 and "" not in envelopes else {}
+        # Nodes with different envelopes pass on what they write for clients.
+        envelopes = {version.envelope for version in versions.values()}
+        positions = (
+            positions_of(opened.spec.edges) if len(envelopes) == 1 and "" not in envelopes else {}
+        )
         nodes = {
-            key: _node(opened.spec.nodes[key], version, places.get(key, b""))
+            key: _node(opened.spec.nodes[key], version, positions.get(key, b""))
             for key, version in versions.items()
         }
         workflow = Workflow(name, redacted(order.url), opened, nodes)
@@ -245,7 +250,7 @@ class Workflows:
     async def _register_nodes(
         self, name: str, opened: OpenWorkflow, order: WorkflowOrder
     ) -> dict[str, ModelVersion]:
-        """All side by side. Where one fails, or this is cancelled, the others go as well."""
+        """Register all nodes at once; discard all if one fails or this is cancelled."""
         tasks = {
             key: asyncio.create_task(self._register_node(name, node, opened, order))
             for key, node in opened.spec.nodes.items()
@@ -255,11 +260,11 @@ class Workflows:
             failures = [error for task in tasks.values() if (error := task.exception()) is not None]
             if not failures:
                 return {key: task.result() for key, task in tasks.items()}
-            unforeseen = next(
+            unexpected = next(
                 (error for error in failures if not isinstance(error, TsxError)), None
             )
-            if unforeseen is not None:
-                raise unforeseen
+            if unexpected is not None:
+                raise unexpected
             reasons = ", ".join(str(error) for error in failures)
             traceback = next(
                 (
@@ -289,7 +294,7 @@ class Workflows:
     async def _register_node(
         self, workflow: str, node: SpecNode, opened: OpenWorkflow, order: WorkflowOrder
     ) -> ModelVersion:
-        """Raises a `TsxError` with TorchServe's words about the node."""
+        """Register a node; report errors with TorchServe's text."""
         model = f"{workflow}{JOINT}{node.name}"
         common = RegisterOrder(
             url=node.url or "",
@@ -305,7 +310,8 @@ class Workflows:
                     _function_archive(opened, model, node.name), replace(common, initial_workers=1)
                 )
             version = await self.registry.register(_with_settings(common, node))
-            if not version.min_workers:  # neither the specification nor its archive says how many
+            # Neither the specification nor the archive gives the number of workers.
+            if not version.min_workers:
                 await self._scale_up(version)
             return version
         except LoadFailed as error:
@@ -324,8 +330,9 @@ class Workflows:
             raise
 
     async def _withdraw(self, version: ModelVersion) -> None:
-        """Its workflow sends it nothing any more; requests under its own name are not waited for
-        without end.
+        """Withdraw a node that gets no more requests from its workflow.
+
+        Requests under the node's own name are awaited for a limited time.
         """
         try:
             await self.registry.withdraw(version)
@@ -334,7 +341,7 @@ class Workflows:
 
 
 def _with_settings(order: RegisterOrder, node: SpecNode) -> RegisterOrder:
-    """As in TorchServe, a node starts with the most workers that it may have."""
+    """Apply a node's settings to the order; as in TorchServe, it starts with the most workers."""
     settings = node.settings
     workers = (
         settings.min_workers
@@ -350,9 +357,7 @@ def _with_settings(order: RegisterOrder, node: SpecNode) -> RegisterOrder:
 
 
 def _function_archive(opened: OpenWorkflow, model: str, function: str) -> OpenArchive:
-    """What stands in for an archive of the function: the workflow's directory, which stays as long
-    as the workflow does.
-    """
+    """Return the workflow's directory in the form of an archive of one function."""
     manifest = Manifest(
         {
             "runtime": "python",
@@ -362,12 +367,12 @@ def _function_archive(opened: OpenWorkflow, model: str, function: str) -> OpenAr
     return OpenArchive(opened.source, opened.directory, manifest, ModelConfig())
 
 
-def _node(spec: SpecNode, version: ModelVersion, place: bytes) -> RunningNode:
+def _node(spec: SpecNode, version: ModelVersion, position: bytes) -> RunningNode:
     retries, timeout = spec.settings.retry_attempts, spec.settings.timeout_ms
     return RunningNode(
         spec.name,
         version,
-        RETRIES if retries is None else retries,
-        (TIMEOUT if timeout is None else timeout) / 1000,
-        place,
+        DEFAULT_RETRIES if retries is None else retries,
+        (DEFAULT_TIMEOUT_MS if timeout is None else timeout) / 1000,
+        position,
     )

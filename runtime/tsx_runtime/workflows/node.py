@@ -22,12 +22,12 @@ from tsx_runtime.errors import (
 )
 from tsx_runtime.workflows.schedule import Output
 
-EXCERPT = 1000  # characters of a node's own words in an error
+MAX_EXCERPT_CHARS = 1000  # length of a node's own text in an error
 
 
 @dataclass(frozen=True)
 class WorkflowRequest:
-    """What came from the client, for every node; `deadline` is of time.monotonic()."""
+    """A client's request as every node gets it; `deadline` is of time.monotonic()."""
 
     id: str
     headers: list[tuple[bytes, bytes]]
@@ -41,8 +41,8 @@ class RunningNode:
     name: str
     version: ModelVersion
     retries: int
-    timeout: float  # s, of one attempt
-    place: bytes = b""  # the value of NODE_HEADER
+    timeout: float  # seconds of one attempt
+    position: bytes = b""  # the value of NODE_HEADER
 
 
 class _AttemptTimeout(TsxError):
@@ -50,20 +50,24 @@ class _AttemptTimeout(TsxError):
 
 
 class _NodeRefusal(TsxError):
-    """The node's own handler answered with an error status below 500: it would do so again."""
+    """The node's own handler answered with an error below 500: a retry would not help."""
 
 
 async def ask(
     node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest
 ) -> Output:
-    """Raises a `TsxError` that names the node: NodeFailed, Unavailable (with when to try again),
-    OutOfResources.
+    """Send a request to a node, with retries, and return its output.
+
+    Raises:
+        NodeFailed: The node failed or gave no usable answer.
+        Unavailable: The node is overloaded; it may say when to try again.
+        OutOfResources: The node ran out of memory.
     """
-    above = current.get()
-    if above is None:
+    parent_span = current.get()
+    if parent_span is None:
         return await _ask(node, headers, body, request)
-    span = above.child(f"node {node.name}", time.monotonic())
-    current.set(span)  # of this node's task alone
+    span = parent_span.child(f"node {node.name}", time.monotonic())
+    current.set(span)  # only for the task of this node
     error = "cancelled"
     try:
         output = await _ask(node, headers, body, request)
@@ -80,15 +84,13 @@ async def _ask(
     node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest
 ) -> Output:
     meta = wire.request_meta(
-        request.id, b"", [(wire.NODE_HEADER, node.place), *headers] if node.place else headers
+        request.id, b"", [(wire.NODE_HEADER, node.position), *headers] if node.position else headers
     )
     for attempt in range(1, node.retries + 2):
         try:
             return await _attempt(node, meta, body, request)
-        except (
-            Unavailable,
-            _NodeRefusal,
-        ) as error:  # the same again would only add to the load, or to the log
+        except (Unavailable, _NodeRefusal) as error:
+            # A retry would only add to the load, or to the log.
             raise _named(node, error, attempt) from error
         except TsxError as error:
             if attempt > node.retries:
@@ -107,20 +109,19 @@ async def _attempt(
     )
     if end <= now:
         raise DeadlinePassed("the deadline of the request has passed")
-    job = WaitingJob(
-        meta, body, now, request.deadline, request.priority
-    )  # its queue need not know of this attempt's end: it is left then
-    if (above := current.get()) is not None:
-        job.trace(above, node.version)
+    # An attempt that ends leaves its queue, so the job needs only the deadline of the request.
+    job = WaitingJob(meta, body, now, request.deadline, request.priority)
+    if (parent_span := current.get()) is not None:
+        job.trace(parent_span, node.version)
     node.version.submit(job)
-    over = False
+    is_over = False
     try:
-        answer, whole = await asyncio.wait_for(
+        answer, content = await asyncio.wait_for(
             _take(job, node.version.max_response_size), end - now
         )
-        over = True
+        is_over = True
     except TsxError:
-        over = job.done.exception() is not None
+        is_over = job.done.exception() is not None
         raise
     except (TimeoutError, asyncio.TimeoutError):
         if end == request.deadline:
@@ -129,26 +130,27 @@ async def _attempt(
             f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)"
         ) from None
     finally:
-        if not over:  # also where its answer streams: a worker that can stop gets a message
+        # A worker whose answer streams gets a message and can stop.
+        if not is_over:
             node.version.leave(job)
     if answer.status >= 400:
-        raise _failure(answer.status, whole)
-    return Output(answer.status, answer.headers, whole)
+        raise _failure(answer.status, content)
+    return Output(answer.status, answer.headers, content)
 
 
-async def _take(job: WaitingJob, most: int) -> tuple[Answer, bytes]:
+async def _take(job: WaitingJob, max_bytes: int) -> tuple[Answer, bytes]:
     answer = await job.done
     try:
-        return answer, await answer.whole(most)
+        return answer, await answer.whole(max_bytes)
     except BaseException:
-        job.gone = True  # the rest of a stream is not read
+        job.gone = True  # The rest of a stream is not read.
         answer.leave()
         raise
 
 
 def _failure(status: int, body: bytes) -> TsxError:
-    """What a worker says of a handler that failed, or a handler says itself by its status."""
-    text = body[:EXCERPT].decode("utf-8", "replace")
+    """Return the error of a handler that failed, or that set an error status itself."""
+    text = body[:MAX_EXCERPT_CHARS].decode("utf-8", "replace")
     error = read_error(body)
     if error.get("code") == status and error.get("type"):
         text = error["message"]
@@ -158,15 +160,14 @@ def _failure(status: int, body: bytes) -> TsxError:
         refused = _NodeRefusal(f"it answered with status {status}: {text}")
         refused.status = status
         return refused
-    return NodeFailed(
-        text, status=500 if status == 503 else status
-    )  # TorchServe's status of a workflow whose node failed
+    # TorchServe answers 500 when a node of a workflow fails.
+    return NodeFailed(text, status=500 if status == 503 else status)
 
 
 def _named(node: RunningNode, error: TsxError, attempts: int) -> TsxError:
-    """TorchServe's words, which its clients look for, then why."""
-    tried = f" (attempts: {attempts})" if attempts > 1 else ""
-    message = f"Error executing {node.name}: {error.message}{tried}"
+    """Put TorchServe's text, which its clients look for, before the message of an error."""
+    attempts_text = f" (attempts: {attempts})" if attempts > 1 else ""
+    message = f"Error executing {node.name}: {error.message}{attempts_text}"
     if isinstance(error, Unavailable | OutOfResources):
         named = copy.copy(error)
         named.message = message

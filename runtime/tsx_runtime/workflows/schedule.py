@@ -1,5 +1,6 @@
-"""Decides which nodes can start, and their inputs: pure functions of the graph and the finished
-nodes.
+"""The order of a workflow's nodes, and their inputs.
+
+All functions are pure functions of the graph and the finished nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FRAMING = (
 
 
 class Output(NamedTuple):
-    """What a node answered; `headers` is a header block as in `wire`."""
+    """The output of a node; `headers` is a header block as in `wire`."""
 
     status: int
     headers: bytes
@@ -29,52 +30,52 @@ class Output(NamedTuple):
 
 
 class Input(NamedTuple):
-    """The input of a node: a body, and its type where it is a form."""
+    """The input of a node: a body, and its type if it is a form."""
 
     body: Body
     content_type: bytes | None
 
 
 def startable(
-    parents: Mapping[str, Collection[str]], done: Collection[str], begun: Collection[str]
+    parents: Mapping[str, Collection[str]], done: Collection[str], started: Collection[str]
 ) -> list[str]:
-    """The nodes that have not begun and whose parents are all done, in the graph's order."""
+    """Return the nodes that have not started and whose parents are done, in the graph's order."""
     return [
         node
-        for node, above in parents.items()
-        if node not in begun and all(parent in done for parent in above)
+        for node, node_parents in parents.items()
+        if node not in started and all(parent in done for parent in node_parents)
     ]
 
 
-def places_of(edges: Mapping[str, Collection[str]]) -> dict[str, bytes]:
-    """Tell where each node stands that another one gives rows to, or takes rows from."""
+def positions_of(edges: Mapping[str, Collection[str]]) -> dict[str, bytes]:
+    """Return the position of each node that passes rows to, or takes rows from, another node."""
     following = {node for successors in edges.values() for node in successors}
-    places = {
+    positions = {
         node: b"inner" if node in following else b"first"
         for node, successors in edges.items()
         if successors
     }
-    return dict.fromkeys(following, b"last") | places
+    return dict.fromkeys(following, b"last") | positions
 
 
 def needed(
-    edges: Mapping[str, Collection[str]], done: Collection[str], begun: Collection[str]
+    edges: Mapping[str, Collection[str]], done: Collection[str], started: Collection[str]
 ) -> set[str]:
-    """Of the nodes that are done, those whose output is still of use: leaves, and those that a node
-    takes which has not begun.
+    """Return the finished nodes whose output is still needed.
+
+    They are the leaves, and the parents of nodes that have not started.
     """
     return {
         node
         for node in done
-        if not edges[node] or any(successor not in begun for successor in edges[node])
+        if not edges[node] or any(successor not in started for successor in edges[node])
     }
 
 
 def join(bodies: Mapping[str, bytes], boundary: bytes) -> Input:
-    """The output of a node's parents: of one its bytes as they are, of several a form with a field
-    for each, by its name.
+    """Return the output of one parent unchanged, or those of several as a form with named fields.
 
-    `boundary` must not be known to the clients that made the bodies.
+    The clients that made the bodies must not know `boundary`.
     """
     if len(bodies) == 1:
         return Input(next(iter(bodies.values())), None)
@@ -93,21 +94,20 @@ def join(bodies: Mapping[str, bytes], boundary: bytes) -> Input:
 
 
 def headers_for(
-    given: list[tuple[bytes, bytes]], content_type: bytes | None
+    client_headers: list[tuple[bytes, bytes]], content_type: bytes | None
 ) -> list[tuple[bytes, bytes]]:
-    """The client's headers, for a node that does not get the client's body: without what describes
-    that.
-    """
-    kept = [pair for pair in given if pair[0].lower() not in _FRAMING]
-    return kept if content_type is None else [*kept, (b"content-type", content_type)]
+    """Return the client's headers without those that describe the client's body."""
+    headers = [pair for pair in client_headers if pair[0].lower() not in _FRAMING]
+    return headers if content_type is None else [*headers, (b"content-type", content_type)]
 
 
 def merge(outputs: Mapping[str, Output]) -> bytes:
-    """Several leaves as one JSON object, by node.
+    """Return the outputs of several leaves as one JSON object, by node.
 
-    Raises ValueError with the name of a leaf whose output is not JSON.
+    JSON is copied as it is written: numbers keep their digits, and nothing is encoded again.
 
-    What is JSON is put in as it is written: numbers keep their digits, and nothing is re-encoded.
+    Raises:
+        ValueError: The output of a leaf is not JSON; the message is the leaf's name.
     """
     members = []
     for name, output in outputs.items():

@@ -6,7 +6,7 @@ import pytest
 from grpc import StatusCode
 
 from tsx_runtime.errors import (
-    LONGEST_READ,
+    MAX_PARSED_BYTES,
     BadRequest,
     CannotRemoveDefault,
     DeadlinePassed,
@@ -96,7 +96,7 @@ def test_only_a_worker_s_own_error_json_is_an_error() -> None:
         error_body(500, "X", "of another status"),
         b"[" * 100_000,
         # Parsing a body of this length would hold the event loop.
-        error_body(503, "X", "x" * LONGEST_READ),
+        error_body(503, "X", "x" * MAX_PARSED_BYTES),
     ):
         assert worker_refusal(503, body) is None
 

@@ -22,7 +22,7 @@ from tsx_runtime.core.telemetry.version_stats import MOST_LABEL_SETS, MOST_METRI
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.collection import Reading, fill
-from tsx_runtime.metrics.exposition import PIECE, Families, in_turns
+from tsx_runtime.metrics.exposition import PIECE_SAMPLES, Families, in_turns
 from tsx_runtime.metrics.gpu import Gpu
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.wire import TIMES
@@ -345,7 +345,7 @@ def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
 
 def test_many_models_are_written_in_pieces():
     stats = Stats()
-    for number in range(3 * PIECE):
+    for number in range(3 * PIECE_SAMPLES):
         stats.add_handler_metrics([delta("Seen", request=str(number)), delta("Grew")])
     models = [
         SimpleNamespace(versions={"1": version_with(stats, name=f"m{number}")})
@@ -355,11 +355,11 @@ def test_many_models_are_written_in_pieces():
     steps = list(fill(families, Reading("host", models, ResponseCounts(), [], {})))
     assert len(steps) > 4 + 4 * 3
     for pieces in (list(families.text()), list(families.openmetrics())):
-        assert all(piece.count(b"\n") <= PIECE + 2 for piece in pieces)
+        assert all(piece.count(b"\n") <= PIECE_SAMPLES + 2 for piece in pieces)
         heads = [line for line in b"".join(pieces).splitlines() if line.startswith(b"#")]
         assert len(set(heads)) == len(heads)
     text = b"".join(families.text()).decode()
-    assert len(samples_of(text)["Seen"]) == 4 * 3 * PIECE
+    assert len(samples_of(text)["Seen"]) == 4 * 3 * PIECE_SAMPLES
     samples = {line for line in text.splitlines() if not line.startswith("#")}
     assert samples <= set(generate_latest(families).decode().splitlines())
 

@@ -76,7 +76,7 @@ def test_a_machine_without_the_tool_has_no_gpus(tmp_path, monkeypatch):
 def test_a_tool_that_hangs_is_ended(write_tool, tmp_path):
     file = tmp_path / "pid"
     write_tool(f"echo $$ > {file}; exec sleep 600")
-    assert asyncio.run(read_gpus(timeout=1.0)) == {}
+    assert asyncio.run(read_gpus(timeout_s=1.0)) == {}
     # The shell of a busy machine may not have written the file.
     if file.exists() and (pid := file.read_text()):
         assert not psutil.pid_exists(int(pid))

@@ -17,7 +17,7 @@ from tsx_runtime.core.telemetry.metric_journal import BatchEntry, MetricJournal,
 from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
 from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.metrics.torchserve_log import TURN, MetricLog, _plain, metric_tasks
+from tsx_runtime.metrics.torchserve_log import ENTRIES_PER_TURN, MetricLog, _plain, metric_tasks
 from tsx_runtime.settings.schema import Settings
 
 pytestmark = pytest.mark.anyio
@@ -152,18 +152,18 @@ def test_many_batches_are_written_in_turns_between_which_the_server_answers(star
     with lines_of("MODEL_METRICS") as lines, start_server(metrics_mode="log") as server:
         server.register("talker.mar", initial_workers=0)
         journal = server.registry.find("talker").stats.journal
-        for number in range(10 * TURN):
+        for number in range(10 * ENTRIES_PER_TURN):
             journal.add_batch(BATCH, [b"%d" % number])
         log = log_of(server)
         server.call(lambda: _interrupt_writing(log))
-        assert 0 < len(journal) < 10 * TURN
+        assert 0 < len(journal) < 10 * ENTRIES_PER_TURN
         server.call(log.write)
     ids = [
         line.partition("requestID:")[2].partition(",")[0]
         for line in lines
         if "PredictionTime" in line
     ]
-    assert ids == [str(number) for number in range(10 * TURN)]
+    assert ids == [str(number) for number in range(10 * ENTRIES_PER_TURN)]
 
 
 async def _interrupt_writing(log: MetricLog) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.shared.log_format import UNSAFE, escaped
 from tsx_runtime.targets.observability.logging_setup import (
-    CONSOLE,
+    CONSOLE_FORMAT,
     ShortFormatter,
     TextLogFormatter,
 )
@@ -50,7 +50,7 @@ def test_no_character_that_a_terminal_obeys_remains(text: str) -> None:
 
 def test_neither_the_log_of_the_server_nor_that_of_a_worker_steers_a_terminal() -> None:
     for formatter in (
-        TextLogFormatter(CONSOLE),
+        TextLogFormatter(CONSOLE_FORMAT),
         ShortFormatter(colour=False),
         WorkerTextFormatter(),
     ):

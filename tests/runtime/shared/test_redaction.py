@@ -8,7 +8,7 @@ import pytest
 
 from tsx_runtime.shared.log_format import JsonLines
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.targets.observability.logging_setup import CONSOLE, TextLogFormatter
+from tsx_runtime.targets.observability.logging_setup import CONSOLE_FORMAT, TextLogFormatter
 
 PRESIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Algorithm=AWS4&X-Amz-Credential=AKIASECRET%2F20&X-Amz-Signature=SECRET&X-Amz-Security-Token=SECRET"
 
@@ -36,7 +36,7 @@ def test_secrets_of_urls_are_not_shown(text: str, shown: str) -> None:
     assert redacted(text) == shown
 
 
-@pytest.mark.parametrize("formatter", [TextLogFormatter(CONSOLE), JsonLines()])
+@pytest.mark.parametrize("formatter", [TextLogFormatter(CONSOLE_FORMAT), JsonLines()])
 def test_no_line_of_the_servers_log_has_secrets(formatter: logging.Formatter) -> None:
     try:
         raise ValueError(PRESIGNED)

@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from tsx_runtime.errors import DownloadFailed, ModelNotFound
-from tsx_runtime.sources.addresses import addresses_of, check_public, is_public
+from tsx_runtime.sources.addresses import check_public, is_public, resolve
 
 PRIVATE = [
     "127.0.0.1",
@@ -134,9 +134,9 @@ def test_the_tables_alone_say_what_is_public(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f000001", "localhost"])
 def test_other_ways_to_write_this_machine_are_seen_through(host: str) -> None:
     with pytest.raises(ModelNotFound):
-        check_public(host, addresses_of(host, 80))
+        check_public(host, resolve(host, 80))
 
 
 def test_a_host_that_is_not_known_is_reported() -> None:
     with pytest.raises(DownloadFailed, match="is not known"):
-        addresses_of("no-such-host.invalid", 80)
+        resolve("no-such-host.invalid", 80)

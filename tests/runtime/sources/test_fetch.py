@@ -54,9 +54,9 @@ def test_a_download_that_replaces_another_lies_beside_it(
 ) -> None:
     first = fetcher.fetch(site.url(), Trust.CLIENT)
     (store / "m-2.mar").write_bytes(b"mine")
-    assert fetcher.fetch(site.url(), Trust.CLIENT, beside={first}) == store / "m-3.mar"
+    assert fetcher.fetch(site.url(), Trust.CLIENT, occupied={first}) == store / "m-3.mar"
     first.unlink()
-    assert fetcher.fetch(site.url(), Trust.CLIENT, beside={store / "m-3.mar"}) == first
+    assert fetcher.fetch(site.url(), Trust.CLIENT, occupied={store / "m-3.mar"}) == first
 
 
 def test_a_client_gets_only_what_is_allowed(fetcher: Fetcher, site: Site) -> None:
@@ -234,7 +234,7 @@ def s3() -> Iterator[str]:
 
 def test_an_archive_comes_from_s3(s3: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The object comes in several ranges.
-    monkeypatch.setattr("tsx_runtime.sources.s3.RANGE", 300_000)
+    monkeypatch.setattr("tsx_runtime.sources.s3.RANGE_BYTES", 300_000)
     fetcher = a_fetcher(store, s3_endpoint_url=s3, allowed_urls=["s3://bucket/.*"])
     archive = fetcher.fetch(f"s3://bucket/models/m.mar#sha256={DIGEST}", Trust.CLIENT)
     assert archive.read_bytes() == CONTENT

@@ -26,8 +26,8 @@ def fetch(
 ) -> bytes:
     """Download a URL of the site and return its content."""
     allow_list = AllowList([allowed or f"127.0.0.1:{site.port}"])
-    rules = Rules(allow_list.check, lambda url: private, most, pause=0.0)
-    rules = rules if patience is None else rules._replace(patience=patience)
+    rules = Rules(allow_list.check, lambda url: private, most, pause_s=0.0)
+    rules = rules if patience is None else rules._replace(grace_s=patience)
     download(parse_url(url or site.url()), part, rules)
     return part.read_bytes()
 
@@ -181,7 +181,7 @@ def test_a_server_that_brings_a_little_on_each_connection_is_not_waited_for(
 def test_a_server_whose_head_drips_is_cut_off(
     site: Site, part: Path, monkeypatch: pytest.MonkeyPatch, until
 ) -> None:
-    monkeypatch.setattr("tsx_runtime.sources.http_download.HEAD_TIMEOUT", 0.1)
+    monkeypatch.setattr("tsx_runtime.sources.http_download.HEAD_TIMEOUT_S", 0.1)
     site.answer = drip(b"HTTP/1.1 200 OK\r\nX-Long: ")
     with pytest.raises(DownloadFailed):
         fetch(site, part)
@@ -259,7 +259,7 @@ def test_the_address_that_was_looked_at_is_the_one_connected_to(
     """A name server that answers differently the second time must find nobody who asks."""
     addresses = iter([["127.0.0.1"]])
     monkeypatch.setattr(
-        "tsx_runtime.sources.http_download.addresses_of", lambda host, port: next(addresses)
+        "tsx_runtime.sources.http_download.resolve", lambda host, port: next(addresses)
     )
     host = f"rebinding.example:{site.port}"
     assert fetch(site, part, f"http://{host}/m.mar", allowed=host) == CONTENT

@@ -36,7 +36,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) 
 
 
 def fetch(model: str, most: int = 1 << 30, progress: Any = lambda done, total: None) -> Path:
-    return download(parse_hub(model), most=most, progress=progress)
+    return download(parse_hub(model), max_bytes=most, progress=progress)
 
 
 def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None:
@@ -169,7 +169,7 @@ def test_offline_the_cache_serves(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_server_that_stops_ends_its_downloads(hub: Hub) -> None:
     model = parse_hub("hf:org/tiny")
     with pytest.raises(DownloadFailed, match="the server stops"):
-        download(model, most=1 << 30, progress=lambda done, total: None, stopped=lambda: True)
+        download(model, max_bytes=1 << 30, progress=lambda done, total: None, stopped=lambda: True)
 
 
 # From a folder of the repository in the cache to the folder of the test.

@@ -83,14 +83,14 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> Iterat
 
 def fetch(url: str, part: Path, *, private: bool = True) -> bytes:
     """Download a URL, from private addresses where they are allowed, and return its content."""
-    download(parse_url(url), part, Rules(lambda url: None, lambda url: private, 1 << 20, pause=0.0))
+    download(
+        parse_url(url), part, Rules(lambda url: None, lambda url: private, 1 << 20, pause_s=0.0)
+    )
     return part.read_bytes()
 
 
 def resolve_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(
-        "tsx_runtime.sources.http_download.addresses_of", lambda host, port: [address]
-    )
+    monkeypatch.setattr("tsx_runtime.sources.http_download.resolve", lambda host, port: [address])
 
 
 @pytest.mark.usefixtures("processes", "tls")

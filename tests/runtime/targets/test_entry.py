@@ -13,8 +13,8 @@ from tests.support.models import make_model
 from tests.support.platforms.sagemaker_host import container, unpack
 from tests.support.servers import DEADLINE, FreePorts, clean
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.entry import chosen, main
-from tsx_runtime.targets.image.model_discovery import found_model
+from tsx_runtime.targets.entry import choose_target, main
+from tsx_runtime.targets.image.model_discovery import find_model
 from tsx_runtime.targets.sagemaker.environment import read_environment
 
 ECHO = "def handle(data, context):\n    return data\n"
@@ -29,12 +29,12 @@ ECHO = "def handle(data, context):\n    return data\n"
     ],
 )
 def test_variables_tell_the_platform_unless_it_is_named(env: dict[str, str], platform: str) -> None:
-    assert chosen(env) == platform
+    assert choose_target(env) == platform
 
 
 def test_an_unknown_platform_is_an_error_with_the_nearest_one() -> None:
     with pytest.raises(SettingError, match="TSX_TARGET is 'sagmaker'; did you mean 'sagemaker'"):
-        chosen({"TSX_TARGET": "sagmaker"})
+        choose_target({"TSX_TARGET": "sagmaker"})
 
 
 def test_variables_of_sagemakers_toolkit_are_settings_of_the_model() -> None:
@@ -85,16 +85,16 @@ def test_an_invalid_value_is_an_error(name: str, text: str) -> None:
 
 def test_the_model_of_a_directory_is_its_only_archive_or_an_unpacked_one(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"holds nothing; it must hold one \.mar"):
-        found_model(tmp_path / "model", {})
+        find_model(tmp_path / "model", {})
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(SettingError, match=r"holds no archive, but notes\.txt;"):
-        found_model(tmp_path, {})
+        find_model(tmp_path, {})
     first = make_model(tmp_path / "a.mar", ECHO)
-    assert found_model(tmp_path, {}).path == first
+    assert find_model(tmp_path, {}).path == first
     make_model(tmp_path / "b.mar", ECHO)
     with pytest.raises(SettingError, match=r"holds 2 archives: a\.mar, b\.mar;"):
-        found_model(tmp_path, {})
-    assert found_model(make_model(tmp_path / "c", ECHO), {}).path == tmp_path / "c"
+        find_model(tmp_path, {})
+    assert find_model(make_model(tmp_path / "c", ECHO), {}).path == tmp_path / "c"
 
 
 @pytest.mark.usefixtures("processes")

@@ -25,7 +25,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
 from tsx_cli.deploy.ray.cluster import connect
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.ray.archives import ON_HEAD, upload
+from tsx_runtime.targets.ray.archives import HEAD_RESOURCES, upload
 from tsx_runtime.targets.ray.config import OBJECT, RayModel
 from tsx_runtime.version import __version__
 
@@ -158,7 +158,7 @@ class RayEngine:
     def _start(self, pending: Iterable[bytes], more: bool) -> Any:
         kind: Any = ray.remote(Coordinator)
         coordinator = kind.options(
-            num_cpus=0, resources=ON_HEAD, max_concurrency=4 + AT_ONCE
+            num_cpus=0, resources=HEAD_RESOURCES, max_concurrency=4 + AT_ONCE
         ).remote()
         ray.get(coordinator.start.remote(self._order, *self._layout))
         for number, chunk in enumerate([*pending, *([] if more else [None])]):

@@ -26,7 +26,7 @@ from tsx_cli.deploy.engine.facts import look_at
 from tsx_cli.deploy.engine.resources import digest
 from tsx_cli.deploy.sagemaker.resources import uploads
 from tsx_runtime.targets.sagemaker import rows as lines
-from tsx_runtime.targets.sagemaker.environment import PAYLOAD
+from tsx_runtime.targets.sagemaker.environment import PAYLOAD_MB
 
 PART = 64 << 20  # bytes of an object of rows; the instances of a job share the objects
 MOST = 100  # MB that all requests to a container at a time may have
@@ -129,7 +129,10 @@ class SageMakerEngine:
         model = transform_model(self._where, self._spec, self._facts)
         latest = self._latest_job()
         job = f"{self._name}{1 if latest is None else self._attempt(latest) + 1}"
-        payload, own = max(PAYLOAD, math.ceil(self._upload() / (1 << 20))), self._spec.sagemaker
+        payload, own = (
+            max(PAYLOAD_MB, math.ceil(self._upload() / (1 << 20))),
+            self._spec.sagemaker,
+        )
         answers = f"s3://{self._bucket}/{self._answers(job)}"
         wanted: dict[str, Any] = {
             "TransformJobName": job,
@@ -158,7 +161,7 @@ class SageMakerEngine:
             },
             "Tags": [{"Key": "tsx:name", "Value": self._spec.name}],
         }
-        if payload > PAYLOAD:
+        if payload > PAYLOAD_MB:
             wanted |= {
                 "MaxPayloadInMB": payload,
                 "MaxConcurrentTransforms": max(1, MOST // payload),

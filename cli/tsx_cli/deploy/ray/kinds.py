@@ -23,7 +23,7 @@ from tsx_cli.deploy.ray.cluster import RayCluster
 from tsx_cli.deploy.ray.on_nodes import deploy
 from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, UPLOAD, VERSION, canary_name
 from tsx_cli.deploy.ray.running import RELEASE
-from tsx_runtime.targets.ray.archives import has_archive, holder, upload
+from tsx_runtime.targets.ray.archives import get_holder, has_archive, upload
 
 LEFT = "Ray Serve continues what has started"
 
@@ -44,7 +44,7 @@ class Archive(ResourceKind):
 
     def delete(self, cloud: RayCluster, found: Observed) -> None:
         with cloud.translated("removing the archive"):
-            ray.get(holder().remove.remote(found.name))
+            ray.get(get_holder().remove.remote(found.name))
 
 
 class Upload(S3Object):

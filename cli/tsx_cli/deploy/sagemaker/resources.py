@@ -22,8 +22,8 @@ from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.engine.shapes import filled, shapes, some
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec, SageMaker
-from tsx_runtime.targets.image.environment import GIVEN_DEFAULTS
-from tsx_runtime.targets.sagemaker.environment import STARTUP
+from tsx_runtime.targets.image.environment import DERIVED_DEFAULTS
+from tsx_runtime.targets.sagemaker.environment import STARTUP_S
 
 VARIANT = "AllTraffic"
 SHAPES = Path(__file__).with_name("shapes.yaml")
@@ -158,8 +158,8 @@ def model_properties(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]
     # there is room for.
     mode = "serverless" if own.serverless else "asynchronous" if own.asynchronous else None
     variables = some({"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_MODE": mode})
-    if own.serverless is None and own.startup_timeout > STARTUP:
-        variables[GIVEN_DEFAULTS] = f"default_startup_timeout={own.startup_timeout}"
+    if own.serverless is None and own.startup_timeout > STARTUP_S:
+        variables[DERIVED_DEFAULTS] = f"default_startup_timeout={own.startup_timeout}"
     container = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
     properties = {
         "PrimaryContainer": {**container, "Environment": variables | spec.env},

@@ -64,7 +64,7 @@ class Guard(NamedTuple):
             if authorization and (caller := calling.get()) is not None:
                 caller.count_failure()
             text = f"{self.failed}. Send the header 'Authorization: Bearer <token>'."
-            raise InvalidToken(text, status=self.status, given=bool(authorization))
+            raise InvalidToken(text, status=self.status, has_token=bool(authorization))
         if self.plugins:
             _ask_plugins(self.plugins, self.role, headers)
 

@@ -67,7 +67,7 @@ class Downloads:
         """
         beside = frozenset(self._files.values()) if order.replaces else frozenset()
         work = partial(
-            self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, beside=beside
+            self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, occupied=beside
         )
         return await self._call(work, lambda file: file.unlink(missing_ok=True))
 
@@ -102,7 +102,10 @@ class Downloads:
             log(done, total)
 
         directory = download(
-            model, most=self._settings.max_archive_size, progress=tell, stopped=self._closed.is_set
+            model,
+            max_bytes=self._settings.max_archive_size,
+            progress=tell,
+            stopped=self._closed.is_set,
         )
         logger.info(
             "%s is commit %s, downloaded in %.1f s", model, directory.name, time.monotonic() - begun

@@ -336,7 +336,7 @@ class FastLane(CasedProtocol):
             if (
                 isinstance(route, RefusalRoute)
                 and isinstance(route.error, InvalidToken)
-                and route.error.given
+                and route.error.has_token
             ):
                 limits.count_failure(client)
         except TooManyRequests as error:

@@ -1,8 +1,7 @@
-"""The inference routes behind Lambda's events: predictions directly, and the others by FastAPI,
-imported at their first request.
+"""The inference routes behind Lambda's events.
 
-Importing FastAPI and making its routes takes a tenth of a cold start, and most invocations are
-predictions.
+Predictions are answered directly. The other routes need FastAPI, whose import and routes take a
+tenth of a cold start. It is imported at their first request.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tsx_runtime.settings.schema import Settings
 
 
 class LambdaApp:
-    """As `ServerApp` with the role of inference."""
+    """An ASGI app like `ServerApp` with the role of inference."""
 
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
@@ -35,34 +34,32 @@ class LambdaApp:
         self._predictions = Predictions(
             registry, settings.max_request_size, guard, ResponseCounts(), _describe, share
         )
-        self._in_full = bool(
-            settings.cors_allowed_origin or settings.access_log
-        )  # which wrap every route
+        # These settings wrap every route.
+        self._wraps_routes = bool(settings.cors_allowed_origin or settings.access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if scope["root_path"]:
             path = path.removeprefix(scope["root_path"])
-        # Two kinds of requests are refused there: one with a key, which its client relies on, and
-        # one whose headers clash.
+        # The full app refuses requests with an idempotency key, or whose headers clash.
         is_refused = clashing_names(scope["headers"]) or any(
             name == IDEMPOTENCY_KEY for name, _ in scope["headers"]
         )
-        if self._in_full or is_refused or not runs_model(path):
-            await self._rest(scope, receive, send)
+        if self._wraps_routes or is_refused or not runs_model(path):
+            await self._full_app(scope, receive, send)
         else:
             scope["path"], scope["root_path"] = path, ""
             await self._predictions(scope, receive, send)
 
     @cached_property
-    def _rest(self) -> Any:
-        from tsx_runtime.http.app import build_apps  # here, for the reason above
+    def _full_app(self) -> Any:
+        from tsx_runtime.http.app import build_apps  # imported late, see above
 
         [app] = build_apps(self._registry, self._settings, [("inference",)])
         return app
 
 
 def _describe(model: str) -> dict[str, Any]:
-    from tsx_runtime.http.routes.openapi import describe_predictions  # here, as above
+    from tsx_runtime.http.routes.openapi import describe_predictions  # imported late, see above
 
     return describe_predictions(model)

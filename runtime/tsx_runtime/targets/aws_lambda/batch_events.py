@@ -1,5 +1,6 @@
-"""Requests in other events than HTTP: those of one event are submitted to the model together, and
-so run as batches.
+"""Requests in events other than HTTP.
+
+The requests of one event are submitted to the model together, and so run as batches.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.shared.content_types import looks_like
-from tsx_runtime.targets.aws_lambda import events as events
-from tsx_runtime.targets.aws_lambda.environment import is_place
+from tsx_runtime.targets.aws_lambda import events
+from tsx_runtime.targets.aws_lambda.environment import is_destination
 from tsx_runtime.targets.aws_lambda.events import ModelRequest
-from tsx_runtime.targets.aws_lambda.http_events import TooLate, too_late
+from tsx_runtime.targets.aws_lambda.http_events import TooLate, late_error
 from tsx_runtime.targets.aws_lambda.results import Result, ResultSender
 
-# share of an invocation's time for sending answers elsewhere: messages whose answer is not sent are
-# delivered again
-SENDING = 0.1
-MESSAGE = "message"  # of TSX_LAMBDA_RESULTS: each says where its answer goes
+# Share of an invocation's time for sending answers. Messages whose answer is not sent are delivered
+# again.
+SENDING_SHARE = 0.1
+MESSAGE = "message"  # value of TSX_LAMBDA_RESULTS: each message names the destination
 
 logger = logging.getLogger("tsx.lambda")
 
@@ -46,34 +47,35 @@ class ModelAnswer(NamedTuple):
 async def answer_all(
     registry: Registry, requests: Sequence[ModelRequest | TsxError], seconds: float
 ) -> list[ModelAnswer | TsxError]:
-    """The answers, in the order of the requests.
+    """Return the answers in the order of the requests.
 
-    Requests that take longer than `seconds` are abandoned; errors are passed through.
+    Requests that take longer than `seconds` are abandoned. Errors are passed through.
     """
-    begun = [
-        _begin(registry, request) if isinstance(request, ModelRequest) else request
+    started = [
+        _submit(registry, request) if isinstance(request, ModelRequest) else request
         for request in requests
     ]
-    under_way = [asyncio.ensure_future(_whole(job, registry)) for _, job in _jobs(begun)]
-    if under_way:
-        await asyncio.wait(under_way, timeout=max(0.0, seconds))
-    for task, (route, job) in zip(under_way, _jobs(begun), strict=True):
+    tasks = [asyncio.ensure_future(_read_answer(job, registry)) for _, job in _jobs(started)]
+    if tasks:
+        await asyncio.wait(tasks, timeout=max(0.0, seconds))
+    for task, (route, job) in zip(tasks, _jobs(started), strict=True):
         if not task.done():
             task.cancel()
             route.leave(job)
-    answers = iter(under_way)
-    return [each if isinstance(each, TsxError) else _outcome(next(answers)) for each in begun]
+    answers = iter(tasks)
+    return [entry if isinstance(entry, TsxError) else _outcome(next(answers)) for entry in started]
 
 
-def _begin(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJob] | TsxError:
+def _submit(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJob] | TsxError:
     try:
         headers = [
             (name.encode("latin-1", "replace"), text.encode("latin-1", "replace"))
             for name, text in request.headers
         ]
-        if wrong := [name for name, value in headers if not is_header(name, value)]:
+        if invalid := [name for name, value in headers if not is_header(name, value)]:
             raise BadRequest(
-                f"The request has headers that HTTP does not allow: {wrong}. Send it without them."
+                f"The request has headers that HTTP does not allow: {invalid}. Send it without"
+                " them."
             )
         check_distinct(headers)
         route = resolve(registry, Target(request.model), headers)
@@ -87,11 +89,11 @@ def _begin(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJob
     return route, job
 
 
-def _jobs(begun: Sequence[tuple[Route, WaitingJob] | TsxError]) -> list[tuple[Route, WaitingJob]]:
-    return [each for each in begun if not isinstance(each, TsxError)]
+def _jobs(started: Sequence[tuple[Route, WaitingJob] | TsxError]) -> list[tuple[Route, WaitingJob]]:
+    return [entry for entry in started if not isinstance(entry, TsxError)]
 
 
-async def _whole(job: WaitingJob, registry: Registry) -> ModelAnswer:
+async def _read_answer(job: WaitingJob, registry: Registry) -> ModelAnswer:
     answer = await job.done
     body = await answer.whole(registry.settings.max_response_size)
     kind = next(
@@ -107,7 +109,7 @@ async def _whole(job: WaitingJob, registry: Registry) -> ModelAnswer:
 
 def _outcome(task: asyncio.Task[ModelAnswer]) -> ModelAnswer | TsxError:
     if not task.done() or task.cancelled():
-        return too_late()
+        return late_error()
     error = task.exception()
     if error is None:
         return task.result()
@@ -117,43 +119,49 @@ def _outcome(task: asyncio.Task[ModelAnswer]) -> ModelAnswer | TsxError:
 
 
 class SqsBatches:
-    """Events of SQS. Their messages are one batch, or several by the model's batch size."""
+    """The answering of SQS events, whose messages are one batch or several."""
 
     def __init__(
-        self, registry: Registry, place: str, results: ResultSender, late: Callable[[], object]
+        self,
+        registry: Registry,
+        destination: str,
+        results: ResultSender,
+        report_late: Callable[[], object],
     ) -> None:
-        """`late` is called where there was no time for a message."""
+        """Send answers to `destination`, if any; call `report_late` if time ran out."""
         self._registry = registry
-        self._late = late
-        self._place = place
+        self._report_late = report_late
+        self._destination = destination
         self._results = results
 
     async def answer(self, event: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Which messages are to be delivered again:
+        """Answer an event, and return the messages that must be delivered again.
+
         https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html
         """
         end = time.monotonic() + seconds
         records: list[Mapping[str, Any]] = event["Records"]
-        asking = seconds * (1 - SENDING) if self._place else seconds
-        answers = await answer_all(self._registry, [_message(record) for record in records], asking)
+        limit = seconds * (1 - SENDING_SHARE) if self._destination else seconds
+        answers = await answer_all(self._registry, [_message(record) for record in records], limit)
         if any(isinstance(answer, TooLate) for answer in answers):
-            self._late()
+            self._report_late()
         failed = {
-            record["messageId"]: why
+            record["messageId"]: reason
             for record, answer in zip(records, answers, strict=True)
-            if (why := _why_failed(answer))
+            if (reason := _failure_reason(answer))
         }
-        held_back = set(events.ordered_failures(records, set(failed)))
-        going = [
+        not_sent = set(events.ordered_failures(records, set(failed)))
+        remaining = [
             (record, answer)
             for record, answer in zip(records, answers, strict=True)
-            if record["messageId"] not in held_back
+            if record["messageId"] not in not_sent
         ]
         failed |= await self._send(
-            [(record, answer) for record, answer in going if isinstance(answer, ModelAnswer)], end
+            [(record, answer) for record, answer in remaining if isinstance(answer, ModelAnswer)],
+            end,
         )
-        for message, why in failed.items():
-            logger.error("message %s failed and will be delivered again: %s", message, why)
+        for message, reason in failed.items():
+            logger.error("message %s failed and will be delivered again: %s", message, reason)
         return {
             "batchItemFailures": [
                 {"itemIdentifier": message}
@@ -164,18 +172,18 @@ class SqsBatches:
     async def _send(
         self, answered: Sequence[tuple[Mapping[str, Any], ModelAnswer]], end: float
     ) -> dict[str, str]:
-        """The messages whose answers could not be sent, and why.
+        """Send the answers, and return why some messages failed.
 
-        Those of a FIFO group one after the other.
+        The answers of a FIFO queue are sent in order.
         """
-        if not self._place:
+        if not self._destination:
             return {}
         if any(events.group_of(record) for record, _ in answered):
             return await self._send_in_order(answered, end)
-        sent = await asyncio.gather(
+        failures = await asyncio.gather(
             *(self._send_one(record, answer, end) for record, answer in answered)
         )
-        return {message: why for each in sent for message, why in each.items()}
+        return {message: reason for failure in failures for message, reason in failure.items()}
 
     async def _send_in_order(
         self, answered: Sequence[tuple[Mapping[str, Any], ModelAnswer]], end: float
@@ -184,9 +192,9 @@ class SqsBatches:
         stopped: set[str] = set()
         for record, answer in answered:
             if events.group_of(record) not in stopped and (
-                why := await self._send_one(record, answer, end)
+                failure := await self._send_one(record, answer, end)
             ):
-                failed |= why
+                failed |= failure
                 stopped.add(events.group_of(record))
         return failed
 
@@ -194,14 +202,16 @@ class SqsBatches:
         self, record: Mapping[str, Any], answer: ModelAnswer, end: float
     ) -> dict[str, str]:
         message = record["messageId"]
-        place = events.result_place(record) if self._place == MESSAGE else self._place
-        if not place:
+        destination = (
+            events.result_destination(record) if self._destination == MESSAGE else self._destination
+        )
+        if not destination:
             return {}
-        if not is_place(place):
+        if not is_destination(destination):
             return {
                 message: (
-                    f"its attribute tsx-results is '{place}', which is neither s3://BUCKET/PREFIX"
-                    " nor the URL of a queue"
+                    f"its attribute tsx-results is '{destination}', which is neither"
+                    " s3://BUCKET/PREFIX nor the URL of a queue"
                 )
             }
         try:
@@ -209,13 +219,12 @@ class SqsBatches:
                 message, events.group_of(record), answer.status, answer.content_type, answer.body
             )
             await asyncio.wait_for(
-                self._results.send(place, result), max(0.0, end - time.monotonic())
+                self._results.send(destination, result), max(0.0, end - time.monotonic())
             )
-        except (
-            Exception
-        ) as error:  # the boundary of a message: whatever boto3 raises, the others go on
-            logger.exception("the answer to message %s cannot be sent to %s", message, place)
-            return {message: f"its answer cannot be sent to {place}: {error!r}"}
+        except Exception as error:
+            # The boundary of a message: whatever boto3 raises, the others go on.
+            logger.exception("the answer to message %s cannot be sent to %s", message, destination)
+            return {message: f"its answer cannot be sent to {destination}: {error!r}"}
         return {}
 
 
@@ -226,8 +235,8 @@ def _message(record: Mapping[str, Any]) -> ModelRequest | TsxError:
         return error
 
 
-def _why_failed(answer: ModelAnswer | TsxError) -> str:
-    """Empty for a success."""
+def _failure_reason(answer: ModelAnswer | TsxError) -> str:
+    """Return why a request failed; empty for a success."""
     if isinstance(answer, TsxError):
         return answer.message
     return (

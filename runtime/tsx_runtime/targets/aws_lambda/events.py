@@ -1,15 +1,15 @@
 """The kinds of Lambda events and the model requests in them: pure functions.
 
-| event                                                   | is                                             |
-|---------------------------------------------------------|------------------------------------------------|
-| of API Gateway (1.0, 2.0), a function URL, an ALB       | an HTTP request                                |
-| `Records` of SQS                                        | a batch of requests                            |
-| EventBridge's schedule, or `{"warmup": ...}`            | a warm-up: the model is loaded                 |
-| any other event of EventBridge                          | one request, its `detail`                      |
-| `{"requests": [...]}`                                   | a batch of requests, each as the next two      |
-| `{"body": ..., "headers": {}, "model": ...}`            | one request                                    |
-| any other JSON                                          | one request, all of it                         |
-| of S3, SNS, Kinesis, DynamoDB, Cognito, a web socket ...| an error that says what to do                  |
+| event                                                 | meaning                                  |
+|-------------------------------------------------------|------------------------------------------|
+| API Gateway (1.0, 2.0), function URL, ALB             | an HTTP request                          |
+| `Records` of SQS                                      | a batch of requests                      |
+| EventBridge's schedule, or `{"warmup": ...}`          | a warm-up: the model is loaded           |
+| any other event of EventBridge                        | one request, its `detail`                |
+| `{"requests": [...]}`                                 | a batch of requests, as in the next rows |
+| `{"body": ..., "headers": {}, "model": ...}`          | one request                              |
+| any other JSON                                        | one request, all of it                   |
+| S3, SNS, Kinesis, DynamoDB, Cognito, a web socket ... | an error that says what to do            |
 """
 
 from __future__ import annotations
@@ -23,12 +23,8 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import BadRequest
 
 JSON = "application/json"
-WRAPPING = {
-    "body",
-    "headers",
-    "model",
-    "isBase64Encoded",
-}  # the keys of a request that is more than its input
+# The keys of a request that is more than its input.
+REQUEST_KEYS = {"body", "headers", "model", "isBase64Encoded"}
 WARMERS = {"serverless-plugin-warmup"}
 
 
@@ -37,12 +33,12 @@ class ModelRequest(NamedTuple):
 
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
-    model: str | None = None  # the only one there is
+    model: str | None = None  # None for the only model
 
 
 class EventRequest(NamedTuple):
     requests: list[ModelRequest]
-    together: bool  # whether a list is to be answered
+    is_list: bool  # whether the answer is a list
 
 
 class UnknownEvent(BadRequest):
@@ -50,7 +46,9 @@ class UnknownEvent(BadRequest):
 
 
 def is_http(event: Any) -> bool:
-    """https://docs.aws.amazon.com/lambda/latest/dg/urls-invocation.html, services-apigateway.html,
+    """Tell whether an event is an HTTP request.
+
+    https://docs.aws.amazon.com/lambda/latest/dg/urls-invocation.html, services-apigateway.html,
     services-alb.html
     """
     context = event.get("requestContext") if isinstance(event, dict) else None
@@ -60,7 +58,10 @@ def is_http(event: Any) -> bool:
 
 
 def is_sqs(event: Any) -> bool:
-    """https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html"""
+    """Tell whether an event comes from SQS.
+
+    https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html
+    """
     return _source(event) == "aws:sqs"
 
 
@@ -74,23 +75,25 @@ def is_warm_up(event: Any) -> bool:
 
 
 def parse_event(event: Any) -> EventRequest:
-    """Of an event that is none of the above.
+    """Return the requests of an event that is none of the above.
 
-    Raises UnknownEvent, and BadRequest for one whose parts are not as they should be.
+    Raises:
+        UnknownEvent: The event comes from another service.
+        BadRequest: A part of the event is invalid.
     """
     if isinstance(event, dict):
         _refuse_foreign(event)
         if "detail-type" in event and "detail" in event:
             return EventRequest(
-                [ModelRequest(_json(event["detail"]), (("content-type", JSON),))], together=False
+                [ModelRequest(_json(event["detail"]), (("content-type", JSON),))], is_list=False
             )
         if set(event) == {"requests"} and isinstance(event["requests"], list):
-            return EventRequest([_model_request(each) for each in event["requests"]], together=True)
-    return EventRequest([_model_request(event)], together=False)
+            return EventRequest([_model_request(item) for item in event["requests"]], is_list=True)
+    return EventRequest([_model_request(event)], is_list=False)
 
 
 def _model_request(value: Any) -> ModelRequest:
-    if not isinstance(value, dict) or "body" not in value or not set(value) <= WRAPPING:
+    if not isinstance(value, dict) or "body" not in value or not set(value) <= REQUEST_KEYS:
         return ModelRequest(_json(value), (("content-type", JSON),))
     headers = value.get("headers") or {}
     model = value.get("model")
@@ -110,7 +113,11 @@ def _model_request(value: Any) -> ModelRequest:
 
 
 def from_base64(text: str) -> bytes:
-    """Raises BadRequest."""
+    """Decode base64.
+
+    Raises:
+        BadRequest: The text is not base64.
+    """
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -118,16 +125,18 @@ def from_base64(text: str) -> bytes:
 
 
 def message(record: Mapping[str, Any]) -> ModelRequest:
-    """A request from an SQS message.
+    """Return the request in an SQS message.
 
-    Attributes are headers; `content-transfer-encoding: base64` marks a binary one. Raises
-    BadRequest.
+    Attributes are headers; `content-transfer-encoding: base64` marks a binary body.
+
+    Raises:
+        BadRequest: The body is marked as base64 and is not.
     """
-    given = record.get("messageAttributes") or {}
+    attributes = record.get("messageAttributes") or {}
     headers = {
-        name.lower(): each["stringValue"]
-        for name, each in given.items()
-        if isinstance(each.get("stringValue"), str)
+        name.lower(): attribute["stringValue"]
+        for name, attribute in attributes.items()
+        if isinstance(attribute.get("stringValue"), str)
     }
     model = headers.pop("tsx-model", None)
     text = record.get("body") or ""
@@ -137,30 +146,31 @@ def message(record: Mapping[str, Any]) -> ModelRequest:
     return ModelRequest(text.encode(), tuple(headers.items()), model)
 
 
-def result_place(record: Mapping[str, Any]) -> str:
-    """Where the message asks for its answer to be sent; empty where it does not say."""
+def result_destination(record: Mapping[str, Any]) -> str:
+    """Return the destination that the message names for its answer; empty if it names none."""
     attribute = (record.get("messageAttributes") or {}).get("tsx-results") or {}
     return str(attribute.get("stringValue") or "").strip()
 
 
 def ordered_failures(records: Sequence[Mapping[str, Any]], failed: set[str]) -> list[str]:
-    """The messages that are to be delivered again.
+    """Return the messages that must be delivered again.
 
-    In a group of a FIFO queue none may overtake one that failed.
+    In a group of a FIFO queue no message may overtake one that failed.
     """
     groups: set[str] = set()
-    again = []
+    redelivered = []
     for record in records:
         group = group_of(record)
         if record["messageId"] in failed or group in groups:
-            again.append(record["messageId"])
+            redelivered.append(record["messageId"])
             groups |= {group} - {""}
-    return again
+    return redelivered
 
 
 def group_of(record: Mapping[str, Any]) -> str:
-    """Of a message of a FIFO queue; else empty. (A standard queue may have groups too, without an
-    order.)
+    """Return the group of a message in a FIFO queue, or an empty text.
+
+    A standard queue may have groups too, which have no order.
     """
     is_fifo = str(record.get("eventSourceARN", "")).endswith(".fifo")
     return str((record.get("attributes") or {}).get("MessageGroupId", "")) if is_fifo else ""
@@ -170,31 +180,31 @@ def _source(event: Any) -> str:
     records = event.get("Records") if isinstance(event, dict) else None
     if not isinstance(records, list) or not records or not isinstance(records[0], dict):
         return ""
-    first = records[0]
+    record = records[0]
     return str(
-        first.get("eventSource")
-        or first.get("EventSource")
-        or ("aws:cloudfront" if "cf" in first else "")
+        record.get("eventSource")
+        or record.get("EventSource")
+        or ("aws:cloudfront" if "cf" in record else "")
     )
 
 
 def _refuse_foreign(event: Mapping[str, Any]) -> None:
-    what = _source(event)
-    if not what and isinstance(event.get("requestContext"), dict):
-        what = (
+    service = _source(event)
+    if not service and isinstance(event.get("requestContext"), dict):
+        service = (
             "a web socket"
             if "connectionId" in event["requestContext"]
             else "a request in an unknown format"
         )
     elif "triggerSource" in event:
-        what = "Cognito"
+        service = "Cognito"
     elif "awslogs" in event:
-        what = "CloudWatch Logs"
-    if what:
+        service = "CloudWatch Logs"
+    if service:
         raise UnknownEvent(
-            f"This function does not support events of {what}. It takes HTTP requests (API Gateway,"
-            " function URL, ALB), messages of SQS, events of EventBridge, and direct invocations"
-            " with a model's input. Send other events through SQS or EventBridge."
+            f"This function does not support events of {service}. It takes HTTP requests (API"
+            " Gateway, function URL, ALB), messages of SQS, events of EventBridge, and direct"
+            " invocations with a model's input. Send other events through SQS or EventBridge."
         )
 
 

@@ -1,12 +1,11 @@
-"""A model as a Lambda function: loads while the environment starts, and answers events of every
-kind.
+"""A model as a Lambda function, which loads while the environment starts.
 
-Between two invocations the environment is frozen, and the event loop with it: nothing here relies
-on time that passes then. The worker is a thread of this process, on the same channel as any other;
-its event loop runs while the model is waited for, and during invocations.
+Between two invocations the environment is frozen, and the event loop with it, so nothing here
+relies on time that passes then. The worker is a thread of this process, on the same channel as any
+other. The event loop runs while the model is waited for, and during invocations.
 
-`handler(event, context)` is for AWS's own client of the Runtime API, `Function` for both. `run.py`
-chooses the client.
+`handler(event, context)` is for AWS's client of the Runtime API, `Function` for both clients.
+`run.py` selects one.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, TsxError, Unavailable
 from tsx_runtime.settings.sources import find_config
-from tsx_runtime.targets.aws_lambda import events as events
+from tsx_runtime.targets.aws_lambda import events
 from tsx_runtime.targets.aws_lambda.app import LambdaApp
 from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, SqsBatches, answer_all
 from tsx_runtime.targets.aws_lambda.environment import (
-    LARGEST,
+    MAX_PAYLOAD_BYTES,
     LambdaSettings,
-    homes,
+    cache_variables,
     read_environment,
 )
 from tsx_runtime.targets.aws_lambda.events import EventRequest
 from tsx_runtime.targets.aws_lambda.http_events import (
-    SURELY_FITS,
+    SAFE_BODY_BYTES,
     Http,
     TooLate,
     Write,
-    too_large,
-    too_late,
+    late_error,
+    size_error,
 )
 from tsx_runtime.targets.aws_lambda.results import ResultSender
-from tsx_runtime.targets.image.environment import locate_model, settings_over
-from tsx_runtime.targets.image.model_discovery import found_model
+from tsx_runtime.targets.image.environment import locate_model, read_settings_over
+from tsx_runtime.targets.image.model_discovery import find_model
 from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
-MARGIN = 0.5  # seconds before an invocation's end at which it is answered in any case
+MARGIN_S = 0.5  # time before an invocation's end at which it is answered in any case
 
 logger = logging.getLogger("tsx.lambda")
 
@@ -68,45 +67,62 @@ class StillLoading(Unavailable):
 class Function:
     """The models of an environment, and the answers to its events.
 
-    `over` is the reason to end the environment, or empty.
+    `end_reason` is the reason to end the environment, or empty.
     """
 
     def __init__(self, environment: LambdaSettings, env: Mapping[str, str]) -> None:
-        """Raises SettingError."""
-        settings = settings_over(
+        """Read the settings.
+
+        Raises:
+            SettingError: A setting is unknown, or its value cannot be used.
+        """
+        settings = read_settings_over(
             environment.variables, env, find_config(None, env, Path.cwd()), logger.warning
         )
         if settings.otlp_endpoint is not None:
             logger.warning(
                 "otlp_endpoint changes nothing here: a frozen environment cannot send traces"
             )
-        self.own = environment.own
-        self.over = ""
+        self.options = environment.options
+        self.end_reason = ""
         self._settings = settings
         self._order = environment.order
         self._env = env
         self._starter = ThreadStarter(hidden=hidden_variables(settings, env))
-        self._results = ResultSender(owner=environment.own.results_owner)
-        self._began = time.monotonic()
-        self._longest = 0.0  # seconds that an invocation had
+        self._results = ResultSender(owner=environment.options.results_owner)
+        self._start = time.monotonic()
+        self._max_seconds = 0.0  # the longest time of an invocation
         self._is_logged = False
 
     async def start(self) -> None:
-        """Begin to load the model. Raises SettingError where it cannot be found."""
-        place = locate_model(self._env)
+        """Begin to load the model.
+
+        Raises:
+            SettingError: There is no model.
+        """
+        location = locate_model(self._env)
         models = models_from_settings(self._settings) or [
-            found_model(place.directory, self._env, place.name)
+            find_model(location.directory, self._env, location.name)
         ]
         self._registry = Registry(self._settings, starter=self._starter)
-        ordered = [replace(model, order=replace(model.order, **self._order)) for model in models]
-        self._loading = asyncio.ensure_future(self._load(ordered))
+        with_order = [replace(model, order=replace(model.order, **self._order)) for model in models]
+        self._loading = asyncio.ensure_future(self._load(with_order))
         self._http = Http(
-            LambdaApp(self._registry, self._settings), self.own.base_path, self._wait, self._late
+            LambdaApp(self._registry, self._settings),
+            self.options.base_path,
+            self._wait,
+            self._fail_late,
         )
-        self._queue = SqsBatches(self._registry, self.own.results, self._results, self._late)
+        self._queue = SqsBatches(
+            self._registry, self.options.results, self._results, self._fail_late
+        )
 
     async def loaded(self, seconds: float | None) -> bool:
-        """Whether the model is loaded within that time. Raises LoadFailed."""
+        """Wait at most `seconds`, and tell whether the model is loaded.
+
+        Raises:
+            LoadFailed: The model does not load.
+        """
         await asyncio.wait([self._loading], timeout=seconds)
         if not self._loading.done():
             return False
@@ -120,23 +136,28 @@ class Function:
         return True
 
     def log_failure(self, error: LoadFailed) -> None:
-        """Log it once, since no client gets the traceback."""
+        """Log a failure once, since no client gets the traceback."""
         if not self._is_logged:
             self._is_logged = True
             trace = f"\n{error.traceback}" if error.traceback else ""
             logger.error("the model does not load: %s%s", error.message, trace)
 
     async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
-        """The answer to the invocation; None for an HTTP request whose answer went to `write`.
-        Raises TsxError.
+        """Answer an invocation.
+
+        Returns:
+            The answer; None for an HTTP request whose answer went to `write`.
+
+        Raises:
+            TsxError: The invocation failed.
         """
         try:
             return await self._answer(event, context, write)
         finally:
-            self.over = self.over or self._hopeless()
+            self.end_reason = self.end_reason or self._find_end_reason()
 
-    def _hopeless(self) -> str:
-        """Why this process cannot run a worker any more; empty where it can."""
+    def _find_end_reason(self) -> str:
+        """Return why this process can no longer run a worker; empty if it can."""
         if self._starter.stuck:
             return (
                 "the handler did not return within responseTimeout, and a thread cannot be killed"
@@ -148,8 +169,8 @@ class Function:
         return ""
 
     async def _answer(self, event: Any, context: Any, write: Write | None) -> Any:
-        seconds = seconds_left(context)
-        self._longest = max(self._longest, seconds)
+        seconds = answer_time_s(context)
+        self._max_seconds = max(self._max_seconds, seconds)
         if events.is_http(event):
             if write is None:
                 return await self._http.answer(event, context, seconds)
@@ -161,7 +182,7 @@ class Function:
         try:
             await asyncio.wait_for(self._wait(), seconds)
         except asyncio.TimeoutError:
-            raise self._late() from None
+            raise self._fail_late() from None
         if requests is not None:
             return await self._answer_requests(requests, end)
         return (
@@ -173,13 +194,14 @@ class Function:
     async def _load(self, models: list[StartModel]) -> None:
         await load_all(self._registry, models)
         logger.info(
-            "the model was loaded %.2f s after its function started", time.monotonic() - self._began
+            "the model was loaded %.2f s after its function started", time.monotonic() - self._start
         )
 
     async def _wait(self) -> None:
         """Wait for the model.
 
-        Raises Unavailable where it does not load, and marks the environment to be ended.
+        Raises:
+            Unavailable: The model does not load, so the environment will end.
         """
         if not self._loading.done():
             await asyncio.wait([self._loading])
@@ -187,39 +209,37 @@ class Function:
             await self.loaded(None)
         except LoadFailed as error:
             self.log_failure(error)
-            self.over = error.message
+            self.end_reason = error.message
             raise Unavailable(error.message) from error
 
-    def _late(self) -> TsxError:
-        """The error of a request that ran out of time.
+    def _fail_late(self) -> TsxError:
+        """Return the error of a request that ran out of time.
 
-        A worker that still runs it would delay the next one.
+        A worker that still runs it would delay the next one, so the environment will end.
         """
         if not self._loading.done():
             text = (
                 "The model has been loading for %.0f s. Try again, or raise the timeout or the"
                 " memory."
             )
-            return StillLoading(text % (time.monotonic() - self._began), retry_after=1)
-        if self.own.concurrency == 1 or self._hangs():
-            self.over = "an invocation was abandoned; the model may still be processing it"
-        return too_late()
+            return StillLoading(text % (time.monotonic() - self._start), retry_after=1)
+        if self.options.concurrency == 1 or self._is_hanging():
+            self.end_reason = "an invocation was abandoned; the model may still be processing it"
+        return late_error()
 
-    def _hangs(self) -> bool:
-        """Whether the model has run a batch for longer than any of its invocations may have waited
-        for it.
-        """
+    def _is_hanging(self) -> bool:
+        """Tell whether a batch has run for longer than any invocation may have waited for it."""
         channels = [worker.channel for worker in self._registry.workers()]
         return any(
-            channel and channel.sent and time.monotonic() - channel.began > self._longest
+            channel and channel.sent and time.monotonic() - channel.began > self._max_seconds
             for channel in channels
         )
 
     async def _answer_requests(self, requests: EventRequest, end: float) -> Any:
         answers = await answer_all(self._registry, requests.requests, end - time.monotonic())
         if any(isinstance(answer, TooLate) for answer in answers):
-            self._late()
-        if requests.together:
+            self._fail_late()
+        if requests.is_list:
             result: Any = [_as_item(answer) for answer in answers]
         else:
             [answer] = answers
@@ -229,14 +249,15 @@ class Function:
                 raise HandlerFailed(answer)
             result = as_value(answer)
         size = sum(len(answer.body) for answer in answers if isinstance(answer, ModelAnswer))
-        if size > SURELY_FITS and (whole := len(json.dumps(result))) > LARGEST:
-            raise too_large(whole, size)
+        if size > SAFE_BODY_BYTES and (payload_size := len(json.dumps(result))) > MAX_PAYLOAD_BYTES:
+            raise size_error(payload_size, size)
         return result
 
 
 class HandlerFailed(TsxError):
-    """The handler answered a direct invocation with an error status: the caller gets a function
-    error.
+    """The handler answered a direct invocation with an error status.
+
+    The caller gets a function error.
     """
 
     def __init__(self, answer: ModelAnswer) -> None:
@@ -244,14 +265,16 @@ class HandlerFailed(TsxError):
         self.status = answer.status
 
 
-def seconds_left(context: Any) -> float:
-    left: float = context.get_remaining_time_in_millis() / 1000
-    return max(left - MARGIN, left / 2)
+def answer_time_s(context: Any) -> float:
+    """Return the time in which an invocation must be answered."""
+    remaining_s: float = context.get_remaining_time_in_millis() / 1000
+    return max(remaining_s - MARGIN_S, remaining_s / 2)
 
 
 def as_value(answer: ModelAnswer) -> Any:
-    """The result of a direct invocation: JSON as it is, text as a string, anything else in API
-    Gateway's form.
+    """Return the result of a direct invocation.
+
+    JSON stays JSON, text becomes a string, and anything else has API Gateway's form.
     """
     kind = answer.content_type.partition(";")[0].strip().lower()
     try:
@@ -279,65 +302,67 @@ def _as_item(answer: ModelAnswer | TsxError) -> dict[str, Any]:
 
 
 class Handler:
-    """`handler(event, context)`, as AWS's client calls it: in its only thread, one event at a
-    time.
-    """
+    """`handler(event, context)` for AWS's client, which calls it in its only thread."""
 
     def __init__(self, env: MutableMapping[str, str]) -> None:
-        """Returns when the model is loaded, or may be waited for in an invocation.
+        """Load the model, or leave it to the first invocation if that takes long.
 
-        Raises SettingError, LoadFailed.
+        Raises:
+            SettingError: A setting cannot be used.
+            LoadFailed: The model does not load.
         """
         self._loop = asyncio.new_event_loop()
-        self.function = self._loop.run_until_complete(begin(env))
+        self.function = self._loop.run_until_complete(start_function(env))
 
     def __call__(self, event: Any, context: Any) -> Any:
         return self._loop.run_until_complete(self.function.answer(event, context))
 
 
-async def begin(env: MutableMapping[str, str]) -> Function:
-    """A function that has waited for its model as long as its start-up phase lets it.
+async def start_function(env: MutableMapping[str, str]) -> Function:
+    """Return a function that has waited for its model as long as the start-up phase allows.
 
-    Raises SettingError, LoadFailed.
+    Raises:
+        SettingError: A setting cannot be used.
+        LoadFailed: The model does not load.
     """
-    env.update(homes(env))
+    env.update(cache_variables(env))
     environment = read_environment(env)
     function = Function(environment, env)
     await function.start()
-    wait = environment.own.init_wait
+    wait_s = environment.options.init_wait
     try:
-        await function.loaded(None if wait is None else max(0.0, wait - _age()))
+        await function.loaded(None if wait_s is None else max(0.0, wait_s - _process_age_s()))
     except LoadFailed as error:
-        if wait is None:
+        if wait_s is None:
             raise
-        function.log_failure(error)  # the first invocation gets the error
+        function.log_failure(error)  # The first invocation gets the error.
     return function
 
 
-def leave(why: str, code: int = 1) -> None:
-    """End the process at once, since a thread that hangs would delay an orderly exit.
+def end_process(reason: str, code: int = 1) -> None:
+    """End the process at once, since a hanging thread would delay an orderly exit.
 
     Lambda starts a fresh environment.
     """
-    if why:
-        print(f"this environment ends, and Lambda starts a new one: {why}", file=sys.stderr)
+    if reason:
+        print(f"this environment ends, and Lambda starts a new one: {reason}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _age() -> float:
-    """Seconds since this process was started."""
+def _process_age_s() -> float:
+    """Return the time since this process was started."""
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def __getattr__(name: str) -> Any:
-    """`handler` is created at its first use: importing this module starts nothing."""
+    """Create `handler` at its first use: importing this module starts nothing."""
     if name == "handler":
-        return _handler()
+        return _create_handler()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @cache
-def _handler() -> Handler:
+def _create_handler() -> Handler:
     return Handler(os.environ)

@@ -1,5 +1,7 @@
-"""HTTP requests in events: Mangum converts each to an ASGI scope, and the answer to the platform's
-format, whole or streamed.
+"""HTTP requests in events.
+
+Mangum converts each to an ASGI scope, and the answer to the platform's format. A streamed answer is
+converted here.
 """
 
 from __future__ import annotations
@@ -18,22 +20,20 @@ from tsx_runtime.api.messages import Message, Receive, Scope, Send, send_whole
 from tsx_runtime.api.urls import runs_model
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unavailable
 from tsx_runtime.shared.content_types import looks_like
-from tsx_runtime.targets.aws_lambda.environment import LARGEST
+from tsx_runtime.targets.aws_lambda.environment import MAX_PAYLOAD_BYTES
 from tsx_runtime.targets.aws_lambda.events import UnknownEvent
 
-TEXT = (
+TEXT_TYPES = (
     "application/problem+json",
     "application/jsonlines",
     "application/x-jsonlines",
     "application/x-ndjson",
     "application/yaml",
 )
-PRELUDE_END = (
-    b"\0" * 8
-)  # https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
-SURELY_FITS = (
-    LARGEST // 2
-)  # bytes of a body that base64 or JSON's escapes do not make too large, headers included
+# https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
+PRELUDE_END = b"\0" * 8
+# A body of this size fits in base64 or with JSON's escapes, headers included.
+SAFE_BODY_BYTES = MAX_PAYLOAD_BYTES // 2
 
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -51,64 +51,76 @@ class TooLate(Unavailable):
 
 
 class Http:
-    """The app behind HTTP events.
-
-    `wait` returns once the model is loaded, or raises TsxError; `late` gives the error of a
-    timeout.
-    """
+    """The app behind HTTP events."""
 
     def __init__(
         self,
         app: App,
         base_path: str,
         wait: Callable[[], Awaitable[None]],
-        late: Callable[[], TsxError],
+        make_late_error: Callable[[], TsxError],
     ) -> None:
+        """Wrap `app`.
+
+        Args:
+            app: The ASGI app.
+            base_path: A prefix that is removed from paths.
+            wait: Returns once the model is loaded, or raises TsxError.
+            make_late_error: Returns the error of a timeout.
+        """
         self._app = app
         self._wait = wait
-        self._late = late
+        self._make_late_error = make_late_error
         self._base_path = base_path
-        text = [*DEFAULT_TEXT_MIME_TYPES, *TEXT]
+        text = [*DEFAULT_TEXT_MIME_TYPES, *TEXT_TYPES]
         self._mangum = Mangum(
             cast("Any", app), lifespan="off", text_mime_types=text, exclude_headers=["connection"]
         )
 
     async def answer(self, event: dict[str, Any], context: Any, seconds: float) -> dict[str, Any]:
-        """The answer in the form of the event's service."""
+        """Return the answer in the form of the event's service."""
         handler, scope, body = self._read(event, context)
-        whole = _BufferedAnswer()
+        result = _BufferedAnswer()
         try:
-            await self._run(scope, _RequestBody(body), whole, seconds)
-            if not whole.ended:
-                raise broken_off()
+            await self._run(scope, _RequestBody(body), result, seconds)
+            if not result.ended:
+                raise interrupted_error()
         except TsxError as error:
-            whole = await _refused(scope, error)
-        answer: dict[str, Any] = handler(cast("Any", whole.response()))
-        if len(whole.body) > SURELY_FITS and (size := len(json.dumps(answer))) > LARGEST:
-            whole = await _refused(scope, too_large(size, len(whole.body)))
-            answer = handler(cast("Any", whole.response()))
+            result = await _error_answer(scope, error)
+        answer: dict[str, Any] = handler(cast("Any", result.response()))
+        if (
+            len(result.body) > SAFE_BODY_BYTES
+            and (size := len(json.dumps(answer))) > MAX_PAYLOAD_BYTES
+        ):
+            result = await _error_answer(scope, size_error(size, len(result.body)))
+            answer = handler(cast("Any", result.response()))
         return answer
 
     async def stream(
         self, event: dict[str, Any], context: Any, seconds: float, write: Write
     ) -> None:
-        """As a prelude with status and headers, then the body as it comes.
+        """Write a prelude with status and headers, then the body as it comes.
 
-        Raises TsxError where it breaks off.
+        Raises:
+            TsxError: The answer broke off.
         """
         _, scope, body = self._read(event, context)
         parts = _StreamedAnswer(write)
         try:
             await self._run(scope, _RequestBody(body), parts, seconds)
             if not parts.ended:
-                raise broken_off()
+                raise interrupted_error()
         except TsxError as error:
-            if parts.begun:
+            if parts.has_begun:
                 raise
-            await _refuse(scope, error, parts)
+            await _send_error(scope, error, parts)
 
     def _read(self, event: dict[str, Any], context: Any) -> tuple[Any, Scope, bytes]:
-        """Raises UnknownEvent."""
+        """Convert an event.
+
+        Raises:
+            UnknownEvent: The event comes from another service.
+        """
         try:
             handler = self._mangum.infer(event, context)
             return handler, self._scope(handler.scope, event), handler.body
@@ -120,7 +132,7 @@ class Http:
             raise UnknownEvent(f"{text}: {error!r}") from error
 
     def _scope(self, scope: Any, event: dict[str, Any]) -> Scope:
-        """The base path, or the stage of an API, is cut off the beginning of the path."""
+        """Remove the base path, or the stage of an API, from the beginning of the path."""
         scope["headers"] = [(name, value) for name, value in scope["headers"]]
         stage = event["requestContext"].get("stage")
         for root in (self._base_path, f"/{stage}" if stage and stage != "$default" else ""):
@@ -133,7 +145,7 @@ class Http:
         try:
             await asyncio.wait_for(self._with_model(scope, receive, send), max(0.0, seconds))
         except asyncio.TimeoutError:
-            raise self._late() from None
+            raise self._make_late_error() from None
 
     async def _with_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         if runs_model(scope["path"].removeprefix(scope["root_path"])):
@@ -142,7 +154,7 @@ class Http:
 
 
 class _RequestBody:
-    """The request, then nothing: a wait for the client's disconnect lasts until it is cancelled."""
+    """The messages of a request: its body, and then a wait until the request is cancelled."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -155,7 +167,7 @@ class _RequestBody:
 
 
 class _BufferedAnswer:
-    """An answer collected in memory."""
+    """An answer that is collected in memory."""
 
     def __init__(self) -> None:
         self.status = 500
@@ -173,8 +185,9 @@ class _BufferedAnswer:
                 self.body, self.ended = b"".join(self._parts), True
 
     def response(self) -> dict[str, Any]:
-        """Without a content type Lambda's services assume JSON and Mangum binary; here the body
-        decides.
+        """Return the answer for Mangum, with a content type that fits the body.
+
+        Without one, Lambda's services assume JSON, and Mangum binary data.
         """
         if not any(name == b"content-type" for name, _ in self.headers):
             self.headers = [*self.headers, (b"content-type", looks_like(self.body).encode())]
@@ -182,15 +195,15 @@ class _BufferedAnswer:
 
 
 class _StreamedAnswer:
-    """An answer sent as it is produced."""
+    """An answer that is sent as it is produced."""
 
     def __init__(self, write: Write) -> None:
-        self.begun = self.ended = False
+        self.has_begun = self.ended = False
         self._write = write
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.begun = True
+            self.has_begun = True
             await self._write(prelude(message["status"], message["headers"]))
             return
         if message.get("body"):
@@ -199,46 +212,53 @@ class _StreamedAnswer:
 
 
 def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The status and headers of a streamed answer, as Lambda expects them before its body."""
-    named: dict[str, str] = {}
+    """Return the status and headers of a streamed answer as Lambda expects them before the body."""
+    fields: dict[str, str] = {}
     cookies: list[str] = []
     for raw, value in headers:
         name, text = raw.decode("latin-1"), value.decode("latin-1")
         if name == "set-cookie":
             cookies.append(text)
         elif name not in ("content-length", "connection"):
-            named[name] = f"{named[name]}, {text}" if name in named else text
-    head = {"statusCode": status, "headers": named, **({"cookies": cookies} if cookies else {})}
+            fields[name] = f"{fields[name]}, {text}" if name in fields else text
+    head = {
+        "statusCode": status,
+        "headers": fields,
+        **({"cookies": cookies} if cookies else {}),
+    }
     return json.dumps(head).encode() + PRELUDE_END
 
 
-def too_late() -> TooLate:
+def late_error() -> TooLate:
+    """Return the error of a request that ran out of time."""
     return TooLate(
         "The answer was not ready within the function's timeout. Raise the timeout or the memory."
     )
 
 
-def broken_off() -> PredictionFailed:
+def interrupted_error() -> PredictionFailed:
+    """Return the error of an answer that broke off."""
     return PredictionFailed(
         "The answer was interrupted because the handler failed; see the function's log."
     )
 
 
-def too_large(size: int, body: int) -> AnswerTooLarge:
+def size_error(size: int, body: int) -> AnswerTooLarge:
+    """Return the error of an answer that exceeds Lambda's limit."""
     return AnswerTooLarge(
-        f"The answer has {body} bytes, {size} as sent through Lambda, whose limit is {LARGEST} (6"
-        " MB; 4.5 MB of binary data in base64). Return a smaller answer, or store it in S3 and"
-        " return its URL; a function URL that streams (TSX_LAMBDA_ANSWERS=streamed) carries"
-        " 200 MB."
+        f"The answer has {body} bytes, {size} as sent through Lambda, whose limit is"
+        f" {MAX_PAYLOAD_BYTES} (6 MB; 4.5 MB of binary data in base64). Return a smaller answer, or"
+        " store it in S3 and return its URL; a function URL that streams (TSX_LAMBDA_ANSWERS=streamed)"
+        " carries 200 MB."
     )
 
 
-async def _refused(scope: Scope, error: TsxError) -> _BufferedAnswer:
-    whole = _BufferedAnswer()
-    await _refuse(scope, error, whole)
-    return whole
+async def _error_answer(scope: Scope, error: TsxError) -> _BufferedAnswer:
+    answer = _BufferedAnswer()
+    await _send_error(scope, error, answer)
+    return answer
 
 
-async def _refuse(scope: Scope, error: TsxError, send: Send) -> None:
+async def _send_error(scope: Scope, error: TsxError, send: Send) -> None:
     status, headers, body = errors.fault(error, scope["path"])
     await send_whole(send, scope, status, headers, new_request_id(), body)

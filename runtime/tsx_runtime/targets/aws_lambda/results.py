@@ -1,4 +1,7 @@
-"""Sends the answers to SQS messages to S3, or to another queue. boto3 is imported on first use."""
+"""The sending of answers to SQS messages, to S3 or to another queue.
+
+boto3 is imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-AT_ONCE = 16  # calls to AWS
+MAX_CALLS = 16  # concurrent calls to AWS
 SUFFIXES = {
     "application/json": ".json",
     "text/plain": ".txt",
@@ -24,54 +27,58 @@ SUFFIXES = {
 class Result(NamedTuple):
     """The answer to one message."""
 
-    message: str  # its id
-    group: str  # of a FIFO queue; else empty
+    message: str  # the id of the message
+    group: str  # the message's group in a FIFO queue, or empty
     status: int
     content_type: str
     body: bytes
 
 
 class ResultSender:
-    """Sends answers to S3 or SQS.
-
-    `client` makes boto3's client of a service; `owner` is the account whose buckets alone get
-    answers.
-    """
+    """The sender of answers to S3 or SQS."""
 
     def __init__(self, client: Callable[[str], Any] | None = None, owner: str = "") -> None:
-        self._expected = {"ExpectedBucketOwner": owner} if owner else {}
-        self._make = cache(client or _client)
-        self._making = (
-            threading.Lock()
-        )  # boto3's clients may be used by many threads, but not made by them
-        self._threads = ThreadPoolExecutor(AT_ONCE, "tsx-results")
+        """Create the threads that send.
 
-    async def send(self, place: str, result: Result) -> None:
-        """Returns once it is delivered. Raises boto3's errors."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._send, place, result)
+        Args:
+            client: Creates boto3's client of a service.
+            owner: The account that must own a bucket which gets answers, if any.
+        """
+        self._owner_options = {"ExpectedBucketOwner": owner} if owner else {}
+        self._make_client = cache(client or _client)
+        self._lock = threading.Lock()  # Threads may share boto3's clients, but not create them.
+        self._threads = ThreadPoolExecutor(MAX_CALLS, "tsx-results")
+
+    async def send(self, destination: str, result: Result) -> None:
+        """Send an answer; raise boto3's errors."""
+        await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._send, destination, result
+        )
 
     def _client(self, service: str) -> Any:
-        with self._making:
-            return self._make(service)
+        with self._lock:
+            return self._make_client(service)
 
-    def _send(self, place: str, result: Result) -> None:
-        if place.startswith("s3://"):
-            bucket, key = s3_key(place, result)
+    def _send(self, destination: str, result: Result) -> None:
+        if destination.startswith("s3://"):
+            bucket, key = s3_key(destination, result)
             metadata = {"message-id": result.message, "status": str(result.status)}
-            given = {
+            options = {
                 "Body": result.body,
                 "ContentType": result.content_type,
                 "Metadata": metadata,
-                **self._expected,
+                **self._owner_options,
             }
-            self._client("s3").put_object(Bucket=bucket, Key=key, **given)
+            self._client("s3").put_object(Bucket=bucket, Key=key, **options)
         else:
-            self._client("sqs").send_message(QueueUrl=place, **sqs_message(place, result))
+            self._client("sqs").send_message(
+                QueueUrl=destination, **sqs_message(destination, result)
+            )
 
 
-def s3_key(place: str, result: Result) -> tuple[str, str]:
-    """Bucket and key: the message's id below the prefix, with what its type is called."""
-    parts = urlsplit(place)
+def s3_key(destination: str, result: Result) -> tuple[str, str]:
+    """Return the bucket and the key: the prefix, the id of the message, a suffix for the type."""
+    parts = urlsplit(destination)
     prefix = parts.path.strip("/")
     name = result.message + SUFFIXES.get(
         result.content_type.partition(";")[0].strip().lower(), ".bin"
@@ -80,9 +87,10 @@ def s3_key(place: str, result: Result) -> tuple[str, str]:
 
 
 def sqs_message(queue: str, result: Result) -> Mapping[str, Any]:
-    """Text as it is, bytes as base64 with an attribute that says so.
+    """Return the arguments for `send_message`.
 
-    A FIFO queue keeps the order within the message's group.
+    Text is sent unchanged, and bytes as base64 with an attribute. A FIFO queue keeps the order
+    within the message's group.
     """
     attributes = {
         "tsx-message-id": result.message,
@@ -92,23 +100,21 @@ def sqs_message(queue: str, result: Result) -> Mapping[str, Any]:
     try:
         body = result.body.decode()
     except UnicodeDecodeError:
-        body, attributes["content-transfer-encoding"] = (
-            base64.b64encode(result.body).decode(),
-            "base64",
-        )
-    typed = {
+        body = base64.b64encode(result.body).decode()
+        attributes["content-transfer-encoding"] = "base64"
+    typed_attributes = {
         name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()
     }
-    order = (
+    fifo_options = (
         {"MessageGroupId": result.group or "tsx", "MessageDeduplicationId": result.message}
         if queue.endswith(".fifo")
         else {}
     )
-    return {"MessageBody": body or " ", "MessageAttributes": typed, **order}
+    return {"MessageBody": body or " ", "MessageAttributes": typed_attributes, **fifo_options}
 
 
 def _client(service: str) -> Any:
-    # here: it takes 0.2 s of a cold start, and only functions with TSX_LAMBDA_RESULTS need it
+    # The import takes 0.2 s of a cold start, and only TSX_LAMBDA_RESULTS needs it.
     import boto3
 
     return boto3.client(service)

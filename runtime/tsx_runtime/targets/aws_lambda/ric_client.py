@@ -1,6 +1,4 @@
-"""Runs `function.handler` by AWS's own client of the Runtime API, awslambdaric: one invocation
-after the other.
-"""
+"""The start of `function.handler` with awslambdaric, AWS's client of the Runtime API."""
 
 from __future__ import annotations
 
@@ -12,19 +10,18 @@ from awslambdaric.lambda_runtime_client import LambdaRuntimeClient
 from tsx_runtime.targets.aws_lambda import function
 
 
-class _Client(LambdaRuntimeClient):  # type: ignore[misc]  # it has no types
-    """Takes no further invocation once the environment is of no use: Lambda then starts a fresh
-    one.
-    """
+class _Client(LambdaRuntimeClient):  # type: ignore[misc]  # The library has no types.
+    """A client that takes no invocation if the environment is unusable: Lambda starts a new one."""
 
     def wait_next_invocation(self) -> object:
-        if why := function.handler.function.over:
-            function.leave(why)
+        """Return the next invocation, or end the process."""
+        if reason := function.handler.function.end_reason:
+            function.end_process(reason)
         return super().wait_next_invocation()
 
 
 def run(handler: str, address: str) -> int:
-    """`handler` is a dotted name, as Lambda takes it. Does not return."""
+    """Answer invocations one after the other; `handler` is a dotted name, as Lambda takes it."""
     logging.getLogger("tsx").setLevel(logging.INFO)
     bootstrap.run(handler, _Client(address, False))
     return 0

@@ -1,4 +1,4 @@
-"""Runs the function with the client of the Runtime API that the environment selects."""
+"""The start of the function, with the client of the Runtime API that the environment selects."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ HANDLER = "tsx_runtime.targets.aws_lambda.function.handler"
 
 
 def run(env: MutableMapping[str, str]) -> int:
-    """Serve until the environment ends, as Lambda's container does. Raises SettingError."""
+    """Serve until the environment ends.
+
+    Raises:
+        SettingError: A variable cannot be used, or this is not Lambda.
+    """
     if not env.get(RUNTIME_API):
         raise SettingError(
             f"{RUNTIME_API} is not set: Lambda and its emulators set it, and without it there are"
             " no invocations"
         )
-    own = read_environment(env).own
-    if own.uses_own_client or (not own.runtime and find_spec("awslambdaric") is None):
-        from tsx_runtime.targets.aws_lambda import (
-            runtime_client,
-        )  # here: only one of the two clients is imported
+    options = read_environment(env).options
+    if options.uses_own_client or (not options.runtime and find_spec("awslambdaric") is None):
+        # Only one of the two clients is imported.
+        from tsx_runtime.targets.aws_lambda import runtime_client
 
         return runtime_client.run(env)
     try:
-        from tsx_runtime.targets.aws_lambda import ric_client  # here: awslambdaric is an extra
+        from tsx_runtime.targets.aws_lambda import ric_client  # awslambdaric is optional.
     except ModuleNotFoundError as error:
         raise SettingError(
             f"TSX_LAMBDA_RUNTIME is awslambdaric, but {error}. Install it: pip install"

@@ -1,5 +1,4 @@
-"""Lambda's Runtime API on one connection, by asyncio: the next invocation, its answer whole or in
-parts, its error.
+"""Lambda's Runtime API on one connection: the next invocation, its answer, its error.
 
 https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html and, for answers in parts,
 runtimes-custom.html#runtimes-custom-streaming
@@ -19,12 +18,12 @@ from tsx_runtime.version import __version__
 VERSION = "2018-06-01"
 ERROR_TYPE = "Lambda-Runtime-Function-Error-Type"
 ERROR_BODY = "Lambda-Runtime-Function-Error-Body"
-LONGEST_HEAD = 256 << 10  # bytes; a client context and a trace are in it
+MAX_HEAD_BYTES = 256 << 10  # A head contains a client context and a trace.
 _ASCII = dict.fromkeys(range(32), "?") | {0x7F: "?"}
 
 
 class ConnectionLost(Exception):
-    """The Runtime API is gone, or does not follow its documentation: the environment has to end."""
+    """The Runtime API is gone, or violates its documentation: the environment must end."""
 
 
 class RequestRefused(Exception):
@@ -36,7 +35,7 @@ class RequestRefused(Exception):
 
 
 class Invocation:
-    """One invocation; the names are those of the context of AWS's own client."""
+    """One invocation; the names are those of the context of AWS's client."""
 
     def __init__(self, headers: dict[str, str], body: bytes) -> None:
         self.body = body
@@ -51,7 +50,7 @@ class Invocation:
 
 class ApiReply(NamedTuple):
     status: int
-    headers: dict[str, str]  # names in lower case
+    headers: dict[str, str]  # The names are in lower case.
     body: bytes
 
 
@@ -66,8 +65,12 @@ class RuntimeApiConnection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def next(self) -> Invocation:
-        """Waits until there is an invocation. Raises ConnectionLost."""
-        reply = await self._model_request("GET", "invocation/next")
+        """Wait for the next invocation.
+
+        Raises:
+            ConnectionLost: The Runtime API is gone, or refuses.
+        """
+        reply = await self._call("GET", "invocation/next")
         if reply.status != 200 or "lambda-runtime-aws-request-id" not in reply.headers:
             raise ConnectionLost(
                 f"Lambda answered {reply.status} to the request for the next invocation:"
@@ -76,12 +79,18 @@ class RuntimeApiConnection:
         return Invocation(reply.headers, reply.body)
 
     async def answer(self, id: str, body: bytes) -> None:
-        """Raises RequestRefused, ConnectionLost."""
-        _check(await self._model_request("POST", f"invocation/{id}/response", body))
+        """Send the answer to an invocation.
+
+        Raises:
+            RequestRefused: The Runtime API refused the answer.
+            ConnectionLost: The Runtime API is gone.
+        """
+        _check(await self._call("POST", f"invocation/{id}/response", body))
 
     async def fail(self, id: str, kind: str, message: str, trace: list[str]) -> None:
+        """Report the failure of an invocation, with the errors of `answer`."""
         _check(
-            await self._model_request(
+            await self._call(
                 "POST",
                 f"invocation/{id}/error",
                 _error(kind, message, trace, id),
@@ -90,8 +99,9 @@ class RuntimeApiConnection:
         )
 
     async def fail_init(self, kind: str, message: str, trace: list[str]) -> None:
+        """Report the failure of the start, with the errors of `answer`."""
         _check(
-            await self._model_request(
+            await self._call(
                 "POST",
                 "init/error",
                 _error(kind, message, trace),
@@ -106,7 +116,7 @@ class RuntimeApiConnection:
         if self._writer is not None:
             self._writer.close()
 
-    async def _model_request(
+    async def _call(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> ApiReply:
         defaults = (
@@ -125,9 +135,10 @@ class RuntimeApiConnection:
     async def begin(
         self, method: str, path: str, headers: dict[str, str], body: bytes = b""
     ) -> None:
+        """Send the head of a request, and the body if there is one; connect first if needed."""
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(
-                self._host, self._port, limit=LONGEST_HEAD
+                self._host, self._port, limit=MAX_HEAD_BYTES
             )
             self._writer.get_extra_info("socket").setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
@@ -140,8 +151,8 @@ class RuntimeApiConnection:
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n"
         await self.write(
-            head + body if len(body) < LONGEST_HEAD else head,
-            body if len(body) >= LONGEST_HEAD else b"",
+            head + body if len(body) < MAX_HEAD_BYTES else head,
+            body if len(body) >= MAX_HEAD_BYTES else b"",
         )
 
     async def write(self, *pieces: bytes) -> None:
@@ -180,15 +191,20 @@ class StreamedReply:
     def __init__(self, connection: RuntimeApiConnection, id: str) -> None:
         self._connection = connection
         self._id = id
-        self.begun = False
+        self.has_begun = False
 
     async def write(self, part: bytes) -> None:
-        if not part:  # an empty chunk would end the answer
+        """Send a part.
+
+        Raises:
+            ConnectionLost: The Runtime API is gone.
+        """
+        if not part:  # An empty chunk would end the answer.
             return
         chunk = b"%x\r\n%b\r\n" % (len(part), part)
         try:
-            if not self.begun:
-                self.begun = True
+            if not self.has_begun:
+                self.has_begun = True
                 headers = {
                     "Content-Type": "application/vnd.awslambda.http-integration-response",
                     "Lambda-Runtime-Function-Response-Mode": "streaming",
@@ -201,7 +217,12 @@ class StreamedReply:
             raise ConnectionLost(f"the connection to the Runtime API is lost: {error!r}") from error
 
     async def end(self, kind: str = "", message: str = "") -> None:
-        """With a `kind` the answer was interrupted, and the trailers carry the error."""
+        """End the answer; with a `kind` it was interrupted, and trailers carry the error.
+
+        Raises:
+            RequestRefused: The Runtime API refused the answer.
+            ConnectionLost: The Runtime API is gone.
+        """
         trailers = b""
         if kind:
             details = base64.b64encode(_error(kind, message, [], self._id)).decode()

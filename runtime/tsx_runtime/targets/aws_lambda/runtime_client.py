@@ -1,9 +1,8 @@
-"""tsx's own client of Lambda's Runtime API: the concurrent invocations of an environment share one
-model and one queue.
+"""tsx's client of Lambda's Runtime API: concurrent invocations share one model and one queue.
 
-AWS's client answers concurrent invocations of Lambda Managed Instances with a process and a model
-each, and so without batches. Here each of N pollers takes an invocation, answers it and takes the
-next, all on one event loop; what waits when the worker is free is its next batch.
+AWS's client answers the concurrent invocations of Lambda Managed Instances with a process and a
+model each, and so without batches. Here N pollers on one event loop take, answer and repeat. The
+requests that wait when the worker is free are its next batch.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from collections.abc import MutableMapping
 from tsx_archiver import ArchiveError
 from tsx_runtime.errors import TsxError
 from tsx_runtime.shared.log_format import JsonLines
-from tsx_runtime.targets.aws_lambda import events as events
-from tsx_runtime.targets.aws_lambda.function import Function, begin, leave
+from tsx_runtime.targets.aws_lambda import events
+from tsx_runtime.targets.aws_lambda.function import Function, end_process, start_function
 from tsx_runtime.targets.aws_lambda.runtime_api import (
     ConnectionLost,
     Invocation,
@@ -30,8 +29,8 @@ from tsx_runtime.targets.aws_lambda.runtime_api import (
 )
 from tsx_runtime.targets.image.environment import RUNTIME_API
 
-STOP = 1.5  # seconds for running invocations once the environment has to end
-TEXT = "[%(levelname)s]\t%(asctime)s\t%(message)s"
+STOP_TIMEOUT_S = 1.5  # limit for running invocations once the environment must end
+TEXT_FORMAT = "[%(levelname)s]\t%(asctime)s\t%(message)s"
 
 logger = logging.getLogger("tsx.lambda")
 
@@ -39,28 +38,27 @@ logger = logging.getLogger("tsx.lambda")
 def run(env: MutableMapping[str, str]) -> int:
     """Run until the environment ends or is unusable.
 
-    The exit code is 1 where a fresh environment should replace it.
+    Returns:
+        The exit code, which is 1 if a fresh environment should replace this one.
     """
-    _log(env)
+    _set_up_logging(env)
     return asyncio.run(_run(env))
 
 
 async def _run(env: MutableMapping[str, str]) -> int:
     address = env[RUNTIME_API]
     try:
-        function = await begin(env)
+        function = await start_function(env)
     except (TsxError, ArchiveError, OSError) as error:
-        message, trace = (
-            getattr(error, "message", str(error)),
-            getattr(error, "traceback", None) or "",
-        )
+        message = getattr(error, "message", str(error))
+        trace = getattr(error, "traceback", None) or ""
         logger.error("the function cannot start: %s\n%s", message, trace)
         await RuntimeApiConnection(address).fail_init(
             type(error).__name__, message, trace.splitlines()
         )
         return 1
     pollers = [
-        Poller(function, RuntimeApiConnection(address)) for _ in range(function.own.concurrency)
+        Poller(function, RuntimeApiConnection(address)) for _ in range(function.options.concurrency)
     ]
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
@@ -69,20 +67,20 @@ async def _run(env: MutableMapping[str, str]) -> int:
     await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
     busy = [task for task, poller in running.items() if poller.leave() and not task.done()]
     for task in running.keys() - busy:
-        task.cancel()  # it waits for an invocation, which would stay unanswered
+        task.cancel()  # It waits for an invocation, which would stay unanswered.
     if busy:
-        await asyncio.wait(busy, timeout=STOP if stopped.is_set() else None)
+        await asyncio.wait(busy, timeout=STOP_TIMEOUT_S if stopped.is_set() else None)
     for task in running:
-        if task.done() and not task.cancelled() and (raised := task.exception()) is not None:
+        if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
             logger.error(
-                "%s", raised, exc_info=None if isinstance(raised, ConnectionLost) else raised
+                "%s", failure, exc_info=None if isinstance(failure, ConnectionLost) else failure
             )
-    leave(function.over, 0 if stopped.is_set() else 1)
+    end_process(function.end_reason, 0 if stopped.is_set() else 1)
     return 1
 
 
 class Poller:
-    """Handles one invocation after the other."""
+    """A handler of one invocation after the other."""
 
     def __init__(self, function: Function, connection: RuntimeApiConnection) -> None:
         self._busy = self._leaving = False
@@ -90,9 +88,13 @@ class Poller:
         self._connection = connection
 
     async def run(self) -> None:
-        """Run until the environment is unusable or `leave` was called. Raises ConnectionLost."""
+        """Run until the environment is unusable or `leave` was called.
+
+        Raises:
+            ConnectionLost: The Runtime API is gone.
+        """
         try:
-            while not (self._function.over or self._leaving):
+            while not (self._function.end_reason or self._leaving):
                 invocation = await self._connection.next()
                 self._busy = True
                 try:
@@ -108,7 +110,8 @@ class Poller:
     def leave(self) -> bool:
         """Take no further invocation, which would be lost with the environment.
 
-        True while one is being answered.
+        Returns:
+            Whether an invocation is being answered.
         """
         self._leaving = True
         return self._busy
@@ -117,7 +120,7 @@ class Poller:
         parts = self._connection.parts(invocation.aws_request_id)
         try:
             event = json.loads(invocation.body)
-            streams = self._function.own.streams and events.is_http(event)
+            streams = self._function.options.streams and events.is_http(event)
             answer = await self._function.answer(
                 event, invocation, parts.write if streams else None
             )
@@ -148,19 +151,19 @@ class Poller:
         trace: list[str],
     ) -> None:
         kind = type(error).__name__
-        if parts.begun:
+        if parts.has_begun:
             await parts.end(kind, message)
         else:
             await self._connection.fail(invocation.aws_request_id, kind, message, trace)
 
 
-def _log(env: MutableMapping[str, str]) -> None:
-    """Log in the format and at the level of the function's configuration."""
+def _set_up_logging(env: MutableMapping[str, str]) -> None:
+    """Set up the log with the format and level of the function's configuration."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(
         JsonLines()
         if env.get("AWS_LAMBDA_LOG_FORMAT", "").upper() == "JSON"
-        else logging.Formatter(TEXT)
+        else logging.Formatter(TEXT_FORMAT)
     )
     level = logging.getLevelName(env.get("AWS_LAMBDA_LOG_LEVEL", "INFO").upper())
     logging.basicConfig(level=level if isinstance(level, int) else logging.INFO, handlers=[handler])

@@ -1,8 +1,7 @@
-"""Finds the model in an image's directory: an archive, an unpacked one, or the layout of
-SageMaker's PyTorch toolkit.
+"""The search for the model in an image's directory.
 
-The toolkit's layout is `code/inference.py` with the user's functions, beside the files that they
-load, and no manifest:
+The directory holds an archive, an unpacked one, or the layout of SageMaker's PyTorch toolkit: no
+manifest, but `code/inference.py` with the user's functions, beside the files that they load.
 https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
 """
 
@@ -32,53 +31,53 @@ HANDLER = "sagemaker_toolkit"  # a built-in handler of the worker
 PROGRAM = "inference.py"
 WEIGHTS = (".pt", ".pth", ".pt2")
 CONFIG = "model-config.yaml"
-# requests of a batch where the model can run them together; an idle worker does not wait for a full
-# batch
-TOGETHER = 32
+# Requests of a batch if the model can run them together. An idle worker does not wait for a full
+# batch.
+BATCH_SIZE = 32
 
 
 def model_directory(env: Mapping[str, str]) -> Path:
-    """The directory of an image's model."""
+    """Return the directory of an image's model."""
     return Path(env.get(BASE) or "/opt/ml") / "model"
 
 
-def found_model(directory: Path, env: Mapping[str, str], name: str | None = None) -> StartModel:
-    """The one model of a directory: an archive, an unpacked archive, or the layout of SageMaker's
-    toolkit.
+def find_model(directory: Path, env: Mapping[str, str], name: str | None = None) -> StartModel:
+    """Return the one model of a directory.
 
-    Raises SettingError, which says what the directory holds instead.
+    Raises:
+        SettingError: The directory has no model, or several; the message says what it has.
     """
     if (directory / MANIFEST).is_file():
         return start_model(directory, name)
-    there = (
+    paths = (
         sorted(path for path in directory.iterdir() if not path.name.startswith("."))
         if directory.is_dir()
         else []
     )
-    archives = [path for path in there if path.name.endswith(ARCHIVE_SUFFIXES)]
+    archives = [path for path in paths if path.name.endswith(ARCHIVE_SUFFIXES)]
     if len(archives) == 1:
         return start_model(archives[0], name)
     if (
         not archives
-        and there
-        and (laid_out := toolkit_model(directory, env, name or "model")) is not None
+        and paths
+        and (toolkit := toolkit_model(directory, env, name or "model")) is not None
     ):
-        return laid_out
-    what = (
-        f"{len(archives)} archives: {_listed(archives)}"
+        return toolkit
+    content = (
+        f"{len(archives)} archives: {_list_names(archives)}"
         if archives
-        else f"no archive, but {_listed(there)}"
-        if there
+        else f"no archive, but {_list_names(paths)}"
+        if paths
         else "nothing"
     )
-    wanted = (
+    expected = (
         "one .mar, or the unpacked content of one (tsx archive unpack), or code/inference.py beside"
         " one .pt or .pth"
     )
-    raise SettingError(f"{directory} holds {what}; it must hold {wanted}")
+    raise SettingError(f"{directory} holds {content}; it must hold {expected}")
 
 
-def _listed(paths: Sequence[Path]) -> str:
+def _list_names(paths: Sequence[Path]) -> str:
     names = ", ".join(path.name for path in paths[:5])
     return f"{names} and {len(paths) - 5} more" if len(paths) > 5 else names
 
@@ -86,14 +85,17 @@ def _listed(paths: Sequence[Path]) -> str:
 def toolkit_model(
     directory: Path, env: Mapping[str, str], name: str = "model"
 ) -> StartModel | None:
-    """None where the directory has no such layout.
+    """Return the model of a directory with the toolkit's layout, or None for another layout.
 
-    Raises SettingError, and ArchiveError for its model-config.yaml.
+    Raises:
+        SettingError: SAGEMAKER_PROGRAM names a missing file.
+        ArchiveError: The model-config.yaml is invalid.
     """
     code, program = directory / "code", env.get("SAGEMAKER_PROGRAM", "").strip() or PROGRAM
-    named = Path(env.get("SAGEMAKER_SUBMIT_DIRECTORY", "").strip() or code)
-    if named.is_dir() and named.resolve().is_relative_to(directory.resolve()):
-        code = named  # else it is the code's origin, and the host has copied it here
+    submitted = Path(env.get("SAGEMAKER_SUBMIT_DIRECTORY", "").strip() or code)
+    if submitted.is_dir() and submitted.resolve().is_relative_to(directory.resolve()):
+        # Otherwise it is the origin of the code, which the host has copied into `code`.
+        code = submitted
     script = code / program
     if not script.is_file():
         if env.get("SAGEMAKER_PROGRAM", "").strip():
@@ -121,8 +123,8 @@ def _archive(
     if (directory / CONFIG).is_file():
         refuse_foreign_link(directory / CONFIG, directory, directory)
         model["configFile"] = CONFIG
-        config, found = load_model_config(directory / CONFIG)
-        problems = [f"{CONFIG}: {problem}" for problem in found]
+        config, config_problems = load_model_config(directory / CONFIG)
+        problems = [f"{CONFIG}: {problem}" for problem in config_problems]
     layout = {
         "code": os.path.relpath(code, directory),
         "program": str(script.relative_to(code)) if script.is_file() else "",
@@ -137,24 +139,25 @@ def _archive(
 
 
 def _order(archive: OpenArchive, script: Path, name: str) -> RegisterOrder:
-    """Order batches if requests can share a call; `batchSize` and `slo` of the archive come
-    first.
+    """Return an order with a batch size, if requests can share a call.
+
+    `batchSize` and `slo` of the archive take precedence.
     """
     source = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
     config = archive.config
-    together = (
+    is_batchable = (
         (config.independent_rows or runs_together(source))
         and config.batch_size is None
         and config.slo is None
     )
-    size = TOGETHER if together else None
+    size = BATCH_SIZE if is_batchable else None
     return RegisterOrder(
         url=archive.source.name, model_name=name, loaded_at_startup=True, batch_size=size
     )
 
 
 def runs_together(source: str) -> bool:
-    """Check a program's text, without running it, for a function that takes a whole batch.
+    """Tell whether a program defines a function that takes a whole batch, without running it.
 
     Otherwise a batch would run one by one, and its first request would wait for the last.
     """

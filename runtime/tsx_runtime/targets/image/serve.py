@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tsx_runtime.settings.sources import find_config
 from tsx_runtime.shared.nonblocking_output import install_lossy_output
-from tsx_runtime.targets.image.environment import locate_model, settings_of
-from tsx_runtime.targets.image.model_discovery import found_model
+from tsx_runtime.targets.image.environment import locate_model, read_settings
+from tsx_runtime.targets.image.model_discovery import find_model
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.server.server import RunningServer, serve
 from tsx_runtime.targets.server.startup import models_from_settings
@@ -18,19 +18,25 @@ logger = logging.getLogger("tsx.server")
 
 
 def serve_image(env: Mapping[str, str]) -> None:
-    """Until it is stopped. Raises SettingError, and what `serve` and `load_all` raise."""
+    """Serve until a stop is requested.
+
+    Raises:
+        SettingError: A setting is unknown, or its value cannot be used. `serve` and `load_all` may
+            raise other errors.
+    """
     notices: list[str] = []
-    place = locate_model(env)
-    settings = settings_of(env, place, find_config(None, env, Path.cwd()), notices)
+    location = locate_model(env)
+    settings = read_settings(env, location, find_config(None, env, Path.cwd()), notices)
     install_lossy_output()
     set_up_logging(settings, notices)
     serve(
         settings,
-        models_from_settings(settings) or [found_model(place.directory, env, place.name or None)],
-        _tell,
+        models_from_settings(settings)
+        or [find_model(location.directory, env, location.name or None)],
+        _log_start,
     )
 
 
-def _tell(started: RunningServer) -> None:
-    served = ", ".join(f"{version.name}/{version.version}" for version in started.versions)
-    logger.info("serving %s at %s", served, started.addresses["inference"])
+def _log_start(server: RunningServer) -> None:
+    names = ", ".join(f"{version.name}/{version.version}" for version in server.versions)
+    logger.info("serving %s at %s", names, server.addresses["inference"])

@@ -1,6 +1,4 @@
-"""`log_config`: reads levels and file sizes from a log4j2.xml, or a `logging.config` dict instead
-of it.
-"""
+"""`log_config`: a log4j2.xml for levels and file sizes, or a file for `logging.config`."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from tsx_archiver import InvalidConfig, load_yaml_file
 from tsx_archiver.quantities import parse_bytes
 from tsx_runtime.errors import SettingError
 
-OWN_WAY = frozenset({".yaml", ".yml", ".json"})
+DICT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 LEVELS = {
     "all": logging.NOTSET,
     "trace": logging.DEBUG,
@@ -27,26 +25,28 @@ LEVELS = {
     "fatal": logging.CRITICAL,
     "off": logging.CRITICAL + 10,
 }
-LOGGERS = {
-    "org.pytorch.serve": "tsx"
-}  # TorchServe's names that differ here; ACCESS_LOG, MODEL_LOG and the metrics' are the same
-OURS = frozenset({"tsx", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"})
+# TorchServe's logger names that differ here. ACCESS_LOG, MODEL_LOG and the metrics' are the same.
+LOGGERS = {"org.pytorch.serve": "tsx"}
+KNOWN_LOGGERS = frozenset({"tsx", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"})
 
 
 @dataclass
 class LogConfig:
-    """TorchServe's own defaults: 100 MB, five older files."""
+    """The supported settings of a log4j2.xml, with TorchServe's defaults: 100 MB, 5 older files."""
 
-    levels: dict[str, int] = field(
-        default_factory=dict
-    )  # by Python's name of the logger; the root's is ""
+    # Keys: Python's names of the loggers; the root's is "".
+    levels: dict[str, int] = field(default_factory=dict)
     max_bytes: int = 100 << 20
     max_files: int = 5
-    left_out: list[str] = field(default_factory=list)  # settings of the file that are not supported
+    unsupported: list[str] = field(default_factory=list)  # settings without effect
 
 
 def read_log_config(path: Path) -> LogConfig:
-    """Reads a log4j2.xml: levels of loggers, and when files are rotated. Raises SettingError."""
+    """Read the levels of loggers and the rotation of files from a log4j2.xml.
+
+    Raises:
+        SettingError: The file cannot be read or parsed.
+    """
     try:
         root = ElementTree.fromstring(path.read_bytes())
     except OSError as error:
@@ -54,7 +54,7 @@ def read_log_config(path: Path) -> LogConfig:
     except ElementTree.ParseError as error:
         raise SettingError(
             f"log_config '{path}' is not a log4j2.xml and does not end in"
-            f" {', '.join(sorted(OWN_WAY))}: {error}"
+            f" {', '.join(sorted(DICT_SUFFIXES))}: {error}"
         ) from error
     config = LogConfig()
     for element in root.iter():
@@ -80,19 +80,24 @@ def read_log_config(path: Path) -> LogConfig:
             "timebasedtriggeringpolicy",
         ):
             name = element.tag.rpartition("}")[2]
-            if name not in config.left_out:
-                config.left_out.append(name)
+            if name not in config.unsupported:
+                config.unsupported.append(name)
     return config
 
 
 def _read_level(config: LogConfig, name: str, level: str) -> None:
     python_name = LOGGERS.get(name, name)
-    if level.lower() in LEVELS and (not name or python_name in OURS):  # loggers of Java libraries
+    # Loggers of Java libraries are skipped.
+    if level.lower() in LEVELS and (not name or python_name in KNOWN_LOGGERS):
         config.levels[python_name] = LEVELS[level.lower()]
 
 
-def apply_own_way(path: Path) -> None:
-    """`logging.config.dictConfig` with the file's content. Raises SettingError."""
+def apply_dict_config(path: Path) -> None:
+    """Configure logging with `logging.config.dictConfig` and a file.
+
+    Raises:
+        SettingError: The file cannot be read or used.
+    """
     try:
         document = (
             json.loads(path.read_bytes())

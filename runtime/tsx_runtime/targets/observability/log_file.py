@@ -12,48 +12,54 @@ from pathlib import Path
 
 from tsx_archiver.storage.private_directory import check_directory, is_trusted
 
-# seconds between two messages about lost lines: a disk that is nearly full takes some lines and not
-# others
-CALM = 10.0
+# Interval of messages about lost lines: a disk that is nearly full takes some lines and not others.
+MESSAGE_INTERVAL_S = 10.0
 
 logger = logging.getLogger("tsx.server")
 
 
 class LogFile(logging.Handler):
-    """For one thread, the one that writes the log.
+    """A rotated log file, for use by the one thread that writes the log.
 
-    No other program appends to the file while the server runs.
-
-    `path.1` to `path.KEPT` are older ones, the newest first. What cannot be written is lost, which
-    the server's log says once.
+    No other program appends to the file while the server runs. Older files are `path.1` to
+    `path.MAX_FILES`, the newest first. Lines that cannot be written are lost, which the server's
+    log reports once.
     """
 
     def __init__(
-        self, path: Path, max_bytes: int, kept: int, clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path,
+        max_bytes: int,
+        max_files: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises OSError where the file cannot be made."""
+        """Open the file.
+
+        Raises:
+            OSError: The file cannot be created.
+        """
         super().__init__()
         self.path = path
         self._max_bytes = max_bytes
-        self._kept = kept
+        self._max_files = max_files
         self._fd = _open(path)
         self._clock = clock
-        self._lost = 0  # lines, since that was logged
-        self._logged_at = 0.0  # when it was
+        self._lost_lines = 0  # since the last message
+        self._logged_at = 0.0  # the time of that message
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             lines = self.format(record) + "\n"
-        except Exception:  # the boundary to the caller: its arguments may not fit its message
+        except Exception:  # The caller's arguments may not fit its message.
             self.handleError(record)
             return
         try:
             self._write(lines.encode("utf-8", "backslashreplace"))
         except OSError as error:
-            self._lose(lines.count("\n"), error)
+            self._count_lost(lines.count("\n"), error)
             return
-        if self._lost and self._clock() - self._logged_at >= CALM:
-            lost, self._lost = self._lost, 0
+        if self._lost_lines and self._clock() - self._logged_at >= MESSAGE_INTERVAL_S:
+            lost, self._lost_lines = self._lost_lines, 0
             logger.warning("%s can be written again; %d lines were lost", self.path, lost)
 
     def close(self) -> None:
@@ -63,7 +69,7 @@ class LogFile(logging.Handler):
         super().close()
 
     def _write(self, data: bytes) -> None:
-        self._find_again()
+        self._reopen_if_moved()
         size = os.fstat(self._fd).st_size
         if 0 < self._max_bytes < size + len(data) and size:
             self._roll_over()
@@ -73,63 +79,61 @@ class LogFile(logging.Handler):
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError:
-            os.ftruncate(
-                self._fd, size
-            )  # a full disk has taken a part: half a line would spoil the next one
+            # A full disk has taken a part. Half a line would spoil the next one.
+            os.ftruncate(self._fd, size)
             raise
 
-    def _find_again(self) -> None:
-        """A file that was moved or deleted is not written any more: the log continues under its own
-        name.
-        """
+    def _reopen_if_moved(self) -> None:
+        """Open the path again if its file was moved or deleted."""
         try:
-            found, ours = self.path.stat(), os.fstat(self._fd)
-            if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
+            current, opened = self.path.stat(), os.fstat(self._fd)
+            if (current.st_dev, current.st_ino) == (opened.st_dev, opened.st_ino):
                 return
         except FileNotFoundError:
             pass
         try:
-            self._begin()
+            self._open_again()
         except OSError:
             if not os.fstat(self._fd).st_nlink:
                 raise
-            # a moved file still gets the lines while no new file can be made
+            # A moved file still gets the lines while no new file can be created.
 
-    def _begin(self) -> None:
+    def _open_again(self) -> None:
         fd = _open(self.path)
         os.close(self._fd)
         self._fd = fd
 
     def _roll_over(self) -> None:
-        """Where files cannot be renamed, this one goes on growing."""
+        """Rotate the files; if they cannot be renamed, the current one grows further."""
         names = [
             self.path,
             *(
                 self.path.with_name(f"{self.path.name}.{number}")
-                for number in range(1, self._kept + 1)
+                for number in range(1, self._max_files + 1)
             ),
         ]
         with suppress(OSError):
             for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
                 if newer.exists():
                     newer.replace(older)
-            self.path.unlink(missing_ok=True)  # where none is kept
-            self._begin()
+            self.path.unlink(missing_ok=True)  # It still exists if no older file is stored.
+            self._open_again()
 
-    def _lose(self, lines: int, error: OSError) -> None:
-        if not self._lost:
+    def _count_lost(self, lines: int, error: OSError) -> None:
+        if not self._lost_lines:
             self._logged_at = self._clock()
             logger.error(
                 "%s cannot be written, so its lines are lost until it can: %s",
                 self.path,
                 error.strerror,
             )
-        self._lost += lines
+        self._lost_lines += lines
 
 
 def _open(path: Path) -> int:
-    """Through a symbolic link (to /dev/stdout, say) only where no other user can have made it, or
-    can change it.
+    """Open a log file; follow a symbolic link, such as to /dev/stdout, only if it is trusted.
+
+    No other user may have created it or be able to change it.
     """
     _make_directories(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
@@ -145,8 +149,8 @@ def _open(path: Path) -> int:
 
 
 def _make_directories(directory: Path) -> None:
-    """Make what is missing, so that no other user can write to it whatever the umask."""
+    """Create missing directories that only this user can write to, whatever the umask."""
     for missing in reversed(
-        [each for each in (directory, *directory.parents) if not each.exists()]
+        [path for path in (directory, *directory.parents) if not path.exists()]
     ):
         missing.mkdir(mode=0o755, exist_ok=True)

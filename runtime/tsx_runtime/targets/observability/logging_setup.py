@@ -1,4 +1,4 @@
-"""Sets up the server's log: stderr, or rotated files with TorchServe's names and line formats."""
+"""The setup of the server's log: stderr, or rotated files with TorchServe's names and formats."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from tsx_runtime.shared.log_format import (
 from tsx_runtime.shared.nonblocking_output import LossyOutput, log_in_background
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.observability.log4j_config import (
-    OWN_WAY,
+    DICT_SUFFIXES,
     LogConfig,
-    apply_own_way,
+    apply_dict_config,
     read_log_config,
 )
 from tsx_runtime.targets.observability.log_file import LogFile
 from tsx_runtime.targets.observability.server_log import LABEL
 from tsx_runtime.targets.observability.worker_output import MODEL_LOG
 
-CONSOLE = "%(asctime)s %(levelname)-7s %(message)s"
-IN_FILES = "%(asctime)s [%(levelname)-5s] %(threadName)s %(name)s - %(message)s"
+CONSOLE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+FILE_FORMAT = "%(asctime)s [%(levelname)-5s] %(threadName)s %(name)s - %(message)s"
 SERVER_LOG = "ts_log.log"
-FILES = {  # loggers that have files of their own; whether these are metrics
+# Loggers that have their own files, and whether they log metrics.
+FILES = {
     "access_log.log": (ACCESS_LOG, False),
     "model_log.log": (MODEL_LOG, False),
     "ts_metrics.log": (TS_METRICS, True),
@@ -48,24 +49,28 @@ METRICS = frozenset({TS_METRICS, MODEL_METRICS})
 
 
 def set_up_logging(settings: Settings, notices: Iterable[str] = ()) -> None:
-    """Applies for the life of the process. `notices` are warnings of the settings.
+    """Set up logging for the life of the process.
 
-    Raises SettingError where a file cannot be written, or `log_config` cannot be used.
+    Args:
+        settings: The settings of the server.
+        notices: Warnings about the settings, which are logged.
+
+    Raises:
+        SettingError: A file cannot be written, or `log_config` cannot be used.
     """
     logging.addLevelName(logging.WARNING, "WARN")
     config = LogConfig()
     if settings.log_config is not None and is_configured(settings):
-        apply_own_way(settings.log_config)
+        apply_dict_config(settings.log_config)
         root = logging.getLogger()
         log_in_background(list(root.handlers), root.level)
     else:
         if settings.log_config is not None:
             config = read_log_config(settings.log_config)
         log_in_background(_handlers(settings, config))
-    logging.getLogger("uvicorn").setLevel(
-        logging.WARNING
-    )  # uvicorn logs its own start, once for each address
-    logging.getLogger("uvicorn.error").addFilter(_says_more)
+    # uvicorn logs its own start once for each address.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_informative)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     for name, level in config.levels.items():
         logging.getLogger(name).setLevel(level)
@@ -79,18 +84,18 @@ def set_up_logging(settings: Settings, notices: Iterable[str] = ()) -> None:
             " log for lines as well"
         )
         logging.getLogger("tsx.server").warning(text)
-    if config.left_out:
+    if config.unsupported:
         logging.getLogger("tsx.server").info(
             "log_config: levels, sizes and numbers of files are used; not %s",
-            ", ".join(config.left_out),
+            ", ".join(config.unsupported),
         )
     for notice in notices:
         logging.getLogger("tsx.server").warning("%s", notice)
 
 
 def is_configured(settings: Settings) -> bool:
-    """Whether the user's own logging configuration is used."""
-    return settings.log_config is not None and settings.log_config.suffix.lower() in OWN_WAY
+    """Tell whether the user's own logging configuration is used."""
+    return settings.log_config is not None and settings.log_config.suffix.lower() in DICT_SUFFIXES
 
 
 def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler]:
@@ -102,38 +107,40 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
         else (
             ShortFormatter(colour=has_colour(sys.stderr))
             if is_terminal(sys.stderr)
-            else TextLogFormatter(CONSOLE)
+            else TextLogFormatter(CONSOLE_FORMAT)
         )
     )
     raw = getattr(sys.stderr, "buffer", None)
     if is_json and isinstance(raw, LossyOutput):
         raw.report_loss = loss_line
-    of_metrics = settings.metrics_location or settings.log_location
-    if of_metrics is not None:
-        console.addFilter(
-            lambda record: record.name not in METRICS
-        )  # these are for programs, and in files
+    metrics_directory = settings.metrics_location or settings.log_location
+    if metrics_directory is not None:
+        # Metrics are for programs, which read the files.
+        console.addFilter(lambda record: record.name not in METRICS)
     yield console
-    shape = ServerJsonFormatter() if is_json else TextLogFormatter(IN_FILES)
+    formatter = ServerJsonFormatter() if is_json else TextLogFormatter(FILE_FORMAT)
     if settings.log_location is not None:
         yield _file(
             settings.log_location / SERVER_LOG,
             config,
             lambda record: record.name not in OWN_LOGGERS,
-            shape,
+            formatter,
         )
     for file, (logger, is_metrics) in FILES.items():
-        directory = of_metrics if is_metrics else settings.log_location
+        directory = metrics_directory if is_metrics else settings.log_location
         if directory is not None:
-            # Metrics are for programs that know their lines.
-            own = TextLogFormatter(IN_FILES) if is_metrics else shape
+            # The programs that read metrics know their format.
+            file_formatter = TextLogFormatter(FILE_FORMAT) if is_metrics else formatter
             yield _file(
-                directory / file, config, lambda record, logger=logger: record.name == logger, own
+                directory / file,
+                config,
+                lambda record, logger=logger: record.name == logger,
+                file_formatter,
             )
 
 
 def _file(
-    path: Path, config: LogConfig, takes: object, shape: logging.Formatter
+    path: Path, config: LogConfig, filter: object, formatter: logging.Formatter
 ) -> logging.Handler:
     try:
         handler = LogFile(path.absolute(), config.max_bytes, config.max_files)
@@ -142,15 +149,16 @@ def _file(
             f"log_location, metrics_location: {path} cannot be written: {error.strerror}; name"
             " another directory"
         ) from error
-    handler.setFormatter(shape)
-    handler.addFilter(takes)  # type: ignore[arg-type]  # any callable is a filter
+    handler.setFormatter(formatter)
+    handler.addFilter(filter)  # type: ignore[arg-type]  # any callable is a filter
     return handler
 
 
 class TextLogFormatter(logging.Formatter):
-    """log4j's `%d{ISO8601}`; and lines that are whole already stay as they are.
+    """A formatter with the time format `%d{ISO8601}` of log4j.
 
-    Messages may quote URLs, and what others wrote.
+    Complete lines stay unchanged. Other messages are redacted and escaped, because they may quote
+    URLs and foreign text.
     """
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -169,7 +177,7 @@ class TextLogFormatter(logging.Formatter):
 
 
 class ShortFormatter(TextLogFormatter):
-    """For a terminal: the time of day, and colour for warnings and errors."""
+    """A formatter for a terminal: the time of day, and colour for warnings and errors."""
 
     _COLOURS: ClassVar = {"warning": "33", "error": "31", "critical": "1;31", "debug": "2"}
 
@@ -179,26 +187,28 @@ class ShortFormatter(TextLogFormatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         level = level_of(record)
-        clock, word = self.formatTime(record, "%H:%M:%S"), "" if level == "info" else f"{level} "
+        clock = self.formatTime(record, "%H:%M:%S")
+        label = "" if level == "info" else f"{level} "
         if self._colour:
-            clock, word = (
-                f"\x1b[2m{clock}\x1b[0m",
-                f"\x1b[{self._COLOURS[level]}m{word}\x1b[0m" if level in self._COLOURS else word,
+            clock = f"\x1b[2m{clock}\x1b[0m"
+            label = (
+                f"\x1b[{self._COLOURS[level]}m{label}\x1b[0m" if level in self._COLOURS else label
             )
-        return f"{clock} {word}{super().formatMessage(record)}"
+        return f"{clock} {label}{super().formatMessage(record)}"
 
 
 class ServerJsonFormatter(JsonLines):
-    """JSON lines; log lines about a model also have its name and version as fields."""
+    """A formatter of JSON lines, with fields for the model and version that a line is about."""
 
     def fields_of(self, record: logging.LogRecord) -> dict[str, object]:
-        more = super().fields_of(record)
-        named = LABEL.search(record.getMessage())
-        return {"model": named[1], "version": named[2], **more} if named else more
+        fields = super().fields_of(record)
+        match = LABEL.search(record.getMessage())
+        return {"model": match[1], "version": match[2], **fields} if match else fields
 
 
-def _says_more(record: logging.LogRecord) -> bool:
-    """Whether uvicorn's line is not that of `CasedProtocol.send_400_response`, which gives the
-    cause.
+def _is_informative(record: logging.LogRecord) -> bool:
+    """Tell whether a line is not uvicorn's copy of `CasedProtocol.send_400_response`.
+
+    That method logs the cause.
     """
     return record.msg != "Invalid HTTP request received."

@@ -1,5 +1,6 @@
-"""Sends spans to a collector by OTLP over HTTP, with OpenTelemetry's exporter (the extra `otel`),
-in a separate thread.
+"""The export of spans to a collector by OTLP over HTTP.
+
+OpenTelemetry's exporter (the extra `otel`) sends them in a separate thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tsx_runtime.version import __version__
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PATH = "/v1/traces"
-LAST_SPANS = 5.0  # seconds that sending the remaining spans may take at the end
+FLUSH_TIMEOUT_S = 5.0  # limit for sending the remaining spans at the end
 INSTALL = "pip install 'tsx-serve[otel]'"
 
 logger = logging.getLogger("tsx.server")
@@ -27,28 +28,29 @@ logger = logging.getLogger("tsx.server")
 
 @contextmanager
 def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | None]:
-    """None where no collector is named.
+    """Yield the tracer, or None if no collector is configured.
 
-    Raises SettingError where one is, in the settings, and the extra is not installed.
+    Raises:
+        SettingError: The settings name a collector, and the extra is not installed.
     """
-    named = next((name for name in VARIABLES if env.get(name)), None)
-    if settings.otlp_endpoint is None and (named is None or _is_off(env)):
+    variable = next((name for name in VARIABLES if env.get(name)), None)
+    if settings.otlp_endpoint is None and (variable is None or _is_off(env)):
         yield None
         return
     try:
-        sender = Sender(endpoint_of(settings.otlp_endpoint))
+        sender = Sender(traces_url(settings.otlp_endpoint))
     except ImportError as error:
         if settings.otlp_endpoint is not None:
             raise SettingError(
                 f"otlp_endpoint needs the extra otel, and {error.name} is not installed: {INSTALL}"
             ) from error
-        logger.warning("%s is set, but requests are not traced: %s", named, INSTALL)
+        logger.warning("%s is set, but requests are not traced: %s", variable, INSTALL)
         yield None
         return
-    where = settings.otlp_endpoint or env[str(named)]
+    collector = settings.otlp_endpoint or env[str(variable)]
     logger.info(
         "requests are traced to %s: %g %% of those whose client has no trace (trace_share)",
-        _without_password(where),
+        _without_password(collector),
         100 * settings.trace_share,
     )
     try:
@@ -57,9 +59,10 @@ def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | Non
         sender.close()
 
 
-def endpoint_of(base: str | None) -> str | None:
-    """The URL that traces go to, of the collector's; None leaves it to OpenTelemetry's own
-    variables.
+def traces_url(base: str | None) -> str | None:
+    """Return the URL for traces at a collector.
+
+    None leaves the choice to OpenTelemetry's own variables.
     """
     if base is None or urlsplit(base).path.endswith(PATH):
         return base
@@ -67,7 +70,7 @@ def endpoint_of(base: str | None) -> str | None:
 
 
 def _is_off(env: Mapping[str, str]) -> bool:
-    """OpenTelemetry's own switches."""
+    """Tell whether OpenTelemetry's own variables turn tracing off."""
     return (
         env.get("OTEL_SDK_DISABLED", "").lower() == "true"
         or env.get("OTEL_TRACES_EXPORTER", "otlp").lower() == "none"
@@ -75,13 +78,18 @@ def _is_off(env: Mapping[str, str]) -> bool:
 
 
 class Sender:
-    """Spans wait in the SDK's queue, which is bounded and drops the oldest; a thread of the SDK
+    """The sender of spans.
+
+    Spans wait in the SDK's queue, which is bounded and drops the oldest. A thread of the SDK
     converts and sends them.
     """
 
     def __init__(self, endpoint: str | None) -> None:
-        """Raises ImportError where the extra is not installed."""
-        # Here, because it is an extra.
+        """Start the SDK's thread.
+
+        Raises:
+            ImportError: The extra is not installed.
+        """
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -89,20 +97,18 @@ class Sender:
         self._processor = BatchSpanProcessor(self._exporter)
 
     def emit(self, make: Make) -> None:
-        """Does not block."""
+        """Queue the spans of a request without blocking."""
         self._processor.on_end(cast("Any", QueuedSpans(make)))
 
     def close(self) -> None:
-        """Send the remaining spans; a collector that does not answer is waited for LAST_SPANS
-        seconds.
-        """
-        ending = threading.Thread(
+        """Send the remaining spans, for at most FLUSH_TIMEOUT_S."""
+        thread = threading.Thread(
             target=self._processor.shutdown, name="tsx-spans-end", daemon=True
         )
-        ending.start()
-        ending.join(LAST_SPANS)
-        if ending.is_alive():
-            self._exporter.shutdown()  # no further retries
+        thread.start()
+        thread.join(FLUSH_TIMEOUT_S)
+        if thread.is_alive():
+            self._exporter.shutdown()  # ends its retries
 
 
 class _SampledContext:
@@ -111,8 +117,9 @@ class _SampledContext:
 
 
 class QueuedSpans:
-    """An item of the SDK's queue, which reads only whether it is sampled: the sending thread makes
-    spans of it.
+    """An item of the SDK's queue, which the sending thread converts to spans.
+
+    The queue itself reads only whether the item is sampled.
     """
 
     __slots__ = ("make",)
@@ -123,15 +130,16 @@ class QueuedSpans:
 
 
 def _exporter(inner: Any) -> Any:
+    # An optional dependency, here and below.
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    make = maker()
+    convert = make_converter()
 
     class SpanExportAdapter(SpanExporter):
         def export(self, spans: Sequence[Any]) -> Any:
             offset = time.time() - time.monotonic()
             return inner.export(
-                [make(span, offset) for waiting in spans for span in waiting.make()]
+                [convert(span, offset) for queued in spans for span in queued.make()]
             )
 
         def shutdown(self) -> None:
@@ -140,8 +148,11 @@ def _exporter(inner: Any) -> Any:
     return SpanExportAdapter()
 
 
-def maker() -> Any:
-    """Converts spans into the SDK's; `offset` is time.time() minus time.monotonic()."""
+def make_converter() -> Any:
+    """Return a function that converts a span to the SDK's.
+
+    Its `offset` is time.time() minus time.monotonic().
+    """
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -155,15 +166,15 @@ def maker() -> Any:
         TraceState,
     )
 
-    resource = Resource.create()  # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are in it
+    resource = Resource.create()  # includes OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
     if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "tsx"}))
     scope = InstrumentationScope("tsx", __version__)
     sampled = TraceFlags(TraceFlags.SAMPLED)
     kinds = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
-    plain = Status(StatusCode.UNSET)
+    unset = Status(StatusCode.UNSET)
 
-    def make(span: Span, offset: float) -> ReadableSpan:
+    def convert(span: Span, offset: float) -> ReadableSpan:
         state = TraceState.from_header([span.state]) if span.state else None
         remote = span.is_remote
         return ReadableSpan(
@@ -176,15 +187,17 @@ def maker() -> Any:
             ),
             resource,
             span.attributes,
-            links=[Link(SpanContext(trace, other, False, sampled)) for trace, other in span.links],
+            links=[
+                Link(SpanContext(trace, span_id, False, sampled)) for trace, span_id in span.links
+            ],
             kind=kinds[span.kind],
-            status=Status(StatusCode.ERROR, span.error) if span.error else plain,
+            status=Status(StatusCode.ERROR, span.error) if span.error else unset,
             start_time=int(1e9 * (span.start + offset)),
             end_time=int(1e9 * (span.end + offset)),
             instrumentation_scope=scope,
         )
 
-    return make
+    return convert
 
 
 def _without_password(url: str) -> str:

@@ -1,5 +1,6 @@
-"""Copies the server's log lines about a version (started, died, could not load) to the stored
-output of its workers.
+"""Copies of the server's log lines about a version (started, died, could not load).
+
+They are added to the stored output of the version's workers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from tsx_runtime.core.models.model import Model
 from tsx_runtime.shared.redaction import redacted
 
-WORKER = "server"  # in place of a worker's id
+WORKER = "server"  # stands for a worker's id
 
 _LOGGER = "tsx"
 LABEL = re.compile(r'Model "([^"]+)" \[Version ([^\]]+)\]')
@@ -25,9 +26,9 @@ class _VersionLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        named = LABEL.search(text)
-        model = self._models.get(named[1]) if named else None
-        version = model.versions.get(named[2]) if model is not None and named else None
+        match = LABEL.search(text)
+        model = self._models.get(match[1]) if match else None
+        version = model.versions.get(match[2]) if model is not None and match else None
         if version is not None:
             for line in redacted(text).splitlines():
                 version.stats.error_log.add_line(
@@ -37,7 +38,7 @@ class _VersionLogHandler(logging.Handler):
 
 @contextmanager
 def server_log(models: Mapping[str, Model]) -> Iterator[None]:
-    """While this is open."""
+    """Copy the lines while the context is open."""
     logger, handler = logging.getLogger(_LOGGER), _VersionLogHandler(models)
     logger.addHandler(handler)
     try:

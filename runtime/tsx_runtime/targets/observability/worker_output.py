@@ -1,5 +1,6 @@
-"""The output of workers, as lines of model_log.log: each worker sends its stdout and stderr to a
-socket of the front end.
+"""The output of workers, as lines of model_log.log.
+
+Each worker sends its stdout and stderr to a socket of the front end.
 """
 
 from __future__ import annotations
@@ -29,27 +30,24 @@ from tsx_runtime.shared.log_format import (
 from tsx_runtime.shared.socket_paths import socket_directory
 
 MODEL_LOG = "MODEL_LOG"
-PATIENCE = 2.0  # seconds
-PAUSE = 0.1  # seconds until a connection that could not be taken is tried again
-# seconds in which lines are collected: waking up for each would cost the server more than the line
-GATHER = 0.05
-PIECE = 64 << 10
-MANY = (
-    PIECE // 4
-    # bytes of one worker that are written without waiting: a worker that prints so much must not
-    # block
-)
+CLOSE_TIMEOUT_S = 2.0
+ACCEPT_RETRY_S = 0.1
+# Lines are collected for this time: waking up for each costs the server more than the line.
+COLLECT_S = 0.05
+READ_BYTES = 64 << 10
+# A worker that has sent so much is read again at once, so that it does not block.
+BUSY_BYTES = READ_BYTES // 4
 _MARKED = re.compile(f"{MARK}([0-9]{{1,2}}){MARK_END}")
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
-LONGEST = 64 << 10  # bytes of one line; a longer one is cut
-LONGEST_JSON = 1 << 20  # of one that has such a line in it, each of whose characters may take six
+MAX_LINE_BYTES = 64 << 10  # A longer line is cut.
+MAX_JSON_LINE_BYTES = 1 << 20  # A line inside JSON may take six bytes per character.
 
 
 @contextlib.contextmanager
 def worker_output(*, is_json: bool = False, at_terminal: bool = False) -> Iterator[str]:
-    """The path of the socket; a thread reads it until this is closed.
+    """Yield the path of the socket; a thread reads it until the context ends.
 
-    `at_terminal`: the lines go there, and not to the log.
+    With `at_terminal` the lines go to the terminal in place of the log.
     """
     with tempfile.TemporaryDirectory(prefix="tsx-log-", dir=socket_directory()) as directory:
         path = str(Path(directory) / "output")
@@ -65,18 +63,19 @@ def worker_output(*, is_json: bool = False, at_terminal: bool = False) -> Iterat
 
 
 class _Source:
-    """One stream of one worker. Its first line names it."""
+    """One stream of one worker. Its first line is its name."""
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.name = ""
-        self.begun = b""  # of a line that is not complete yet
-        self._longest = longest
+        self.partial = b""  # the beginning of an incomplete line
+        self._max_bytes = max_bytes
 
     def take(self, data: bytes) -> list[str]:
-        *lines, self.begun = (self.begun + data).split(b"\n")
-        if len(self.begun) > self._longest:
-            lines.append(self.begun)
-            self.begun = b""
+        """Return the lines that `data` completes."""
+        *lines, self.partial = (self.partial + data).split(b"\n")
+        if len(self.partial) > self._max_bytes:
+            lines.append(self.partial)
+            self.partial = b""
         texts = [line.decode(errors="replace").rstrip("\r") for line in lines]
         if texts and not self.name:
             self.name = texts.pop(0)
@@ -84,21 +83,21 @@ class _Source:
 
 
 class TerminalOutput:
-    """The terminal in place of a log: lines look like those that Python prints."""
+    """The terminal in place of a log; lines look like Python's own."""
 
     is_json = False
 
     def add(self, text: str, now: float, name: str = "", level: int = logging.INFO) -> None:
-        found = _NAME.fullmatch(name)
-        _, model, version, stream = found.groups() if found else ("", name, "", "stderr")
+        match = _NAME.fullmatch(name)
+        _, model, version, stream = match.groups() if match else ("", name, "", "stderr")
         target = getattr(sys, stream)
-        words = f"{model} {version} |"
+        label = f"{model} {version} |"
         target.write(
-            f"\x1b[2m{words}\x1b[0m {text}\n" if has_colour(target) else f"{words} {text}\n"
+            f"\x1b[2m{label}\x1b[0m {text}\n" if has_colour(target) else f"{label} {text}\n"
         )
 
     def flush(self) -> None:
-        """Each line is written at once."""
+        """Do nothing: each line is written at once."""
 
 
 class _Reader(threading.Thread):
@@ -109,18 +108,18 @@ class _Reader(threading.Thread):
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(path)
         self._listening.listen(1024)
-        self._woken, self._wake = socket.socketpair()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
         self._selector.register(self._listening, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._closing = selectors.DefaultSelector()
-        self._closing.register(self._woken, selectors.EVENT_READ)
-        self._has_many = False
+        self._closing.register(self._wake_receiver, selectors.EVENT_READ)
+        self._is_busy = False
 
     def run(self) -> None:
-        while self._turn():
+        while self._read_ready():
             self._book.flush()
-            if not self._has_many:
-                self._closing.select(GATHER)
+            if not self._is_busy:
+                self._closing.select(COLLECT_S)
         self._book.flush()
         self._closing.close()
         for key in list(self._selector.get_map().values()):
@@ -129,54 +128,58 @@ class _Reader(threading.Thread):
         self._selector.close()
 
     def close(self) -> None:
-        """Read what was sent, then end.
+        """Read all sent output, then end.
 
-        A program of a handler that goes on printing is not waited for.
+        A handler's program that continues to print is not waited for.
         """
-        self._wake.close()  # which the other end reads
-        self.join(PATIENCE)
+        self._wake_sender.close()  # The receiver becomes readable.
+        self.join(CLOSE_TIMEOUT_S)
 
-    def _turn(self) -> bool:
-        """Read what was sent. False once the thread should end and nothing is left."""
+    def _read_ready(self) -> bool:
+        """Read what was sent; return False once the thread should end and nothing is left."""
         ready = self._selector.select()
-        self._has_many = False
-        going_on = True
+        self._is_busy = False
+        is_running = True
         for key, _ in ready:
             if key.fileobj is self._listening:
                 self._accept()
-            elif key.fileobj is self._woken:
-                going_on = len(ready) > 1
+            elif key.fileobj is self._wake_receiver:
+                is_running = len(ready) > 1
             else:
                 self._read(key)
-        return going_on
+        return is_running
 
     def _accept(self) -> None:
         try:
             source, _ = self._listening.accept()
-        # the server has no descriptor left: this worker's output waits, and that of others is read
         except OSError:
-            time.sleep(PAUSE)
+            # The server has no descriptor left. This worker's output waits; others' is read.
+            time.sleep(ACCEPT_RETRY_S)
             return
         self._selector.register(
-            source, selectors.EVENT_READ, _Source(LONGEST_JSON if self._book.is_json else LONGEST)
+            source,
+            selectors.EVENT_READ,
+            _Source(MAX_JSON_LINE_BYTES if self._book.is_json else MAX_LINE_BYTES),
         )
 
     def _read(self, key: selectors.SelectorKey) -> None:
         sock, source = key.fileobj, key.data
         assert isinstance(sock, socket.socket)
         try:
-            data = sock.recv(PIECE)
+            data = sock.recv(READ_BYTES)
         except OSError:
             data = b""
-        self._has_many = self._has_many or len(data) >= MANY
-        for text in source.take(data or (b"\n" if source.begun else b"")):
+        self._is_busy = self._is_busy or len(data) >= BUSY_BYTES
+        for text in source.take(data or (b"\n" if source.partial else b"")):
             self._add(text, source.name)
         if not data:
             self._selector.unregister(sock)
             sock.close()
 
     def _add(self, text: str, name: str) -> None:
-        """What a worker logs is marked with its level; other lines have that of their stream, as in
+        """Add a line with its level.
+
+        A worker marks the levels of its log. Other lines have the level of their stream, as in
         TorchServe.
         """
         now = time.time()
@@ -192,9 +195,9 @@ class _Reader(threading.Thread):
 
 
 def _is_own_json(text: str) -> bool:
-    """Whether Python wrote it as a line of the log.
+    """Tell whether a text is a JSON line of a worker's log.
 
-    Native code may print into the middle of one, or what looks like one.
+    Native code may print into the middle of one, or something that looks like one.
     """
     if not text.startswith('{"time": '):
         return False
@@ -204,14 +207,14 @@ def _is_own_json(text: str) -> bool:
         return False
 
 
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def as_json(now: float, text: str, name: str) -> str:
-    """A line of native code, or of a program that a handler started."""
-    found = _NAME.fullmatch(name)
-    worker, model, version, stream = found.groups() if found else ("", "", "", "")
+    """Format a line of native code, or of a program that a handler started, as JSON."""
+    match = _NAME.fullmatch(name)
+    worker, model, version, stream = match.groups() if match else ("", "", "", "")
     return json_line(
         now,
         "info",

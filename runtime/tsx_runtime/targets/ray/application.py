@@ -1,5 +1,6 @@
-"""Builds the Ray Serve application of an archive: `serve.run` takes it, and a Serve config names
-`build` by its import path.
+"""The Ray Serve application of an archive.
+
+`serve.run` takes it, and a Serve config names `build` by its import path.
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ from tsx_runtime.targets.ray.ingress import Ingress, asgi_app
 from tsx_runtime.targets.ray.replica import ModelReplica
 from tsx_runtime.version import __version__
 
-# Requests that one ingress forwards at a time; max_inflight_bytes bounds their bodies.
-FORWARDED = 10_000
-CLOSING = 10.0  # seconds, after the requests, for workers to end
-OF_MODEL = {"name", "models", "settings", "replica", "multiplexed"}
+# Requests that one ingress forwards at the same time; max_inflight_bytes bounds their bodies.
+MAX_FORWARDED = 10_000
+CLOSING_S = 10.0  # time for workers to end after the last request
+MODEL_FIELDS = {"name", "models", "settings", "replica", "multiplexed"}
 
 
 def build(args: dict[str, Any]) -> Application:
-    """`args`: a `RayApplication` as JSON. Raises SettingError."""
+    """Build the application of `args`, a `RayApplication` in JSON.
+
+    Raises:
+        SettingError: Arguments or settings are invalid.
+    """
     application = parse_application(args)
     settings, _ = load_settings(application.settings, {})
     replica, scaling = application.replica, application.autoscaling
-    arguments = application.model_dump(mode="json", include=OF_MODEL)
+    arguments = application.model_dump(mode="json", include=MODEL_FIELDS)
     model = _deployment(
         ModelReplica,
         application,
@@ -36,7 +41,7 @@ def build(args: dict[str, Any]) -> Application:
         name=MODEL,
         ray_actor_options=replica.model_dump(exclude={"max_ongoing_requests"}, exclude_none=True),
         max_ongoing_requests=replica.max_ongoing_requests,
-        logging_config={"enable_access_log": False},  # the ingress writes a line for each request
+        logging_config={"enable_access_log": False},  # The ingress logs each request.
         **(
             {"num_replicas": application.replicas or 1}
             if scaling is None
@@ -52,7 +57,7 @@ def build(args: dict[str, Any]) -> Application:
         name=INGRESS,
         ray_actor_options={"num_cpus": 0, "resources": application.ingress_resources},
         num_replicas=application.ingress_replicas,
-        max_ongoing_requests=FORWARDED,
+        max_ongoing_requests=MAX_FORWARDED,
         user_config=application.routing,
     )
     bound: Application = ingress.bind(*limits, names, model.bind(arguments))
@@ -60,19 +65,19 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _deployment(kind: Any, application: RayApplication, arguments: Any, **options: Any) -> Any:
-    """Its version changes with its `arguments` alone.
+    """Return a deployment whose version depends only on its `arguments`.
 
-    Without one, each `serve.run` restarts all replicas, changed or not.
+    Without a version, each `serve.run` restarts all replicas, changed or not.
     """
     version = hashlib.sha256(
         json.dumps([__version__, arguments], sort_keys=True).encode()
     ).hexdigest()
     times = {
-        "graceful_shutdown_timeout_s": application.drain + CLOSING,
+        "graceful_shutdown_timeout_s": application.drain + CLOSING_S,
         "graceful_shutdown_wait_loop_s": 1.0,
     }
     deployment: Any = serve.deployment(kind)
-    # Ray Serve takes a version from its own code alone, hence `_internal`.
+    # Ray Serve accepts a version only from its own code, hence `_internal`.
     return deployment.options(
         _internal=True, version=version, max_surge_percent=application.surge, **times, **options
     )

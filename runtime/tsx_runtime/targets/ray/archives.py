@@ -1,5 +1,6 @@
-"""Brings an archive to a node: from a path that nodes share, from S3, or from the cluster's object
-store, and checks its sha-256.
+"""The transfer of archives to nodes, with a check of their SHA-256.
+
+They come from a path that nodes share, from S3, or from the cluster's object store.
 """
 
 from __future__ import annotations
@@ -23,30 +24,33 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
 from tsx_runtime.targets.ray.config import NAMESPACE, OBJECT, S3, RayModel
 
-HOLDER = "tsx-archives"  # the actor's name, in the namespace `tsx`
-PIECE = 8 << 20  # bytes of an archive that are one object
-ON_HEAD = {"node:__internal_head__": 0.001}  # which has no successor either
+HOLDER_NAME = "tsx-archives"  # the name of the actor, in the namespace `tsx`
+PIECE_BYTES = 8 << 20  # size of one object of the store
+HEAD_RESOURCES = {"node:__internal_head__": 0.001}  # If the head node is lost, the cluster is too.
 
 
 class ArchiveHolder:
-    """A detached actor that owns the pieces of archives, so that they outlive the deployer that
-    uploaded them.
-    """
+    """A detached actor that owns the pieces of archives, which so outlive their deployer."""
 
     def __init__(self) -> None:
         self._arriving: dict[str, dict[int, Any]] = {}
         self._complete: dict[str, list[Any]] = {}
 
     def add(self, digest: str, number: int, piece: bytes) -> None:
-        """Two that upload the same archive at the same time send the same pieces."""
+        """Store a piece; two uploads of the same archive send the same pieces."""
         self._arriving.setdefault(digest, {})[number] = ray.put(piece)
 
     def finish(self, digest: str, count: int) -> None:
-        """Raises ValueError. The nodes check the sha-256."""
+        """Complete an upload; the nodes check the SHA-256.
+
+        Raises:
+            ValueError: Pieces are missing.
+        """
         arrived = self._arriving.pop(digest, {})
         if digest in self._complete:
             return
-        if len(arrived) < count:  # another upload of it was given up meanwhile
+        # Another upload of the same archive may have been cancelled.
+        if len(arrived) < count:
             raise ValueError(
                 f"{count - len(arrived)} of {count} pieces of the archive {digest} are gone. Deploy"
                 " it again."
@@ -54,11 +58,11 @@ class ArchiveHolder:
         self._complete[digest] = [arrived[number] for number in range(count)]
 
     def pieces(self, digest: str) -> list[Any]:
-        """Object references, or none where the archive is not there."""
+        """Return references to the pieces of a complete archive; empty for an unknown one."""
         return self._complete.get(digest, [])
 
     def cancel(self, digest: str) -> None:
-        """An upload was given up. An archive that is complete stays: deployments may use it."""
+        """Drop an incomplete upload; a complete archive stays, because deployments may use it."""
         self._arriving.pop(digest, None)
 
     def remove(self, digest: str) -> None:
@@ -67,76 +71,79 @@ class ArchiveHolder:
 
 
 def has_archive(digest: str) -> bool:
-    """Whether the cluster's object store has this archive."""
+    """Tell whether the cluster's object store has an archive."""
     try:
-        actor = ray.get_actor(HOLDER, namespace=NAMESPACE)
+        actor = ray.get_actor(HOLDER_NAME, namespace=NAMESPACE)
     except ValueError:
         return False
     return bool(ray.get(actor.pieces.remote(digest)))
 
 
-def holder() -> Any:
-    """The cluster's own, started where there is none. Needs a connection to the cluster."""
+def get_holder() -> Any:
+    """Return the cluster's holder of archives, and start it if there is none."""
     kind = ray.remote(ArchiveHolder)
     return kind.options(
-        name=HOLDER,
+        name=HOLDER_NAME,
         namespace=NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
-        resources=ON_HEAD,
+        resources=HEAD_RESOURCES,
         max_restarts=-1,
     ).remote()
 
 
 def upload(path: Path) -> str:
-    """Put an archive into the cluster's object store, unless it is there. Returns its sha-256."""
+    """Put an archive into the cluster's object store, unless it is there; return its SHA-256."""
     with open_source(path) as file:
         digest = content_digest(file)
         if has_archive(digest):
             return digest
         file.seek(0)
-        actor, count = holder(), 0
+        actor, count = get_holder(), 0
         try:
-            while piece := file.read(PIECE):
+            while piece := file.read(PIECE_BYTES):
                 ray.get(actor.add.remote(digest, count, piece))
                 count += 1
             ray.get(actor.finish.remote(digest, count))
-        except BaseException:  # Ctrl-C as well: its pieces take the memory of the head node
+        except BaseException:  # includes Ctrl-C: the pieces take the memory of the head node
             actor.cancel.remote(digest)
             raise
     return digest
 
 
 def open_model(model: RayModel, settings: Settings) -> OpenArchive:
-    """Blocking. Unpacked once a node, whatever number of replicas it has.
+    """Open an archive, which is unpacked once per node; blocking.
 
-    Raises ArchiveError, DownloadFailed, InvalidModel.
+    Raises:
+        ArchiveError: The archive cannot be opened.
+        DownloadFailed: The archive cannot be fetched.
+        InvalidModel: The archive changed since it was deployed.
     """
     if model.source.startswith((OBJECT, S3)):
-        assert model.digest is not None  # `RayModel` sees to it
+        assert model.digest is not None  # `RayModel` checks it.
         downloads = Cache(settings.cache_dir or default_cache(), kind="downloads")
         entry = downloads.open(model.digest, partial(_fetch, model, settings))
         try:
-            return _opened(next(entry.files.iterdir()), model, settings)
+            return _open_checked(next(entry.files.iterdir()), model, settings)
         finally:
             entry.lock.close()
-    return _opened(Path(model.source), model, settings)
+    return _open_checked(Path(model.source), model, settings)
 
 
-def _opened(path: Path, model: RayModel, settings: Settings) -> OpenArchive:
+def _open_checked(path: Path, model: RayModel, settings: Settings) -> OpenArchive:
     archive = open_archive(
         path, cache=settings.archive_cache(), limits=settings.archive_limits(), name=model.name
     )
     if model.digest not in (None, archive.digest):
         archive.close()
-        found = (
+        state = (
             f"has the sha-256 {archive.digest}"
             if archive.digest
             else "is a directory, which has no sha-256"
         )
         raise InvalidModel(
-            f"{model.source} {found}, not {model.digest}: it changed since it was deployed. Deploy"
+            f"{model.source} {state}, not {model.digest}: it changed since it was deployed. Deploy"
             " it again."
         )
     return archive
@@ -154,7 +161,7 @@ def _fetch(model: RayModel, settings: Settings, directory: Path) -> dict[str, in
 
 def _pieces(digest: str) -> Iterator[bytes]:
     try:
-        actor = ray.get_actor(HOLDER, namespace=NAMESPACE)
+        actor = ray.get_actor(HOLDER_NAME, namespace=NAMESPACE)
         references = ray.get(actor.pieces.remote(digest))
         if not references:
             raise ValueError(
@@ -170,14 +177,14 @@ def _pieces(digest: str) -> Iterator[bytes]:
         ) from error
 
 
-def _write(pieces: Iterator[bytes], file: Path, wanted: str) -> None:
+def _write(pieces: Iterator[bytes], file: Path, expected: str) -> None:
     digest = hashlib.sha256()
     with open(file, "xb", opener=private_opener) as content:
         for piece in pieces:
             digest.update(piece)
             content.write(piece)
-    if digest.hexdigest() != wanted:
+    if digest.hexdigest() != expected:
         raise DownloadFailed(
-            f"the sha-256 of what the object store holds is {digest.hexdigest()}, not {wanted}."
+            f"the sha-256 of what the object store holds is {digest.hexdigest()}, not {expected}."
             " Deploy it again."
         )

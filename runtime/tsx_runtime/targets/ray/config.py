@@ -1,4 +1,4 @@
-"""The arguments of a Ray Serve application of tsx, as JSON holds them; importable without Ray."""
+"""The arguments of a Ray Serve application of tsx, as in JSON; importable without Ray."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ class _Strict(BaseModel):
 
 
 class RayModel(_Strict):
-    """An archive. `source`: a path that all nodes see, `s3://BUCKET/KEY`, or `object://SHA256`,
-    which `archives.upload` has put there.
+    """An archive and its source.
+
+    `source` is a path that all nodes share, `s3://BUCKET/KEY`, or `object://SHA256` after
+    `archives.upload`.
     """
 
     name: str
@@ -57,7 +59,7 @@ class RayModel(_Strict):
 
 
 class ReplicaResources(_Strict):
-    """What one replica reserves of its node. Fractions share a CPU or a GPU with other replicas."""
+    """The resources that a replica reserves on its node; fractions share a CPU or a GPU."""
 
     num_cpus: float = Field(1.0, ge=0)
     num_gpus: float = Field(0.0, ge=0)
@@ -69,14 +71,14 @@ class ReplicaResources(_Strict):
 
 
 class RayCanary(_Strict):
-    """The application that gets a share of the requests. Changing it restarts no replica."""
+    """The application that gets a share of the requests; a change restarts no replica."""
 
     app: str
     percent: float = Field(ge=0, le=100)
 
 
 class Routing(_Strict):
-    """The `user_config` of the ingress: what changes in place, without a restart."""
+    """The `user_config` of the ingress, which changes in place without a restart."""
 
     canary: RayCanary | None = None
     repeat: Literal["idempotent", "all"] = Field(
@@ -86,7 +88,7 @@ class Routing(_Strict):
             " or all"
         ),
     )
-    release: dict[str, Any] = {}  # the deployer's own record, not read here
+    release: dict[str, Any] = {}  # the record of the deployer, which nothing here reads
 
 
 class RayApplication(Routing):
@@ -94,7 +96,7 @@ class RayApplication(Routing):
 
     name: str = Field(min_length=1)
     models: list[RayModel] = Field(min_length=1)
-    settings: dict[str, Any] = {}  # tsx's own, by name; they come before the nodes' TSX_* variables
+    settings: dict[str, Any] = {}  # override the TSX_* variables of the nodes
     replica: ReplicaResources = ReplicaResources.model_validate({})
     replicas: int | None = Field(None, ge=1)
     autoscaling: dict[str, Any] | None = None  # an `AutoscalingConfig` of Ray Serve
@@ -131,9 +133,9 @@ class RayApplication(Routing):
     @classmethod
     def _names_differ(cls, models: list[RayModel]) -> list[RayModel]:
         names = [model.name for model in models]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(
-                f"several models are called {', '.join(twice)}; give each its own name"
+                f"several models are called {', '.join(duplicates)}; give each its own name"
             )
         return models
 
@@ -154,16 +156,22 @@ class RayApplication(Routing):
 
     @property
     def routing(self) -> dict[str, Any]:
+        """The part that changes without a restart."""
         return self.model_dump(include=set(Routing.model_fields))
 
 
 def parse_application(args: Mapping[str, Any]) -> RayApplication:
-    """Raises SettingError, which names each wrong field."""
+    """Validate the arguments of an application.
+
+    Raises:
+        SettingError: Arguments are invalid; the message names each field.
+    """
     try:
         return RayApplication.model_validate(args)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, each['loc'])) or 'args'}: {each['msg']}" for each in error.errors()
+            f"{'.'.join(map(str, problem['loc'])) or 'args'}: {problem['msg']}"
+            for problem in error.errors()
         )
         raise SettingError(
             f"the arguments of the Ray Serve application are wrong: {problems}"

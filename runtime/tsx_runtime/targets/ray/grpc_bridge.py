@@ -1,8 +1,8 @@
-"""gRPC through Ray Serve: the services for its proxies, and in a replica tsx's own gRPC server,
-called over a unix socket.
+"""gRPC through Ray Serve: the services for its proxies, and the server in a replica.
 
-Ray Serve hands a call on by its method's name alone, with the request as the proxy has parsed it.
-Here nothing is parsed before tsx's server, so answers, statuses and metadata are its own.
+Ray Serve passes a call on with its method's name and the request as the proxy parsed it. Here the
+proxy parses nothing. The replica calls tsx's own gRPC server over a unix socket, so answers,
+statuses and metadata are that server's.
 """
 
 from __future__ import annotations
@@ -42,35 +42,36 @@ SERVICE = {method: service for service, methods in UNARY.items() for method in m
     "ModelStreamInfer": OPEN_INFERENCE,
 }
 RUNS_MODEL = frozenset({"Predictions", "StreamPredictions", "ModelInfer", "ModelStreamInfer"})
-_OF_TRANSPORT = frozenset({"content-type", "te", "user-agent"})
+_TRANSPORT_HEADERS = frozenset({"content-type", "te", "user-agent"})
 
 Metadata = list[tuple[str, str | bytes]]
 
 
 def add_services_to_server(servicer: Any, server: Any) -> None:
-    """TorchServe's inference service and the Open Inference Protocol, for
-    `grpc_options.grpc_servicer_functions` of Ray Serve.
+    """Add TorchServe's inference service and the Open Inference Protocol to a proxy.
+
+    `grpc_options.grpc_servicer_functions` of Ray Serve names this function.
     """
     handlers: dict[str, dict[str, Any]] = {
-        INFERENCE: {"StreamPredictions": grpc.unary_stream_rpc_method_handler(_taken)},
-        OPEN_INFERENCE: {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_taken)},
+        INFERENCE: {"StreamPredictions": grpc.unary_stream_rpc_method_handler(_unused)},
+        OPEN_INFERENCE: {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_unused)},
     }
     for service, methods in UNARY.items():
         handlers[service] |= {
-            method: grpc.unary_unary_rpc_method_handler(_taken) for method in methods
+            method: grpc.unary_unary_rpc_method_handler(_unused) for method in methods
         }
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, handlers[service]),)
         )
 
 
-def _taken(request: Any, context: Any) -> Any:
-    """Ray Serve's proxy puts its own function here."""
+def _unused(request: Any, context: Any) -> Any:
+    """Stand in for a function that Ray Serve's proxy replaces by its own."""
     raise NotImplementedError
 
 
 class GrpcAnswer(NamedTuple):
-    """A message of an answer, or its end: then `body` is None."""
+    """A message of an answer, or its end, whose `body` is None."""
 
     body: bytes | None
     code: str = "OK"
@@ -79,12 +80,12 @@ class GrpcAnswer(NamedTuple):
 
 
 class GrpcBridge:
-    """Serves gRPC from the first call on."""
+    """The gRPC server of a replica, which starts at the first call."""
 
     def __init__(
         self, registry: Registry, settings: Settings, directory: Path, counts: ResponseCounts
     ) -> None:
-        """`directory`: for the socket."""
+        """Prepare a server with a socket in `directory`."""
         self._registry, self._settings, self._counts = registry, settings, counts
         self._target = f"unix:{directory / 'grpc.sock'}"
         self._starting = asyncio.Lock()
@@ -94,16 +95,16 @@ class GrpcBridge:
     async def call(
         self, method: str, metadata: Metadata, request: bytes
     ) -> AsyncGenerator[GrpcAnswer, None]:
+        """Yield the messages of the answer and then its end."""
         channel = await self._connected()
-        kept = [
+        passed = [
             (key, value)
             for key, value in metadata
-            if key not in _OF_TRANSPORT and not key.startswith("grpc-")
+            if key not in _TRANSPORT_HEADERS and not key.startswith("grpc-")
         ]
-        ask: Any = channel.unary_stream(
-            f"/{SERVICE[method]}/{method}"
-        )  # on the wire, one answer is a stream of one
-        call = ask(request, metadata=kept)
+        # On the wire, a single answer is a stream of one message.
+        start_call: Any = channel.unary_stream(f"/{SERVICE[method]}/{method}")
+        call = start_call(request, metadata=passed)
         try:
             async for message in call:
                 yield GrpcAnswer(message)
@@ -127,7 +128,7 @@ class GrpcBridge:
         async with self._starting:
             if self._channel is None:
                 try:
-                    from tsx_runtime.grpc.server import GrpcServer  # here, because it is an extra
+                    from tsx_runtime.grpc.server import GrpcServer  # an optional dependency
                 except ImportError as error:
                     raise TsxError(
                         f"The nodes of the Ray cluster lack the packages for gRPC ({error.name})."
@@ -148,21 +149,22 @@ class GrpcBridge:
         return self._channel
 
 
-def refused(error: TsxError) -> GrpcAnswer:
-    from tsx_runtime.grpc.statuses import refusal  # here, as above
+def error_answer(error: TsxError) -> GrpcAnswer:
+    """Return the answer to a call that failed before the server got it."""
+    from tsx_runtime.grpc.statuses import refusal  # an optional dependency
 
     reason = refusal(error)
     return GrpcAnswer(None, reason.code.name, reason.details, list(reason.metadata))
 
 
-def model_of(request: bytes) -> str:
-    """The model that a request names. It is the first field of all messages that name one."""
-    from google.protobuf.message import DecodeError  # here, as above
+def read_model(request: bytes) -> str:
+    """Return the model in a request; it is the first field of all messages that name one."""
+    from google.protobuf.message import DecodeError  # an optional dependency
 
     from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelReadyRequest
 
     try:
         name: str = ModelReadyRequest.FromString(request).name
     except DecodeError:
-        return ""  # the model's replica refuses it
+        return ""  # The model's replica refuses it.
     return name

@@ -1,9 +1,8 @@
-"""The ingress of an application: forwards each request to a replica, repeats it where its replica
-is lost, and splits off a canary's share.
+"""The ingress of an application, which forwards requests to replicas.
 
-Ray Serve's proxy answers "Internal Server Error" where the replica that it called dies. Ingresses
-run beside the proxies and hold no model, so that a node lost with its replicas does not take the
-requests with it.
+It repeats a request whose replica is lost, and passes a share of the requests to a canary. Ray
+Serve's proxy answers "Internal Server Error" if the replica that it called dies. Ingresses run
+beside the proxies and hold no model, so a node that is lost takes no request with it.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ from tsx_runtime.api.urls import find_target, is_form, model_in_body, model_in_f
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.targets.ray.config import MODEL, Routing
-from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, model_of, refused
+from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, error_answer, read_model
 
-MOST_REPEATS = 3  # of a request that loses one replica after the other
+MAX_REPEATS = 3  # per request that loses one replica after the other
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})  # RFC 9110, section 9.2.2
-LOST = (RayActorError, ObjectLostError, WorkerCrashedError, NodeDiedError)
-_SENT = (
+LOST_ERRORS = (RayActorError, ObjectLostError, WorkerCrashedError, NodeDiedError)
+_SCOPE_KEYS = (
     "type",
     "http_version",
     "method",
@@ -74,11 +73,11 @@ logger = logging.getLogger("tsx.ray")
 
 
 class ReplicaLost(Unavailable):
-    """The replica that had the request died, and so may have its node."""
+    """The replica that had the request died, and perhaps its node."""
 
     def __init__(self, *, repeats: bool) -> None:
-        why = (
-            f"and so were {MOST_REPEATS} others that it was repeated on"
+        reason = (
+            f"and so were {MAX_REPEATS} others that it was repeated on"
             if repeats
             else "and it was not repeated, because it may have run"
         )
@@ -87,13 +86,13 @@ class ReplicaLost(Unavailable):
             " deploy) the cluster repeats each request."
         )
         super().__init__(
-            f"The replica that had this request was lost, {why}. {text}",
+            f"The replica that had this request was lost, {reason}. {text}",
             retry_after=1 if repeats else None,
         )
 
 
 class EncodedMessage:
-    """An answer of gRPC as Ray Serve takes it: something that gives its bytes."""
+    """An answer in gRPC in the form that Ray Serve takes."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -113,25 +112,32 @@ def _unary(method: str) -> Any:
 
 
 class Ingress:
-    """The deployment that Ray Serve's proxies call. It parses nothing of a body."""
+    """The deployment that Ray Serve's proxies call; it parses no bodies."""
 
-    def __init__(self, largest: int, in_flight: int, models: list[str], model: Handle) -> None:
-        """Bytes of one request's body, and of all at a time.
+    def __init__(
+        self, max_body_bytes: int, max_bytes_in_flight: int, models: list[str], model: Handle
+    ) -> None:
+        """Prepare to forward requests.
 
-        `models`: those that share replicas; none where there is one.
+        Args:
+            max_body_bytes: The limit of one body.
+            max_bytes_in_flight: The limit of all bodies together.
+            models: The models that share replicas; empty for a single model.
+            model: The deployment of the models.
         """
-        self._largest, self._budget = largest, ByteBudget(in_flight)
+        self._max_body_bytes, self._budget = max_body_bytes, ByteBudget(max_bytes_in_flight)
         self._shared = frozenset(models)
         self._model = model.options(stream=True)
         self._canary: Handle | None = None
         self._routing = Routing.model_validate({})
 
-    def reconfigure(self, given: Mapping[str, Any]) -> None:
-        """Ray Serve calls it with the `user_config`, in place: nothing is restarted.
+    def reconfigure(self, config: Mapping[str, Any]) -> None:
+        """Apply a `user_config` without a restart; Ray Serve calls this.
 
-        Raises RayServeException for an unknown canary.
+        Raises:
+            RayServeException: The canary is unknown.
         """
-        self._routing = routing = Routing.model_validate(given)
+        self._routing = routing = Routing.model_validate(config)
         self._canary = (
             None
             if routing.canary is None
@@ -141,58 +147,63 @@ class Ingress:
     async def forward(
         self, method: str, *args: Any, model: str, is_idempotent: bool
     ) -> AsyncGenerator[Any, None]:
-        """What a replica answers. Raises ReplicaLost, Unavailable."""
-        repeats, begun, done, losses = (
-            is_idempotent or self._routing.repeat == "all",
-            False,
-            False,
-            0,
-        )
-        chosen = self._chosen()
+        """Yield the answer of a replica.
+
+        Raises:
+            ReplicaLost: The replica died, and the request cannot be repeated.
+            Unavailable: No replica starts.
+        """
+        repeats = is_idempotent or self._routing.repeat == "all"
+        is_started = False
+        is_done = False
+        losses = 0
+        target = self._choose_handle()
         while True:
-            handle = chosen.options(method_name=method)
+            handle = target.options(method_name=method)
             answers: Any = (handle.options(multiplexed_model_id=model) if model else handle).remote(
                 *args, model
             )
             try:
                 async for answer in answers:
-                    begun = True
+                    is_started = True
                     yield answer
-                done = True
+                is_done = True
                 return
             except DeploymentUnavailableError as error:
-                if chosen is self._model:
+                if target is self._model:
                     raise Unavailable(
                         "The model's replicas do not start; the status of its Ray Serve application"
                         " says why."
                     ) from error
-                chosen = self._model  # of a canary: nothing of it has run
-            except LOST as error:
-                if isinstance(error, RayTaskError):  # raised in a replica, which is alive
+                target = self._model  # The canary has run nothing of the request.
+            except LOST_ERRORS as error:
+                if isinstance(error, RayTaskError):  # It was raised in a replica, which is alive.
                     raise
-                if begun or not repeats or losses == MOST_REPEATS:
-                    raise ReplicaLost(repeats=repeats and not begun) from error
+                if is_started or not repeats or losses == MAX_REPEATS:
+                    raise ReplicaLost(repeats=repeats and not is_started) from error
                 losses += 1
-                chosen = self._chosen()
+                target = self._choose_handle()
                 logger.warning(
                     "a replica was lost, and its request is repeated on another one: %s",
                     type(error).__name__,
                 )
             finally:
-                if not done:
+                if not is_done:
                     answers.cancel()
 
-    def _chosen(self) -> Handle:
+    def _choose_handle(self) -> Handle:
         canary = self._routing.canary
-        takes_it = canary is not None and random.random() * 100 < canary.percent
-        return self._canary if takes_it and self._canary is not None else self._model
+        is_canary = canary is not None and random.random() * 100 < canary.percent
+        return self._canary if is_canary and self._canary is not None else self._model
 
     # HTTP
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        if _REQUEST_ID.fullmatch(given):
-            scope[REQUEST_ID] = given
+        request_id = next(
+            (value for name, value in scope["headers"] if name == b"x-request-id"), b""
+        )
+        if _REQUEST_ID.fullmatch(request_id):
+            scope[REQUEST_ID] = request_id
         scope[COUNTED] = counted = CountedBytes(self._budget)
         try:
             await self._answer(scope, receive, send)
@@ -215,46 +226,47 @@ class Ingress:
             counted.give_back()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._largest)
-        sent = {name: scope[name] for name in (*_SENT, REQUEST_ID) if name in scope}
-        sending, is_idempotent = _without_id(scope, send), scope["method"] in IDEMPOTENT
+        body = await read_body(scope, receive, self._max_body_bytes)
+        scope_parts = {name: scope[name] for name in (*_SCOPE_KEYS, REQUEST_ID) if name in scope}
+        send_message, is_idempotent = _without_id(scope, send), scope["method"] in IDEMPOTENT
         start: Message | None = None
         try:
             async for messages in self.forward(
-                "http", sent, body, model=self._model_of(scope, body), is_idempotent=is_idempotent
+                "http",
+                scope_parts,
+                body,
+                model=self._model_of(scope, body),
+                is_idempotent=is_idempotent,
             ):
                 for message in messages:
                     start = start or message
-                    await sending(message)
+                    await send_message(message)
         except ReplicaLost as error:
             if start is None:
                 raise
-            if not _is_event_stream(
-                start["headers"]
-            ):  # half an answer is out: only closing the connection tells the client
+            # Half an answer is sent: only closing the connection tells the client.
+            if not _is_event_stream(start["headers"]):
                 raise RuntimeError(error.message) from error
-            await sending({"type": "http.response.body", "body": error_event(error.message)})
+            await send_message({"type": "http.response.body", "body": error_event(error.message)})
 
     def _model_of(self, scope: Scope, body: bytes) -> str:
-        """Which of the models that share replicas the request is for; empty where there is one, or
-        none is named.
-        """
+        """Return the model that a request is for, if several share replicas and it names one."""
         if not self._shared:
             return ""
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        parts, named = path.split("/"), None
-        with suppress(TsxError):  # the replica says what is wrong
+        parts, model_name = path.split("/"), None
+        with suppress(TsxError):  # The replica reports the error.
             if (target := find_target(path, scope["query_string"])) is None:
-                # What KServe's and OpenAI's clients ask of a model.
+                # Other paths of KServe's and OpenAI's APIs.
                 if len(parts) > 3 and parts[2] == "models":
-                    named = split_name(parts[3]).name if parts[1] == "v1" else parts[3]
+                    model_name = split_name(parts[3]).name if parts[1] == "v1" else parts[3]
             elif target.in_body:
-                named = model_in_body(target, scope["headers"], body).name or None
-            elif (named := target.name) is None and is_form(scope["headers"]):
-                named = model_in_form(scope["headers"], body)
-        return named if named in self._shared else ""
+                model_name = model_in_body(target, scope["headers"], body).name or None
+            elif (model_name := target.name) is None and is_form(scope["headers"]):
+                model_name = model_in_form(scope["headers"], body)
+        return model_name if model_name in self._shared else ""
 
-    # gRPC: Ray Serve calls the method that has the RPC's name
+    # gRPC: Ray Serve calls the method with the name of the RPC.
 
     Ping, Predictions, ServerLive, ServerReady = map(
         _unary, ("Ping", "Predictions", "ServerLive", "ServerReady")
@@ -273,16 +285,16 @@ class Ingress:
     async def ModelStreamInfer(  # noqa: N802
         self, requests: AsyncIterator[bytes], grpc_context: Any
     ) -> AsyncGenerator[EncodedMessage, None]:
-        """One request after the other, as tsx's own does it."""
+        """Answer one request after the other, like tsx's own server."""
         async for request in requests:
             async for body in self.call("ModelStreamInfer", request, grpc_context):
                 yield EncodedMessage(body)
             _check(grpc_context)
 
     async def call(self, method: str, request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
-        """The messages of the answer. Its status and metadata go to the context."""
+        """Yield the messages of an answer, and set its status and metadata in the context."""
         metadata = list(context.invocation_metadata())
-        end, model = GrpcAnswer(None), model_of(request) if self._shared else ""
+        end, model = GrpcAnswer(None), read_model(request) if self._shared else ""
         model = model if model in self._shared else ""
         try:
             async for answer in self.forward(
@@ -298,7 +310,7 @@ class Ingress:
                 else:
                     yield answer.body
         except TsxError as error:
-            end = refused(error)
+            end = error_answer(error)
         context.set_trailing_metadata([*end.metadata])
         if end.code != "OK":
             context.set_code(grpc.StatusCode[end.code])
@@ -306,7 +318,7 @@ class Ingress:
 
 
 def _check(context: Any) -> None:
-    """Ray Serve sends the status of a stream only where it ends by an exception."""
+    """Raise an error for a failed stream: only so does Ray Serve send the status."""
     if context.code():
         raise RuntimeError(context.details())
 
@@ -319,11 +331,11 @@ def _is_event_stream(headers: list[Pair]) -> bool:
 
 
 def _without_id(scope: Scope, send: Send) -> Send:
-    """Ray Serve's proxy adds the request's id to the answer itself."""
+    """Remove the request id from an answer, because Ray Serve's proxy adds it."""
     if REQUEST_ID not in scope:
         return send
 
-    async def sending(message: Message) -> None:
+    async def send_message(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {
                 **message,
@@ -331,11 +343,11 @@ def _without_id(scope: Scope, send: Send) -> Send:
             }
         await send(message)
 
-    return sending
+    return send_message
 
 
 def asgi_app() -> Any:
-    """What Ray Serve takes for the ASGI application of the ingress in whose process it runs."""
+    """Return the ASGI application that Ray Serve runs in the process of the ingress."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -343,7 +355,7 @@ def asgi_app() -> Any:
             await ingress.answer(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})
-        else:  # lifespan: `startup` and `shutdown`
+        else:  # lifespan events: `startup` and `shutdown`
             while True:
                 kind = (await receive())["type"]
                 await send({"type": f"{kind}.complete"})

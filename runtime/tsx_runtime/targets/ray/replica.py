@@ -1,6 +1,4 @@
-"""A replica: an actor of Ray Serve that holds tsx's registry, its workers, and the routes that
-answer for its models.
-"""
+"""A replica: an actor of Ray Serve with a registry, workers, and routes for its models."""
 
 from __future__ import annotations
 
@@ -40,20 +38,19 @@ from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.ray.archives import open_model
 from tsx_runtime.targets.ray.config import RayApplication, ReplicaResources, parse_application
-from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, refused
+from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, error_answer
 
-# seconds in which a model that makes room answers what it has accepted; then it gives up the rest
-UNLOADING = 30.0
+# Time in which a model that is unloaded for another answers its accepted requests.
+UNLOADING_S = 30.0
 
 Messages = list[Message]
 
 
 class RayMetrics:
-    """A metrics sink: Ray's nodes show Prometheus the samples as `ray_NAME`, with the application
-    and the replica.
+    """A metrics sink for Ray's nodes.
 
-    Ray's own counters and histograms only grow by steps, so all samples are gauges there, with the
-    totals.
+    They show Prometheus the samples as `ray_NAME`, with the application and the replica. Ray's
+    counters and histograms only grow by steps, so all samples are gauges there, with the totals.
     """
 
     def __init__(self) -> None:
@@ -62,7 +59,8 @@ class RayMetrics:
     def __call__(self, samples: list[Sample]) -> None:
         for sample in samples:
             if sample.name not in self._gauges:
-                keys: Any = tuple(sample.labels)  # of any length, whatever Ray's annotation says
+                # Ray's annotation allows one key only.
+                keys: Any = tuple(sample.labels)
                 self._gauges[sample.name] = (
                     Gauge(sample.name, f"a {sample.kind} of tsx", keys),
                     keys,
@@ -72,11 +70,11 @@ class RayMetrics:
 
 
 class SharedModel:
-    """A model of a replica that several share."""
+    """A model in a replica that several models share."""
 
     def __init__(self, registry: Registry, name: str) -> None:
         self._registry, self._name = registry, name
-        # What Ray Serve awaits to make room; of the class, the interpreter would call it as well.
+        # Ray Serve awaits it to unload the model. As a method it would also run at deletion.
         self.__del__ = self._unload
         self._requests: set[asyncio.Task[Any] | None] = set()
         self._idle = asyncio.Event()
@@ -84,7 +82,8 @@ class SharedModel:
 
     @contextlib.contextmanager
     def in_use(self) -> Generator[None, None, None]:
-        task = asyncio.current_task()  # which may not be the one that closes a generator
+        """Count the current task as a request of the model."""
+        task = asyncio.current_task()  # Another task may close the generator.
         self._requests.add(task)
         self._idle.clear()
         try:
@@ -95,8 +94,8 @@ class SharedModel:
                 self._idle.set()
 
     async def _unload(self) -> None:
-        await wait_for_event(self._idle, UNLOADING)
-        # A stream without an end must not keep all other models from being loaded.
+        await wait_for_event(self._idle, UNLOADING_S)
+        # An endless stream must not keep all other models from being loaded.
         for task in self._requests:
             if task is not None:
                 task.cancel()
@@ -104,21 +103,25 @@ class SharedModel:
 
 
 class ModelReplica:
-    """The deployment of one model, or of several of which each replica holds some."""
+    """The deployment of one model, or of several, of which each replica holds some."""
 
-    async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]  # which Ray Serve awaits
-        """`args`: see `RayApplication`. Raises SettingError, and what loading a model raises."""
+    # Ray Serve awaits it.
+    async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]
+        """Load the model of `args`, a `RayApplication` in JSON.
+
+        Raises:
+            SettingError: Arguments or settings are invalid. Loading a model raises other errors.
+        """
         application = parse_application(args)
         self._models = {model.name: model for model in application.models}
         if os.environ.get("OMP_NUM_THREADS") == str(max(1, int(application.replica.num_cpus))):
-            del os.environ[
-                "OMP_NUM_THREADS"
-            ]  # Ray's: all CPUs of the replica for each worker, which are to share them
-        async with contextlib.AsyncExitStack() as held:
-            await self._start(application, held)
+            # Ray sets all CPUs of the replica for each worker, but the workers share them.
+            del os.environ["OMP_NUM_THREADS"]
+        async with contextlib.AsyncExitStack() as resources:
+            await self._start(application, resources)
             if application.multiplexed is None:
                 await self._register(application.models[0].name)
-            self._held = held.pop_all()
+            self._resources = resources.pop_all()
         self._load: Any = None
         if application.multiplexed is not None:
             self._registry.loaded_on_request = list(self._models)
@@ -128,67 +131,70 @@ class ModelReplica:
 
             self._load = serve.multiplexed(load, max_num_models_per_replica=application.multiplexed)
 
-    async def _start(self, application: RayApplication, held: contextlib.AsyncExitStack) -> None:
-        """Of what `tsx serve` has: the registry, the inference routes, gRPC and the metrics."""
-        state = held.enter_context(
+    async def _start(
+        self, application: RayApplication, resources: contextlib.AsyncExitStack
+    ) -> None:
+        """Start the registry, the inference routes, gRPC and the metrics."""
+        state = resources.enter_context(
             tempfile.TemporaryDirectory(prefix="tsx-ray-", dir=temporary_directory())
         )
-        settings = replica_settings(
+        settings = read_replica_settings(
             application.settings, application.replica, os.environ, Path(state)
         )
         set_up_logging(settings)
         self._registry = registry = Registry(settings, gpu_processes=gpu_processes)
-        held.push_async_callback(registry.close)
-        registry.tracer = held.enter_context(tracing(settings, os.environ))
+        resources.push_async_callback(registry.close)
+        registry.tracer = resources.enter_context(tracing(settings, os.environ))
         registry.warm_up()
         [self._app] = build_apps(registry, settings, [("inference",)])
         counts, system = self._app.counts, self._app.system
         self._grpc = GrpcBridge(registry, settings, Path(state), counts)
-        held.push_async_callback(self._grpc.close)
-        await held.enter_async_context(metric_tasks(registry, counts, system, settings))
-        pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
-        works = (
+        resources.push_async_callback(self._grpc.close)
+        await resources.enter_async_context(metric_tasks(registry, counts, system, settings))
+        push = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
+        tasks = (
             repeat(1.0, registry.cores.share),
             repeat(LOOK, registry.elastic.look),
-            repeat(PUSH_INTERVAL_S, pushing),
+            repeat(PUSH_INTERVAL_S, push),
         )
-        await held.enter_async_context(
-            running("cores are not shared again, or Ray gets no metrics,", *works)
+        await resources.enter_async_context(
+            running("cores are not shared again, or Ray gets no metrics,", *tasks)
         )
 
     async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:
-        """The messages of the answer, as ASGI has them.
+        """Yield the ASGI messages of an answer, or give the request up when cancelled.
 
-        Cancelled, it gives the request up. `model`: which to load, where several share.
+        `model` is the one to load if several share the replica.
         """
-        sent: asyncio.Queue[Message | None] = asyncio.Queue()
-        answering = asyncio.create_task(self._answer(scope, body, model, sent))
-        answering.add_done_callback(lambda _: sent.put_nowait(None))
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        task = asyncio.create_task(self._answer(scope, body, model, messages))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
         start: Messages = []
         try:
-            while (message := await sent.get()) is not None:
+            while (message := await messages.get()) is not None:
                 if message["type"] == "http.response.start":
-                    start = [message]  # in one object with what comes next: each costs a round trip
+                    # It is sent with the next message, because each object costs a round trip.
+                    start = [message]
                 else:
                     yield [*start, message]
                     start = []
-            answering.result()
+            task.result()
         finally:
-            answering.cancel()
+            task.cancel()
 
     async def grpc(
         self, method: str, metadata: Metadata, request: bytes, model: str
     ) -> AsyncGenerator[GrpcAnswer, None]:
-        """The messages of the answer to a call, the last one with its status."""
+        """Yield the messages of the answer to a call; the last one has the status."""
         try:
             with await self._loaded(model):
                 async for answer in self._grpc.call(method, metadata, request):
                     yield answer
         except TsxError as error:
-            yield refused(error)
+            yield error_answer(error)
 
     def check_health(self) -> None:
-        """Ray Serve replaces a replica that raises."""
+        """Raise an error if the replica must be replaced."""
         versions = [
             version
             for model in self._registry.models.values()
@@ -202,36 +208,36 @@ class ModelReplica:
             raise RuntimeError(f"no worker is restarted any more. {names}")
 
     async def __del__(self) -> None:
-        """Ray Serve awaits it once every accepted request is answered."""
-        if hasattr(self, "_held"):
+        """Stop; Ray Serve awaits this after all accepted requests are answered."""
+        if hasattr(self, "_resources"):
             self._registry.stop()
-            await self._held.aclose()
+            await self._resources.aclose()
 
     async def _answer(
-        self, scope: Scope, body: bytes, model: str, sent: asyncio.Queue[Message | None]
+        self, scope: Scope, body: bytes, model: str, messages: asyncio.Queue[Message | None]
     ) -> None:
-        rest = [{"type": "http.request", "body": body, "more_body": False}]
+        requests = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
-            if rest:
-                return rest.pop()
-            return await asyncio.Future()  # a client that leaves cancels the call
+            if requests:
+                return requests.pop()
+            return await asyncio.Future()  # A client that leaves cancels the call.
 
         try:
             with await self._loaded(model):
-                await self._app(scope, receive, sent.put)
+                await self._app(scope, receive, messages.put)
         except TsxError as error:
             status, headers, reason = fault(error, scope["path"])
-            await send_whole(sent.put, scope, status, headers, request_id_of(scope), reason)
+            await send_whole(messages.put, scope, status, headers, request_id_of(scope), reason)
 
     async def _loaded(self, model: str) -> contextlib.AbstractContextManager[None]:
         if self._load is None or model not in self._models:
             return contextlib.nullcontext()
-        loaded: SharedModel = await self._load(model)
-        return loaded.in_use()
+        model_in_replica: SharedModel = await self._load(model)
+        return model_in_replica.in_use()
 
     async def _register(self, name: str) -> SharedModel:
-        if name in self._registry.models:  # it was to make room, and its worker did not end in time
+        if name in self._registry.models:  # Its worker did not end in time when it was unloaded.
             return SharedModel(self._registry, name)
         model, settings = self._models[name], self._registry.settings
         try:
@@ -245,19 +251,22 @@ class ModelReplica:
         return SharedModel(self._registry, name)
 
 
-def replica_settings(
-    given: Mapping[str, Any], replica: ReplicaResources, env: Mapping[str, str], state: Path
+def read_replica_settings(
+    app_settings: Mapping[str, Any], replica: ReplicaResources, env: Mapping[str, str], state: Path
 ) -> Settings:
-    """The application's settings, over the node's TSX_* variables, over what Ray has given the
-    replica. Raises SettingError.
+    """Return the application's settings, over the node's TSX_* variables, over Ray's resources.
+
+    Raises:
+        SettingError: A setting is unknown, or its value cannot be used.
     """
-    own: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         **DEFAULTS,
         "cpus": max(1, math.ceil(replica.num_cpus)),
         "state_dir": str(state),
     }
     if not replica.num_gpus:
-        own["number_of_gpu"] = 0  # otherwise the GPUs that Ray has named in CUDA_VISIBLE_DEVICES
-    _, origins = load_settings(given, env, None)
-    missing = {name: value for name, value in own.items() if origins[name] == "default"}
-    return load_settings({**missing, **given}, env, None)[0]
+        # Otherwise Ray names the GPUs in CUDA_VISIBLE_DEVICES.
+        defaults["number_of_gpu"] = 0
+    _, origins = load_settings(app_settings, env, None)
+    missing = {name: value for name, value in defaults.items() if origins[name] == "default"}
+    return load_settings({**missing, **app_settings}, env, None)[0]

@@ -1,5 +1,4 @@
-"""The routes that SageMaker needs in addition to predictions and metrics: `/ping`,
-`/execution-parameters`, bodies of many lines.
+"""The routes of SageMaker: `/ping`, `/execution-parameters`, and bodies of many lines.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and
 your-algorithms-batch-code.html
@@ -63,40 +62,42 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
     LineAnswer,
     LineFailed,
     LineFormat,
-    accepted_form,
-    answer_each,
+    answer_lines,
     as_line,
     as_row,
-    check,
-    form_of,
-    joined,
-    lines_of,
-    room,
+    check_answer,
+    choose_format,
+    find_format,
+    join_lines,
+    max_queued_lines,
+    split_lines,
 )
-from tsx_runtime.targets.sagemaker.environment import PAYLOAD, SageMakerSettings, Transform
+from tsx_runtime.targets.sagemaker.environment import (
+    PAYLOAD_MB,
+    SageMakerSettings,
+    Transform,
+)
 from tsx_runtime.targets.sagemaker.multi_model import LoadedModel, Models, registry_name
 from tsx_runtime.targets.server.startup import StartModel, load_all
 
-PING, PARAMETERS, INVOCATIONS, MODELS = (
-    b"/ping",
-    b"/execution-parameters",
-    b"/invocations",
-    b"/models",
-)
+PING = b"/ping"
+PARAMETERS = b"/execution-parameters"
+INVOCATIONS = b"/invocations"
+MODELS = b"/models"
 INVOKE = b"/invoke"
-MOST_PAYLOAD = 100  # MB of all concurrent requests of a job together
+MAX_PAYLOAD_MB = 100  # size of all concurrent requests of a job together
 ISOLATED = (
     "Under network isolation (EnableNetworkIsolation), and in a subnet without a route to the"
     " internet, nothing can be installed: put the packages into the image, or their wheels beside"
     " requirements.txt."
 )
-Answer = Callable[..., Awaitable[None]]  # status, headers, body, and what rest is to be read
+Answer = Callable[..., Awaitable[None]]  # arguments: status, headers, body, unread body
 
-TOLD = b"x-amzn-sagemaker-"  # prefix of the answer headers that SageMaker passes on
+PASSED_PREFIX = b"x-amzn-sagemaker-"  # SageMaker passes such headers of an answer on.
 
 
 class SageMakerApp:
-    """One model, which loads while SageMaker sends health checks. See `api.messages.Platform`."""
+    """An app for one model, which loads during health checks. See `api.messages.Platform`."""
 
     def __init__(
         self,
@@ -132,11 +133,11 @@ class SageMakerApp:
         try:
             if path == PING:
                 status, reason = self.health()
-                await answer(status, *(_facts(status=reason) if reason else ((), b"")))
+                await answer(status, *(_json_response(status=reason) if reason else ((), b"")))
             elif path == PARAMETERS:
-                await answer(200, *_facts(**parameters(self._versions(), self.environment)))
+                await answer(200, *_json_response(**parameters(self._versions(), self.environment)))
             else:
-                # Of a plugin, or where tokens are required nevertheless.
+                # A plugin, or required tokens, may check the request.
                 if self.predictions.guard is not None:
                     self.predictions.guard.check(scope["headers"])
                 await self.route(scope, receive, send, answer)
@@ -148,16 +149,17 @@ class SageMakerApp:
             await answer(*errors.fault(errors.unexpected(error, request_id)))
 
     async def route(self, scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
+        """Answer a request that is neither a ping nor for parameters."""
         await self.lines(scope, receive, answer)
 
     def health(self) -> tuple[int, str]:
-        """The status of a ping, and the reason where it is not 200."""
+        """Return the status of a ping, and the reason if it is not 200."""
         if self.registry.stopping:
             return 503, "the server is stopping"
         versions = self._versions()
         if not self._loaded:
-            return 503, "; ".join(map(_coming, versions)) or "the model is being opened"
-        bad = [_given_up(version) for version in versions if is_given_up(version)]
+            return 503, "; ".join(map(_describe_loading, versions)) or "the model is being opened"
+        bad = [_describe_failure(version) for version in versions if is_given_up(version)]
         return (503, "; ".join(bad)) if bad else (200, "")
 
     async def answer(
@@ -168,53 +170,53 @@ class SageMakerApp:
         status: int,
         pairs: Iterable[Pair],
         body: bytes,
-        rest: Receive | None = None,
+        unread: Receive | None = None,
     ) -> None:
         self.counts.add(status)
         headers = tuple(pairs)
-        there = {name for name, _ in headers}
+        names = {name for name, _ in headers}
         await send_whole(
             send,
             scope,
             status,
-            (*headers, *(pair for pair in NO_CACHE if pair[0] not in there)),
+            (*headers, *(pair for pair in NO_CACHE if pair[0] not in names)),
             request_id,
             body,
-            rest,
+            unread,
         )
 
     # Bodies of many lines
 
     async def lines(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         headers: list[Pair] = scope["headers"]
-        form, target = (
-            self._form(raw_path(scope), headers),
-            find_target(scope["path"], scope["query_string"]),
-        )
+        form = self._form(raw_path(scope), headers)
+        target = find_target(scope["path"], scope["query_string"])
         assert form is not None
         assert target is not None
-        resolve(self.registry, target)  # before the body, which would be sent for nothing
+        # An unknown model is refused before its body is read.
+        resolve(self.registry, target)
         body = await read_body(scope, receive, self.predictions.limit)
-        if next(lines_of(body), None) is None:
+        if next(split_lines(body), None) is None:
             raise BadRequest("The body is empty: each of its lines must be one input of the model.")
         route = resolve(self.registry, target, headers)
-        most = self.registry.settings.max_response_size
-        given = accepted_form(
+        max_bytes = self.registry.settings.max_response_size
+        answer_format = choose_format(
             _header(headers, b"accept") or self.environment.accept.encode("latin-1", "replace"),
             form,
         )
-        given = ROWS if form is ROWS else given
-        job_of = _job_maker(
+        answer_format = ROWS if form is ROWS else answer_format
+        make_job = _job_factory(
             scope,
             target,
             form,
             route,
             self.registry.hidden_headers.of(route.name),
-            partial(_line, given),
+            partial(_line, answer_format),
         )
         try:
             answers = await while_client_waits(
-                answer_each(lines_of(body), route, self._gate(target), job_of, most), receive
+                answer_lines(split_lines(body), route, self._gate(target), make_job, max_bytes),
+                receive,
             )
         except LineFailed as failure:
             text = f"{failure} No line was processed: correct that line or remove it."
@@ -225,14 +227,14 @@ class SageMakerApp:
             pair
             for first in answers[:1]
             for pair in handler_headers(first.headers)
-            if pair[0].startswith(TOLD)
+            if pair[0].startswith(PASSED_PREFIX)
         ]
-        pairs.append((b"content-type", given.media_type))
-        await answer(200, pairs, joined(each.body for each in answers))
+        pairs.append((b"content-type", answer_format.media_type))
+        await answer(200, pairs, join_lines(line_answer.body for line_answer in answers))
 
     def _form(self, path: bytes, headers: list[Pair]) -> LineFormat | None:
-        """The format of a body that is split into lines; None where the model gets it whole."""
-        form = form_of(_header(headers, b"content-type"))
+        """Return the format of a body that is split into lines, or None for a whole body."""
+        form = find_format(_header(headers, b"content-type"))
         if form is None or self.environment.lines is False:
             return None
         version = self._version(path)
@@ -249,7 +251,7 @@ class SageMakerApp:
                 return None
             name = resolve(self.registry, target).name
         except TsxError:
-            return None  # the server's own route reports what is wrong
+            return None  # The server's own route reports the error.
         model = self.registry.models[name]
         return model.versions[model.default]
 
@@ -257,7 +259,7 @@ class SageMakerApp:
         model = self.registry.models[resolve(self.registry, target).name]
         version = model.versions[model.default]
         if version not in self._gates:
-            self._gates[version] = asyncio.Semaphore(room(version))
+            self._gates[version] = asyncio.Semaphore(max_queued_lines(version))
         return self._gates[version]
 
     def _versions(self) -> list[ModelVersion]:
@@ -265,74 +267,72 @@ class SageMakerApp:
 
 
 def parameters(versions: Sequence[ModelVersion], environment: SageMakerSettings) -> dict[str, Any]:
-    """The parameters of a batch transform job that does not set them.
+    """Return the parameters of a batch transform job that does not set them.
 
     Two bodies of lines keep a worker busy.
     """
     job: Transform = environment.transform
-    payload = job.payload or PAYLOAD
+    payload = job.payload or PAYLOAD_MB
     workers = sum(version.min_workers for version in versions) or 1
-    # Then a request is one input, and full batches need as many of them.
-    alone = environment.lines is False
-    wanted = (
+    # If bodies are not split, a request is one input, and full batches need as many requests.
+    is_single = environment.lines is False
+    requests = (
         sum(version.min_workers * version.batch_size for version in versions)
-        if alone
+        if is_single
         else 2 * workers
     )
     return {
         "MaxConcurrentTransforms": (
-            job.concurrent or max(1, min(wanted, MOST_PAYLOAD // max(1, payload)))
+            job.concurrent or max(1, min(requests, MAX_PAYLOAD_MB // max(1, payload)))
         ),
-        "BatchStrategy": job.strategy or ("SINGLE_RECORD" if alone else "MULTI_RECORD"),
+        "BatchStrategy": job.strategy or ("SINGLE_RECORD" if is_single else "MULTI_RECORD"),
         "MaxPayloadInMB": payload,
     }
 
 
-def _coming(version: ModelVersion) -> str:
+def _describe_loading(version: ModelVersion) -> str:
     return f"{version.name} is loading" + (
         f"; its last error: {version.last_error}" if version.last_error else ""
     )
 
 
-def _given_up(version: ModelVersion) -> str:
+def _describe_failure(version: ModelVersion) -> str:
     return (
         f"the server stopped restarting the workers of {version.name}:"
         f" {version.last_error or 'they kept dying'}"
     )
 
 
-def _job_maker(
+def _job_factory(
     scope: Scope,
     target: Target,
     form: LineFormat,
     route: Route,
     hidden: Collection[bytes],
-    line_of: Callable[[LineAnswer], bytes],
+    convert_answer: Callable[[LineAnswer], bytes],
 ) -> Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]]:
     headers: list[Pair] = scope["headers"]
     priority, timeout_ms = priority_and_timeout(headers)
-    kept = shown_headers(
+    passed = shown_headers(
         as_sent(scope), {*hidden, b"content-type", b"content-length", b"transfer-encoding"}
     )
 
     @cache
-    def rest(kind: bytes) -> bytes:
-        block = wire.header_block([*kept, (b"Content-Type", kind)])
+    def meta_tail(kind: bytes) -> bytes:
+        block = wire.header_block([*passed, (b"Content-Type", kind)])
         return b"\r\n%b\r\n%b" % (scope["query_string"] if target.query else b"", block)
 
-    def job_of(number: int, line: bytes) -> tuple[WaitingJob, Callable[[LineAnswer], bytes]]:
-        now, kind, convert = time.monotonic(), form.item, line_of
+    def make_job(number: int, line: bytes) -> tuple[WaitingJob, Callable[[LineAnswer], bytes]]:
+        now, kind, convert = time.monotonic(), form.item, convert_answer
         if form is ROWS:
             try:
                 line, fields = rows.from_line(line)
-                kind, convert = (
-                    str(fields.pop("content_type")).encode("latin-1"),
-                    partial(as_row, sent=fields),
-                )
+                kind = str(fields.pop("content_type")).encode("latin-1")
+                convert = partial(as_row, sent=fields)
             except (ValueError, KeyError) as error:
                 raise LineFailed(number, BadRequest.status, str(error)) from error
         job = WaitingJob(
-            new_request_id() + rest(kind),
+            new_request_id() + meta_tail(kind),
             line,
             now,
             deadline(now, route.client_timeout, timeout_ms),
@@ -340,11 +340,11 @@ def _job_maker(
         )
         return job, convert
 
-    return job_of
+    return make_job
 
 
 def _line(form: LineFormat, answer: LineAnswer) -> bytes:
-    check(answer)
+    check_answer(answer)
     try:
         return as_line(answer.body, form)
     except UnicodeDecodeError as error:
@@ -353,13 +353,13 @@ def _line(form: LineFormat, answer: LineAnswer) -> bytes:
         ) from error
 
 
-def _header(headers: list[Pair], wanted: bytes) -> bytes:
-    return next((value for name, value in headers if name == wanted), b"")
+def _header(headers: list[Pair], header: bytes) -> bytes:
+    return next((value for name, value in headers if name == header), b"")
 
 
-def _facts(**what: Any) -> tuple[tuple[Pair, ...], bytes]:
-    """The headers and the body of an answer in JSON."""
-    return (JSON,), json.dumps(what, ensure_ascii=False).encode() + b"\n"
+def _json_response(**fields: Any) -> tuple[tuple[Pair, ...], bytes]:
+    """Return the headers and the body of a JSON response."""
+    return (JSON,), json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
 class MultiModel(SageMakerApp):
@@ -378,11 +378,12 @@ class MultiModel(SageMakerApp):
         self._loaded = True
 
     async def load(self, models: Sequence[StartModel]) -> None:
-        """SageMaker loads the models."""
+        """Do nothing: SageMaker loads the models."""
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:
-        """Not a plain invocation of a model whose name is its own: that is for the server's own
-        lanes.
+        """Tell whether a request is for this app.
+
+        The server's own lanes answer invocations of a model that is registered under its own name.
         """
         if path.startswith(MODELS + b"/") and path.endswith(INVOKE):
             name = path[len(MODELS) + 1 : -len(INVOKE)].decode("latin-1")
@@ -390,14 +391,15 @@ class MultiModel(SageMakerApp):
         return path == MODELS or path.startswith(MODELS + b"/") or super().wants(path, headers)
 
     async def route(self, scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
-        """`/models`, `/models/NAME`, `/models/NAME/invoke`; a slash of a name is
-        percent-encoded.
+        """Answer `/models`, `/models/NAME`, `/models/NAME/invoke`.
+
+        A slash in a name is percent-encoded.
         """
         path, method = raw_path(scope), scope["method"]
-        _, _, rest = path.partition(MODELS)
-        parts = [unquote(part.decode("latin-1")) for part in rest.split(b"/")[1:]]
+        _, _, subpath = path.partition(MODELS)
+        parts = [unquote(part.decode("latin-1")) for part in subpath.split(b"/")[1:]]
         if len(parts) == 2 and parts[1] == "invoke":
-            scope["path"] = f"/models/{self._models.find(parts[0]).own}/invoke"
+            scope["path"] = f"/models/{self._models.find(parts[0]).registered_name}/invoke"
             scope["raw_path"] = scope["path"].encode()
             if self._form(scope["raw_path"], scope["headers"]) is not None:
                 await self.lines(scope, receive, answer)
@@ -406,20 +408,22 @@ class MultiModel(SageMakerApp):
             return
         if len(parts) > 1 or path.startswith(INVOCATIONS):
             raise ResourceNotFound(errors.NOT_FOUND)
-        facts = await self._manage(method, parts[0] if parts and parts[0] else None, scope, receive)
-        await answer(200, *_facts(**facts))
+        fields = await self._manage(
+            method, parts[0] if parts and parts[0] else None, scope, receive
+        )
+        await answer(200, *_json_response(**fields))
 
     async def _manage(
         self, method: str, name: str | None, scope: Scope, receive: Receive
     ) -> dict[str, Any]:
         if method == "POST" and name is None:
-            most = min(self.predictions.limit, MAX_MANAGEMENT_BODY)
-            given = await read_object(
-                Request(scope, receive), most, '{"model_name": "NAME", "url": "DIRECTORY"}'
+            max_bytes = min(self.predictions.limit, MAX_MANAGEMENT_BODY)
+            fields = await read_object(
+                Request(scope, receive), max_bytes, '{"model_name": "NAME", "url": "DIRECTORY"}'
             )
-            return _shown(
+            return _as_json(
                 await self._models.load(
-                    str(given.get("model_name") or ""), str(given.get("url") or "")
+                    str(fields.get("model_name") or ""), str(fields.get("url") or "")
                 )
             )
         if method == "GET" and name is None:
@@ -427,18 +431,18 @@ class MultiModel(SageMakerApp):
             token = parse_qs(scope["query_string"].decode("latin-1")).get(
                 "next_page_token", [None]
             )[-1]
-            page, following = self._models.page(token)
+            page, next_token = self._models.page(token)
             return {
-                "models": [_shown(each) for each in page],
-                **({"nextPageToken": following} if following else {}),
+                "models": [_as_json(model) for model in page],
+                **({"nextPageToken": next_token} if next_token else {}),
             }
         if method == "GET" and name is not None:
-            return _shown(self._models.find(name))
+            return _as_json(self._models.find(name))
         if method == "DELETE" and name is not None:
             await self._models.unload(name)
             return {"status": f"Model {name} is unloaded"}
         raise MethodNotAllowed(allowed=("GET", "POST") if name is None else ("GET", "DELETE"))
 
 
-def _shown(loaded: LoadedModel) -> dict[str, str]:
-    return {"modelName": loaded.name, "modelUrl": loaded.url}
+def _as_json(model: LoadedModel) -> dict[str, str]:
+    return {"modelName": model.name, "modelUrl": model.url}

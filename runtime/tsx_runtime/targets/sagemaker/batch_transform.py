@@ -1,8 +1,8 @@
-"""A request of many lines, as a batch transform job sends it: each line is a job, and the answers
-are lines in the same order.
+"""Requests of many lines, as batch transform jobs send them.
 
-Three formats, by content type: JSON lines, CSV, and the rows of `tsx batch` (`rows.py`). An answer
-is one line, in the format that the client accepts, or else that of the request.
+Each line is a job, and the answers are lines in the same order. There are three formats, by content
+type: JSON lines, CSV, and the rows of `tsx batch` (`rows.py`). An answer is one line in the format
+that the client accepts, or else in the request's.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tsx_runtime.shared.content_types import best_type, looks_like
 from tsx_runtime.targets.sagemaker import rows
 from tsx_runtime.wire import content_type_of
 
-QUOTED = 1000  # characters of an error answer that are quoted as the reason of a failure
+MAX_QUOTED_CHARS = 1000  # length of an error answer in the reason of a failure
 
 
 class LineFormat(NamedTuple):
-    media_type: bytes  # of the whole
+    media_type: bytes  # the type of the whole body
     item: bytes  # the type of one line
 
 
 JSON_LINES = LineFormat(b"application/jsonlines", b"application/json")
 CSV = LineFormat(b"text/csv", b"text/csv")
-ROWS = LineFormat(rows.TYPE.encode(), b"")  # each has a type of its own
+ROWS = LineFormat(rows.TYPE.encode(), b"")  # Each row has its own type.
 FORMS = {
     "application/jsonlines": JSON_LINES,
     "application/x-jsonlines": JSON_LINES,
@@ -41,33 +41,33 @@ FORMS = {
     "text/csv": CSV,
     rows.TYPE: ROWS,
 }
-_SOMETHING = re.compile(rb"\S")
+_NON_BLANK = re.compile(rb"\S")
 ACCEPTED = {**FORMS, "application/json": JSON_LINES}
-del ACCEPTED[rows.TYPE]  # which answers rows alone
+del ACCEPTED[rows.TYPE]  # Only a request of rows is answered with rows.
 
 
-def form_of(content_type: bytes) -> LineFormat | None:
+def find_format(content_type: bytes) -> LineFormat | None:
     return FORMS.get(content_type.partition(b";")[0].strip().lower().decode("latin-1"))
 
 
-def accepted_form(accept: bytes, own: LineFormat) -> LineFormat:
+def choose_format(accept: bytes, request_format: LineFormat) -> LineFormat:
     """Return the format that the client accepts best.
 
     It is the request's own if the client accepts anything, or no known format.
     """
-    best = best_type(accept.decode("latin-1"), [own.media_type.decode(), *ACCEPTED])
-    return ACCEPTED.get(best or "", own)
+    best = best_type(accept.decode("latin-1"), [request_format.media_type.decode(), *ACCEPTED])
+    return ACCEPTED.get(best or "", request_format)
 
 
-def lines_of(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1.
+def split_lines(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, with their numbers from 1.
 
-    They are found one by one: a body may have millions.
+    Lines are found one by one, because a body may have millions.
     """
     start, number = 0, 1
-    while (found := _SOMETHING.search(body, start)) is not None:
-        number += body.count(b"\n", start, found.start())
-        begin = max(start, body.rfind(b"\n", start, found.start()) + 1)
+    while (match := _NON_BLANK.search(body, start)) is not None:
+        number += body.count(b"\n", start, match.start())
+        begin = max(start, body.rfind(b"\n", start, match.start()) + 1)
         end = body.find(b"\n", begin)
         end = len(body) if end < 0 else end
         yield number, body[begin:end].rstrip(b"\r")
@@ -75,25 +75,29 @@ def lines_of(body: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def as_line(answer: bytes, form: LineFormat) -> bytes:
-    """An answer as one line. Raises ValueError where it is not text."""
+    """Return an answer as one line.
+
+    Raises:
+        ValueError: The answer is not text.
+    """
     text = answer.decode("utf-8")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = text.rstrip("\r\n")
         if form is CSV and "\n" not in value:
-            return value.encode()  # taken as CSV
+            return value.encode()  # The answer is CSV already.
     if form is JSON_LINES:
-        return _json(value).encode(
-            "utf-8", "backslashreplace"
-        )  # a lone surrogate, which JSON can hold and UTF-8 cannot
+        # JSON can hold a lone surrogate, which UTF-8 cannot encode.
+        return _json(value).encode("utf-8", "backslashreplace")
     return _row(value if isinstance(value, list) else [value]).encode("utf-8", "backslashreplace")
 
 
 def as_row(answer: LineAnswer, sent: Mapping[str, Any]) -> bytes:
-    """With what came with the row, by which its sender knows it.
+    """Return an answer as a row, with the fields by which the sender knows it.
 
-    Raises LineFailed where no row can be answered any more.
+    Raises:
+        LineFailed: The server can answer no further row.
     """
     if answer.refused and answer.status == Unavailable.status:
         raise LineFailed(answer.number, answer.status, answer.refused)
@@ -103,7 +107,7 @@ def as_row(answer: LineAnswer, sent: Mapping[str, Any]) -> bytes:
     )
 
 
-def joined(lines: Iterable[bytes]) -> bytes:
+def join_lines(lines: Iterable[bytes]) -> bytes:
     return b"".join(line + b"\n" for line in lines)
 
 
@@ -112,12 +116,12 @@ def _json(value: Any) -> str:
 
 
 def _row(values: list[Any]) -> str:
-    """Numbers and strings as they are, anything else as JSON in one field."""
+    """Return a CSV line: numbers and strings unchanged, anything else as JSON in one field."""
     file = io.StringIO()
     csv.writer(file, lineterminator="").writerow(
         [value if isinstance(value, str) else _json(value) for value in values]
     )
-    # Of a quoted field: a line is a record.
+    # A quoted field may contain line ends, but each line is one record.
     return file.getvalue().replace("\r", " ").replace("\n", " ")
 
 
@@ -126,21 +130,22 @@ class LineAnswer(NamedTuple):
     headers: bytes
     body: bytes
     status: int = 200
-    refused: str = ""  # tsx's own reason, in place of the model's answer
+    refused: str = ""  # the server's reason, if the model did not answer
 
 
 class LineFailed(Exception):
     """One line could not be answered, so the request fails."""
 
-    def __init__(self, number: int, status: int, why: str) -> None:
-        super().__init__(f"Line {number}: {why}")
+    def __init__(self, number: int, status: int, reason: str) -> None:
+        super().__init__(f"Line {number}: {reason}")
         self.number = number
         self.status = status
 
 
-def room(version: ModelVersion) -> int:
-    """How many lines of all requests may be queued: two full batches for each worker, with room for
-    other requests.
+def max_queued_lines(version: ModelVersion) -> int:
+    """Return how many lines of all requests may be queued.
+
+    Two full batches for each worker are allowed, or half of the queue if that is more.
     """
     plan = version.plan
     return max(
@@ -152,31 +157,32 @@ def room(version: ModelVersion) -> int:
     )
 
 
-async def answer_each(
+async def answer_lines(
     lines: Iterable[tuple[int, bytes]],
     route: Route,
     gate: asyncio.Semaphore,
-    job_of: Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]],
-    most: int,
+    make_job: Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]],
+    max_bytes: int,
 ) -> list[LineAnswer]:
-    """The answers in the lines' order.
+    """Submit a job for each line, and return the answers in the order of the lines.
 
-    `job_of` makes of a line a job and what converts its answer, as it arrives, since converting all
-    at once would block the loop.
+    `make_job` returns a job and a function that converts its answer. Answers are converted as they
+    arrive, because converting all at once would block the event loop.
 
-    Raises LineFailed for the first line that failed; no line is submitted after a failure.
+    Raises:
+        LineFailed: A line failed; it is the first of those. No line is submitted after a failure.
     """
     answers: list[LineAnswer] = []
     failures: list[BaseException] = []
     tasks: set[asyncio.Task[LineAnswer]] = set()
 
     async def answer(number: int, line: bytes) -> LineAnswer:
-        job, line_of = job_of(number, line)
-        answered = await _answer(number, job, route, most)
-        return answered._replace(body=line_of(answered))
+        job, convert = make_job(number, line)
+        result = await _answer(number, job, route, max_bytes)
+        return result._replace(body=convert(result))
 
-    def ended(task: asyncio.Task[LineAnswer]) -> None:
-        """Runs also for a task that was cancelled before it started."""
+    def finish(task: asyncio.Task[LineAnswer]) -> None:
+        """Record a result; this runs also for a task that was cancelled before it started."""
         tasks.discard(task)
         gate.release()
         if not task.cancelled():
@@ -191,7 +197,7 @@ async def answer_each(
                 break
             task = asyncio.create_task(answer(number, line))
             tasks.add(task)
-            task.add_done_callback(ended)
+            task.add_done_callback(finish)
         if tasks:
             await asyncio.wait(tasks)
     finally:
@@ -204,12 +210,12 @@ async def answer_each(
     return sorted(answers)
 
 
-async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> LineAnswer:
+async def _answer(number: int, job: WaitingJob, route: Route, max_bytes: int) -> LineAnswer:
     try:
         route.submit(job)
         answer = await job.done
         try:
-            body = await answer.whole(most)
+            body = await answer.whole(max_bytes)
         finally:
             answer.leave()
     except TsxError as error:
@@ -221,14 +227,18 @@ async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Line
     return LineAnswer(number, answer.headers, body, answer.status)
 
 
-def check(answer: LineAnswer) -> None:
-    """Raises LineFailed where it is an error."""
+def check_answer(answer: LineAnswer) -> None:
+    """Check that an answer is no error.
+
+    Raises:
+        LineFailed: The status is 400 or higher.
+    """
     if answer.status >= 400:
         raise LineFailed(answer.number, answer.status, answer.refused or _reason(answer.body))
 
 
 def _reason(body: bytes) -> str:
-    """The reason in an error answer; of the server's own error form only the message is quoted."""
+    """Return the text of an error answer; of the server's own error JSON only the message."""
     error = read_error(body.strip())
     text = error["message"] if error else body.decode("utf-8", "replace").strip()
-    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
+    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}..."

@@ -1,6 +1,4 @@
-"""A SageMaker endpoint or batch transform job: the model at `/opt/ml/model`, served by SageMaker's
-contract.
-"""
+"""A SageMaker endpoint or batch transform job, with the model at `/opt/ml/model`."""
 
 from __future__ import annotations
 
@@ -16,11 +14,15 @@ from tsx_runtime.http.app import ServerApp
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import find_config
 from tsx_runtime.shared.nonblocking_output import install_lossy_output
-from tsx_runtime.targets.image.environment import MODEL_NAME, refuse_unknown, settings_over
-from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, model_directory
+from tsx_runtime.targets.image.environment import MODEL_NAME, read_settings_over, refuse_unknown
+from tsx_runtime.targets.image.model_discovery import HANDLER, find_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker.app import MultiModel, SageMakerApp
-from tsx_runtime.targets.sagemaker.environment import OWN, SageMakerSettings, read_environment
+from tsx_runtime.targets.sagemaker.environment import (
+    OWN_NAMES,
+    SageMakerSettings,
+    read_environment,
+)
 from tsx_runtime.targets.sagemaker.multi_model import Models
 from tsx_runtime.targets.server.server import RunningServer, ServeOptions, serve
 from tsx_runtime.targets.server.startup import StartModel, models_from_settings
@@ -33,46 +35,47 @@ logger = logging.getLogger("tsx.server")
 def serve_endpoint(env: Mapping[str, str]) -> None:
     """Serve until SIGTERM.
 
-    Raises SettingError, and the error of a model that does not load, so that SageMaker stops
-    waiting.
+    Raises:
+        SettingError: A setting is unknown, or its value cannot be used. The error of a model that
+            does not load is raised too, so that SageMaker stops waiting.
     """
-    environment, settings = settings_of(env)
+    environment, settings = read_settings(env)
     models = (
         []
         if environment.multi_model
         else models_from_settings(settings)
-        or [found_model(model_directory(env), env, env.get(MODEL_NAME) or None)]
+        or [find_model(model_directory(env), env, env.get(MODEL_NAME) or None)]
     )
 
-    def ordered(model: StartModel) -> StartModel:
+    def adapt(model: StartModel) -> StartModel:
         return replace(model, order=replace(model.order, **environment.order))
 
-    async def opened(directory: Path, name: str) -> StartModel:
-        return ordered(await asyncio.to_thread(found_model, directory, env, name))
+    async def open_model(directory: Path, name: str) -> StartModel:
+        return adapt(await asyncio.to_thread(find_model, directory, env, name))
 
-    def hosted(registry: Registry, app: ServerApp) -> SageMakerApp:
+    def make_app(registry: Registry, app: ServerApp) -> SageMakerApp:
         if environment.multi_model:
             return MultiModel(
                 environment,
                 registry,
                 app,
                 takes_lines,
-                Models(registry, environment.memory, opened),
+                Models(registry, environment.memory, open_model),
             )
         return SageMakerApp(environment, registry, app, takes_lines)
 
-    serve(settings, [ordered(model) for model in models], _tell, ServeOptions(hosted=hosted))
+    serve(settings, [adapt(model) for model in models], _log_start, ServeOptions(hosted=make_app))
 
 
-def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
-    """Also sets up the log.
+def read_settings(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
+    """Read the settings and set up the log.
 
-    `TSX_*` variables and the settings file override what SageMaker and its toolkit set.
+    `TSX_*` variables and the settings file override those of SageMaker and its toolkit.
     """
-    refuse_unknown(env, OWN_PREFIX, OWN)
+    refuse_unknown(env, OWN_PREFIX, OWN_NAMES)
     environment = read_environment(env)
     notices = list(environment.notices)
-    settings = settings_over(
+    settings = read_settings_over(
         environment.variables, env, find_config(None, env, Path.cwd()), notices.append
     )
     install_lossy_output()
@@ -83,13 +86,14 @@ def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
 
 
 def takes_lines(version: ModelVersion) -> bool:
-    """The toolkit's functions were written for whole bodies: their `input_fn` may expect all lines
-    of a CSV.
+    """Tell whether bodies of a version are split into lines.
+
+    Functions for the toolkit get whole bodies: their `input_fn` may expect all lines of a CSV.
     """
     return version.handler != HANDLER
 
 
-def _tell(started: RunningServer) -> None:
+def _log_start(server: RunningServer) -> None:
     logger.info(
-        "answering at %s; /ping is 200 once the model is loaded", started.addresses["inference"]
+        "answering at %s; /ping is 200 once the model is loaded", server.addresses["inference"]
     )

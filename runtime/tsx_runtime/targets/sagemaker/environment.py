@@ -1,9 +1,8 @@
-"""Translates the variables of SageMaker and its PyTorch toolkit into tsx's settings: a pure
-function.
+"""The translation of SageMaker's and its PyTorch toolkit's variables to settings.
 
-https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and the
-toolkit's `SAGEMAKER_TS_*` and `SAGEMAKER_MODEL_SERVER_*`, which its users set in their models. A
-`TSX_*` variable, or the settings file, overrides all of them.
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html describes the
+first. Users of the toolkit set `SAGEMAKER_TS_*` and `SAGEMAKER_MODEL_SERVER_*`. A `TSX_*` variable,
+or the settings file, overrides all of them.
 """
 
 from __future__ import annotations
@@ -16,25 +15,23 @@ from typing import Any, NamedTuple
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.image.environment import (
     EnvironmentSettings,
-    flag,
-    one_of,
-    port_of,
-    text_of,
-    whole,
+    parse_port,
+    read_choice,
+    read_flag,
+    read_integer,
+    read_text,
 )
 
 PORT = 8080
-LARGEST = (
-    1 << 30
-    # bytes of a body: what an asynchronous endpoint takes; the platform refuses earlier where it
-    # takes less
-)
-DRAIN = 25  # seconds; SIGKILL comes 30 s after SIGTERM
-STARTUP = 600  # seconds that the toolkit gives the start of a model
-STARTUP_SERVERLESS = 180  # and that SageMaker gives it where it begins on request
-PAYLOAD = 6  # MB of one request of a batch transform
+# The limit of asynchronous endpoints. SageMaker itself refuses smaller bodies elsewhere.
+MAX_BODY_BYTES = 1 << 30
+DRAIN_S = 25  # SIGKILL follows SIGTERM after 30 s.
+STARTUP_S = 600  # the toolkit's limit for loading a model
+SERVERLESS_STARTUP_S = 180  # SageMaker's limit for a model that loads on a request
+PAYLOAD_MB = 6  # size of one request of a batch transform
 
-ORDERS = {  # variable -> the field of a registration that it sets; the later of two wins
+# Each variable sets a field of a registration. The later of two takes precedence.
+ORDER_FIELDS = {
     "SAGEMAKER_MODEL_SERVER_WORKERS": "initial_workers",
     "SAGEMAKER_TS_MIN_WORKERS": "initial_workers",
     "SAGEMAKER_TS_MAX_WORKERS": "max_workers",
@@ -45,7 +42,8 @@ ORDERS = {  # variable -> the field of a registration that it sets; the later of
     "SAGEMAKER_TS_RESPONSE_TIMEOUT": "response_timeout",
     "SAGEMAKER_STARTUP_TIMEOUT": "startup_timeout",
 }
-OTHERS = (  # read elsewhere, or the platform's own
+# Variables that are read elsewhere, or that only SageMaker uses.
+OTHER_VARIABLES = (
     "SAGEMAKER_BIND_TO_PORT",
     "SAGEMAKER_SAFE_PORT_RANGE",
     "SAGEMAKER_MULTI_MODEL",
@@ -63,86 +61,89 @@ OTHERS = (  # read elsewhere, or the platform's own
     "SAGEMAKER_MODEL_SERVER_VMARGS",
 )
 MODE, LINES, MEMORY = "TSX_SAGEMAKER_MODE", "TSX_SAGEMAKER_LINES", "TSX_SAGEMAKER_MODELS_MEMORY"
-OWN = (MODE, LINES, MEMORY)  # tsx's, but no settings of a server elsewhere
-# Mode -> seconds that a request may take.
-TIMEOUTS = {"realtime": 60, "serverless": 60, "asynchronous": 3600, "transform": 600}
+OWN_NAMES = (MODE, LINES, MEMORY)  # These are settings only on SageMaker.
+# The longest time of a request, by mode.
+TIMEOUTS_S = {"realtime": 60, "serverless": 60, "asynchronous": 3600, "transform": 600}
 STRATEGIES = ("multi_record", "single_record")
 
 
 class Transform(NamedTuple):
-    """The parameters that a batch transform job sets itself; None where the container may
-    choose.
-    """
+    """The parameters that a batch transform job sets; None lets the container choose."""
 
     concurrent: int | None = None
     strategy: str | None = None
-    payload: int | None = None  # MB
+    payload: int | None = None  # megabytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class SageMakerSettings(EnvironmentSettings):
     notices: list[str]
     mode: str
-    # Whether bodies of several lines are taken apart; None: where an archive is served.
+    # Whether bodies are split into lines. None: they are split if the model is an archive.
     lines: bool | None
     multi_model: bool
     memory: int | None  # bytes that all models may take
     transform: Transform
-    accept: str  # where a request does not say
+    accept: str  # the default for requests without an Accept header
     log_level: int | None
 
 
 def read_environment(env: Mapping[str, str]) -> SageMakerSettings:
-    """Raises SettingError for a value that means nothing."""
-    port = port_of("SAGEMAKER_BIND_TO_PORT", env.get("SAGEMAKER_BIND_TO_PORT") or str(PORT))
-    here = f"http://0.0.0.0:{port}"
-    # The platform marks a batch transform job; the kind of an endpoint is known to its deployer
-    # only.
-    mode = one_of(env, MODE, [*TIMEOUTS]) or (
-        "transform" if flag(env, "SAGEMAKER_BATCH") else "realtime"
+    """Translate the variables.
+
+    Raises:
+        SettingError: A value is invalid.
+    """
+    port = parse_port("SAGEMAKER_BIND_TO_PORT", env.get("SAGEMAKER_BIND_TO_PORT") or str(PORT))
+    address = f"http://0.0.0.0:{port}"
+    # SageMaker marks batch transform jobs. Only the deployer knows the kind of an endpoint.
+    mode = read_choice(env, MODE, [*TIMEOUTS_S]) or (
+        "transform" if read_flag(env, "SAGEMAKER_BATCH") else "realtime"
     )
     variables = {
-        "TSX_INFERENCE_ADDRESS": here,
-        "TSX_METRICS_ADDRESS": here,  # SageMaker reads /metrics where it sends requests
-        # not reachable from outside
+        "TSX_INFERENCE_ADDRESS": address,
+        "TSX_METRICS_ADDRESS": address,  # SageMaker reads /metrics at the address of requests.
+        # This address cannot be reached from outside.
         "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{_management_port(env, port)}",
-        # only the platform reaches the container, and it sends no header of ours
+        # Only SageMaker reaches the container, and it sends no token.
         "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",
-        "TSX_MAX_CONNECTIONS_PER_CLIENT": "0",  # the platform is the one client
+        "TSX_MAX_CONNECTIONS_PER_CLIENT": "0",  # SageMaker is the only client.
         "TSX_MAX_REQUESTS_PER_CLIENT": "0",
         "TSX_MAX_FAILED_TOKENS": "0",
-        # the platform gives a container its role, and its model's variables, for the model's code
+        # The container's role and the model's variables are meant for the model's code.
         "TSX_PASS_ENV": "*",
-        # clients of SageMaker choose by it how they read an answer
+        # Clients of SageMaker decide by the content type how to read an answer.
         "TSX_GUESS_CONTENT_TYPE": "true",
         "TSX_ENABLE_GRPC": "false",
-        "TSX_MAX_REQUEST_SIZE": str(LARGEST),
-        "TSX_MAX_RESPONSE_SIZE": str(LARGEST),
-        "TSX_DRAIN_TIMEOUT": str(DRAIN),
-        "TSX_DEFAULT_RESPONSE_TIMEOUT": str(TIMEOUTS[mode]),
-        "TSX_DEFAULT_STARTUP_TIMEOUT": str(STARTUP_SERVERLESS if mode == "serverless" else STARTUP),
-        "TSX_INSTALL_PY_DEP_PER_MODEL": "true",  # as the toolkit does
+        "TSX_MAX_REQUEST_SIZE": str(MAX_BODY_BYTES),
+        "TSX_MAX_RESPONSE_SIZE": str(MAX_BODY_BYTES),
+        "TSX_DRAIN_TIMEOUT": str(DRAIN_S),
+        "TSX_DEFAULT_RESPONSE_TIMEOUT": str(TIMEOUTS_S[mode]),
+        "TSX_DEFAULT_STARTUP_TIMEOUT": str(
+            SERVERLESS_STARTUP_S if mode == "serverless" else STARTUP_S
+        ),
+        "TSX_INSTALL_PY_DEP_PER_MODEL": "true",  # like the toolkit
     }
-    memory = whole(env, MEMORY)
+    memory = read_integer(env, MEMORY)
     return SageMakerSettings(
         variables=variables,
         order=_order(env, mode),
         notices=_notices(env),
         mode=mode,
-        lines=flag(env, LINES),
-        multi_model=flag(env, "SAGEMAKER_MULTI_MODEL") or False,
+        lines=read_flag(env, LINES),
+        multi_model=read_flag(env, "SAGEMAKER_MULTI_MODEL") or False,
         memory=memory << 20 if memory is not None else None,
         transform=_transform(env),
-        accept=text_of(env, "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"),
+        accept=read_text(env, "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"),
         log_level=_level(env),
     )
 
 
 def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:
-    # Which has the memory and the processors for one.
+    # A serverless endpoint has the memory and the processors for one worker.
     order: dict[str, Any] = {"initial_workers": 1} if mode == "serverless" else {}
-    for name, key in ORDERS.items():
-        if (value := whole(env, name)) is not None:
+    for name, key in ORDER_FIELDS.items():
+        if (value := read_integer(env, name)) is not None:
             order[key] = value
     if "max_workers" in order:
         order.setdefault("initial_workers", min(1, order["max_workers"]))
@@ -151,37 +152,36 @@ def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:
 
 
 def _management_port(env: Mapping[str, str], port: int) -> int:
-    """Beside other containers on one host, only the ports of the range may be used; without a range
-    a free port is taken.
+    """Choose the port of the management API.
+
+    Other containers on the host leave only the ports of the range, if SageMaker gives one.
     """
-    given = text_of(env, "SAGEMAKER_SAFE_PORT_RANGE")
-    if not given:
+    port_range = read_text(env, "SAGEMAKER_SAFE_PORT_RANGE")
+    if not port_range:
         return PORT + 1 if port == PORT else 0
-    first, _, last = given.partition("-")
+    first, _, last = port_range.partition("-")
     ports = range(
-        port_of("SAGEMAKER_SAFE_PORT_RANGE", first),
-        port_of("SAGEMAKER_SAFE_PORT_RANGE", last or first) + 1,
+        parse_port("SAGEMAKER_SAFE_PORT_RANGE", first),
+        parse_port("SAGEMAKER_SAFE_PORT_RANGE", last or first) + 1,
     )
-    return next((each for each in reversed(ports) if each != port), 0)
+    return next((candidate for candidate in reversed(ports) if candidate != port), 0)
 
 
 def _transform(env: Mapping[str, str]) -> Transform:
-    strategy = one_of(env, "SAGEMAKER_BATCH_STRATEGY", STRATEGIES).upper()
-    concurrent, payload = (
-        whole(env, "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS"),
-        whole(env, "SAGEMAKER_MAX_PAYLOAD_IN_MB"),
-    )
+    strategy = read_choice(env, "SAGEMAKER_BATCH_STRATEGY", STRATEGIES).upper()
+    concurrent = read_integer(env, "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS")
+    payload = read_integer(env, "SAGEMAKER_MAX_PAYLOAD_IN_MB")
     return Transform(concurrent, strategy or None, payload)
 
 
 def _level(env: Mapping[str, str]) -> int | None:
-    """Python's number of a level, as the toolkit has it, or its name."""
-    text = text_of(env, "SAGEMAKER_CONTAINER_LOG_LEVEL").upper()
+    """Return a level of Python's logging, given by number, as in the toolkit, or by name."""
+    text = read_text(env, "SAGEMAKER_CONTAINER_LOG_LEVEL").upper()
     level = logging.getLevelName(text) if text else None
     return (
         level
         if isinstance(level, int)
-        else whole({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}, "SAGEMAKER_CONTAINER_LOG_LEVEL")
+        else read_integer({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}, "SAGEMAKER_CONTAINER_LOG_LEVEL")
     )
 
 
@@ -189,7 +189,7 @@ def _notices(env: Mapping[str, str]) -> list[str]:
     notices = []
     if env.get("SAGEMAKER_MODEL_SERVER_VMARGS"):
         notices.append("SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and has no effect here")
-    known = [*ORDERS, *OTHERS]
+    known = [*ORDER_FIELDS, *OTHER_VARIABLES]
     for name in sorted(env):
         if name.startswith(("SAGEMAKER_TS_", "SAGEMAKER_MODEL_SERVER_")) and name not in known:
             notices.append(f"{name} changes nothing{suggestion(name, known)}")

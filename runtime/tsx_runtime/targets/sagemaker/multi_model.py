@@ -1,8 +1,8 @@
 """Multi-model endpoints of SageMaker, which loads, invokes and unloads models by its own routes.
 
-https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html; the names are SageMaker's,
-without a meaning. A model without room is refused with 507; SageMaker then unloads others and tries
-again.
+https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html. The names are SageMaker's
+and have no meaning. A model that does not fit is refused with 507; then SageMaker unloads others
+and tries again.
 """
 
 from __future__ import annotations
@@ -28,50 +28,61 @@ from tsx_runtime.errors import (
 from tsx_runtime.shared.memory import container_memory
 from tsx_runtime.targets.server.startup import StartModel
 
-PAGE = 100
-SHARE = 0.8  # of the container's memory for models, where no bound is set
-LONGEST_NAME = 100
+PAGE_MODELS = 100
+MEMORY_SHARE = 0.8  # part of the container's memory for models, unless a bound is set
+MAX_NAME_CHARS = 100
 
 logger = logging.getLogger("tsx.server")
 
 
 class LoadedModel(NamedTuple):
-    name: str  # SageMaker's
+    name: str  # SageMaker's name
     url: str
-    own: str  # in the registry
+    registered_name: str  # the name in the registry
 
 
 class Models:
     def __init__(
         self,
         registry: Registry,
-        bound: int | None,
-        opened: Callable[[Path, str], Awaitable[StartModel]],
+        max_bytes: int | None,
+        open_model: Callable[[Path, str], Awaitable[StartModel]],
     ) -> None:
-        """`bound`: bytes that all may take. `opened(directory, name)` says what lies there."""
+        """Start without models.
+
+        Args:
+            registry: The registry of the server.
+            max_bytes: The memory that all models may take; None for a share of the container's.
+            open_model: Returns the model in a directory, by directory and name.
+        """
         self._registry = registry
-        self._bound = bound or int(SHARE * container_memory())
-        self._opened = opened
+        self._max_bytes = max_bytes or int(MEMORY_SHARE * container_memory())
+        self._open_model = open_model
         self._loaded: dict[str, LoadedModel] = {}
-        self._coming: dict[str, int] = {}  # by name, bytes that each needs at least
+        self._loading: dict[str, int] = {}  # the least bytes that each model needs, by name
 
     async def load(self, name: str, url: str) -> LoadedModel:
-        """Raises Conflict (already loaded), OutOfResources (no room), BadRequest (no model),
-        LoadFailed.
+        """Load a model.
+
+        Raises:
+            Conflict: The model is loaded already.
+            OutOfResources: The model does not fit.
+            BadRequest: The name or the directory has no model.
+            LoadFailed: No worker could load the model.
         """
-        if name in self._loaded or name in self._coming:
+        if name in self._loaded or name in self._loading:
             raise Conflict(f"Model {name} is loaded already.")
         if not name or not url:
             raise BadRequest('Send {"model_name": "NAME", "url": "DIRECTORY"} to load a model.')
-        self._coming[name] = 0
+        self._loading[name] = 0
         try:
-            self._coming[name] = await asyncio.to_thread(size_of, Path(url))
-            await self._check(f"it needs {self._coming[name] // MEGA} MB at least, and ")
+            self._loading[name] = await asyncio.to_thread(size_of, Path(url))
+            await self._check(f"it needs {self._loading[name] // MEGA} MB at least, and ")
             loaded = LoadedModel(name, url, registry_name(name))
             await self._register(loaded)
             self._loaded[name] = loaded
         finally:
-            del self._coming[name]
+            del self._loading[name]
         try:
             await self._check("with it ")
         except OutOfResources:
@@ -81,36 +92,45 @@ class Models:
         return loaded
 
     async def unload(self, name: str) -> None:
-        """Returns once its requests are answered and its processes have ended.
+        """Unload a model, after its requests are answered and its processes have ended.
 
-        Raises ModelNotFound.
+        Raises:
+            ModelNotFound: The model is not loaded.
         """
-        await self._registry.unregister(self.find(name).own)
+        await self._registry.unregister(self.find(name).registered_name)
         self._loaded.pop(name, None)
         logger.info("model %s is unloaded", name)
 
     def find(self, name: str) -> LoadedModel:
-        """Raises ModelNotFound."""
+        """Return a loaded model.
+
+        Raises:
+            ModelNotFound: The model is not loaded.
+        """
         try:
             return self._loaded[name]
         except KeyError:
             raise ModelNotFound(f"Model not found: {name}. It is not loaded.") from None
 
     def page(self, token: str | None) -> tuple[list[LoadedModel], str | None]:
-        """In the order of loading, from the end of the last page. Raises BadRequest."""
+        """Return a page of models in the order of loading, and the token of the next page.
+
+        Raises:
+            BadRequest: The token is invalid.
+        """
         try:
             start = max(0, int(token or 0))
         except ValueError:
             raise BadRequest(
                 f"next_page_token is {token!r}, which is not a valid page token."
             ) from None
-        return list(self._loaded.values())[start : start + PAGE], (
-            str(start + PAGE) if len(self._loaded) > start + PAGE else None
+        return list(self._loaded.values())[start : start + PAGE_MODELS], (
+            str(start + PAGE_MODELS) if len(self._loaded) > start + PAGE_MODELS else None
         )
 
     async def _register(self, loaded: LoadedModel) -> None:
         try:
-            model = await self._opened(Path(loaded.url), loaded.own)
+            model = await self._open_model(Path(loaded.url), loaded.registered_name)
         except (SettingError, ArchiveError) as error:
             raise BadRequest(str(error)) from error
         try:
@@ -121,14 +141,18 @@ class Models:
         except LoadOutOfMemory as error:
             raise OutOfResources(f"Model {loaded.name} does not fit: {error.message}") from error
 
-    async def _check(self, what: str) -> None:
-        """Raises OutOfResources."""
-        taken = await asyncio.to_thread(memory_of, self._registry.workers())
-        coming = sum(self._coming.values())
-        if taken + coming > self._bound:
+    async def _check(self, prefix: str) -> None:
+        """Check that the models fit, those that are loading included.
+
+        Raises:
+            OutOfResources: They do not fit.
+        """
+        used = await asyncio.to_thread(memory_of, self._registry.workers())
+        loading = sum(self._loading.values())
+        if used + loading > self._max_bytes:
             text = (
-                f"There is no room for the model: {what}{taken // MEGA} MB of {self._bound // MEGA}"
-                " MB are taken"
+                f"There is no room for the model: {prefix}{used // MEGA} MB of"
+                f" {self._max_bytes // MEGA} MB are taken"
             )
             raise OutOfResources(f"{text} (TSX_SAGEMAKER_MODELS_MEMORY). Unload others first.")
 
@@ -136,13 +160,17 @@ class Models:
 def registry_name(name: str) -> str:
     return (
         name
-        if is_model_name(name) and len(name) <= LONGEST_NAME
+        if is_model_name(name) and len(name) <= MAX_NAME_CHARS
         else f"model-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
     )
 
 
 def size_of(directory: Path) -> int:
-    """Raises BadRequest."""
+    """Return the size of a model's files.
+
+    Raises:
+        BadRequest: The path is no directory.
+    """
     if not directory.is_dir():
         raise BadRequest(f"The model's url is {directory}, which is not a directory.")
     return size_of_files(directory)

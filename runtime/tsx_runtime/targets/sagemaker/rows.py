@@ -1,7 +1,7 @@
-"""The lines of a batch transform job of `tsx batch`: a body of any bytes with what belongs to it,
-each way.
+"""The lines of a batch transform job of `tsx batch`: any body, with its fields, in both directions.
 
-The line of an answer has its status, so a row that fails is an answer as well, and the job goes on.
+The line of an answer contains its status. So a row that fails has an answer too, and the job
+continues.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TYPE = "application/vnd.tsx.rows"
 
 
 def as_line(body: bytes, **fields: Any) -> bytes:
-    """JSON without a newline."""
+    """Return a row as JSON without a newline."""
     try:
         content = {"text": body.decode()}
     except UnicodeDecodeError:
@@ -23,7 +23,11 @@ def as_line(body: bytes, **fields: Any) -> bytes:
 
 
 def from_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
-    """Raises ValueError."""
+    """Return the body and the fields of a row.
+
+    Raises:
+        ValueError: The line is no row.
+    """
     try:
         fields = json.loads(line)
         body = (

@@ -1,6 +1,4 @@
-"""The gRPC listeners: their ports, their certificate, and a log line if the gRPC packages are
-missing.
-"""
+"""The gRPC listeners: their ports, their certificate, and a message if packages are missing."""
 
 from __future__ import annotations
 
@@ -31,31 +29,37 @@ logger = logging.getLogger("tsx.server")
 class Port(NamedTuple):
     """A port that serves gRPC."""
 
-    target: str  # HOST:PORT, as clients call it
+    target: str  # HOST:PORT for clients
     roles: list[str]
     server: GrpcServer
 
 
 def grpc_addresses(settings: Settings) -> GrpcAddresses:
-    """Each address once, with the roles that share it; none where gRPC is off or not installed."""
-    if not settings.enable_grpc or not _installed(settings):
+    """Return each address with the roles that share it; none if gRPC is off or not installed."""
+    if not settings.enable_grpc or not _is_installed(settings):
         return []
     scheme = "grpcs" if settings.enable_grpc_ssl else "grpc"
-    found: GrpcAddresses = []
+    addresses: GrpcAddresses = []
     for role in GRPC_ROLES:
         address = Address(
             getattr(settings, f"{role}_address"), getattr(settings, f"{role}_port"), scheme
         )
-        shared = next((roles for known, roles in found if known == address and address.port), None)
+        shared = next(
+            (roles for known, roles in addresses if known == address and address.port), None
+        )
         if shared is None:
-            found.append((address, [role]))
+            addresses.append((address, [role]))
         else:
             shared.append(role)
-    return found
+    return addresses
 
 
 def check_free(addresses: GrpcAddresses) -> None:
-    """Raise SettingError where a port is taken, now and not after the models have loaded."""
+    """Check that ports are free, now and not after the models have loaded.
+
+    Raises:
+        SettingError: A port is taken.
+    """
     for address, roles in addresses:
         if address.port:
             with contextlib.closing(Listener(address, roles)):
@@ -71,17 +75,16 @@ def bind(
     *,
     replaces: bool = False,
 ) -> list[Port]:
-    """A server for each address, which counts its calls together with HTTP requests.
+    """Return a server for each address, whose calls are counted with the HTTP requests.
 
-    `replaces`: another one may have the port still.
+    With `replaces`, another server may still have the port.
     """
     if not addresses:
         return []
     if not replaces:
-        check_free(
-            addresses
-        )  # again: gRPC's own sockets share their port, so that another server can take it over
-    from tsx_runtime.grpc.server import GrpcServer  # here, because it is an extra
+        # gRPC's own sockets share their port, so binding would not find another server.
+        check_free(addresses)
+    from tsx_runtime.grpc.server import GrpcServer  # an optional dependency
 
     pair = read_pem(settings, "enable_grpc_ssl") if settings.enable_grpc_ssl else None
     ports = []
@@ -102,26 +105,28 @@ def bind(
 
 
 def prepare() -> None:
-    """Import the heavy modules, in a thread, while models load."""
+    """Import the heavy modules; for a thread, while models load."""
     import tsx_runtime.grpc.server  # noqa: F401  # an extra
 
 
-def _installed(settings: Settings) -> bool:
-    """Whether the extra is installed; logs how to install it where it is not."""
-    missing = [name for name in PACKAGES if not is_there(name)]
+def _is_installed(settings: Settings) -> bool:
+    """Tell whether the extra is installed; if not, log how to install it."""
+    missing = [name for name in PACKAGES if not is_importable(name)]
     if missing:
-        asked = any(name.startswith(("grpc_", "enable_grpc")) for name in settings.model_fields_set)
-        level = logging.WARNING if asked else logging.INFO
+        is_requested = any(
+            name.startswith(("grpc_", "enable_grpc")) for name in settings.model_fields_set
+        )
+        level = logging.WARNING if is_requested else logging.INFO
         logger.log(
             level, "gRPC is not served: %s is not installed. Install it: %s", missing[0], INSTALL
         )
     return not missing
 
 
-def is_there(package: str) -> bool:
-    """Whether it can be imported.
+def is_importable(package: str) -> bool:
+    """Tell whether a package can be imported.
 
-    `find_spec` raises where even the parent package, such as `google`, is missing.
+    `find_spec` raises an error if the parent package, such as `google`, is missing.
     """
     try:
         return find_spec(package) is not None

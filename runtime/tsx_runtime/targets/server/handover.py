@@ -1,18 +1,19 @@
-"""Hands the listening sockets of a running server to the one that replaces it (`tsx serve
---replace`).
+"""The handover of listening sockets to a server that replaces this one (`tsx serve --replace`).
 
-They meet at a unix socket in the state directory, `ADDRESS.sock`. The new server shows that it may
-read that directory by the secret in `ADDRESS.key`: an isolated worker, which could connect, may
-not.
+The servers meet at a unix socket in the state directory, `ADDRESS.sock`. The new server sends the
+secret in `ADDRESS.key`, which proves that it can read that directory. An isolated worker could
+connect, but cannot read the secret.
 
-    new    the secret, and once it has its answer it loads its models
-    old    {"format", "version", "sockets": [[place, owned] ...], "tokens"}, JSON on one line, and with it the sockets' descriptors
-    new    "ready": from now on it could answer. The end of the connection before that: it did not start, and the old server goes on
-    old    "yours": it accepts no more connections. What comes meanwhile waits in the sockets' backlogs
-    old    the tokens again, JSON on one line: clients may have renewed them meanwhile
+    new    the secret; after the reply it loads its models
+    old    {"format", "version", "sockets": [[name, is_owned] ...], "tokens"}, as JSON on one line,
+           with the descriptors of the sockets
+    new    "ready": it can answer from now on. If the connection ends before that, it did not start,
+           and the old server continues
+    old    "yours": it accepts no more connections. New ones wait in the backlogs of the sockets
+    old    the tokens again, as JSON on one line: clients may have renewed them
 
-An old server that is stopped while the new one loads says "yours" as soon as it is asked, or ends.
-It leaves the file of the tokens behind.
+If the old server is stopped while the new one loads, it says "yours" as soon as it is asked, or
+ends. It leaves the file of the tokens behind.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ from tsx_runtime.core.persistence import state_directory
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_unix, place
+from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_unix, bound_name
 from tsx_runtime.version import __version__
 
-FORMAT = 1  # of the messages: the two servers may be of different releases
-PATIENCE = 30.0  # seconds for an answer of the other server
-INTRODUCTION = 5.0  # seconds that another server has for its secret
-MOST = 64 << 10  # bytes of a line
-MOST_SOCKETS = 16
+MESSAGE_FORMAT = 1  # The two servers may be of different releases.
+RESPONSE_TIMEOUT_S = 30.0
+SECRET_TIMEOUT_S = 5.0
+MAX_LINE_BYTES = 64 << 10
+MAX_SOCKETS = 16
 READY, YOURS = b"ready\n", b"yours\n"
 
 logger = logging.getLogger("tsx.server")
 
 
 class Predecessor:
-    """The running server, which this one replaces."""
+    """The running server that this one replaces."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Predecessor:
         tokens: HandedTokens,
         version: str,
     ) -> None:
-        self.sockets = sockets  # by `place`
+        self.sockets = sockets  # keys: `bound_name`
         self.tokens = tokens
         self.version = version
         self.replaced = False
@@ -79,22 +80,23 @@ class Predecessor:
         except OSError:
             return True
         finally:
-            self._connection.settimeout(PATIENCE)
+            self._connection.settimeout(RESPONSE_TIMEOUT_S)
 
     async def take_over(self) -> None:
-        """Returns once it accepts no more connections."""
+        """Return once the other server accepts no more connections."""
         await asyncio.to_thread(self._take_over)
         self.replaced = True
 
     def _take_over(self) -> None:
-        with suppress(OSError):  # it has ended: what it had is this server's all the same
+        with suppress(OSError):  # If it has ended, this server has its sockets all the same.
             self._connection.sendall(READY)
-            with self._connection.makefile("rb") as said:
-                said.readline()
-                if (line := said.readline()).endswith(b"\n"):  # an earlier release sends none
+            with self._connection.makefile("rb") as stream:
+                stream.readline()
+                if (line := stream.readline()).endswith(b"\n"):  # Earlier releases send none.
                     self.tokens = json.loads(line)
 
     def close(self) -> None:
+        """Close the connection, and the sockets unless they were taken over."""
         self._connection.close()
         if not self.replaced:
             for passed in self.sockets.values():
@@ -102,19 +104,21 @@ class Predecessor:
 
 
 @contextmanager
-def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
-    """The running server at the same address, as long as this one runs; None where there is none.
-    Raises SettingError.
+def find_predecessor(settings: Settings) -> Iterator[Predecessor | None]:
+    """Yield the running server at the same address, or None if there is none.
+
+    Raises:
+        SettingError: The server cannot be found or replaced.
     """
-    path = meeting_point(settings)
+    path = handover_path(settings)
     if path is None:
         text = (
             "--replace finds the running server by its inference_address and state directory: name"
             " a port, and state_dir"
         )
         raise SettingError(text)
-    found = _connect(path)
-    if found is None:
+    old = _connect(path)
+    if old is None:
         logger.info(
             "there is no server to replace: none is running at %s; --set state_dir=DIRECTORY names"
             " the state directory of the running one",
@@ -122,9 +126,9 @@ def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
         )
         with (
             suppress(OSError, HTTPException),
-            urlopen(settings.inference_address, timeout=INTRODUCTION) as answer,
+            urlopen(settings.inference_address, timeout=SECRET_TIMEOUT_S) as answer,
         ):
-            if b"tsx inference" in answer.read(MOST):
+            if b"tsx inference" in answer.read(MAX_LINE_BYTES):
                 raise SettingError(
                     f"--replace: none is running at {path}, but a tsx server answers at"
                     f" {settings.inference_address}: it has another state directory or address."
@@ -132,23 +136,23 @@ def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
                     " model store, else ~/.local/state/tsx/ADDRESS)."
                 )
     try:
-        yield found
+        yield old
     finally:
-        if found is not None:
-            if not found.replaced:
-                rest = "has ended meanwhile" if found.has_ended else "was not replaced and goes on"
+        if old is not None:
+            if not old.replaced:
+                text = "has ended meanwhile" if old.has_ended else "was not replaced and goes on"
                 logger.error(
                     "this server has not started, so the running one (tsx %s) %s",
-                    found.version,
-                    rest,
+                    old.version,
+                    text,
                 )
-            found.close()
+            old.close()
 
 
 def _connect(path: Path) -> Predecessor | None:
-    with ExitStack() as held:
-        connection = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        connection.settimeout(PATIENCE)
+    with ExitStack() as stack:
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        connection.settimeout(RESPONSE_TIMEOUT_S)
         try:
             check_file(path.with_suffix(".key"))
             secret = path.with_suffix(".key").read_bytes()
@@ -159,18 +163,18 @@ def _connect(path: Path) -> Predecessor | None:
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except OSError as error:
-            todo = (
+            advice = (
                 "Set state_dir to the running server's, which is of this user, or stop that server"
                 " and start this one"
             )
             raise SettingError(
                 f"--replace: the server at {path} cannot be replaced: {error.strerror or error}."
-                f" {todo}."
+                f" {advice}."
             ) from error
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         sockets = [
-            held.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors
+            stack.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors
         ]
         if not line.endswith(b"\n"):
             raise SettingError(
@@ -178,32 +182,36 @@ def _connect(path: Path) -> Predecessor | None:
                 " once it has ended"
             )
         try:
-            said = json.loads(line)
-            if said["format"] != FORMAT:
-                version = said["version"]
+            message = json.loads(line)
+            if message["format"] != MESSAGE_FORMAT:
+                version = message["version"]
                 raise SettingError(
                     f"--replace: tsx {version} is running, which this release cannot replace. Stop"
                     " it, then start this one."
                 )
             passed = {
-                name: PassedSocket(sock, owned)
-                for (name, owned), sock in zip(said["sockets"], sockets, strict=True)
+                name: PassedSocket(sock, is_owned)
+                for (name, is_owned), sock in zip(message["sockets"], sockets, strict=True)
             }
             tokens = {
-                kind: (str(token), left and float(left))
-                for kind, (token, left) in said["tokens"].items()
+                kind: (str(token), remaining and float(remaining))
+                for kind, (token, remaining) in message["tokens"].items()
             }
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SettingError(
                 f"--replace: what listens at {path} does not answer as tsx does ({error!r})."
                 " Stop it."
             ) from error
-        held.pop_all()
-        return Predecessor(connection, passed, tokens, said["version"])
+        stack.pop_all()
+        return Predecessor(connection, passed, tokens, message["version"])
 
 
 def _check_peer(connection: socket.socket) -> None:
-    """Refuse a server of another user. Raises PermissionError."""
+    """Check that the other server belongs to this user or to root.
+
+    Raises:
+        PermissionError: It belongs to another user.
+    """
     if sys.platform == "linux":
         _, uid, _ = struct.unpack(
             "3i",
@@ -216,8 +224,8 @@ def _check_peer(connection: socket.socket) -> None:
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     line, descriptors = b"", []
     while not line.endswith(b"\n"):
-        data, more, _, _ = socket.recv_fds(connection, MOST, MOST_SOCKETS)
-        descriptors += more
+        data, received, _, _ = socket.recv_fds(connection, MAX_LINE_BYTES, MAX_SOCKETS)
+        descriptors += received
         if not data:
             break
         line += data
@@ -225,7 +233,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 class SocketHandover:
-    """Waits for a server that replaces this one. `is_taken` once there is one, and it is ready."""
+    """The wait for a server that replaces this one; `is_taken` once that server is ready."""
 
     def __init__(
         self,
@@ -244,11 +252,16 @@ class SocketHandover:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether there is a server that may become ready yet."""
+        """Whether a server has connected that may still become ready."""
         return self._successor is not None and not self.is_taken
 
     async def open(self, path: Path) -> None:
-        """Raises OSError, SettingError."""
+        """Listen at `path`.
+
+        Raises:
+            OSError: The socket or the secret cannot be created.
+            SettingError: Another server listens there.
+        """
         private_directory(path.parent)
         sock = bind_unix(os.fspath(path), "state_dir")
         self._path = path
@@ -258,19 +271,19 @@ class SocketHandover:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            said = await asyncio.wait_for(reader.readline(), INTRODUCTION)
+            introduction = await asyncio.wait_for(reader.readline(), SECRET_TIMEOUT_S)
             if (
                 self._successor is not None
                 or self.is_taken
-                or not hmac.compare_digest(said.strip(), self._secret)
+                or not hmac.compare_digest(introduction.strip(), self._secret)
             ):
                 return
             self._successor = writer
             sockets = [
-                [place(listener.address), listener.owns_file] for listener in self._listeners
+                [bound_name(listener.address), listener.owns_file] for listener in self._listeners
             ]
             message = {
-                "format": FORMAT,
+                "format": MESSAGE_FORMAT,
                 "version": __version__,
                 "sockets": sockets,
                 "tokens": self._tokens(),
@@ -285,14 +298,14 @@ class SocketHandover:
             if await reader.readline() == READY:
                 self.is_taken = True
                 self._on_ready()
-                if self._server is None:  # this server has been stopped meanwhile
+                if self._server is None:  # This server was stopped in the meantime.
                     self.confirm()
             else:
                 self._successor = None
                 logger.warning(
                     "the server that was to replace this one did not start; this one goes on"
                 )
-        except (TimeoutError, asyncio.TimeoutError):  # whoever it was has said nothing
+        except (TimeoutError, asyncio.TimeoutError):  # The client sent no secret.
             return
         except (OSError, ValueError) as error:
             logger.warning("this server could not be replaced: %s", error)
@@ -303,13 +316,14 @@ class SocketHandover:
                 writer.close()
 
     def confirm(self) -> None:
-        """This server accepts no more connections: the other one may."""
+        """Let the other server accept connections, as this one does not any more."""
         self.close()
         if self._successor is not None:
             self._successor.write(YOURS + json.dumps(self._tokens()).encode() + b"\n")
             self._successor.close()
 
     def close(self) -> None:
+        """Stop listening, and remove the files."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -317,7 +331,7 @@ class SocketHandover:
             for file in (self._path, self._path.with_suffix(".key")):
                 with suppress(OSError):
                     file.unlink()
-            with suppress(OSError):  # where it holds something else
+            with suppress(OSError):  # The directory may contain other files.
                 self._path.parent.rmdir()
             self._path = None
 
@@ -329,8 +343,9 @@ async def replaceable(
     tokens: Callable[[], HandedTokens],
     on_ready: Callable[[], None],
 ) -> AsyncIterator[SocketHandover]:
-    """As long as it lasts, another server can replace this one; `on_ready` is called when one is
-    about to.
+    """Let another server replace this one while the context is open.
+
+    `on_ready` is called when a server is ready to take over.
     """
     handover = SocketHandover(listeners, tokens, on_ready)
     try:
@@ -347,10 +362,10 @@ async def replaceable(
         handover.close()
 
 
-def meeting_point(settings: Settings) -> Path | None:
-    """The path of the unix socket; None where no other server could find it."""
+def handover_path(settings: Settings) -> Path | None:
+    """Return the path of the unix socket, or None if no other server could find it."""
     address = parse_address(settings.inference_address)
     directory = state_directory(settings)
     if directory is None or sys.platform == "win32" or not (address.port or address.path):
         return None
-    return directory / (re.sub(r"[^A-Za-z0-9.]+", "_", place(address)).strip("_") + ".sock")
+    return directory / (re.sub(r"[^A-Za-z0-9.]+", "_", bound_name(address)).strip("_") + ".sock")

@@ -1,6 +1,6 @@
 """The key and the certificates of a Java keystore, as PEM.
 
-JKS is read here; PKCS12 by `cryptography`, from the extra `keystore`.
+JKS is read here, PKCS12 with `cryptography` from the extra `keystore`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tsx_runtime.errors import SettingError
 
 JKS, JCEKS = b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"
 _KEY_ENTRY, _CERTIFICATE_ENTRY = 1, 2
-_WHITENER = b"Mighty Aphrodite"  # of the digest at a keystore's end
-_DIGEST = 20  # bytes of SHA-1, which is what JKS has
-_SUN_KEY_PROTECTOR = bytes.fromhex(
-    "060a2b060104012a02110101"
-)  # the object identifier 1.3.6.1.4.1.42.2.17.1.1
+_WHITENER = b"Mighty Aphrodite"  # Java adds this to the digest of a keystore.
+_DIGEST_BYTES = 20  # JKS uses SHA-1.
+# The object identifier 1.3.6.1.4.1.42.2.17.1.1.
+_SUN_KEY_PROTECTOR = bytes.fromhex("060a2b060104012a02110101")
 _CONVERT = "keytool -importkeystore -srckeystore {path} -destkeystore new.p12 -deststoretype PKCS12"
 
 
 class Pem(NamedTuple):
-    certificates: bytes  # the server's own first, then its chain
+    certificates: bytes  # the certificate of the server, then its chain
     key: bytes
 
 
 def read_keystore(path: Path, password: str) -> Pem:
-    """The first key of it, as in TorchServe; the kind is detected by the first bytes.
+    """Return the first key of a keystore, as TorchServe does; the first bytes tell the type.
 
-    Raises SettingError.
+    Raises:
+        SettingError: The keystore cannot be read, or has no key.
     """
     try:
         data = path.read_bytes()
@@ -68,76 +68,79 @@ def _read_pkcs12(data: bytes, password: str) -> Pem | None:
             PrivateFormat,
             pkcs12,
         )
-    except ImportError:  # an extra
+    except ImportError:  # an optional dependency
         hint = "pip install 'tsx-serve[keystore]', or set certificate_file and private_key_file"
         raise SettingError(f"keystore: reading PKCS12 needs a library; {hint}") from None
-    found = pkcs12.load_pkcs12(data, password.encode())
-    if found.key is None or found.cert is None:
+    store = pkcs12.load_pkcs12(data, password.encode())
+    if store.key is None or store.cert is None:
         return None
-    chain = [found.cert, *found.additional_certs]
-    key = found.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return Pem(b"".join(each.certificate.public_bytes(Encoding.PEM) for each in chain), key)
+    chain = [store.cert, *store.additional_certs]
+    key = store.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return Pem(b"".join(cert.certificate.public_bytes(Encoding.PEM) for cert in chain), key)
 
 
 def _read_jks(data: bytes, password: str) -> Pem | None:
-    """The layout is that of `sun.security.provider.JavaKeyStore`: magic, version, count, entries,
-    SHA-1 over all of it.
+    """Read a keystore in the format of `sun.security.provider.JavaKeyStore`.
+
+    It consists of magic, version, count, entries, and SHA-1 over all of it.
     """
-    content, digest = data[:-_DIGEST], data[-_DIGEST:]
+    content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     secret = password.encode("utf-16-be")
     if not hmac.compare_digest(hashlib.sha1(secret + _WHITENER + content).digest(), digest):
         raise ValueError("the password does not match its digest")
     stream = _Reader(content[len(JKS) :])
-    version, count = stream.number(), stream.number()
+    version, count = stream.read_int(), stream.read_int()
     for _ in range(count):
-        kind = stream.number()
-        stream.text()  # the alias
-        stream.exactly(8)  # the time
-        if kind == _CERTIFICATE_ENTRY:
+        entry_kind = stream.read_int()
+        stream.read_text()  # the alias
+        stream.read(8)  # the time
+        if entry_kind == _CERTIFICATE_ENTRY:
             _certificate(stream, version)
-        elif kind == _KEY_ENTRY:
-            protected = stream.exactly(stream.number())
-            chain = [_certificate(stream, version) for _ in range(stream.number())]
+        elif entry_kind == _KEY_ENTRY:
+            protected = stream.read(stream.read_int())
+            chain = [_certificate(stream, version) for _ in range(stream.read_int())]
             return Pem(
-                b"".join(_pem("CERTIFICATE", each) for each in chain),
+                b"".join(_pem("CERTIFICATE", certificate) for certificate in chain),
                 _pem("PRIVATE KEY", _recover(protected, secret)),
             )
         else:
-            raise ValueError(f"it has an entry of the unknown kind {kind}")
+            raise ValueError(f"it has an entry of the unknown kind {entry_kind}")
     return None
 
 
 class _Reader:
-    """Java's DataInputStream."""
+    """A reader like Java's DataInputStream."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)
 
-    def exactly(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         data = self._file.read(count)
         if len(data) < count:
             raise EOFError
         return data
 
-    def number(self) -> int:
-        return int.from_bytes(self.exactly(4), "big")
+    def read_int(self) -> int:
+        return int.from_bytes(self.read(4), "big")
 
-    def text(self) -> bytes:
-        return self.exactly(int.from_bytes(self.exactly(2), "big"))
+    def read_text(self) -> bytes:
+        return self.read(int.from_bytes(self.read(2), "big"))
 
 
 def _certificate(stream: _Reader, version: int) -> bytes:
     if version > 1:
-        stream.text()  # X.509
-    return stream.exactly(stream.number())
+        stream.read_text()  # X.509
+    return stream.read(stream.read_int())
 
 
 def _recover(protected: bytes, secret: bytes) -> bytes:
-    """PKCS8 from Sun's key protector: salt, key xor a chain of SHA-1, and a digest of the key."""
+    """Decrypt Sun's key protector to PKCS8: salt, key xor a chain of SHA-1, digest of the key."""
     algorithm, encrypted = _two_parts(protected)
     if _SUN_KEY_PROTECTOR not in algorithm:
         raise ValueError("its key uses a protection that JKS does not define")
-    salt, body, digest = encrypted[:_DIGEST], encrypted[_DIGEST:-_DIGEST], encrypted[-_DIGEST:]
+    salt = encrypted[:_DIGEST_BYTES]
+    body = encrypted[_DIGEST_BYTES:-_DIGEST_BYTES]
+    digest = encrypted[-_DIGEST_BYTES:]
     pad, link = b"", salt
     while len(pad) < len(body):
         link = hashlib.sha1(secret + link).digest()
@@ -149,20 +152,20 @@ def _recover(protected: bytes, secret: bytes) -> bytes:
 
 
 def _two_parts(der: bytes) -> tuple[bytes, bytes]:
-    """Of a DER sequence of two: EncryptedPrivateKeyInfo."""
+    """Return the parts of EncryptedPrivateKeyInfo, a DER sequence of two elements."""
     inside, _ = _der_element(der)
-    first, rest = _der_element(inside)
-    second, _ = _der_element(rest)
+    first, remainder = _der_element(inside)
+    second, _ = _der_element(remainder)
     return first, second
 
 
 def _der_element(der: bytes) -> tuple[bytes, bytes]:
-    """The content of the first element, and what follows it."""
-    length, at = der[1], 2
+    """Return the content of the first element, and the bytes after it."""
+    length, start = der[1], 2
     if length & 0x80:
-        at += length & 0x7F
-        length = int.from_bytes(der[2:at], "big")
-    return der[at : at + length], der[at + length :]
+        start += length & 0x7F
+        length = int.from_bytes(der[2:start], "big")
+    return der[start : start + length], der[start + length :]
 
 
 def _pem(kind: str, der: bytes) -> bytes:

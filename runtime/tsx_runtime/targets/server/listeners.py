@@ -16,7 +16,8 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import Address, parse_address
 from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
 
-PORT_OPTIONS = {  # of `tsx serve`
+# Options of `tsx serve`, by setting.
+PORT_OPTIONS = {
     "inference_address": "--port",
     "management_address": "--management-port",
     "metrics_address": "--metrics-port",
@@ -27,25 +28,29 @@ BACKLOG = 2048  # connections that may wait to be accepted
 
 
 class PassedSocket(NamedTuple):
-    """A socket that listens already, made by systemd or by the server that this one replaces."""
+    """A listening socket from systemd, or from the server that this one replaces."""
 
     sock: socket.socket
-    owned: bool  # whether the file of a unix socket is this server's to remove
+    is_owned: bool  # whether this server removes the file of a unix socket
 
 
 class Listener:
-    """A bound socket that does not listen yet: no client waits in its backlog while models load.
-    (One that was passed listens.)
+    """A bound socket that does not listen yet: no client waits in it while models load.
 
-    Raises SettingError, which says what to change.
+    A passed socket already listens.
     """
 
     def __init__(
         self, address: Address, roles: list[str], passed: PassedSocket | None = None
     ) -> None:
+        """Bind the socket, or use the passed one.
+
+        Raises:
+            SettingError: The address cannot be bound; the message says what to change.
+        """
         self.roles = roles
         self._passed = passed
-        self._file: os.stat_result | None = None  # of a unix socket
+        self._file: os.stat_result | None = None  # the file of a unix socket
         self.is_handed_over = False
         if passed is not None:
             self.address, self.sock = address, passed.sock
@@ -62,18 +67,20 @@ class Listener:
     def listen(self) -> None:
         """Begin to accept connections.
 
-        Raises SettingError where another server has taken the address meanwhile.
+        Raises:
+            SettingError: Another server has taken the address in the meantime.
         """
         if self._file is not None and not self._has_its_file():
-            raise SettingError(_taken(self.address.path, self._names))
+            raise SettingError(_taken_text(self.address.path, self._names))
         try:
             self.sock.listen(BACKLOG)
         except OSError as error:
-            raise SettingError(_cannot_bind(self.address, self._names, error)) from error
+            raise SettingError(_bind_error_text(self.address, self._names, error)) from error
 
     def leave(self) -> None:
-        """Remove a unix socket's file, unless another server has replaced it. (While the socket is
-        open, its inode is not reused.)
+        """Remove the file of a unix socket, unless another server has replaced it.
+
+        While the socket is open, the inode is not reused.
         """
         if self._file is not None and self._has_its_file():
             with contextlib.suppress(OSError):
@@ -81,16 +88,20 @@ class Listener:
         self._file = None
 
     def hand_over(self) -> None:
-        """Another server has the socket from now on, and its file."""
+        """Leave the socket and its file to another server."""
         self._file = None
         self.is_handed_over = True
 
     def take_over(self) -> None:
-        """The server that passed the socket has let go of it. Raises SettingError."""
-        if self._passed is None or not self._passed.owned:
+        """Own the file of a passed socket, after the other server has released it.
+
+        Raises:
+            SettingError: The socket was removed and cannot be bound again.
+        """
+        if self._passed is None or not self._passed.is_owned:
             return
         path = Path(self.address.path)
-        if not path.exists():  # it was stopped meanwhile, and has removed it
+        if not path.exists():  # The other server was stopped in the meantime.
             self.sock.close()
             self.sock = bind_unix(self.address.path, self._names)
             self.sock.setblocking(False)
@@ -127,38 +138,42 @@ def listeners(
     passed: Mapping[str, PassedSocket] | None = None,
     grpc: Sequence[tuple[Address, list[str]]] = (),
 ) -> Iterator[list[Listener]]:
-    """All that the settings ask for, bound.
+    """Yield the bound listeners of all configured addresses.
 
-    `passed`: sockets to use instead of new ones, by `place`. `grpc`: ports that must be free.
+    Args:
+        settings: The settings of the server.
+        passed: Sockets to use in place of new ones, by `bound_name`.
+        grpc: Ports that must be free.
 
-    Raises SettingError with a line for each address that cannot be bound.
+    Raises:
+        SettingError: Addresses cannot be bound; the message has a line for each.
     """
-    left, made, errors = dict(passed or {}), [], []
+    remaining, bound, errors = dict(passed or {}), [], []
     with contextlib.ExitStack() as stack:
         for address, roles in (*addresses(settings), *grpc):
             try:
-                made.append(Listener(address, roles, left.pop(place(address), None)))
+                bound.append(Listener(address, roles, remaining.pop(bound_name(address), None)))
             except SettingError as error:
                 errors.append(error.message)
                 continue
             if set(roles).issubset(GRPC_ROLES):
-                made.pop().close()
+                bound.pop().close()
             else:
-                stack.callback(made[-1].close)
+                stack.callback(bound[-1].close)
         if errors:
             raise SettingError("\n".join(errors))
-        for unused in left.values():
-            unused.sock.close()  # or clients would wait in its backlog
-        yield made
+        for unused in remaining.values():
+            unused.sock.close()  # Otherwise clients would wait in its backlog.
+        yield bound
 
 
-def place(address: Address) -> str:
-    """What a socket is bound to; http and https do not differ in it."""
+def bound_name(address: Address) -> str:
+    """Return the name that a socket is bound to; it is the same for http and https."""
     return address.path or f"{address.host}:{address.port}"
 
 
 def addresses(settings: Settings) -> list[tuple[Address, list[str]]]:
-    """Each address once, with the roles that share it. Addresses with port 0 are never the same."""
+    """Return each address with the roles that share it; addresses with port 0 are never shared."""
     shared: dict[Address, list[str]] = {}
     free: list[tuple[Address, list[str]]] = []
     for role in ROLES:
@@ -187,23 +202,23 @@ def _bind_tcp(address: Address, names: str) -> socket.socket:
         sock.bind(target)
     except OSError as error:
         sock.close()
-        raise SettingError(_cannot_bind(address, names, error)) from error
+        raise SettingError(_bind_error_text(address, names, error)) from error
     return sock
 
 
 def bind_unix(path: str, names: str) -> socket.socket:
-    """Only this user may connect: the file's mode is set before any client can."""
+    """Bind a unix socket to which only this user can connect, from the first moment on."""
     if not hasattr(socket, "AF_UNIX"):
         raise SettingError(f"{names}: this system has no unix sockets. Use http://127.0.0.1:PORT.")
-    _make_room(path, names)
+    _remove_stale_socket(path, names)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o177)  # unlike a chmod afterwards, it cannot be led to another file
+    umask = os.umask(0o177)  # Unlike a later chmod, it cannot be diverted to another file.
     try:
         sock.bind(path)
-    except OSError as error:  # a path that is too long comes without an errno
+    except OSError as error:  # For a path that is too long there is no errno.
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise SettingError(_taken(path, names)) from error
+            raise SettingError(_taken_text(path, names)) from error
         raise SettingError(
             f"{names}: cannot make the socket {path}: {error.strerror or error}. Choose another"
             " path."
@@ -213,8 +228,8 @@ def bind_unix(path: str, names: str) -> socket.socket:
     return sock
 
 
-def _make_room(path: str, names: str) -> None:
-    """Remove the file of a server that crashed; no process listens there."""
+def _remove_stale_socket(path: str, names: str) -> None:
+    """Remove the file of a server that crashed, if no process listens there."""
     try:
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
             raise SettingError(
@@ -223,7 +238,7 @@ def _make_room(path: str, names: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.connect(path)
     except ConnectionRefusedError:
-        with contextlib.suppress(OSError):  # then binding tells
+        with contextlib.suppress(OSError):  # Binding will report the error.
             Path(path).unlink()
     except FileNotFoundError:
         pass
@@ -232,14 +247,14 @@ def _make_room(path: str, names: str) -> None:
             f"{names}: cannot use {path}: {error.strerror}. Choose another path."
         ) from error
     else:
-        raise SettingError(_taken(path, names))
+        raise SettingError(_taken_text(path, names))
 
 
-def _taken(path: str, names: str) -> str:
+def _taken_text(path: str, names: str) -> str:
     return f"Another program listens at {path} ({names}). Stop it, or choose another path."
 
 
-def _cannot_bind(address: Address, names: str, error: OSError) -> str:
+def _bind_error_text(address: Address, names: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         text = (
             f"Port {address.port} on {address.host} is in use ({names}). Stop the program that uses"

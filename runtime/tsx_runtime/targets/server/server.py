@@ -42,10 +42,10 @@ from tsx_runtime.targets.observability.server_log import server_log
 from tsx_runtime.targets.observability.worker_output import worker_output
 from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, grpc_addresses, prepare
 from tsx_runtime.targets.server.handover import (
-    PATIENCE,
+    RESPONSE_TIMEOUT_S,
     Predecessor,
-    meeting_point,
-    predecessor,
+    find_predecessor,
+    handover_path,
     replaceable,
 )
 from tsx_runtime.targets.server.listeners import Listener, listeners
@@ -76,7 +76,7 @@ ResultT = TypeVar("ResultT")
 class RunningServer:
     """A server that answers.
 
-    Roles are inference, management, metrics, and those of gRPC where it is served.
+    The roles are inference, management, metrics, and those of gRPC if it is served.
     """
 
     addresses: dict[str, str]
@@ -86,40 +86,40 @@ class RunningServer:
 
 
 class HostedPlatform(PlatformHook, Protocol):
-    """A platform that sends health checks from the server's first moment on."""
+    """A platform that sends health checks from the start of the server."""
 
     async def load(self, models: Sequence[StartModel]) -> None:
-        """Runs while requests are answered. A `TsxError` or `ArchiveError` ends the server."""
+        """Load models while requests are answered; a TsxError or ArchiveError ends the server."""
 
 
 @dataclass(frozen=True)
 class StopEvents:
-    """Requests to stop, by signals or by another thread:
-    `loop.call_soon_threadsafe(events.asked.set)`.
+    """Requests to stop, from signals or from another thread.
+
+    The latter calls `loop.call_soon_threadsafe(events.asked.set)`.
     """
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # by a second Ctrl-C
-    replaced: asyncio.Event = field(
-        default_factory=asyncio.Event
-    )  # another server has the addresses, and asks for the stop
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # set by a second Ctrl-C
+    # Another server has the addresses, and asks for the stop.
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of a server's start that differ from `tsx serve`."""
+    """Options in which a start may differ from that of `tsx serve`."""
 
-    replace: bool = False  # take the addresses over from the server that runs there
-    # models load while the server already answers, and it continues without those that fail
+    replace: bool = False  # whether to take the addresses over from a running server
+    # Models load while the server already answers, and it continues without those that fail.
     answer_first: bool = False
     snapshots: Snapshots | None = None
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
     on_answering: Callable[[], None] = lambda: None  # called once requests are answered
-    # Called again and again while models load.
+    # Called at intervals while models load.
     on_loading: Callable[[LoadStatus], None] | None = None
     # The app is the one with the prediction routes.
     hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None
-    # Of a server in a thread of a process that is not its own; None: signals stop it.
+    # Set for a server in a thread of a foreign process. None: signals stop the server.
     stopping: StopEvents | None = None
 
 
@@ -148,11 +148,13 @@ def serve(
     options: ServeOptions = DEFAULT_OPTIONS,
     workflows: Sequence[StartWorkflow] = (),
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
+    """Serve until SIGINT or SIGTERM, then answer all accepted requests and return.
 
-    Raises SettingError (an address, a missing token) and what `Registry.register_path` and
-    `Workflows.register_path` raise for what cannot be loaded; by then everything that was started
-    is ended.
+    An error ends everything that was started.
+
+    Raises:
+        SettingError: An address or a token cannot be used. `Registry.register_path` and
+            `Workflows.register_path` raise other errors for models that cannot be loaded.
     """
     _run(serve_async(settings, models, on_ready, options, workflows))
 
@@ -162,7 +164,7 @@ async def serve_async(
     models: Sequence[StartModel],
     on_ready: Callable[[RunningServer], None],
     options: ServeOptions,
-    to_load: Sequence[StartWorkflow],
+    starts: Sequence[StartWorkflow],
 ) -> None:
     settings, passed = use_sockets(settings, passed_sockets(os.environ))
     required_tokens(settings)
@@ -174,54 +176,61 @@ async def serve_async(
         _stop_on_signals(stopping)
     read_metrics_config(settings.metrics_config)
     grpc = grpc_addresses(settings)
-    with contextlib.ExitStack() as held:
-        before = held.enter_context(predecessor(settings)) if options.replace else None
+    with contextlib.ExitStack() as stack:
+        old = stack.enter_context(find_predecessor(settings)) if options.replace else None
         if not options.answer_first and options.hosted is None:
             check_models(models, settings)
-        output = held.enter_context(_worker_output(settings))
-        # before ports: a plugin may be missing
+        output = stack.enter_context(_worker_output(settings))
+        # The registry comes before the ports, because a plugin may be missing.
         registry = Registry(
-            settings, worker_files, output, replaces=before is not None, gpu_processes=gpu_processes
+            settings,
+            worker_files,
+            output,
+            replaces=old is not None,
+            gpu_processes=gpu_processes,
         )
-        sockets = passed if before is None else before.sockets | passed
-        bound = held.enter_context(listeners(settings, sockets, grpc if before is None else ()))
-        keys = held.enter_context(_keys(settings, before, stopping.replaced))
+        sockets = passed if old is None else old.sockets | passed
+        bound = stack.enter_context(listeners(settings, sockets, grpc if old is None else ()))
+        keys = stack.enter_context(_keys(settings, old, stopping.replaced))
         jobs = None if options.hosted else make_jobs(registry, settings)
         options.on_bound()
-        registry.tracer = held.enter_context(tracing(settings, os.environ))
-        held.enter_context(server_log(registry.models))
+        registry.tracer = stack.enter_context(tracing(settings, os.environ))
+        stack.enter_context(server_log(registry.models))
         registry.warm_up(model.path for model in models if model.path is not None)
         workflows = Workflows(registry)
-        prepared = asyncio.ensure_future(asyncio.to_thread(prepare)) if grpc else None
+        import_task = asyncio.ensure_future(asyncio.to_thread(prepare)) if grpc else None
         try:
             load = register_all if options.answer_first else load_all
             async with watched_loading(registry, options.on_loading):
-                versions = await _unless(
+                versions = await _run_until(
                     stopping.asked, load(registry, () if options.hosted else models)
                 )
-            if prepared is not None:
-                await prepared
+            if import_task is not None:
+                await import_task
             if (
                 versions is None
-                or await _unless(
-                    stopping.asked, load_workflows(workflows, to_load, or_log=options.answer_first)
+                or await _run_until(
+                    stopping.asked,
+                    load_workflows(workflows, starts, or_log=options.answer_first),
                 )
                 is None
             ):
                 return
             if options.hosted is None:
                 warn_of_unknown_models(settings, registry.names)
-            started = partial(
+            make_server = partial(
                 RunningServer,
                 versions=versions,
                 workflows=list(workflows.workflows.values()),
                 registry=registry,
             )
-            parts = _ServerParts(
-                settings, registry, workflows, keys, bound, grpc, tls, jobs, before
-            )
+            parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls, jobs, old)
             await _answer(
-                parts, stopping, options, models, lambda addresses: on_ready(started(addresses))
+                parts,
+                stopping,
+                options,
+                models,
+                lambda addresses: on_ready(make_server(addresses)),
             )
         finally:
             workflows.close()
@@ -229,11 +238,11 @@ async def serve_async(
 
 
 def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]:
-    """With log files, workers have a file of their own; with a JSON log, one process writes all
-    lines.
+    """Return a context that collects workers' output, and yields the path of its socket.
 
-    At a terminal it takes the output of workers' native code and programs, which could hold control
-    sequences.
+    With log files, workers have their own file. With a JSON log, one process writes all lines. At a
+    terminal, this process writes the output of native code and of programs, which could contain
+    control sequences.
     """
     in_files = settings.log_location is not None
     is_json = writes_json(settings.log_format, in_files=in_files)
@@ -250,12 +259,13 @@ def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]
 
 @contextlib.contextmanager
 def _keys(
-    settings: Settings, before: Predecessor | None, replaced: asyncio.Event
+    settings: Settings, old: Predecessor | None, is_replaced: asyncio.Event
 ) -> Generator[Keys, None, None]:
-    """Their file exists as long as the server; servers that follow each other have the same
-    tokens.
+    """Yield the keys, whose file exists as long as the server.
+
+    Servers that replace each other have the same tokens.
     """
-    keys = start_keys(settings, None if before is None else before.tokens)
+    keys = start_keys(settings, None if old is None else old.tokens)
     if keys.file is not None:
         logger.info(
             "requests need tokens, which are in %s; send 'Authorization: Bearer TOKEN', or"
@@ -265,7 +275,7 @@ def _keys(
     try:
         yield keys
     finally:
-        if not replaced.is_set() and (before is None or before.replaced or before.has_ended):
+        if not is_replaced.is_set() and (old is None or old.replaced or old.has_ended):
             keys.remove()
 
 
@@ -276,14 +286,12 @@ async def _answer(
     models: Sequence[StartModel],
     on_ready: Callable[[dict[str, str]], None],
 ) -> None:
-    """Serve from the first request to the last. `on_ready` gets the addresses by role."""
-    settings, registry, listeners, snapshots, jobs = (
-        parts.settings,
-        parts.registry,
-        parts.listeners,
-        options.snapshots,
-        parts.jobs,
-    )
+    """Serve from the first request to the last; `on_ready` gets the addresses by role."""
+    settings = parts.settings
+    registry = parts.registry
+    listeners = parts.listeners
+    snapshots = options.snapshots
+    jobs = parts.jobs
     for listener in listeners:
         listener.listen()
     series = TimeSeries(registry.models.values)
@@ -294,8 +302,8 @@ async def _answer(
     )
     hosted = _hosted(options, registry, apps)
     counts = apps[0].counts
-    before = parts.predecessor
-    ports = bind(registry, settings, parts.keys, parts.grpc, counts, replaces=before is not None)
+    old = parts.predecessor
+    ports = bind(registry, settings, parts.keys, parts.grpc, counts, replaces=old is not None)
     servers = ServerGroup(settings, apps, listeners, ports, parts.tls)
     try:
         async with (
@@ -307,10 +315,10 @@ async def _answer(
             ),
             running("models keep their number of workers", repeat(LOOK, registry.elastic.look)),
         ):
-            if before is not None:
-                await before.take_over()
+            if old is not None:
+                await old.take_over()
                 try:
-                    parts.keys.follow(before.tokens)
+                    parts.keys.follow(old.tokens)
                 except OSError as error:
                     logger.error(
                         "the tokens cannot be written to %s: %s", parts.keys.file, error.strerror
@@ -318,33 +326,33 @@ async def _answer(
                 for listener in listeners:
                     listener.take_over()
                 if jobs is not None:
-                    jobs.store.follow(settings.drain_timeout + PATIENCE)
+                    jobs.store.follow(settings.drain_timeout + RESPONSE_TIMEOUT_S)
             await servers.start()
-            if jobs is not None:  # its models are there, so that it is known which ones are not
+            # Models are registered, so a stored request for an unknown one can be refused.
+            if jobs is not None:
                 await jobs.resume()
             if snapshots is not None:
                 snapshots.begin(registry)
             if options.stopping is None:
                 gc.collect()
-                # modules, routes and schemas stay: collections, which block the loop, need not look
-                # at them again
+                # Modules, routes and schemas stay for ever, so collections, which block the loop,
+                # should skip them.
                 gc.freeze()
-            meeting = meeting_point(settings) if options.hosted is None else None
-            tokens = partial(
-                made_up_tokens, parts.keys, settings
-            )  # of the moment: clients renew them
+            path = handover_path(settings) if options.hosted is None else None
+            # Clients renew the tokens, so they are read when they are needed.
+            tokens = partial(made_up_tokens, parts.keys, settings)
 
-            def replaced() -> None:
+            def on_replaced() -> None:
                 stopping.replaced.set()
                 parts.keys.hand_over()
                 if jobs is not None:
                     jobs.store.hand_over()
                 stopping.asked.set()
 
-            async with replaceable(meeting, listeners, tokens, replaced) as handover:
+            async with replaceable(path, listeners, tokens, on_replaced) as handover:
                 on_ready(servers.addresses)
                 options.on_answering()
-                failure = await _failure_to_load(hosted, models, stopping)
+                failure = await _wait_for_stop(hosted, models, stopping)
             if handover.is_taken:
                 servers.leave()
                 handover.confirm()
@@ -392,13 +400,13 @@ def _hosted(
     return hosted
 
 
-async def _failure_to_load(
+async def _wait_for_stop(
     hosted: HostedPlatform | None, models: Sequence[StartModel], stopping: StopEvents
 ) -> TsxError | ArchiveError | None:
-    """Wait until a stop is requested, or a model that loads while the server answers has failed."""
+    """Wait for a stop, or for the failure of a model that loads while the server answers."""
     try:
         if hosted is not None:
-            await _unless(stopping.asked, hosted.load(models))
+            await _run_until(stopping.asked, hosted.load(models))
         await stopping.asked.wait()
     except (TsxError, ArchiveError) as error:
         return error
@@ -406,7 +414,7 @@ async def _failure_to_load(
 
 
 async def _delay(seconds: float, hurry: asyncio.Event) -> None:
-    """Keep answering while load balancers notice that the server is not ready any more."""
+    """Continue to answer while load balancers notice that the server is no longer ready."""
     if seconds:
         logger.info(
             "stopping: no longer ready; requests are accepted for another %d s. Press Ctrl-C again"
@@ -417,7 +425,7 @@ async def _delay(seconds: float, hurry: asyncio.Event) -> None:
 
 
 def _stop_on_signals(stopping: StopEvents) -> None:
-    """The first signal requests a stop, a second Ctrl-C an immediate one."""
+    """Let the first signal request a stop, and a second Ctrl-C an immediate one."""
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
@@ -432,8 +440,8 @@ def _stop_on_signals(stopping: StopEvents) -> None:
             loop.add_signal_handler(number, on_signal, number)
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-    """The result of `work`, or None if the stop comes first."""
+async def _run_until(stop: asyncio.Event, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+    """Return the result of `work`, or None if the stop comes first."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -448,6 +456,6 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
     if sys.platform == "win32":
         asyncio.run(main)
     else:
-        import uvloop  # here, because it does not exist for Windows
+        import uvloop  # unavailable on Windows
 
         uvloop.run(main)

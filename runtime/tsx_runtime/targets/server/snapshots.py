@@ -1,6 +1,4 @@
-"""Snapshots: the registered models and their settings, in files from which the next server can
-start (contract 4.4).
-"""
+"""Snapshots: files with the registered models and their settings, for the next server's start."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ from tsx_runtime.settings.torchserve import Snapshot as Saved
 from tsx_runtime.sources import is_hub
 
 KINDS = ("startup", "snapshot", "shutdown")
-STAMP = "%Y%m%d%H%M%S%f"  # a file's name begins with it, without the microseconds
-KEPT = 100  # of the kind `snapshot`, of which every change makes one
+TIME_FORMAT = "%Y%m%d%H%M%S%f"  # the start of a file's name, to milliseconds
+MAX_SNAPSHOTS = 100  # limit of the kind `snapshot`, which every change writes
 
 logger = logging.getLogger("tsx.snapshots")
 
 
 class Snapshots:
-    """Writes snapshots into `directory`, in TorchServe's format.
+    """The writer of snapshots into `directory`, in TorchServe's format.
 
     `base` is the server's configuration.
     """
@@ -49,37 +47,37 @@ class Snapshots:
         self._clock = clock
 
     def begin(self, registry: Registry) -> None:
-        """From now on each change writes a snapshot."""
+        """Write a snapshot now and after each change."""
         self.write("startup", registry)
         registry.on_managed.append(lambda: self.write("snapshot", registry))
 
     def end(self, registry: Registry) -> None:
-        """Before anything is removed."""
+        """Write the last snapshot, before any model is removed."""
         registry.on_managed.clear()
         self.write("shutdown", registry)
 
     def write(self, kind: str, registry: Registry) -> None:
-        """A failure is logged and has no other effect: the change itself stays."""
+        """Write a snapshot; log a failure, since the change itself stays."""
         created = int(self._clock() * 1000)
         try:
             private_directory(self._directory)
-            path = self._directory / f"{self._time().strftime(STAMP)[:-3]}-{kind}.cfg"
-            described = describe(
+            path = self._directory / f"{self._time().strftime(TIME_FORMAT)[:-3]}-{kind}.cfg"
+            snapshot = describe(
                 registry.models.values(), path.name, created, self._store, _unloaded(registry)
             )
-            text = format_properties(self._base | {SNAPSHOT: described})
-            with write_atomically(
-                path, mode=0o600, durable=False
-            ) as file:  # only this user's: a configuration may hold passwords
+            text = format_properties(self._base | {SNAPSHOT: snapshot})
+            # A configuration may contain passwords, so only this user can read the file.
+            with write_atomically(path, mode=0o600, durable=False) as file:
                 file.write(f"#Saving snapshot\n{text}".encode("ascii"))
-            for old in _in_order(self._directory, ["snapshot"])[:-KEPT]:
+            for old in _sorted_files(self._directory, ["snapshot"])[:-MAX_SNAPSHOTS]:
                 old.unlink()
-        except (OSError, ValueError) as error:  # ValueError: a name with a date that does not exist
+        except (OSError, ValueError) as error:  # ValueError: a file's name has an invalid date
             logger.error("no snapshot was written into %s: %s", self._directory, error)
 
     def _time(self) -> datetime:
-        """Later than that of any other, also of one in the same millisecond, or when the clock went
-        back.
+        """Return a time that is later than those of all other snapshots.
+
+        The clock may have gone back, or the last snapshot may be of the same millisecond.
         """
         now = datetime.fromtimestamp(self._clock())
         last = last_snapshot(self._directory)
@@ -88,22 +86,23 @@ class Snapshots:
             if last is None
             else max(
                 now,
-                datetime.strptime(last.name.partition("-")[0], STAMP) + timedelta(milliseconds=1),
+                datetime.strptime(last.name.partition("-")[0], TIME_FORMAT)
+                + timedelta(milliseconds=1),
             )
         )
 
 
 def last_snapshot(directory: Path) -> Path | None:
-    """The last by its name, which begins with its time, by this server or by TorchServe."""
-    return next(iter(reversed(_in_order(directory, KINDS))), None)
+    """Return the last snapshot by its name, which begins with the time."""
+    return next(iter(reversed(_sorted_files(directory, KINDS))), None)
 
 
 def snapshot_to_start_from(directory: Path) -> Path | None:
-    """Return the last one.
+    """Return the last snapshot, if any.
 
     Raises:
-        SettingError: Another user could have written it (it names models, whose code is run), or it
-        is damaged.
+        SettingError: It is damaged, or another user could have written it. A snapshot names models,
+            whose code is run.
     """
     last = last_snapshot(directory)
     if last is not None:
@@ -125,11 +124,10 @@ def snapshot_to_start_from(directory: Path) -> Path | None:
 def describe(
     models: Iterable[Model], name: str, created: int, store: Path | None, unloaded: Versions
 ) -> str:
-    """Return the snapshot's text.
+    """Return the text of a snapshot.
 
-    Nodes of workflows are left out: their workflow registers them, and could not beside others of
-    their names. `unloaded` is kept as it is, so that a file that is away for a while costs no
-    model.
+    Nodes of workflows are omitted, because their workflow registers them. `unloaded` is copied
+    unchanged, so that a file that is missing for a while costs no model.
     """
     missing_defaults = {
         name
@@ -138,15 +136,15 @@ def describe(
     }
     versions = {
         model.name: {
-            version.version: _saved(
+            version.version: _version_settings(
                 version,
                 version.version == model.default and model.name not in missing_defaults,
                 store,
             )
-            for version in own
+            for version in listed
         }
         for model in models
-        if (own := [version for version in model.versions.values() if not version.workflow])
+        if (listed := [version for version in model.versions.values() if not version.workflow])
     }
     for model_name, absent in unloaded.items():
         versions.setdefault(model_name, {}).update(absent)
@@ -156,26 +154,27 @@ def describe(
 
 
 def _unloaded(registry: Registry) -> Versions:
-    """Return the settings of what could not be loaded, which keep a default version until another
-    is chosen.
+    """Return the settings of versions that could not be loaded.
+
+    They keep the default version of their model until another is chosen.
     """
     restored, versions = registry.settings.model_snapshot or Saved(), Versions()
     for name, number in registry.unloaded:
-        saved, chosen = (
-            restored.models[name][number],
-            registry.state.load(name).get("default", number),
-        )
-        is_default = saved.default_version and chosen == number
+        saved = restored.models[name][number]
+        default = registry.state.load(name).get("default", number)
+        is_default = saved.default_version and default == number
         versions.setdefault(name, {})[number] = saved.model_copy(
             update={"default_version": is_default}
         )
     return versions
 
 
-def _saved(version: ModelVersion, is_default: bool, store: Path | None) -> VersionSettings:
+def _version_settings(
+    version: ModelVersion, is_default: bool, store: Path | None
+) -> VersionSettings:
     return VersionSettings(
         default_version=is_default,
-        mar_name=_place(version, store),
+        mar_name=_source_name(version, store),
         min_workers=version.min_workers,
         max_workers=version.max_workers,
         runtime_type=version.runtime,
@@ -184,9 +183,10 @@ def _saved(version: ModelVersion, is_default: bool, store: Path | None) -> Versi
     )
 
 
-def _place(version: ModelVersion, store: Path | None) -> str:
-    """Where the next server finds it: a model of the Hub, a file of the model store, else its whole
-    path.
+def _source_name(version: ModelVersion, store: Path | None) -> str:
+    """Return the source that the next server can load.
+
+    It is a model of the Hub, a file's name in the model store, or else a whole path.
     """
     if is_hub(version.url):
         return version.url
@@ -196,6 +196,6 @@ def _place(version: ModelVersion, store: Path | None) -> str:
     return str(source)
 
 
-def _in_order(directory: Path, kinds: Iterable[str]) -> list[Path]:
-    found = [path for kind in kinds for path in directory.glob(f"{'[0-9]' * 17}-{kind}.cfg")]
-    return sorted(found, key=lambda path: path.name)
+def _sorted_files(directory: Path, kinds: Iterable[str]) -> list[Path]:
+    paths = [path for kind in kinds for path in directory.glob(f"{'[0-9]' * 17}-{kind}.cfg")]
+    return sorted(paths, key=lambda path: path.name)

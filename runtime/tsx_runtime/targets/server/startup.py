@@ -1,4 +1,4 @@
-"""Loads the models and workflows of a server at its start."""
+"""The loading of a server's models and workflows at its start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, is_url
 from tsx_runtime.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
 
-TICK = 0.5  # seconds between two looks at what loads
+REPORT_INTERVAL_S = 0.5
 
 logger = logging.getLogger("tsx.server")
 
@@ -37,22 +37,25 @@ logger = logging.getLogger("tsx.server")
 class StartModel:
     """A model to load at the start.
 
-    Without a path the order's URL says where it comes from, as in a registration.
+    Without a path, the order's URL names the source, as in a registration.
     """
 
     path: Path | None
     order: RegisterOrder
-    default: bool = False  # of several versions, the one for requests that name none
-    archive: OpenArchive | None = None  # opened already, where the path holds no manifest
+    default: bool = False  # whether this version answers requests that name none
+    archive: OpenArchive | None = None  # an open archive, for a path without a manifest
 
 
 def check_models(models: Sequence[StartModel], settings: Settings) -> None:
-    """Refuse, before any port is bound, archives that cannot be read and two of one name and
-    version. Raises ArchiveError, Conflict.
+    """Check archives before any port is bound.
+
+    Raises:
+        ArchiveError: An archive cannot be read.
+        Conflict: Two archives have the same name and version.
     """
-    taken, errors = set(), []
+    names, errors = set(), []
     for model in models:
-        # Reading it takes long.
+        # Reading a packed manifest takes long.
         if model.path is None or model.archive is not None or model.path.name.endswith(".gz"):
             continue
         try:
@@ -60,36 +63,29 @@ def check_models(models: Sequence[StartModel], settings: Settings) -> None:
         except ArchiveError as error:
             errors.append(error)
             continue
-        name, version = (
-            model.order.model_name or manifest.model_name,
-            model.order.version or manifest.version,
-        )
-        if (name, version) in taken:
+        name = model.order.model_name or manifest.model_name
+        version = model.order.version or manifest.version
+        if (name, version) in names:
             raise Conflict(f"Model version {version} is already registered for model {name}")
-        taken.add((name, version))
+        names.add((name, version))
     _raise_all(errors)
 
 
 class LoadStatus(NamedTuple):
-    """What a start waits for.
-
-    Bytes: so far and in all, of an archive that is being opened; the memory of a worker that loads
-    a model.
-    """
+    """The progress of a start."""
 
     seconds: float
-    opening: list[
-        tuple[str, str, int, int]
-    ]  # the file's name, the step, bytes so far, bytes in all
-    loading: list[tuple[str, str, int]]  # model, worker, bytes
+    # The file's name, the step, bytes so far, bytes in all.
+    opening: list[tuple[str, str, int, int]]
+    loading: list[tuple[str, str, int]]  # model, worker, bytes of its memory
 
 
 @contextlib.asynccontextmanager
 async def watched_loading(
-    registry: Registry, tell: Callable[[LoadStatus], None] | None
+    registry: Registry, report: Callable[[LoadStatus], None] | None
 ) -> AsyncIterator[None]:
-    """Calls `tell` while models load."""
-    task = None if tell is None else asyncio.create_task(_watch(registry, tell))
+    """Call `report` at intervals while models load."""
+    task = None if report is None else asyncio.create_task(_watch(registry, report))
     try:
         yield
     finally:
@@ -97,48 +93,48 @@ async def watched_loading(
             task.cancel()
 
 
-async def _watch(registry: Registry, tell: Callable[[LoadStatus], None]) -> None:
-    begun = time.monotonic()
+async def _watch(registry: Registry, report: Callable[[LoadStatus], None]) -> None:
+    start = time.monotonic()
     while True:
-        await asyncio.sleep(TICK)
+        await asyncio.sleep(REPORT_INTERVAL_S)
         versions = [
             (model.name, version)
             for model in registry.models.values()
             for version in model.versions.values()
         ]
-        waited = [
-            (name, each)
+        loading = [
+            (name, worker)
             for name, version in versions
-            for each in version.workers
-            if each.state is WorkerState.LOADING
+            for worker in version.workers
+            if worker.state is WorkerState.LOADING
         ]
-        memory = await asyncio.to_thread(memory_of, [worker for _, worker in waited])
-        opening = [(path.name, *at) for path, at in list(registry.opening.items())]
-        tell(
+        memory = await asyncio.to_thread(memory_of, [worker for _, worker in loading])
+        opening = [(path.name, *progress) for path, progress in list(registry.opening.items())]
+        report(
             LoadStatus(
-                time.monotonic() - begun,
+                time.monotonic() - start,
                 opening,
-                [(name, worker.id, memory[worker]) for name, worker in waited],
+                [(name, worker.id, memory[worker]) for name, worker in loading],
             )
         )
 
 
 async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
-    """Load all concurrently, until their workers are ready; a failure ends the start."""
+    """Load all models concurrently, until their workers are ready; a failure ends the start."""
     versions = await _finish_all(_load(registry, model) for model in models)
     _set_defaults(registry, zip(models, versions, strict=True))
     return versions
 
 
 async def _finish_all(loads: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run all concurrently, and to their ends, so that one start names all that fail."""
+    """Run all to their ends, so that one start names all that fail."""
     results = await asyncio.gather(*loads, return_exceptions=True)
     _raise_all([result for result in results if isinstance(result, BaseException)])
     return results
 
 
 def _raise_all(errors: Sequence[BaseException]) -> None:
-    """Raise the only error, or one with a line for each; nothing if there is none."""
+    """Raise the only error, or an error with a line for each; do nothing if there is none."""
     messages = [error.message for error in errors if isinstance(error, TsxError | ArchiveError)]
     if len(messages) > 1:
         raise LoadFailed("\n".join([f"{len(messages)} files cannot be served:", *messages]))
@@ -147,17 +143,18 @@ def _raise_all(errors: Sequence[BaseException]) -> None:
 
 
 async def register_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
-    """As in TorchServe: workers load while the server already answers; a model that cannot be
-    registered is logged and skipped.
+    """Register all models, like TorchServe: workers load while the server already answers.
+
+    A model that cannot be registered is logged and skipped.
     """
-    found = await asyncio.gather(*(_register_or_log(registry, model) for model in models))
-    there = [
+    versions = await asyncio.gather(*(_register_or_log(registry, model) for model in models))
+    registered = [
         (model, version)
-        for model, version in zip(models, found, strict=True)
+        for model, version in zip(models, versions, strict=True)
         if version is not None
     ]
-    _set_defaults(registry, there)
-    return [version for _, version in there]
+    _set_defaults(registry, registered)
+    return [version for _, version in registered]
 
 
 async def _load(registry: Registry, model: StartModel) -> ModelVersion:
@@ -165,7 +162,7 @@ async def _load(registry: Registry, model: StartModel) -> ModelVersion:
         return await _register(
             registry, replace(model, order=replace(model.order, must_load=True)), wait=True
         )
-    except LoadFailed as error:  # of several models, this one
+    except LoadFailed as error:  # The message must name the model.
         raise error.named(model.order.url) from error
 
 
@@ -189,53 +186,57 @@ async def _register(registry: Registry, model: StartModel, *, wait: bool) -> Mod
 
 
 def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelVersion]]) -> None:
-    """Without this, the default would be the version whose archive was opened first."""
-    described = registry.settings.model_versions
-    chosen: dict[str, tuple[str, bool]] = {}
+    """Set the default versions, which would be those whose archives were opened first."""
+    configured = registry.settings.model_versions
+    defaults: dict[str, tuple[str, bool]] = {}
     for model, version in started:
-        own = described.get(version.name, {}).get(version.version)
-        explicit = model.default or (own is not None and own.default_version is True)
-        if explicit or version.name not in chosen:
-            chosen[version.name] = version.version, explicit
-    for name, (number, explicit) in chosen.items():
-        registry.traffic_manager.start_with(name, number, explicit=explicit)
+        saved = configured.get(version.name, {}).get(version.version)
+        is_explicit = model.default or (saved is not None and saved.default_version is True)
+        if is_explicit or version.name not in defaults:
+            defaults[version.name] = version.version, is_explicit
+    for name, (number, is_explicit) in defaults.items():
+        registry.traffic_manager.start_with(name, number, explicit=is_explicit)
 
 
 def models_from_settings(settings: Settings) -> list[StartModel]:
-    """What `model_snapshot` describes, else what `load_models` names: `all`, or `[name=]file` in
-    the model store. Raises SettingError.
+    """Return the models of `model_snapshot`, or else of `load_models`.
+
+    The latter has `all`, or `[name=]file` in the model store.
+
+    Raises:
+        SettingError: A file or the model store is missing.
     """
     if settings.model_snapshot is not None:
         saved = settings.model_snapshot.models.items()
         return [
-            _restored(name, number, version, settings.model_store)
-            for name, own in saved
-            for number, version in own.items()
+            _restore(name, number, version, settings.model_store)
+            for name, versions in saved
+            for number, version in versions.items()
         ]
     return [
         StartModel(path, RegisterOrder(url=file, model_name=name, loaded_at_startup=True))
-        for name, file, path in _named(
+        for name, file, path in _resolve_entries(
             settings.load_models, settings.model_store, "model_store", _looks_like_model
         )
     ]
 
 
-def _named(
-    entries: Sequence[str], store: Path | None, setting: str, is_one: Callable[[Path], bool]
+def _resolve_entries(
+    entries: Sequence[str], store: Path | None, setting: str, is_match: Callable[[Path], bool]
 ) -> list[tuple[str | None, str, Path | None]]:
-    """Name, file and path of each entry, `[name=]file` or `all` of the store. A URL has no path."""
+    """Return name, file and path of each entry, `[name=]file` or `all`; a URL has no path."""
     if [entry.lower() for entry in entries] == ["all"]:
-        everything = _place("all", store, setting).parent.iterdir()
-        paths = sorted(path for path in everything if is_one(path) and path.name[0] != ".")
+        everything = _resolve_path("all", store, setting).parent.iterdir()
+        paths = sorted(path for path in everything if is_match(path) and path.name[0] != ".")
         return [(None, path.name, path) for path in paths]
-    split = map(split_name, entries)
+    pairs = map(split_name, entries)
     return [
-        (name or None, file, None if is_url(file) else _place(file, store, setting))
-        for name, file in split
+        (name or None, file, None if is_url(file) else _resolve_path(file, store, setting))
+        for name, file in pairs
     ]
 
 
-def _place(file: str, store: Path | None, setting: str) -> Path:
+def _resolve_path(file: str, store: Path | None, setting: str) -> Path:
     if store is None and not Path(file).is_absolute():
         raise SettingError(
             f"'{file}' cannot be found, because {setting} is not set: give the archives' directory"
@@ -244,7 +245,7 @@ def _place(file: str, store: Path | None, setting: str) -> Path:
 
 
 def _looks_like_model(path: Path) -> bool:
-    """Hidden files are skipped, as in TorchServe, and the file system's own `lost+found`."""
+    """Tell whether a path may be a model; `lost+found` belongs to the file system."""
     return (path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)) and path.name != "lost+found"
 
 
@@ -254,7 +255,7 @@ def start_model(path: Path, name: str | None = None) -> StartModel:
     )
 
 
-def _restored(name: str, number: str, saved: VersionSettings, store: Path | None) -> StartModel:
+def _restore(name: str, number: str, saved: VersionSettings, store: Path | None) -> StartModel:
     if not saved.mar_name:
         raise SettingError(
             f"model_snapshot.models.{name}.{number} has no marName: name its file in the model"
@@ -270,12 +271,12 @@ def _restored(name: str, number: str, saved: VersionSettings, store: Path | None
         slo=saved.slo,
         **{name: getattr(saved, name) for name in SAVED if saved.slo is None or name not in KNOBS},
     )
-    path = None if is_url(saved.mar_name) else _place(saved.mar_name, store, "model_store")
+    path = None if is_url(saved.mar_name) else _resolve_path(saved.mar_name, store, "model_store")
     return StartModel(path, order, saved.default_version)
 
 
 def split_name(entry: str) -> tuple[str, str]:
-    """`[name=]file`, the name empty where there is none. A URL may hold a `=` of its own."""
+    """Split `[name=]file`; the name may be empty. A URL may contain a `=`."""
     name, equals, file = entry.partition("=")
     return (name, file) if equals and "/" not in name else ("", entry)
 
@@ -284,7 +285,7 @@ def split_name(entry: str) -> tuple[str, str]:
 class StartWorkflow:
     """A workflow to load at the start.
 
-    Without a path the order's URL says where it comes from, as in a registration.
+    Without a path, the order's URL names the source, as in a registration.
     """
 
     path: Path | None
@@ -294,22 +295,24 @@ class StartWorkflow:
 async def load_workflows(
     workflows: Workflows, starts: Iterable[StartWorkflow], *, or_log: bool
 ) -> list[Workflow]:
-    """Load all concurrently.
+    """Load all workflows concurrently.
 
-    With `or_log`, a failure is logged and the workflow skipped; else a failure ends the start.
+    With `or_log`, a failure is logged and the workflow skipped. Otherwise it ends the start.
     """
-    found = await _finish_all(_load_workflow(workflows, start, or_log) for start in starts)
-    return [workflow for workflow in found if workflow is not None]
+    loaded = await _finish_all(_load_workflow(workflows, start, or_log) for start in starts)
+    return [workflow for workflow in loaded if workflow is not None]
 
 
 def workflows_from_settings(settings: Settings) -> list[StartWorkflow]:
-    """What the setting `load_workflows` names: `all`, or `[name=]file` in the workflow store.
-    Raises SettingError.
+    """Return the workflows of `load_workflows`: `all`, or `[name=]file` in the workflow store.
+
+    Raises:
+        SettingError: The workflow store is missing.
     """
     store = settings.workflow_store or settings.model_store
     return [
         StartWorkflow(path, WorkflowOrder(file, name, loaded_at_startup=True))
-        for name, file, path in _named(
+        for name, file, path in _resolve_entries(
             settings.load_workflows,
             store,
             "workflow_store",
@@ -340,7 +343,7 @@ async def _load_workflow(
 
 
 def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:
-    """Log which models the settings name that are not among those served."""
+    """Log the models that the settings name and the server does not serve."""
     for name in dict.fromkeys(
         (*settings.models, *settings.model_versions, *settings.trust_remote_code)
     ):
@@ -353,7 +356,10 @@ def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:
 
 
 def log_privileges(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
-    """`platform_decides`: whether the platform chooses the user that the server runs as."""
+    """Log the user and the hidden variables, if that matters for security.
+
+    `platform_decides` tells whether the platform chooses the user of the server.
+    """
     if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
         logger.warning(
             "the server runs as root, and so does the code of every model; run it as a separate"

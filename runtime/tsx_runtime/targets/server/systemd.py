@@ -1,8 +1,8 @@
 """Listening sockets that systemd passes to a server (socket activation).
 
-https://www.freedesktop.org/software/systemd/man/latest/sd_listen_fds.html: descriptors from 3 on,
-their number in LISTEN_FDS, their names in LISTEN_FDNAMES, for the process LISTEN_PID. A name
-(`FileDescriptorName=`) is the role of the address that the socket is for.
+https://www.freedesktop.org/software/systemd/man/latest/sd_listen_fds.html describes the variables:
+descriptors begin at 3, LISTEN_FDS is their number, LISTEN_FDNAMES their names, and LISTEN_PID the
+process. A name (`FileDescriptorName=`) is the role of the address that the socket is for.
 """
 
 from __future__ import annotations
@@ -14,30 +14,36 @@ from collections.abc import MutableMapping
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import Address, parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
-from tsx_runtime.targets.server.listeners import PassedSocket, place
+from tsx_runtime.targets.server.listeners import PassedSocket, bound_name
 
-FIRST = 3  # descriptor
+FIRST_DESCRIPTOR = 3
 VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 def passed_sockets(env: MutableMapping[str, str]) -> dict[str, socket.socket]:
-    """By role. Removes the variables, which are not meant for the processes that the server starts.
-    Raises SettingError.
+    """Return the sockets by role, and remove the variables from the environment.
+
+    The processes that the server starts must not see the variables.
+
+    Raises:
+        SettingError: A socket has no role or does not listen.
     """
     pid, count, names = (env.get(name, "") for name in VARIABLES)
     if pid != str(os.getpid()):
         return {}
     for name in VARIABLES:
         env.pop(name, None)
-    found: dict[str, socket.socket] = {}
-    passed = int(count) if count.isdigit() else 0
-    for descriptor, name in enumerate([*names.split(":"), *[""] * passed][:passed], FIRST):
-        if name not in ROLES or name in found:
-            what = (
-                f"a second socket named '{name}'" if name in found else f"a socket named '{name}'"
+    sockets: dict[str, socket.socket] = {}
+    socket_count = int(count) if count.isdigit() else 0
+    for descriptor, name in enumerate(
+        [*names.split(":"), *[""] * socket_count][:socket_count], FIRST_DESCRIPTOR
+    ):
+        if name not in ROLES or name in sockets:
+            description = (
+                f"a second socket named '{name}'" if name in sockets else f"a socket named '{name}'"
             )
             raise SettingError(
-                f"systemd passes {what}: give each socket unit its FileDescriptorName:"
+                f"systemd passes {description}: give each socket unit its FileDescriptorName:"
                 f" {', '.join(ROLES)}"
             )
         sock = socket.socket(fileno=descriptor)
@@ -49,25 +55,25 @@ def passed_sockets(env: MutableMapping[str, str]) -> dict[str, socket.socket]:
                 f"systemd passes a socket named '{name}' that does not listen: use ListenStream="
                 " and Accept=no"
             )
-        found[name] = sock
-    return found
+        sockets[name] = sock
+    return sockets
 
 
 def use_sockets(
     settings: Settings, sockets: dict[str, socket.socket]
 ) -> tuple[Settings, dict[str, PassedSocket]]:
-    """The settings with the addresses of these sockets, and the sockets by `place`.
+    """Return settings with the addresses of the sockets, and the sockets by `bound_name`.
 
     Roles with the same address stay together.
     """
-    before = {role: getattr(settings, f"{role}_address") for role in ROLES}
+    configured = {role: getattr(settings, f"{role}_address") for role in ROLES}
     changed, passed = {}, {}
     for role, sock in sockets.items():
-        address = _address(sock, parse_address(before[role]))
-        passed[place(address)] = PassedSocket(sock, owned=False)
-        for each, old in before.items():
-            if each == role or (old == before[role] and each not in sockets):
-                changed[f"{each}_address"] = str(address)
+        address = _address(sock, parse_address(configured[role]))
+        passed[bound_name(address)] = PassedSocket(sock, is_owned=False)
+        for other_role, old in configured.items():
+            if other_role == role or (old == configured[role] and other_role not in sockets):
+                changed[f"{other_role}_address"] = str(address)
     return settings.model_copy(update=changed), passed
 
 

@@ -1,4 +1,4 @@
-"""The certificate of https addresses: read once at the start."""
+"""The certificate of https addresses, which is read once at the start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.targets.server.keystore import Pem, read_keystore
 
-MAKE_ONE = (
+CREATE_HINT = (
     "To create a pair for testing: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout"
     " key.pem -out cert.pem -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
 )
@@ -26,22 +26,26 @@ logger = logging.getLogger("tsx.server")
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """TLS 1.2 and later for the https addresses; None where there is none. Raises SettingError."""
+    """Return a context for the https addresses, or None if there are none.
+
+    Raises:
+        SettingError: The certificate or the key cannot be used.
+    """
     names = [
         name
         for name in (f"{role}_address" for role in ROLES)
         if parse_address(getattr(settings, name)).scheme == "https"
     ]
     if not names:
-        given = [
+        files = [
             name
             for name in ("certificate_file", "private_key_file", "keystore")
             if getattr(settings, name)
         ]
-        if given and not settings.enable_grpc_ssl:
+        if files and not settings.enable_grpc_ssl:
             logger.warning(
                 "no address begins with https://, so nothing is encrypted, although %s",
-                f"{' and '.join(given)} were given",
+                f"{' and '.join(files)} were given",
             )
         return None
     if _from_keystore(settings):
@@ -49,19 +53,23 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         return _load_pem(
             read_keystore(settings.keystore, settings.keystore_pass), settings.keystore
         )
-    return _load(*_pair(settings, names[0]))
+    return _load(*_check_pair(settings, names[0]))
 
 
-def read_pem(settings: Settings, because: str) -> tuple[bytes, bytes]:
-    """Key and certificates for gRPC, which makes its own context; `because` names the setting that
-    needs them. Raises SettingError.
+def read_pem(settings: Settings, setting: str) -> tuple[bytes, bytes]:
+    """Return key and certificates for gRPC, which makes its own context.
+
+    `setting` names the setting that needs them.
+
+    Raises:
+        SettingError: The certificate or the key cannot be used.
     """
     if _from_keystore(settings):
         assert settings.keystore is not None
         pem = read_keystore(settings.keystore, settings.keystore_pass)
         _load_pem(pem, settings.keystore)
         return pem.key, pem.certificates
-    certificate, key = _pair(settings, because)
+    certificate, key = _check_pair(settings, setting)
     _load(certificate, key)
     return key.read_bytes(), certificate.read_bytes()
 
@@ -74,8 +82,8 @@ def _from_keystore(settings: Settings) -> bool:
     )
 
 
-def _pair(settings: Settings, because: str) -> tuple[Path, Path]:
-    """The checked files of certificate and key."""
+def _check_pair(settings: Settings, setting: str) -> tuple[Path, Path]:
+    """Return the files of the certificate and the key after checks."""
     certificate, key = settings.certificate_file, settings.private_key_file
     if certificate is None or key is None:
         missing = " and ".join(
@@ -84,8 +92,8 @@ def _pair(settings: Settings, because: str) -> tuple[Path, Path]:
             if getattr(settings, name) is None
         )
         raise SettingError(
-            f"{because} is {getattr(settings, because)}, so {missing} must be set, or keystore."
-            f" {MAKE_ONE}"
+            f"{setting} is {getattr(settings, setting)}, so {missing} must be set, or keystore."
+            f" {CREATE_HINT}"
         )
     _check_pem(certificate, "certificate_file", "CERTIFICATE")
     _check_pem(key, "private_key_file", "PRIVATE KEY")
@@ -104,23 +112,23 @@ def _check_pem(path: Path, name: str, kind: str) -> None:
     if f"{kind}-----" in text:
         return
     if "-----BEGIN " in text:
-        found = text.partition("-----BEGIN ")[2].partition("-----")[0]
+        actual = text.partition("-----BEGIN ")[2].partition("-----")[0]
         raise SettingError(
-            f"{name}: {path} holds a {found}, not a {kind}. Are certificate_file and"
+            f"{name}: {path} holds a {actual}, not a {kind}. Are certificate_file and"
             " private_key_file swapped?"
         )
-    how = (
+    command = (
         "openssl x509 -inform DER -in FILE -out cert.pem"
         if kind == "CERTIFICATE"
         else "openssl pkey -inform DER -in FILE -out key.pem"
     )
     raise SettingError(
-        f"{name}: {path} is not PEM (it has no -----BEGIN {kind}----- line). From DER: {how}"
+        f"{name}: {path} is not PEM (it has no -----BEGIN {kind}----- line). From DER: {command}"
     )
 
 
 def _load(certificate: Path, key: Path) -> ssl.SSLContext:
-    def ask() -> str:
+    def refuse_password() -> str:
         raise SettingError(
             f"private_key_file: {key} is encrypted. Write it without a password: openssl pkey -in"
             f" {key} -out key.pem"
@@ -128,7 +136,7 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
 
     context = server_context()
     try:
-        context.load_cert_chain(certificate, key, ask)
+        context.load_cert_chain(certificate, key, refuse_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise SettingError(
@@ -144,7 +152,7 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
 def _load_pem(pem: Pem, keystore: Path) -> ssl.SSLContext:
     context = server_context()
     try:
-        # OpenSSL reads keys and certificates from files alone.
+        # OpenSSL reads keys and certificates only from files.
         with _as_file(pem.certificates) as certificates, _as_file(pem.key) as key:
             context.load_cert_chain(certificates, key)
     except ssl.SSLError as error:
@@ -155,26 +163,25 @@ def _load_pem(pem: Pem, keystore: Path) -> ssl.SSLContext:
 
 
 def server_context() -> ssl.SSLContext:
-    """TLS 1.2 and later; without a certificate yet."""
+    """Return a context for TLS 1.2 and later, without a certificate yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    context.options |= ssl.OP_NO_RENEGOTIATION  # `tls_transport.py` relies on it
+    context.options |= ssl.OP_NO_RENEGOTIATION  # `tls_transport.py` relies on it.
     return context
 
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """On Linux in memory, so that no key lies on a disk."""
+    """Yield the path of a file with `content`; on Linux in memory, so that no disk has the key."""
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create("tsx-tls"), "wb") as memory:
             memory.write(content)
             memory.flush()
             yield f"/proc/self/fd/{memory.fileno()}"
         return
-    with tempfile.TemporaryDirectory(
-        dir=temporary_directory()
-    ) as directory:  # no other user may read it
+    # No other user can read this directory.
+    with tempfile.TemporaryDirectory(dir=temporary_directory()) as directory:
         path = Path(directory, "pair.pem")
         with open(path, "xb", opener=private_opener) as file:
             file.write(content)
@@ -183,23 +190,26 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 def _reason(error: ssl.SSLError) -> str:
     hint = (
-        f" OpenSSL requires a larger one here. {MAKE_ONE}" if "SMALL" in str(error.reason) else ""
+        f" OpenSSL requires a larger one here. {CREATE_HINT}"
+        if "SMALL" in str(error.reason)
+        else ""
     )
     return f"{error.reason or error}.{hint}"
 
 
 def is_trusted_as(host: str, settings: Settings) -> bool:
-    """Whether a client that trusts the certificate itself (`curl --cacert`) may call the server by
-    this name: tried, in memory.
+    """Tell whether clients that trust the certificate can call the server by a name.
+
+    The handshake of such a client (`curl --cacert`) is tried in memory.
     """
     if settings.certificate_file is None or settings.private_key_file is None:
-        return False  # a keystore: there is no certificate file for clients
+        return False  # With a keystore, there is no certificate file for clients.
     context = ssl.create_default_context(cafile=settings.certificate_file)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = context.wrap_bio(back, there, server_hostname=host)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(to_client, to_server, server_hostname=host)
     server = _load(settings.certificate_file, settings.private_key_file).wrap_bio(
-        there, back, server_side=True
+        to_server, to_client, server_side=True
     )
     for end in (client, server, client):
         try:

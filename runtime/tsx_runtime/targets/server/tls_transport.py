@@ -1,11 +1,10 @@
 """TLS between a plain transport and a connection's protocol, in place of asyncio's `ssl=`.
 
-asyncio has buffers of its own for each connection, some 256 KiB that large bodies pass one after
-the other, and after each read it asks OpenSSL once more, which answers with an exception. Here all
-connections of a listener share one buffer and one pair of BIOs, which are empty again whenever a
-protocol runs: OpenSSL keeps the beginning of an incomplete record itself. What was decrypted is
-passed on in the records that it came in. There is no renegotiation (`tls.py`), so writing never
-waits for the client.
+asyncio has its own buffers for each connection: large bodies pass some 256 KiB of them in turn. It
+also asks OpenSSL once more after each read, which costs an exception. Here all connections of a
+listener share one buffer and one pair of BIOs. These are empty whenever a protocol runs, because
+OpenSSL itself stores the beginning of an incomplete record. Decrypted data is passed on in its
+records. There is no renegotiation (`tls.py`), so writing never waits for the client.
 """
 
 from __future__ import annotations
@@ -18,38 +17,36 @@ from typing import Any, cast
 
 from tsx_runtime.http.turns import Turns
 
-RECORD = 16 << 10  # bytes that a TLS record holds at most
-BUFFER = (
-    256 << 10
-    # bytes that are read at once at most, as uvloop does from a plain connection, or encrypted: a
-    # BIO keeps all its memory
-)
-# seconds that a client may take to agree that the connection is closed; an idle one does not read,
-# so never does
-GOODBYE = 2.0
-# Bytes that are decrypted at once: with more, a BIO would not stay in the processor's cache.
-PIECE = 64 << 10
+RECORD_BYTES = 16 << 10  # maximum size of a TLS record
+# The limit of one read, as uvloop has it for plain connections, and of one encryption: a BIO never
+# shrinks.
+BUFFER_BYTES = 256 << 10
+# The time for a client to confirm the end of the connection. An idle one reads nothing, and so
+# never confirms.
+CLOSE_TIMEOUT_S = 2.0
+# The size of one decryption: with more, a BIO would not stay in the processor's cache.
+PIECE_BYTES = 64 << 10
 
 logger = logging.getLogger("tsx.server")
 
 
 class TlsListener:
-    """Makes the connections of a listening socket: a protocol factory for `create_server`."""
+    """The protocol factory of a listening socket, for `create_server`."""
 
     def __init__(
         self,
         context: ssl.SSLContext,
         new_protocol: Callable[[], asyncio.BaseProtocol],
-        handshake_timeout: float,
-        goodbye: float = GOODBYE,
+        handshake_timeout_s: float,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
     ) -> None:
         self.context = context
         self.new_protocol = new_protocol
-        self.handshake_timeout = handshake_timeout
-        self.goodbye = goodbye
+        self.handshake_timeout_s = handshake_timeout_s
+        self.close_timeout_s = close_timeout_s
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
-        self.buffer = memoryview(bytearray(BUFFER))
+        self.buffer = memoryview(bytearray(BUFFER_BYTES))
         self.incoming = ssl.MemoryBIO()
         self.outgoing = ssl.MemoryBIO()
 
@@ -58,18 +55,17 @@ class TlsListener:
 
 
 class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
-    """The protocol of the plain transport, and the transport of the connection's own, which is made
-    once the handshake is done.
+    """The protocol of a plain transport, and the transport of a connection's own protocol.
+
+    The latter is created after the handshake.
     """
 
     def __init__(self, listener: TlsListener) -> None:
         super().__init__()
         self._listener = listener
-        self._buffer, self._incoming, self._outgoing = (
-            listener.buffer,
-            listener.incoming,
-            listener.outgoing,
-        )
+        self._buffer = listener.buffer
+        self._incoming = listener.incoming
+        self._outgoing = listener.outgoing
         self._tls = listener.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._decrypt, self._encrypt = self._tls.read, self._tls.write
         self._plain: asyncio.Transport
@@ -77,29 +73,29 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._protocol: Any = None
         self._is_closing = False
         self._is_paused = False
-        self._yields = False  # the other connections have their turn
+        self._has_yielded = False  # whether other connections have their turn
 
     # The protocol of the plain transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._plain = cast("asyncio.Transport", transport)
-        self._timer = self._listener.loop.call_later(self._listener.handshake_timeout, self.abort)
+        self._timer = self._listener.loop.call_later(self._listener.handshake_timeout_s, self.abort)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if nbytes <= PIECE:
-            self._take(self._buffer[:nbytes])
+        if nbytes <= PIECE_BYTES:
+            self._receive(self._buffer[:nbytes])
             return
-        if nbytes == BUFFER:
+        if nbytes == BUFFER_BYTES:
             self._yield_turn()
-        for start in range(0, nbytes, PIECE):
+        for start in range(0, nbytes, PIECE_BYTES):
             if not self._plain.is_closing():
-                self._take(self._buffer[start : min(start + PIECE, nbytes)])
+                self._receive(self._buffer[start : min(start + PIECE_BYTES, nbytes)])
 
     def eof_received(self) -> None:
-        """Also for the client's close_notify."""
+        """End the connection; this is also called for the client's close_notify."""
         if self._protocol is not None and not self._is_closing:
             self._protocol.eof_received()
         self.close()
@@ -122,24 +118,24 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     # Handshake, and reading
 
-    def _take(self, data: memoryview) -> None:
+    def _receive(self, data: memoryview) -> None:
         incoming = self._incoming
         incoming.write(data)
         if self._protocol is None:
-            self._shake_hands()
+            self._do_handshake()
             return
         records: list[bytes] = []
         try:
             while incoming.pending and (not records or records[-1]):
-                records.append(self._decrypt(RECORD))
-        except ssl.SSLWantReadError:  # the last one is incomplete
+                records.append(self._decrypt(RECORD_BYTES))
+        except ssl.SSLWantReadError:  # The last record is incomplete.
             pass
         except ssl.SSLError as error:
             self._fail(error)
             return
-        if incoming.pending:  # behind the client's close_notify
+        if incoming.pending:  # data after the client's close_notify
             incoming.read()
-        # what OpenSSL answers by itself, such as to a new key: the next connection must not find it
+        # OpenSSL may have answered by itself, such as to a new key. This must not stay in the BIO.
         self._send()
         for record in records:
             if not record:
@@ -147,40 +143,38 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             elif not self._is_closing:
                 self._protocol.data_received(record)
 
-    def _shake_hands(self) -> None:
+    def _do_handshake(self) -> None:
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             self._send()
             return
         except ssl.SSLError as error:
-            self._send()  # an alert, which tells the client why
+            self._send()  # An alert tells the client the reason.
             self._fail(error)
             return
         self._send()
         self._timer.cancel()
-        request = self._incoming.read()  # that came with the end of the handshake
+        request = self._incoming.read()  # data that came with the end of the handshake
         self._protocol = self._listener.new_protocol()
         self._protocol.connection_made(self)
         if request and not self._is_closing:
-            self._take(memoryview(request))
+            self._receive(memoryview(request))
 
     def _yield_turn(self) -> None:
-        """Read on in another turn: the event loop would read megabytes from one connection in this
-        one.
-        """
-        if not self._yields:
-            self._yields = True
+        """Read on in another turn, because this one would read megabytes of one connection."""
+        if not self._has_yielded:
+            self._has_yielded = True
             self._plain.pause_reading()
-            self._listener.turns.call_soon(self._go_on)
+            self._listener.turns.call_soon(self._resume_turn)
 
-    def _go_on(self) -> None:
-        self._yields = False
+    def _resume_turn(self) -> None:
+        self._has_yielded = False
         if (self._is_closing or not self._is_paused) and not self._plain.is_closing():
             self._plain.resume_reading()
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """Nothing of this connection may be left to the others."""
+        """Close the connection, and leave no data of it to the others."""
         self._is_closing = True
         self._incoming.read()
         self._outgoing.read()
@@ -193,16 +187,16 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if not data or self._is_closing:
             return
         try:
-            if len(data) <= BUFFER:
+            if len(data) <= BUFFER_BYTES:
                 self._encrypt(data)
             else:
                 view = memoryview(data)
-                for start in range(0, len(view), BUFFER):
+                for start in range(0, len(view), BUFFER_BYTES):
                     self._send()
                     # The client is gone, or the protocol ended it as it paused.
                     if self._is_closing or self._plain.is_closing():
                         return
-                    self._encrypt(view[start : start + BUFFER])
+                    self._encrypt(view[start : start + BUFFER_BYTES])
         except ssl.SSLError as error:
             self._fail(error)
             return
@@ -216,8 +210,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._plain.write(self._outgoing.read())
 
     def close(self) -> None:
-        """Once all is sent, and the client agrees: some lose the end of an answer where the
-        connection ends behind it at once.
+        """Close after all data is sent and the client has confirmed.
+
+        Some clients lose the end of an answer if the connection ends at once.
         """
         if self._is_closing:
             return
@@ -226,11 +221,13 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._tls.unwrap()
         except ssl.SSLWantReadError:
             self._send()
-            self._timer = self._listener.loop.call_later(self._listener.goodbye, self._plain.close)
-            if self._is_paused and not self._yields:
+            self._timer = self._listener.loop.call_later(
+                self._listener.close_timeout_s, self._plain.close
+            )
+            if self._is_paused and not self._has_yielded:
                 self._plain.resume_reading()
             return
-        except ssl.SSLError:  # within the handshake
+        except ssl.SSLError:  # The handshake is not complete.
             pass
         self._send()
         self._plain.close()
@@ -245,13 +242,13 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def pause_reading(self) -> None:
         if not self._is_closing:
             self._is_paused = True
-            if not self._yields:
+            if not self._has_yielded:
                 self._plain.pause_reading()
 
     def resume_reading(self) -> None:
         if not self._is_closing:
             self._is_paused = False
-            if not self._yields:
+            if not self._has_yielded:
                 self._plain.resume_reading()
 
     def is_reading(self) -> bool:

@@ -21,7 +21,7 @@ from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 from tsx_runtime.targets.server.tls_transport import TlsListener
 
 LAST_REQUESTS_S = 0.1  # time in which requests on the last connections still arrive
-LAST_WORDS = 5  # seconds that clients may take to read their errors once the time to drain is over
+LAST_ANSWERS_S = 5  # time for clients to read their errors after the drain timeout
 
 
 class ServerGroup:
@@ -36,7 +36,7 @@ class ServerGroup:
         tls: ssl.SSLContext | None,
     ) -> None:
         """`apps` has one app for each listener."""
-        protocol = http_protocol()  # once: it may have a warning to log
+        protocol = http_protocol()  # It is called once, because it may log a warning.
         self._servers = [
             _Server(app, protocol, settings, listener, tls)
             for app, listener in zip(apps, listeners, strict=True)
@@ -47,7 +47,7 @@ class ServerGroup:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """By role."""
+        """The addresses by role."""
         http = {
             role: str(server.listener.address)
             for server in self._servers
@@ -58,38 +58,36 @@ class ServerGroup:
     async def start(self) -> None:
         self._running = {server: asyncio.create_task(server.serve()) for server in self._servers}
         for server, task in self._running.items():
-            await _listening(server.up, task)
+            await _wait_until_listening(server.up, task)
         for port in self._ports:
             await port.server.start()
 
     def leave(self) -> None:
-        """Accept no more connections: another server has the sockets.
+        """Accept no more connections, because another server has the sockets.
 
-        Those that are there may send one more request.
+        Open connections may send one more request.
         """
         self._leaving = True
         for server in self._running:
             server.leave()
 
     async def stop(self, registry: Registry, hurry: asyncio.Event, seconds: float) -> None:
-        """Refuse new connections.
+        """Refuse new connections, and return after the last answer.
 
         Accepted requests are answered within `seconds`, or until `hurry` is set; then they are
-        refused.
-
-        Health checks and metrics are answered until the last prediction is. After `leave`, all
-        connections end alike.
+        refused. Health checks and metrics are answered until the last prediction is. After `leave`,
+        all connections end alike.
         """
         end = time.monotonic() + seconds
-        predicting = [
+        first = [
             server
             for server in self._running
             if self._leaving or "inference" in server.listener.roles
         ]
-        others = [server for server in self._running if server not in predicting]
-        calls = [port.server.stop(seconds + LAST_WORDS) for port in self._ports]
-        await self._drain([*self._end(predicting), *calls], registry, hurry, seconds)
-        await self._drain(self._end(others), registry, hurry, max(0.0, end - time.monotonic()))
+        last = [server for server in self._running if server not in first]
+        calls = [port.server.stop(seconds + LAST_ANSWERS_S) for port in self._ports]
+        await self._drain([*self._end(first), *calls], registry, hurry, seconds)
+        await self._drain(self._end(last), registry, hurry, max(0.0, end - time.monotonic()))
 
     def _end(self, servers: Sequence[_Server]) -> list[Awaitable[None]]:
         for server in servers:
@@ -98,28 +96,28 @@ class ServerGroup:
 
     async def _drain(
         self,
-        ending: Sequence[Awaitable[Any]],
+        endings: Sequence[Awaitable[Any]],
         registry: Registry,
         hurry: asyncio.Event,
         timeout: float,
     ) -> None:
-        answering = asyncio.gather(*ending)
-        hurried: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
+        answering = asyncio.gather(*endings)
+        hurrying: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
         await asyncio.wait(
-            [answering, hurried], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            [answering, hurrying], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
-        hurried.cancel()
+        hurrying.cancel()
         if not answering.done():
             if self._leaving:
                 for server in self._running:
                     server.end_connections(after_next=False)
-            # Refuses waiting requests and ends the workers, so each request gets an answer.
+            # This refuses waiting requests and ends the workers, so each request gets an answer.
             await registry.close()
         await answering
 
 
-async def _listening(up: asyncio.Event, running: asyncio.Task[None]) -> None:
-    """Wait until the server listens. Raises its error."""
+async def _wait_until_listening(up: asyncio.Event, running: asyncio.Task[None]) -> None:
+    """Wait until the server listens; raise its error if it fails."""
     waiting = asyncio.create_task(up.wait())
     await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -137,14 +135,15 @@ def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_keep_alive=settings.keep_alive_timeout,
-        proxy_headers=False,  # X-Forwarded-* is not trusted
-        timeout_graceful_shutdown=settings.drain_timeout + LAST_WORDS,
+        proxy_headers=False,  # X-Forwarded-* is not trusted.
+        timeout_graceful_shutdown=settings.drain_timeout + LAST_ANSWERS_S,
     )
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers and its way to listen: signals are
-    `server.py`'s, sockets `listeners.py`'s.
+    """uvicorn's server, without its signal handlers and its own way to listen.
+
+    `server.py` handles signals, and `listeners.py` makes sockets.
     """
 
     def __init__(
@@ -159,9 +158,9 @@ class _Server(uvicorn.Server):
         self.app = app
         self.listener = listener
         self.up = asyncio.Event()
-        self._accept: Callable[[], asyncio.BaseProtocol] = self._connection
+        self._accept: Callable[[], asyncio.BaseProtocol] = self._new_connection
         if tls is not None and listener.address.scheme == "https":
-            self._accept = TlsListener(tls, self._connection, settings.header_timeout)
+            self._accept = TlsListener(tls, self._new_connection, settings.header_timeout)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
@@ -172,51 +171,55 @@ class _Server(uvicorn.Server):
         self.up.set()
 
     def leave(self) -> None:
+        """Hand the socket over, and end each connection after its next answer."""
         self.listener.hand_over()
         for server in self.servers:
             server.close()
         self.end_connections(after_next=True)
 
     async def end(self, running: Awaitable[None]) -> None:
+        """Stop listening, answer accepted requests and return."""
         if not self.listener.is_handed_over:
-            # Before the connections are told: none may come behind that.
+            # No connection may arrive after the others have been told to end.
             await self._stop_listening()
         self.should_exit = True
         await running
 
     async def _stop_listening(self) -> None:
-        """Accept what waits in the backlog, which the system would reset, then close the socket."""
+        """Accept the connections in the backlog, which the system would reset; close the socket."""
         loop = asyncio.get_running_loop()
         with contextlib.closing(self.listener.sock.dup()) as listening:
             listening.setblocking(False)
             for server in self.servers:
                 server.close()
-            await asyncio.sleep(0)  # uvloop closes its descriptor at the end of a turn
+            await asyncio.sleep(0)  # uvloop closes its descriptor at the end of a turn.
             accepted = []
-            with contextlib.suppress(OSError):  # BlockingIOError: no more
+            with contextlib.suppress(OSError):  # BlockingIOError: the backlog is empty
                 while True:
                     accepted.append(listening.accept()[0])
         for connection in accepted:
             connection.setblocking(False)
-            with contextlib.suppress(OSError):  # its client has left
+            with contextlib.suppress(OSError):  # Its client has left.
                 await loop.connect_accepted_socket(self._accept, connection)
         await asyncio.sleep(LAST_REQUESTS_S)
 
     def end_connections(self, *, after_next: bool) -> None:
-        """Those that wait for nothing end now, or after their next answer; the others with the
-        present one.
+        """End idle connections, and the others after their current answer.
+
+        With `after_next`, idle connections end only after one more answer.
         """
         self.app.leaving = after_next
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
-    def _connection(self) -> asyncio.Protocol:
+    def _new_connection(self) -> asyncio.Protocol:
         protocol: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = protocol(
+        connection: asyncio.Protocol = protocol(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return made
+        return connection
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to `server.py`."""
         yield

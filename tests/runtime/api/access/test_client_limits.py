@@ -27,7 +27,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.image.environment import ModelLocation, settings_of
+from tsx_runtime.targets.image.environment import ModelLocation, read_settings
 from tsx_runtime.targets.sagemaker.environment import read_environment
 from tsx_runtime.targets.server.listeners import Listener, listeners
 
@@ -181,7 +181,7 @@ def test_behind_a_load_balancer_or_a_platform_connections_and_requests_are_not_l
     tmp_path: Path,
 ) -> None:
     def container(**variables: str) -> Settings:
-        return settings_of(variables, ModelLocation(tmp_path, None), None, [])
+        return read_settings(variables, ModelLocation(tmp_path, None), None, [])
 
     limits = client_limits(container(), is_local=False)
     assert limits is not None

@@ -18,9 +18,9 @@ from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.targets.aws_lambda import batch_events
 from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, SqsBatches
 from tsx_runtime.targets.aws_lambda.environment import (
-    INIT_WAIT,
+    INIT_WAIT_S,
     FunctionSettings,
-    homes,
+    cache_variables,
     read_environment,
 )
 from tsx_runtime.targets.aws_lambda.events import (
@@ -33,7 +33,7 @@ from tsx_runtime.targets.aws_lambda.events import (
     parse_event,
 )
 from tsx_runtime.targets.aws_lambda.function import Function
-from tsx_runtime.targets.aws_lambda.http_events import looks_like, prelude, too_late
+from tsx_runtime.targets.aws_lambda.http_events import late_error, looks_like, prelude
 from tsx_runtime.targets.aws_lambda.results import Result, ResultSender, s3_key, sqs_message
 from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
 from tsx_runtime.targets.aws_lambda.runtime_client import Poller
@@ -53,7 +53,7 @@ def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(
     settings = Function(environment, env)._settings
     assert (settings.cache_dir, settings.state_dir) == (Path("/mnt/cache"), Path("/tmp/tsx/state"))
     assert (settings.max_header_size, settings.heartbeat_timeout) == (5000, 0)
-    assert environment.own.base_path == "/api"
+    assert environment.options.base_path == "/api"
     assert environment.order["max_batch_delay"] == 0
 
 
@@ -70,7 +70,7 @@ def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(
 def test_the_client_is_amazons_unless_it_cannot_do_what_is_asked_for(
     env: dict[str, str], is_ours: bool
 ) -> None:
-    assert read_environment(env).own.uses_own_client is is_ours
+    assert read_environment(env).options.uses_own_client is is_ours
 
 
 @pytest.mark.parametrize(
@@ -98,18 +98,18 @@ def test_an_invalid_variable_is_refused(env: dict[str, str], text: str) -> None:
 
 def test_a_start_waits_for_the_model_to_the_end_unless_it_is_on_demand() -> None:
     def init_wait(**env: str) -> float | None:
-        return read_environment(env).own.init_wait
+        return read_environment(env).options.init_wait
 
     kind = "AWS_LAMBDA_INITIALIZATION_TYPE"
-    assert init_wait() == INIT_WAIT
+    assert init_wait() == INIT_WAIT_S
     assert init_wait(**{kind: "provisioned-concurrency"}) is None
     assert init_wait(**{kind: "lambda-managed-instances"}, TSX_LAMBDA_INIT_WAIT="3") == 3
 
 
 def test_libraries_write_where_a_function_may() -> None:
-    assert homes({"HOME": "/root", "HF_HOME": "/mnt/models"})["HOME"] == "/tmp"
-    assert "HF_HOME" not in homes({"HF_HOME": "/mnt/models"})
-    assert all(path.startswith("/tmp") for path in homes({}).values())
+    assert cache_variables({"HOME": "/root", "HF_HOME": "/mnt/models"})["HOME"] == "/tmp"
+    assert "HF_HOME" not in cache_variables({"HF_HOME": "/mnt/models"})
+    assert all(path.startswith("/tmp") for path in cache_variables({}).values())
 
 
 def test_events_are_distinguished() -> None:
@@ -241,7 +241,7 @@ def test_a_poller_that_is_to_leave_answers_its_invocation_and_asks_for_no_other(
 
     api = Api()
     poller = Poller(
-        cast("Any", SimpleNamespace(over="", own=FunctionSettings(), answer=answer)),
+        cast("Any", SimpleNamespace(end_reason="", options=FunctionSettings(), answer=answer)),
         cast("Any", api),
     )
     asyncio.run(poller.run())
@@ -271,7 +271,7 @@ def test_answers_in_time_are_sent_although_other_messages_took_all_of_it(
 
     async def answer_all(_registry: object, requests: list[Any], seconds: float) -> list[Any]:
         limits.append(seconds)
-        return [ModelAnswer(200, "text/plain", b"yes"), too_late()]
+        return [ModelAnswer(200, "text/plain", b"yes"), late_error()]
 
     class Sender:
         async def send(self, target: str, result: Result) -> None:

@@ -17,7 +17,7 @@ from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, FreePorts, Running, clean, started
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.image.environment import locate_model, settings_of
+from tsx_runtime.targets.image.environment import locate_model, read_settings
 
 HANDLER = "def handle(data, context):\n    return data and [{'model': context.model_name} for _ in data]\n"
 
@@ -97,12 +97,12 @@ def test_a_model_has_the_name_of_kserves_service(tmp_path: Path) -> None:
 def test_the_inference_address_is_public_unless_a_setting_changes_it(
     tmp_path: Path,
 ) -> None:
-    usual = settings_of({}, locate_model({}), None, [])
+    usual = read_settings({}, locate_model({}), None, [])
     assert usual.inference_address == "http://0.0.0.0:8080"
     assert usual.management_address == "http://127.0.0.1:8081"
     file = tmp_path / "tsx.toml"
     file.write_text('inference_address = "http://0.0.0.0:9000"\n')
-    settings = settings_of(
+    settings = read_settings(
         {"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, locate_model({}), file, []
     )
     assert (settings.inference_address, settings.metrics_address) == (
@@ -110,7 +110,7 @@ def test_the_inference_address_is_public_unless_a_setting_changes_it(
         "http://0.0.0.0:9001",
     )
     notices: list[str] = []
-    settings_of(
+    read_settings(
         {"TSX_MODEL_DIRECTORY": "x", "TSX_SERVICE_HOST": "10.0.0.1"},
         locate_model({}),
         None,
@@ -131,14 +131,14 @@ def test_variables_and_files_override_the_defaults_of_a_container(
 
     def values(environment: dict[str, str], config: Path | None) -> tuple[float, float, bool]:
         notices: list[str] = []
-        settings = settings_of(environment, locate_model({}), config, notices)
+        settings = read_settings(environment, locate_model({}), config, notices)
         assert notices == []
         return settings.drain_timeout, settings.shutdown_delay, settings.disable_token_authorization
 
     assert values(defaults, None) == (25, 5, True)
     assert values({**defaults, "TSX_SHUTDOWN_DELAY": "1"}, file) == (40, 1, False)
     with pytest.raises(SettingError, match="TSX_DEFAULTS is 'drain_timeout'"):
-        settings_of({"TSX_DEFAULTS": "drain_timeout"}, locate_model({}), None, [])
+        read_settings({"TSX_DEFAULTS": "drain_timeout"}, locate_model({}), None, [])
 
 
 def test_a_wrong_default_is_reported_with_the_variable_that_holds_it() -> None:
@@ -147,9 +147,9 @@ def test_a_wrong_default_is_reported_with_the_variable_that_holds_it() -> None:
         ({"TSX_DEFAULTS": "cpus=1", "TSX_CPUS": "two"}, "environment variable TSX_CPUS"),
     ):
         with pytest.raises(SettingError, match=rf"cpus cannot be 'two' \(from {origin}\)"):
-            settings_of(environment, locate_model({}), None, [])
+            read_settings(environment, locate_model({}), None, [])
     notices: list[str] = []
-    settings_of({"TSX_DEFAULTS": "cpuz=2"}, locate_model({}), None, notices)
+    read_settings({"TSX_DEFAULTS": "cpuz=2"}, locate_model({}), None, notices)
     (notice,) = notices
     assert "'cpuz'" in notice
     assert "TSX_CPUS?" in notice

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.targets.observability.log_file import CALM, LogFile
+from tsx_runtime.targets.observability.log_file import MESSAGE_INTERVAL_S, LogFile
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="an open file is neither moved nor deleted there"
@@ -120,7 +120,7 @@ def test_a_full_disk_costs_whole_lines_and_one_line_in_the_servers_log(open_log,
     write_lines(log, "first")
     with disk_with_room_for(20):
         write_lines(log, "a line that is longer than that", "short", "another one that is")
-    clock[0] += CALM
+    clock[0] += MESSAGE_INTERVAL_S
     write_lines(log, "after")
     assert log.path.read_text() == "first\nshort\nafter\n"
     messages = [record.getMessage() for record in caplog.records]

@@ -320,19 +320,19 @@ def test_a_missing_extra_ends_the_start_for_a_setting_and_not_for_a_variable(
 
 def test_the_path_of_traces_is_added_once() -> None:
     assert (
-        otlp.endpoint_of("http://host:4318/")
-        == otlp.endpoint_of("http://host:4318/v1/traces")
+        otlp.traces_url("http://host:4318/")
+        == otlp.traces_url("http://host:4318/v1/traces")
         == "http://host:4318/v1/traces"
     )
-    assert otlp.endpoint_of("https://host/some/base") == "https://host/some/base/v1/traces"
+    assert otlp.traces_url("https://host/some/base") == "https://host/some/base/v1/traces"
 
 
 def test_a_missing_collector_delays_neither_spans_nor_the_end(
     free_ports: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(otlp, "LAST_SPANS", 0.1)
+    monkeypatch.setattr(otlp, "FLUSH_TIMEOUT_S", 0.1)
     (port,) = free_ports(1)
-    sender = otlp.Sender(otlp.endpoint_of(f"http://127.0.0.1:{port}"))
+    sender = otlp.Sender(otlp.traces_url(f"http://127.0.0.1:{port}"))
     for _ in range(10_000):  # more than the queue takes
         sender.emit(lambda: [SPAN_OF_OURS])
     sender.close()

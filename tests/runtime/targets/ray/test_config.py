@@ -18,7 +18,7 @@ from tsx_runtime.sources import ModelUrl
 from tsx_runtime.targets.ray.application import build
 from tsx_runtime.targets.ray.archives import ArchiveHolder, open_model
 from tsx_runtime.targets.ray.config import RayModel, ReplicaResources, parse_application
-from tsx_runtime.targets.ray.replica import ModelReplica, replica_settings
+from tsx_runtime.targets.ray.replica import ModelReplica, read_replica_settings
 
 MODEL = {"name": "m", "source": "/m.mar"}
 DIGEST = "0" * 64
@@ -71,7 +71,9 @@ def test_options_that_change_in_place_restart_no_replica() -> None:
 
 def test_a_replica_uses_the_resources_that_ray_has_given_it(tmp_path: Path) -> None:
     def settings(order: dict[str, Any], env: dict[str, str], **resources: float) -> Settings:
-        return replica_settings(order, ReplicaResources.model_validate(resources), env, tmp_path)
+        return read_replica_settings(
+            order, ReplicaResources.model_validate(resources), env, tmp_path
+        )
 
     plain = settings({}, {}, num_cpus=2.5)
     assert (plain.cpus, plain.number_of_gpu, plain.state_dir) == (3, 0, tmp_path)

@@ -46,7 +46,7 @@ def test_each_sample_is_a_gauge_with_its_labels(monkeypatch: pytest.MonkeyPatch)
 def test_a_model_with_an_endless_stream_makes_room_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replica, "UNLOADING", 0.01)
+    monkeypatch.setattr(replica, "UNLOADING_S", 0.01)
     removed: list[str] = []
 
     async def unregister(name: str) -> None:

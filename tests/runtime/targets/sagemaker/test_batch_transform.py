@@ -22,9 +22,9 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
     JSON_LINES,
     LineAnswer,
     LineFormat,
-    accepted_form,
-    answer_each,
-    form_of,
+    answer_lines,
+    choose_format,
+    find_format,
 )
 from tsx_runtime.targets.sagemaker.environment import read_environment
 
@@ -55,7 +55,7 @@ class Echo:
         def job_of(number: int, line: bytes) -> tuple[WaitingJob, Callable[[LineAnswer], bytes]]:
             return WaitingJob(b"", line, 0.0), line_of or self.line_of
 
-        return await answer_each(LINES, cast("Route", self), self.gate, job_of, 1000)
+        return await answer_lines(LINES, cast("Route", self), self.gate, job_of, 1000)
 
 
 async def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:
@@ -130,9 +130,9 @@ def test_routes_of_the_platform_ask_for_the_token_of_the_settings(method: str, p
     ],
 )
 def test_the_form_of_the_answer_has_the_greatest_weight(accept: bytes, form: LineFormat) -> None:
-    assert accepted_form(accept, CSV) is form
+    assert choose_format(accept, CSV) is form
 
 
 def test_a_body_of_lines_is_known_by_its_type() -> None:
-    assert form_of(b"Text/CSV; charset=utf-8") is CSV
-    assert form_of(b"application/json") is None
+    assert find_format(b"Text/CSV; charset=utf-8") is CSV
+    assert find_format(b"application/json") is None

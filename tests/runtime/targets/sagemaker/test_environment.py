@@ -19,7 +19,7 @@ from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.targets.image.model_discovery import (
     HANDLER,
-    found_model,
+    find_model,
     runs_together,
     toolkit_model,
 )
@@ -27,13 +27,13 @@ from tsx_runtime.targets.sagemaker.app import parameters
 from tsx_runtime.targets.sagemaker.batch_transform import (
     CSV,
     JSON_LINES,
-    accepted_form,
     as_line,
-    joined,
-    lines_of,
-    room,
+    choose_format,
+    join_lines,
+    max_queued_lines,
+    split_lines,
 )
-from tsx_runtime.targets.sagemaker.endpoint import settings_of
+from tsx_runtime.targets.sagemaker.endpoint import read_settings
 from tsx_runtime.targets.sagemaker.environment import read_environment
 from tsx_runtime.targets.sagemaker.multi_model import Models, registry_name, size_of
 
@@ -47,21 +47,21 @@ JSON_VALUES = st.recursive(
 @given(st.lists(JSON_VALUES, max_size=8))
 def test_any_answers_are_as_many_json_lines_of_the_same_values(values: list[Any]) -> None:
     pretty = [json.dumps(value, indent=2).encode() for value in values]
-    lines = joined(as_line(answer, JSON_LINES) for answer in pretty)
-    assert [json.loads(line) for _, line in lines_of(lines)] == values
+    lines = join_lines(as_line(answer, JSON_LINES) for answer in pretty)
+    assert [json.loads(line) for _, line in split_lines(lines)] == values
 
 
 @given(st.text("a ,\r\n\t", max_size=30).map(str.encode))
 def test_the_lines_of_a_body_are_those_that_are_not_blank(body: bytes) -> None:
     lines = enumerate(body.split(b"\n"), start=1)
-    assert list(lines_of(body)) == [
+    assert list(split_lines(body)) == [
         (number, line.rstrip(b"\r")) for number, line in lines if line.strip()
     ]
 
 
 def test_millions_of_lines_are_found_one_by_one() -> None:
-    assert next(lines_of(b"\n" * 5_000_000 + b"a\n" * 3_000_000)) == (5_000_001, b"a")
-    assert accepted_form(b"a," * 30_000 + b"text/csv", JSON_LINES) == JSON_LINES
+    assert next(split_lines(b"\n" * 5_000_000 + b"a\n" * 3_000_000)) == (5_000_001, b"a")
+    assert choose_format(b"a," * 30_000 + b"text/csv", JSON_LINES) == JSON_LINES
 
 
 @given(
@@ -146,7 +146,7 @@ def test_each_kind_of_endpoint_has_its_own_times_and_workers(
 )
 def test_an_invalid_variable_is_refused(name: str, value: str, reason: str) -> None:
     with pytest.raises(SettingError, match=reason):
-        settings_of({name: value})
+        read_settings({name: value})
 
 
 @pytest.mark.parametrize(("text", "level"), [("30", 30), ("warning", 30), ("", None)])
@@ -156,7 +156,7 @@ def test_a_log_level_is_a_name_or_a_number(text: str, level: int | None) -> None
 
 def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text("default_response_timeout = 30\ndrain_timeout = 7\n")
-    _, settings = settings_of(
+    _, settings = read_settings(
         {
             "TSX_CONFIG": str(tmp_path / "tsx.toml"),
             "TSX_DRAIN_TIMEOUT": "9",
@@ -218,7 +218,7 @@ def test_an_instance_is_given_back_only_when_no_worker_serves_or_will_start(
 def test_lines_fill_batches_and_never_more_than_the_queue(
     workers: int, batch: int, queue: int
 ) -> None:
-    lines = room(version(workers, batch, queue))
+    lines = max_queued_lines(version(workers, batch, queue))
     assert 1 <= lines <= queue
     assert lines >= min(queue, 2 * batch * workers)
 
@@ -246,7 +246,7 @@ def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
     (code / "requirements.txt").write_text("six")
     assert toolkit_model(tmp_path, {}) is None
     program = {"SAGEMAKER_PROGRAM": "serve.py"}
-    model = found_model(tmp_path, {**program, "SAGEMAKER_SUBMIT_DIRECTORY": "s3://bucket/code"})
+    model = find_model(tmp_path, {**program, "SAGEMAKER_SUBMIT_DIRECTORY": "s3://bucket/code"})
     assert model.archive is not None
     assert model.archive.manifest.data == {
         "model": {
@@ -259,27 +259,27 @@ def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
     assert model.order.batch_size is None
     config = tmp_path / "model-config.yaml"
     config.write_text("independentRows: true\n")
-    assert found_model(tmp_path, program).order.batch_size == 32
+    assert find_model(tmp_path, program).order.batch_size == 32
     config.write_text("independentRows: true\nbatchSize: 3\n")
-    model = found_model(tmp_path, program, "mine")
+    model = find_model(tmp_path, program, "mine")
     assert model.archive is not None
     assert (model.order.batch_size, model.order.model_name) == (None, "mine")
     assert model.archive.config.batch_size == 3
     with pytest.raises(SettingError, match=r"SAGEMAKER_PROGRAM is 'other.py', but .* is not there"):
-        found_model(tmp_path, {"SAGEMAKER_PROGRAM": "other.py"})
+        find_model(tmp_path, {"SAGEMAKER_PROGRAM": "other.py"})
     config.write_text("batchSize: [\n")
     with pytest.raises(ArchiveError):
-        found_model(tmp_path, program)
+        find_model(tmp_path, program)
 
 
 def test_weights_alone_are_a_model_and_two_of_them_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.pth").touch()
-    archive = found_model(tmp_path, {}).archive
+    archive = find_model(tmp_path, {}).archive
     assert archive is not None
     assert archive.manifest.data["sagemaker"] == {"code": "code", "program": ""}
     (tmp_path / "b.pt").touch()
     with pytest.raises(SettingError, match=r"no archive, but a\.pth, b\.pt"):
-        found_model(tmp_path, {})
+        find_model(tmp_path, {})
 
 
 def test_a_name_that_the_registry_does_not_take_gets_one_of_its_own() -> None:

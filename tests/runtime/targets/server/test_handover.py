@@ -492,7 +492,7 @@ def test_the_file_of_a_unix_socket_is_made_again_after_the_other_server_removed_
     address = Address("", 0, "unix", str(short_path / "i.sock"))
     old = Listener(address, ["inference"])
     old.listen()
-    new = Listener(address, ["inference"], PassedSocket(old.sock.dup(), owned=True))
+    new = Listener(address, ["inference"], PassedSocket(old.sock.dup(), is_owned=True))
     old.close()
     new.take_over()
     with socket.socket(socket.AF_UNIX) as client:

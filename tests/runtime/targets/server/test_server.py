@@ -21,7 +21,7 @@ from tests.support.clients.rawhttp import RawConnection, chunked, request
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, FREE_PORTS, Running, clean, serving, tsx
 from tsx_runtime.targets import health
-from tsx_runtime.targets.server.uvicorn_servers import _listening
+from tsx_runtime.targets.server.uvicorn_servers import _wait_until_listening
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -134,7 +134,9 @@ def test_a_server_that_cannot_listen_ends_the_start():
         raise OSError("no room for another socket")
 
     async def start() -> None:
-        await asyncio.wait_for(_listening(asyncio.Event(), asyncio.create_task(fail())), DEADLINE)
+        await asyncio.wait_for(
+            _wait_until_listening(asyncio.Event(), asyncio.create_task(fail())), DEADLINE
+        )
 
     with pytest.raises(OSError, match="no room"):
         asyncio.run(start())

@@ -26,7 +26,7 @@ from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.settings.torchserve import Snapshot
 from tsx_runtime.settings.traffic_policy import parse_traffic
 from tsx_runtime.targets.server.snapshots import (
-    KEPT,
+    MAX_SNAPSHOTS,
     Snapshots,
     last_snapshot,
     snapshot_to_start_from,
@@ -285,10 +285,10 @@ def test_two_changes_of_one_millisecond_have_files_of_their_own_and_old_ones_go(
 ) -> None:
     snapshots = Snapshots(tmp_path, {}, None, clock=lambda: 1700000000.5)
     registry = Registry(Settings())
-    for _ in range(KEPT + 5):
+    for _ in range(MAX_SNAPSHOTS + 5):
         snapshots.write("snapshot", registry)
     snapshots.write("shutdown", registry)
-    assert len(kinds(tmp_path)) == KEPT + 1
+    assert len(kinds(tmp_path)) == MAX_SNAPSHOTS + 1
     last = last_snapshot(tmp_path)
     assert last is not None
     assert last.name.endswith("-shutdown.cfg")

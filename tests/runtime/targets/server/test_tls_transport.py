@@ -18,7 +18,7 @@ import pytest
 from tests.support.certificates import Pair, make_certificate
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.tls import tls_context
-from tsx_runtime.targets.server.tls_transport import BUFFER, TlsListener
+from tsx_runtime.targets.server.tls_transport import BUFFER_BYTES, TlsListener
 
 SIZES = (1, 100, 16 << 10, (16 << 10) + 1, 100_000, 1 << 20)
 TIMEOUT = 20.0
@@ -318,7 +318,7 @@ async def test_a_large_answer_passes_the_shared_buffers_in_pieces(server: Server
         data = random.Random(0).randbytes((8 << 20) + 1)
         for answer in (data, memoryview(data)[1:]):
             connection.write(answer)
-            assert max(map(len, plain.written)) <= BUFFER + 1024
+            assert max(map(len, plain.written)) <= BUFFER_BYTES + 1024
             client.incoming.write(b"".join(plain.written))
             plain.written.clear()
             assert await client.read_exactly(len(answer)) == bytes(answer)
@@ -418,9 +418,11 @@ async def test_a_client_that_reads_nothing_pauses_the_protocol(
         received = server.protocols[0].received
         for _ in range(100):
             await asyncio.sleep(0)  # a turn
-        assert server.protocols[0].received - received <= BUFFER  # bytes that were read already
+        assert (
+            server.protocols[0].received - received <= BUFFER_BYTES
+        )  # bytes that were read already
         assert received < size
-        assert server.protocols[0].transport.get_write_buffer_size() < 2 * BUFFER
+        assert server.protocols[0].transport.get_write_buffer_size() < 2 * BUFFER_BYTES
         assert await client.read_exactly(size) == bytes(size)
         assert "resume" in server.protocols[0].events
         client.writer.close()
@@ -463,5 +465,5 @@ async def test_a_large_upload_leaves_other_connections_their_turns(server: Serve
                 max(most, server.protocols[0].received - last),
                 server.protocols[0].received,
             )
-        assert most <= 2 * BUFFER
+        assert most <= 2 * BUFFER_BYTES
         client.writer.close()
