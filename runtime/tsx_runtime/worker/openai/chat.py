@@ -23,8 +23,6 @@ from tsx_runtime.worker.openai.tool_calls import ToolText
 
 
 class ChatRequest(ChoicesRequest):
-    """The body of a request."""
-
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: TokenCount = None
     max_tokens: TokenCount = None
@@ -36,8 +34,6 @@ class ChatRequest(ChoicesRequest):
 
 
 class ChatReply(ChoicesReply):
-    """The response to a request."""
-
     def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
         """Read the request and encode its messages.
 
@@ -70,6 +66,7 @@ class ChatReply(ChoicesReply):
         self._calls: list[list[JsonObject]] = [[] for _ in self._choices]
 
     def add(self, index: int, piece: TextPiece) -> bytes:
+        """Add a piece to a choice, and return its events if the response is streamed."""
         choice = self._choices[index]
         is_first = not choice.parts
         if self._tool_texts:

@@ -49,8 +49,6 @@ def _prompt_list(prompt: Any) -> Any:
 
 
 class CompletionRequest(ChoicesRequest):
-    """The body of a request."""
-
     prompt: Annotated[
         list[str | list[int]], BeforeValidator(_prompt_list), Field(max_length=MAX_PROMPTS)
     ]
@@ -60,8 +58,6 @@ class CompletionRequest(ChoicesRequest):
 
 
 class CompletionReply(ChoicesReply):
-    """The response to a request."""
-
     def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
         """Read the request and encode its prompts.
 
@@ -105,6 +101,7 @@ class CompletionReply(ChoicesReply):
         self._offsets = [0] * len(self._choices)  # characters before the next token
 
     def add(self, index: int, piece: TextPiece) -> bytes:
+        """Add a piece to a choice, and return its events if the response is streamed."""
         self._choices[index].add(piece)
         if not self.streams:
             return b""

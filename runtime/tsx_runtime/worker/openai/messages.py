@@ -62,6 +62,7 @@ class Message(BodyObject, extra="ignore"):
         return self
 
     def for_template(self) -> JsonObject:
+        """Return the message as chat templates take it."""
         optional = self.model_dump(
             include={"name", "tool_call_id", "tool_calls"}, exclude_none=True
         )

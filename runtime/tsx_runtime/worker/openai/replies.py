@@ -161,6 +161,7 @@ class ChoicesReply:
         self._head = head | {"created": int(time.time())}
 
     def end(self) -> bytes:
+        """Return the last events of a streamed response."""
         return (
             event(self._head | {"choices": [], "usage": self._usage()})
             if self._shows_usage
@@ -182,5 +183,4 @@ class ChoicesReply:
 
 
 def new_id(prefix: str) -> str:
-    """Return a random id."""
     return f"{prefix}{secrets.token_hex(12)}"

@@ -63,8 +63,6 @@ class Reasoning(BodyObject):
 
 
 class ResponseRequest(TextRequest):
-    """The body of a request."""
-
     input: Input
     instructions: str | None = None
     max_output_tokens: TokenCount = None
@@ -130,6 +128,7 @@ class ResponseReply:
         }
 
     def add(self, index: int, piece: TextPiece) -> bytes:
+        """Add a piece to a choice, and return its events if the response is streamed."""
         events = self._begin() if self.streams and not self._choice.parts else b""
         self._choice.add(piece)
         if self.streams and piece.text:
@@ -140,6 +139,7 @@ class ResponseReply:
         return events
 
     def end(self) -> bytes:
+        """Return the last events of a streamed response."""
         text, item = self._choice.text, self._item("completed")
         return b"".join(
             [

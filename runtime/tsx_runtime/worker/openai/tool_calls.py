@@ -51,12 +51,12 @@ class ToolText:
         if OPEN_TAG in text:
             remaining, *blocks = text.split(OPEN_TAG)
             for block in blocks:
-                inner, _, behind = block.partition(CLOSE_TAG)
+                inner, _, trailing = block.partition(CLOSE_TAG)
                 block_calls = _parse_calls(inner)
                 if not block_calls:
                     return text, []
                 calls += block_calls
-                remaining += behind
+                remaining += trailing
         elif text.lstrip()[:1] in ("{", "["):
             calls = _parse_calls(text)
             if not calls or any(call["function"]["name"] not in self._names for call in calls):
