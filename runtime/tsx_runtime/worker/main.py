@@ -46,15 +46,17 @@ logger = logging.getLogger("tsx.worker")
 loading = logging.getLogger("tsx.loading")
 
 
-def run(sock: socket.socket, channel: FrameSocket | None = None, *, stay: bool = True) -> None:
+def run(
+    sock: socket.socket, channel: FrameSocket | None = None, *, ignores_signals: bool = True
+) -> None:
     """Serve one model until the front end closes the socket or kills the process.
 
     Args:
         sock: The socket to the front end.
         channel: Another kind of channel on the socket, such as a group's.
-        stay: Whether this process ignores SIGINT and SIGTERM.
+        ignores_signals: Whether this process ignores SIGINT and SIGTERM.
     """
-    if stay and threading.current_thread() is threading.main_thread():
+    if ignores_signals and threading.current_thread() is threading.main_thread():
         # A Ctrl-C reaches the whole process group, and the front end drains first.
         for number in _STOP_SIGNALS:
             # The programs that a handler starts would inherit SIG_IGN.
@@ -137,8 +139,8 @@ def begin_process(sock: socket.socket, files: int | None) -> None:
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         )
-    # A handler that never returns would outlive the front end. If it returns, `run` reads the end
-    # of the stream well before this thread ends the process.
+    # A handler that never returns would outlive the front end. Otherwise `run` ends the process,
+    # well before this thread does.
     threading.Thread(
         target=_exit_after_hang_up, args=(sock.fileno(),), name="tsx-end", daemon=True
     ).start()

@@ -150,8 +150,8 @@ def _forbid_external_code(model_dir: Path, *, trusted: bool) -> None:
     if repository:
         raise LoadError(
             f"The model's code is in another repository: {repository}. It is not run, as it can"
-            " change at any time. Copy its files into the model's directory, and name them there without"
-            " 'ORG/OTHER--'; or serve the model without trust_remote_code."
+            " change at any time. Copy its files into the model's directory, and name them there"
+            " without 'ORG/OTHER--'; or serve the model without trust_remote_code."
         )
 
 

@@ -102,7 +102,6 @@ class Coroutines:
         return self._loop.run_until_complete(result)
 
     def close(self) -> None:
-        """Close the event loop."""
         if self._loop is not None:
             self._loop.close()
             asyncio.set_event_loop(None)
