@@ -1,5 +1,6 @@
-"""The worker's end of its socket: blocking, exact reads of frames, and writes without copies of
-bodies.
+"""The worker's end of its socket.
+
+Reads block and return one frame. Writes do not copy large bodies.
 """
 
 from __future__ import annotations
@@ -18,86 +19,83 @@ from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.native import mypyc_attr
 from tsx_runtime.wire import Buffer, Frame, Kind
 
-SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
-KEPT = 32 << 20  # a larger frame gets memory of its own, which does not stay
-JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
-POLL = 200e-6  # seconds; to fall asleep and to be woken costs about half of that
-CAN_POLL = (
-    hasattr(socket, "MSG_DONTWAIT") and hasattr(os, "sched_yield") and cpu_count() > 1
-)  # on one core nobody else could send
+BUFFER_BYTES = 256 << 10  # Frames up to this size need no memory of their own.
+MAX_REUSED_BYTES = 32 << 20  # The memory of a larger frame is not used again.
+MAX_JOINED_BYTES = 32 << 10  # One copy is cheaper than a list of pieces.
+POLL_S = 200e-6  # To fall asleep and wake up takes about half of it.
+# On a single core, the sender could not run meanwhile.
+CAN_POLL = hasattr(socket, "MSG_DONTWAIT") and hasattr(os, "sched_yield") and cpu_count() > 1
 
-OutFrame: TypeAlias = (
-    "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"  # kind, batch, items, extra
-)
+# The kind, the batch, the items and `extra`.
+OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FrameSocket:
-    """One thread reads; one other may read ahead while a batch is answered; any thread may send."""
+    """The frames of a socket.
+
+    One thread reads. A second one may read ahead while a batch runs. Any thread may send.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._view = memoryview(bytearray(SMALL))
+        self._view = memoryview(bytearray(BUFFER_BYTES))
         self._start = 0
         self._end = 0
         self._large = memoryview(b"")
         self._lock = threading.Lock()
         self._answering: int | None = None
         self._reading = threading.Lock()
-        self._aside: deque[Frame | None] = (
-            deque()
-        )  # read while a batch was answered; None is the end of the stream
-        self._called_off = False  # whether all clients of the current batch have disconnected
+        # Frames that were read while a batch ran. None is the end of the stream.
+        self._queued: deque[Frame | None] = deque()
+        self._is_cancelled = False  # All clients of the current batch have disconnected.
         self._selector: selectors.BaseSelector | None = None
-        # whether `read` looks for what is likely to come at once: for a process in which nothing
-        # else runs meanwhile
+        # Whether `read` polls for a frame that may come soon, if nothing else needs the core.
         self.polls = False
-        self._is_quick = False  # whether the last wait was shorter than `POLL`
+        self._was_quick = False  # The last wait was shorter than POLL_S.
 
     def read(self) -> Frame | None:
-        """The next frame, or None when the front end has closed.
+        """Return the next frame, or None after the front end has closed the socket.
 
-        Its buffers are valid until the next `read`.
+        The buffers of the frame are valid until the next `read`.
         """
         with self._reading:
-            return self._aside.popleft() if self._aside else self._read()
+            return self._queued.popleft() if self._queued else self._read()
 
-    def is_called_off(self) -> bool:
-        """Whether the front end has cancelled the current batch, since all of its clients have
-        disconnected, or is gone itself.
-        """
-        if self._reading.acquire(blocking=False):  # else another thread is looking already
+    def is_cancelled(self) -> bool:
+        """Tell whether all clients of the current batch, or the front end, have disconnected."""
+        # If the lock is taken, another thread is reading.
+        if self._reading.acquire(blocking=False):
             try:
-                while not (self._aside and self._aside[-1] is None) and self.has_frame():
-                    self._put_aside()
+                while not (self._queued and self._queued[-1] is None) and self.has_frame():
+                    self._queue_next()
             finally:
                 self._reading.release()
-        return self._called_off
+        return self._is_cancelled
 
-    def _put_aside(self) -> None:
-        self._view, self._start, self._end = (
-            self._fresh()
-        )  # the old memory stays with the frame that is in it
+    def _queue_next(self) -> None:
+        # The frame in the old buffer keeps it.
+        self._view, self._start, self._end = self._new_buffer()
         self._large = memoryview(b"")
         frame = self._read()
         if frame is None or frame.kind is not Kind.CANCEL:
-            self._aside.append(frame)
+            self._queued.append(frame)
         if frame is None or (frame.kind is Kind.CANCEL and frame.batch == self._answering):
-            self._called_off = True
+            self._is_cancelled = True
 
-    def _fresh(self) -> tuple[memoryview, int, int]:
-        view, rest = memoryview(bytearray(SMALL)), self._end - self._start
-        view[:rest] = self._view[self._start : self._end]
-        return view, 0, rest
+    def _new_buffer(self) -> tuple[memoryview, int, int]:
+        view, unread = memoryview(bytearray(BUFFER_BYTES)), self._end - self._start
+        view[:unread] = self._view[self._start : self._end]
+        return view, 0, unread
 
     def _read(self) -> Frame | None:
-        if not self._have(wire.HEADER.size):
+        if not self._receive_contiguous(wire.HEADER.size):
             return None
         header = wire.decode_header(self._view[self._start : self._end])
         self._start += wire.HEADER.size
-        if header.size > SMALL:
+        if header.size > BUFFER_BYTES:
             return self._read_large(header)
-        if not self._have(header.size):
+        if not self._receive_contiguous(header.size):
             return None
         start = self._start
         self._start += header.size
@@ -110,18 +108,21 @@ class FrameSocket:
         items: Sequence[tuple[int, Buffer, Buffer]] = (),
         extra: Buffer = b"",
     ) -> None:
+        """Send one frame."""
         buffers = wire.encode(kind, batch, items, extra)
         with self._lock:
             self._write(buffers)
 
     def begin(self, batch: int) -> None:
-        """From now on, and until its reply, pieces of this batch's answers may be sent."""
+        """Allow pieces of this batch's responses until its reply."""
         self._answering = batch
-        self._called_off = False
+        self._is_cancelled = False
 
     def send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> bool:
-        """False, and nothing is sent, where the batch is not the current one: the front end would
-        not accept it.
+        """Send a piece of a response, and return True.
+
+        The result is False, and nothing is sent, if the batch is not the current one. The front
+        end would refuse the piece.
         """
         buffers = wire.encode(Kind.PIECE, batch, [(position, headers, body)])
         with self._lock:
@@ -133,27 +134,26 @@ class FrameSocket:
     def reply(
         self, batch: int, answers: Sequence[tuple[int, Buffer, Buffer]], extra: Buffer
     ) -> None:
+        """Send the reply to a batch; further pieces are dropped."""
         buffers = wire.encode(Kind.REPLY, batch, answers, extra)
         with self._lock:
             self._answering = None
             self._write(buffers)
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        if sum(map(len, buffers)) <= JOINED or not hasattr(self._sock, "sendmsg"):
+        if sum(map(len, buffers)) <= MAX_JOINED_BYTES or not hasattr(self._sock, "sendmsg"):
             self._sock.sendall(b"".join(buffers))
         else:
             send_buffers(self._sock, buffers)
 
     def send_all(self, frames: Sequence[OutFrame]) -> None:
-        """Send several frames with as few system calls as one."""
+        """Send several frames with the system calls of one."""
         buffers = [buffer for frame in frames for buffer in wire.encode(*frame)]
         with self._lock:
             self._write(buffers)
 
     def has_frame(self) -> bool:
-        """Whether `read` would return at once, or once the rest of a frame has arrived whose
-        beginning has.
-        """
+        """Tell whether a frame, or the beginning of one, has arrived."""
         if self._end > self._start:
             return True
         if self._selector is None:
@@ -161,16 +161,16 @@ class FrameSocket:
             self._selector.register(self._sock, selectors.EVENT_READ)
         return bool(self._selector.select(0))
 
-    def _have(self, size: int) -> bool:
-        """Have `size` bytes in one piece at `_start`; False at the end of the stream."""
+    def _receive_contiguous(self, size: int) -> bool:
+        """Receive until `size` bytes lie at `_start`; return False at the end of the stream."""
         if self._end - self._start >= size:
             return True
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._start + size > SMALL:
-            rest = self._end - self._start
-            self._view[:rest] = self._view[self._start : self._end]
-            self._start, self._end = 0, rest
+        elif self._start + size > BUFFER_BYTES:
+            unread = self._end - self._start
+            self._view[:unread] = self._view[self._start : self._end]
+            self._start, self._end = 0, unread
         while self._end - self._start < size:
             got = self._receive(self._view[self._end :])
             if not got:
@@ -181,24 +181,26 @@ class FrameSocket:
     def _receive(self, into: memoryview) -> int:
         if not self.polls:
             return self._sock.recv_into(into)
-        until = time.monotonic() + POLL
-        while self._is_quick:
+        until = time.monotonic() + POLL_S
+        while self._was_quick:
             try:
                 return self._sock.recv_into(into, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                self._is_quick = time.monotonic() < until
+                self._was_quick = time.monotonic() < until
                 os.sched_yield()
         got = self._sock.recv_into(into)
-        self._is_quick = time.monotonic() < until
+        self._was_quick = time.monotonic() < until
         return got
 
     def _read_large(self, header: wire.Header) -> Frame | None:
-        """One request's body is read into memory of its own, which the handler gets; those of
-        several into memory that is used again.
+        """Read a frame that is larger than the buffer.
+
+        The body of a single request gets memory of its own, which the handler keeps. Several
+        bodies share memory that is used again.
         """
         if header.items == 1:
             return self._read_single(header)
-        if header.size > KEPT:
+        if header.size > MAX_REUSED_BYTES:
             payload = self._fill(memoryview(bytearray(header.size)))
         else:
             if len(self._large) < header.size:
@@ -207,7 +209,7 @@ class FrameSocket:
         return None if payload is None else wire.decode(header, payload)
 
     def _read_single(self, header: wire.Header) -> Frame | None:
-        if not self._have(wire.ROW):
+        if not self._receive_contiguous(wire.ROW):
             return None
         code, meta_length, body_length = wire.decode_row(
             header, self._view[self._start : self._start + wire.ROW]
@@ -226,7 +228,7 @@ class FrameSocket:
         return Frame(header.kind, header.batch, [code], [(code, meta, body)], extra)
 
     def _fill(self, payload: memoryview) -> memoryview | None:
-        """Exactly as many bytes as fit; None at the end of the stream."""
+        """Fill a buffer from the stream; return None at the end of the stream."""
         filled = min(self._end - self._start, len(payload))
         payload[:filled] = self._view[self._start : self._start + filled]
         self._start += filled
@@ -239,7 +241,7 @@ class FrameSocket:
 
 
 def send_buffers(sock: socket.socket, buffers: Sequence[Buffer]) -> None:
-    """Send all of `buffers`, however little the kernel takes at a time."""
+    """Send all buffers, even if the kernel takes only a part at a time."""
     waiting = [memoryview(buffer) for buffer in buffers if len(buffer)]
     first = 0
     while first < len(waiting):
@@ -257,7 +259,7 @@ def _iov_max() -> int:
     try:
         known = os.sysconf("SC_IOV_MAX")
     except (AttributeError, ValueError, OSError):
-        return 16  # the least that POSIX allows
+        return 16  # the minimum of POSIX
     return known if known > 0 else 1024
 
 

@@ -1,5 +1,6 @@
-"""The main loop of a worker: load the model, then answer one frame after the other until the front
-end closes the socket.
+"""The main loop of a worker.
+
+It loads the model, then answers one frame after the other until the front end closes the socket.
 """
 
 from __future__ import annotations
@@ -36,44 +37,42 @@ from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules
 from tsx_runtime.worker.model_loading import facts_of, load_model, warm_up_model
 
-# requests of a batch; to be woken for more of them costs each little, and others have use for the
-# core
-FEW = 16
-END_GRACE = 5.0  # seconds that a handler may take to return once the front end is gone
+# Requests of a batch. In a larger batch a wake-up costs each request little.
+MAX_POLLED_BATCH = 16
+END_GRACE_S = 5.0  # longest run of a handler after the front end is gone
 
 logger = logging.getLogger("tsx.worker")
-loading = logging.getLogger(
-    "tsx.loading"
-)  # the front end is told what this logs by FAILED, and what the other logs by REPORT
+# The front end gets its text in FAILED, and that of the other logger in REPORT.
+loading = logging.getLogger("tsx.loading")
 
 
-def run(sock: socket.socket, channel: FrameSocket | None = None, *, stay: bool = True) -> None:
-    """Serve one model on `sock`.
+def run(
+    sock: socket.socket, channel: FrameSocket | None = None, *, ignores_signals: bool = True
+) -> None:
+    """Serve one model until the front end closes the socket or kills the process.
 
-    The front end ends this by closing its end, or by killing the process.
-
-    `stay`: whether this process ignores SIGINT and SIGTERM. `channel`: another kind of channel on
-    the socket, such as a group's.
+    Args:
+        sock: The socket to the front end.
+        channel: Another kind of channel on the socket, such as a group's.
+        ignores_signals: Whether this process ignores SIGINT and SIGTERM.
     """
-    if stay and threading.current_thread() is threading.main_thread():
-        for number in _STOPS:  # a Ctrl-C reaches the whole group; the front end drains first
-            signal.signal(
-                number, _stay
-            )  # not SIG_IGN, which the programs that a handler starts would inherit
+    if ignores_signals and threading.current_thread() is threading.main_thread():
+        # A Ctrl-C reaches the whole process group, and the front end drains first.
+        for number in _STOP_SIGNALS:
+            # The programs that a handler starts would inherit SIG_IGN.
+            signal.signal(number, _ignore_signal)
             if hasattr(signal, "siginterrupt"):
-                signal.siginterrupt(
-                    number, False
-                )  # nor may it interrupt a system call of a library
-        if hasattr(os, "register_at_fork"):  # not on Windows
+                # The system calls of libraries must continue.
+                signal.siginterrupt(number, False)
+        if hasattr(os, "register_at_fork"):  # Windows has no fork.
             os.register_at_fork(
                 before=_hold_signals,
                 after_in_parent=_release_signals,
                 after_in_child=_restore_signals,
             )
-        if hasattr(signal, "pthread_sigmask"):  # not on Windows
-            signal.pthread_sigmask(
-                signal.SIG_UNBLOCK, _STOPS
-            )  # blocked by the fork server; a handler's own programs need not be
+        if hasattr(signal, "pthread_sigmask"):  # Windows has none.
+            # The fork server has blocked them, and a handler's programs would inherit that.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     stderr = logging.StreamHandler()
     stderr.setFormatter(printing.WorkerTextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[stderr])
@@ -89,7 +88,7 @@ def run(sock: socket.socket, channel: FrameSocket | None = None, *, stay: bool =
     except FrameError as error:
         logger.error("the front end sent an invalid frame: %s", error)
     except ConnectionError:
-        pass  # the front end is gone, and all clients with it
+        pass  # The front end is gone, and all clients with it.
     except OSError:
         if os.getpid() == pid:
             raise
@@ -102,33 +101,30 @@ def run(sock: socket.socket, channel: FrameSocket | None = None, *, stay: bool =
         for handler in logging.getLogger().handlers:
             handler.flush()
         with suppress(OSError):
-            sock.shutdown(
-                socket.SHUT_RDWR
-            )  # closing is not enough: the thread that polls it holds it open
+            # The thread that polls the socket would hold it open.
+            sock.shutdown(socket.SHUT_RDWR)
         sock.close()
 
 
-def _stay(number: int, frame: object) -> None:
-    """A worker ignores stop signals, and system calls continue."""
+def _ignore_signal(number: int, frame: object) -> None:
+    """Ignore a stop signal, without interrupting system calls."""
 
 
-_STOPS = (signal.SIGINT, signal.SIGTERM)
-_masks = threading.local()  # before a fork, of the thread that forks
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_signal_masks = threading.local()  # the mask of a thread before it forks
 
 
 def _hold_signals() -> None:
-    """Keep a stop signal for a child until it is its own master: it may be sent as soon as the
-    child has a number.
-    """
-    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    """Hold back a stop signal for a child until the child has reset its signal handlers."""
+    _signal_masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
 
 
 def _release_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _signal_masks.before)
 
 
 def _restore_signals() -> None:
-    """Let stop signals end a process that the handler has forked, as they end any other."""
+    """Let stop signals end a process that the handler has forked."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _release_signals()
@@ -138,34 +134,31 @@ def begin_process(sock: socket.socket, files: int | None) -> None:
     """Prepare a process that serves a model and does nothing else."""
     install_lossy_output()
     if files is not None:
-        import resource  # here, because Windows has none
+        import resource  # Windows has none.
 
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         )
-    # A handler that never returns would outlive the front end; one that does return lets `run` read
-    # the end by itself, well before.
+    # A handler that never returns would outlive the front end. Otherwise `run` ends the process,
+    # well before this thread does.
     threading.Thread(
         target=_exit_after_hang_up, args=(sock.fileno(),), name="tsx-end", daemon=True
     ).start()
-    # How the server starts processes is not how the handler does: a DataLoader's need neither
-    # import torch again nor be pickled.
-    multiprocessing.set_start_method(
-        multiprocessing.get_all_start_methods()[0], force=True
-    )  # the first is this Python's own choice
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(
-            after_in_child=sock.close
-        )  # a child process of the handler must not hold it open, nor answer on it
+    # A handler starts processes by the first method, this Python's default. Those of a DataLoader
+    # then need not import torch again, and nothing needs to be pickled.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
+    if hasattr(os, "register_at_fork"):  # Windows has no fork.
+        # A child process of the handler must neither hold the socket open nor send on it.
+        os.register_at_fork(after_in_child=sock.close)
 
 
 def _exit_after_hang_up(fd: int) -> None:
     """End this process some time after the front end has gone."""
-    if hasattr(select, "poll"):  # not on Windows
+    if hasattr(select, "poll"):  # Windows has none.
         poller = select.poll()
-        poller.register(fd, 0)  # wakes for a hang-up only
+        poller.register(fd, 0)  # Only a hang-up wakes it.
         poller.poll()
-        time.sleep(END_GRACE)
+        time.sleep(END_GRACE_S)
         os._exit(1)
 
 
@@ -185,19 +178,16 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
     )
     if order["output"]:
         label = f"W-{order['worker']}-{order['model_name']}_{order['model_version']}"
-        with suppress(OSError):  # no reader: the server is stopping
+        with suppress(OSError):  # The server is stopping.
             send_output_to(order["output"], label, include_python=not direct)
     try:
         model = load_model(order)
         warm_up_model(model, order)
-    except (
-        BaseException
-    ) as error:  # the boundary to a user's code: whatever it raises is reported to the front end
+    except BaseException as error:  # the boundary to a user's code
         report = failure_report(error)
         if shape == "marked":
-            report["outline"] = str(
-                report["traceback"]
-            ).rstrip()  # logs in files have TorchServe's form
+            # Log files have TorchServe's form.
+            report["outline"] = str(report["traceback"]).rstrip()
             loading.error(
                 "%s", "\n".join(filter(None, (str(report["message"]), str(report["outline"]))))
             )
@@ -210,12 +200,12 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
 
 def _serve(channel: FrameSocket, model: ServedModel) -> None:
     gc.collect()
-    # the model's objects live as long as the worker: no collection needs to look at them again
+    # The model's objects live as long as the worker, so no collection needs to visit them.
     gc.freeze()
     idle = Idle()
     if model.mode != "batch":
         (continuous if model.mode == "continuous" else async_handlers).serve(
-            channel, model, partial(_on_other, model, idle), idle.end
+            channel, model, partial(_on_control_frame, model, idle), idle.end
         )
         return
     profile = (
@@ -232,28 +222,27 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
 def _serve_ahead(
     channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]
 ) -> None:
-    for waiting in read_ahead(channel, model, partial(_on_other, model, idle)):
+    for waiting in read_ahead(channel, model, partial(_on_control_frame, model, idle)):
         idle.asked = 0
         if not reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
             return
-        del waiting  # an idle worker keeps no body in memory
+        del waiting  # An idle worker keeps no body in memory.
 
 
 def _serve_in_turn(
     channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]
 ) -> None:
-    may_poll = (
-        CAN_POLL and threading.current_thread() is threading.main_thread()
-    )  # else the front end's thread is beside it
+    # In any other thread, the front end runs in the same process.
+    may_poll = CAN_POLL and threading.current_thread() is threading.main_thread()
     while (frame := channel.read()) is not None:
-        channel.polls = may_poll and len(frame.items) <= FEW
+        channel.polls = may_poll and len(frame.items) <= MAX_POLLED_BATCH
         if frame.kind is not Kind.BATCH:
-            _on_other(model, idle, channel, frame)
+            _on_control_frame(model, idle, channel, frame)
         else:
             idle.asked = 0
             if not reply(channel, model, frame.batch, frame.items):
                 return
-        del frame  # an idle worker keeps no body in memory
+        del frame  # An idle worker keeps no body in memory.
 
 
 def _reply(
@@ -264,9 +253,9 @@ def _reply(
     ahead: PreparedBatch | None = None,
     began: float | None = None,
 ) -> bool:
-    """Answer one batch, which was started at `began` (time.monotonic()) or now.
+    """Answer one batch, and tell whether this process can answer another one.
 
-    Whether this process can answer another.
+    The batch was started at `began` (time.monotonic()), or now.
     """
     channel.begin(batch)
     if model.threads is not None:
@@ -295,9 +284,9 @@ def _reply(
     return not outcome.device_lost
 
 
-def _on_other(model: ServedModel, idle: Idle, channel: FrameSocket, frame: Frame) -> None:
-    """Any frame but a batch."""
-    if frame.kind is Kind.CANCEL:  # of a batch that is answered already, or that is not stopped
+def _on_control_frame(model: ServedModel, idle: Idle, channel: FrameSocket, frame: Frame) -> None:
+    """Handle a frame that is no batch."""
+    if frame.kind is Kind.CANCEL:  # The batch is complete, or cannot be stopped.
         return
     if frame.kind is Kind.THREADS:
         if model.threads is not None:
@@ -312,7 +301,7 @@ def _on_other(model: ServedModel, idle: Idle, channel: FrameSocket, frame: Frame
 def _send_piece(
     channel: FrameSocket, batch: int, stops: bool, position: int, headers: Buffer, body: Buffer
 ) -> None:
-    if stops and channel.is_called_off():
+    if stops and channel.is_cancelled():
         raise ClientsGone
     if not channel.send_piece(batch, position, headers, body):
         logger.warning(
@@ -322,9 +311,7 @@ def _send_piece(
 
 
 def failure_report(error: BaseException) -> dict[str, str | bool]:
-    """The message, the traceback of the handler's own code, without the frames of the loader, and
-    the same as the log has it.
-    """
+    """Return the message, the traceback without frames of tsx, and its outline for the log."""
     cause, message = error.__cause__, str(error)
     if not isinstance(error, LoadError):
         cause, message = error, f"The model could not be loaded: {in_words(error)}"
@@ -336,13 +323,13 @@ def failure_report(error: BaseException) -> dict[str, str | bool]:
     )
     return {
         "message": message,
-        "traceback": _own_traceback(cause),
+        "traceback": _handler_traceback(cause),
         "outline": short,
         "out_of_memory": is_out_of_memory(cause),
     }
 
 
-def _own_traceback(error: BaseException) -> str:
+def _handler_traceback(error: BaseException) -> str:
     tb = error.__traceback__
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith(
         (loader.__file__, modules.__file__, model_loading.__file__, __file__, "<frozen importlib")

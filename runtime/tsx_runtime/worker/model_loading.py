@@ -1,6 +1,4 @@
-"""Loads the model of a worker: its devices and directory, its handler with micro-batches and
-envelope, its warm-up.
-"""
+"""The loading of a worker's model, with its devices, directory, handler and warm-up."""
 
 from __future__ import annotations
 
@@ -43,9 +41,14 @@ logger = logging.getLogger("tsx.worker")
 
 
 def load_model(order: LoadOrder) -> ServedModel:
-    """Raises `LoadError`, or whatever a handler raises that is not an `Exception`."""
+    """Load the handler of a model, and let it load the model.
+
+    Raises:
+        LoadError: The model cannot be loaded.
+        BaseException: The handler raised one that is no `Exception`.
+    """
     model_dir = Path(order["model_dir"])
-    _take_place(order)
+    _apply_resources(order)
     _enter(model_dir)
     ts_shim.install()
     _limit_threads(order["threads"])
@@ -68,27 +71,27 @@ def load_model(order: LoadOrder) -> ServedModel:
     context.envelope = order["envelope"]
     context.json_nan, context.guess_content_type = order["json_nan"], order["guess_content_type"]
     if order["handler"] in (HANDLER, GENERATION_HANDLER):
-        _stay_within(model_dir, trusted=order["trust_remote_code"])
+        _forbid_external_code(model_dir, trusted=order["trust_remote_code"])
     coroutines = Coroutines()
     loaded = load_entry(order["handler"], model_dir, context, coroutines)
     entry = with_micro_batches(loaded, context)
     if order["envelope"]:
         entry = _enveloped(entry, order["envelope"], coroutines)
     has_steps = step_times.watch(entry.instance)
-    for key, has_effect, how in (
-        # A form's original, if it is loaded, has the precision.
+    for key, attributes, call in (
+        # The original of a form, if it is loaded, has the precision.
         ("precision", ("form", "precision"), "self.in_precision(self.model)"),
         ("forms", ("form",), "self.in_form(load)"),
     ):
         if context.model_yaml_config.get(key) is not None and not any(
-            text_of(entry.instance, name) for name in has_effect
+            text_of(entry.instance, name) for name in attributes
         ):
             logger.warning(
                 "%s in model-config.yaml has no effect: %s does not apply it. In its initialize,"
                 " call `self.model = %s`, a method of BaseHandler, or remove the key.",
                 key,
                 entry.name,
-                how,
+                call,
             )
     if order["mode"] == "async" and order["envelope"]:
         raise LoadError(
@@ -104,7 +107,8 @@ def load_model(order: LoadOrder) -> ServedModel:
         order["max_response_size"],
         Ceiling(),
         metrics,
-        retry=alone  # ranks would fall out of step
+        # Ranks would fall out of step.
+        retry=alone
         and context.model_yaml_config.get("retryFailedBatch", not order["stateful"]) is not False,
         response_timeout=order["response_timeout"],
         worker=order["worker"],
@@ -129,26 +133,30 @@ def load_model(order: LoadOrder) -> ServedModel:
     )
 
 
-def _stay_within(model_dir: Path, *, trusted: bool) -> None:
-    """Whatever its files name, such a model is what its archive holds. Raises LoadError."""
+def _forbid_external_code(model_dir: Path, *, trusted: bool) -> None:
+    """Check that a Hugging Face model consists of its archive alone, whatever its files name.
+
+    Raises:
+        LoadError: A file names code or weights elsewhere.
+    """
     if not trusted:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     directory = model_dir / DIRECTORY if (model_dir / DIRECTORY).is_dir() else model_dir
     try:
         check_references(directory)
-        named = external_code(directory) if trusted else None
+        repository = external_code(directory) if trusted else None
     except CannotPack as error:
         raise LoadError(str(error)) from error
-    if named:
+    if repository:
         raise LoadError(
-            f"The model's code is in another repository: {named}. It is not run, as it can change"
-            " at any time. Copy its files into the model's directory, and name them there without"
-            " 'ORG/OTHER--'; or serve the model without trust_remote_code."
+            f"The model's code is in another repository: {repository}. It is not run, as it can"
+            " change at any time. Copy its files into the model's directory, and name them there"
+            " without 'ORG/OTHER--'; or serve the model without trust_remote_code."
         )
 
 
 def _cost_of(entry: LoadedHandler) -> Callable[[Any], float] | None:
-    """`cost(request)` of the handler's class, or of the module of its function."""
+    """Return `cost(request)` of the handler's class, or of the module of its function."""
     functions = getattr(entry.call, "__globals__", {})
     cost = (
         functions.get("cost") if entry.instance is None else getattr(entry.instance, "cost", None)
@@ -157,24 +165,26 @@ def _cost_of(entry: LoadedHandler) -> Callable[[Any], float] | None:
 
 
 def _enveloped(entry: LoadedHandler, envelope: str, coroutines: Coroutines) -> LoadedHandler:
-    from tsx_runtime.worker.codecs.envelopes import ENVELOPES  # here: few models have one
+    from tsx_runtime.worker.codecs.envelopes import ENVELOPES  # Few models have one.
 
     if envelope not in ENVELOPES:
         raise LoadError(
             f"There is no envelope {envelope!r}: service_envelope is one of {', '.join(ENVELOPES)}."
         )
-    around = ENVELOPES[envelope](lambda data, context: coroutines.finish(entry.call(data, context)))
-    return entry._replace(call=around.handle)
+    wrapper = ENVELOPES[envelope](
+        lambda data, context: coroutines.finish(entry.call(data, context))
+    )
+    return entry._replace(call=wrapper.handle)
 
 
 def warm_up_model(model: ServedModel, order: LoadOrder) -> None:
+    """Send the requests of the model's `warmup` to its handler."""
     if not model.context.model_yaml_config.get("warmup"):
         return
-    from tsx_archiver import parse_model_config  # here: it imports pydantic
+    from tsx_archiver import parse_model_config  # It imports pydantic.
 
-    config, _ = parse_model_config(
-        model.context.model_yaml_config
-    )  # its errors were reported at registration
+    # The registration has reported its errors.
+    config, _ = parse_model_config(model.context.model_yaml_config)
     warm_up(
         model,
         config,
@@ -185,7 +195,7 @@ def warm_up_model(model: ServedModel, order: LoadOrder) -> None:
 
 
 def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
-    """The facts of a loaded model for the front end."""
+    """Return the facts of a loaded model for the front end."""
     handler = model.entry.instance
     return {
         "device": device_of(handler, order),
@@ -199,15 +209,16 @@ def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
 
 
 def text_of(instance: Any, name: str) -> str | None:
-    """Return an attribute of the handler: the `precision` that it has applied, the `form` that its
-    model has. None if none is configured, or the handler ignores it.
+    """Return an attribute of the handler: the applied `precision`, or the `form` of the model.
+
+    The result is None if nothing is configured, or if the handler ignores the setting.
     """
     value = getattr(instance, name, None)
     return value if isinstance(value, str) else None
 
 
 def device_of(instance: Any, order: LoadOrder) -> str:
-    """The device that the handler declares, or else the one that was assigned."""
+    """Return the device that the handler declares, or else the assigned one."""
     device = getattr(instance, "device", None)
     if device is not None:
         return str(device)
@@ -216,22 +227,21 @@ def device_of(instance: Any, order: LoadOrder) -> str:
 
 
 def input_of(instance: Any) -> str | None:
-    """The kind of input that the handler declares (`input_kind`), for the form on the server's
-    page.
-    """
+    """Return the handler's `input_kind`, for the form on the server's page."""
     kind = getattr(instance, "input_kind", "json" if has_example(instance) else None)
     return kind if kind in INPUT_KINDS else None
 
 
 def has_example(instance: Any) -> bool:
-    """Whether its `describe_handle` has an example of a request: that of `BaseHandler` does for a
-    model that takes tensors.
+    """Tell whether the handler's `describe_handle` has an example of a request.
+
+    `BaseHandler` has one for a model that takes tensors.
     """
     return getattr(instance, "_takes_tensors", False) is True
 
 
 def gpu_of_rank(order: LoadOrder) -> int | None:
-    """The GPU of this process, counted among those that it sees.
+    """Return the GPU of this process, counted among its visible ones.
 
     The ranks of a group divide the worker's GPUs in their order.
     """
@@ -240,8 +250,8 @@ def gpu_of_rank(order: LoadOrder) -> int | None:
     return int(os.environ["LOCAL_RANK"]) * max(1, order["gpus"] // order["ranks"])
 
 
-def _take_place(order: LoadOrder) -> None:
-    """Apply the cores and devices that the server assigned, before any library counts them."""
+def _apply_resources(order: LoadOrder) -> None:
+    """Apply the assigned cores and devices before any library counts them."""
     os.environ.update(order["variables"])
     protect_compiler_cache()
     if order["cores"] is not None and hasattr(os, "sched_setaffinity"):
@@ -254,7 +264,7 @@ def _take_place(order: LoadOrder) -> None:
 
 
 def _enter(model_dir: Path) -> None:
-    """Handlers open the files of their archive by relative path, and import its modules."""
+    """Enter the model's directory: handlers open its files by relative path, and import them."""
     try:
         os.chdir(model_dir)
     except OSError as error:
@@ -265,7 +275,7 @@ def _enter(model_dir: Path) -> None:
 
 
 def _limit_threads(threads: int | None) -> None:
-    """Torch reads the environment when it is imported, and takes calls afterwards."""
+    """Limit the threads of torch, which reads the environment only when it is imported."""
     if threads is None:
         return
     torch = sys.modules.get("torch")

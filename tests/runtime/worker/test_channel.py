@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
-from tsx_runtime.worker.channel import CAN_POLL, IOV_MAX, POLL, SMALL, FrameSocket, send_buffers
+from tsx_runtime.worker.channel import (
+    BUFFER_BYTES,
+    CAN_POLL,
+    IOV_MAX,
+    POLL_S,
+    FrameSocket,
+    send_buffers,
+)
 
 
 @pytest.fixture
@@ -41,8 +48,13 @@ def bodies(frame: wire.Frame | None) -> list[bytes]:
 
 
 @given(
-    st.lists(st.sampled_from([0, 1, 100, SMALL // 2, SMALL - 100, SMALL, SMALL * 2]), max_size=6),
-    st.integers(1, SMALL * 2),
+    st.lists(
+        st.sampled_from(
+            [0, 1, 100, BUFFER_BYTES // 2, BUFFER_BYTES - 100, BUFFER_BYTES, BUFFER_BYTES * 2]
+        ),
+        max_size=6,
+    ),
+    st.integers(1, BUFFER_BYTES * 2),
     st.sampled_from([False, CAN_POLL]),
 )
 def test_frames_are_read_from_pieces_of_any_size(sizes: list[int], chunk: int, polls: bool) -> None:
@@ -112,7 +124,7 @@ def test_a_channel_polls_only_after_a_short_wait_and_for_a_bounded_time(
     now = [0.0]
 
     def monotonic() -> float:
-        now[0] += POLL / 4
+        now[0] += POLL_S / 4
         return now[0]
 
     front, plain = socket.socketpair()
@@ -139,7 +151,7 @@ def test_a_channel_polls_only_after_a_short_wait_and_for_a_bounded_time(
 @pytest.mark.parametrize(
     "length", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 5]
 )
-@pytest.mark.parametrize("size", [10, SMALL * 2])
+@pytest.mark.parametrize("size", [10, BUFFER_BYTES * 2])
 def test_a_stream_that_ends_within_a_frame_is_at_its_end(
     pair: tuple[socket.socket, socket.socket], length: int, size: int
 ) -> None:

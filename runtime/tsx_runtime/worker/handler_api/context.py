@@ -242,7 +242,7 @@ class Context:
 
     envelope = ""  # service envelope around requests and responses
     json_nan = "null"  # JSON for NaN and infinities
-    guess_content_type = False  # for a response whose type nothing else decides
+    guess_content_type = False  # the type of a response without any other hint
 
     def __init__(
         self,

@@ -1,10 +1,11 @@
-"""Finds the entry point of a handler by its name, by TorchServe's rules. Contract section 5.1.
+"""The entry point of a handler, found by its name as in TorchServe.
 
-1. `file.py[:function]` or `file[:function]` is imported from the model's directory (`modules.py`);
-   a name that is not found there is a module that is installed, or one of the built-in handlers.
-2. A module that has the function (by default `handle`) is served by it; it is called once with
-   `(None, context)` to load.
-3. Otherwise the module's only class is made, `initialize(context)` is called, and `handle` serves.
+1. `file.py[:function]` or `file[:function]` is imported from the model's directory (`modules.py`).
+   Without such a file, the name is that of an installed module or of a built-in handler.
+2. If the module has the function (by default `handle`), the function answers requests. It is
+   called once with `(None, context)` to load the model.
+3. Otherwise the module's only class is instantiated. Its `initialize(context)` loads the model,
+   and its `handle` answers requests.
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ BUILTIN = {
     "object_detector": "tsx_runtime.worker.handlers.object_detector:ObjectDetector",
     "text_classifier": "tsx_runtime.worker.handlers.text_classifier:TextClassifier",
 }
-CPP = {
-    "torchscript_handler": "tsx_runtime.worker.handlers.torchscript:TorchScriptHandler"
-}  # what archives of the C++ backend get
-LAYOUTS = {
+# The handler for archives of the C++ backend.
+CPP_HANDLERS = {"torchscript_handler": "tsx_runtime.worker.handlers.torchscript:TorchScriptHandler"}
+# The handler for models without an archive.
+LAYOUT_HANDLERS = {
     "sagemaker_toolkit": "tsx_runtime.worker.handlers.sagemaker.toolkit:ToolkitHandler"
-}  # of models that have no archive
+}
 DEFAULT_HANDLER = "base_handler"
-ELSEWHERE = {  # TorchServe's other built-in handlers: what to do instead
+# What to do instead of using TorchServe's other built-in handlers.
+ALTERNATIVES = {
     "vllm_handler": (
         "serve the model with `tsx serve DIRECTORY`; `huggingface: {engine: vllm}` in"
         " model-config.yaml has vLLM run it."
@@ -70,8 +72,12 @@ _FIRST_CALL = (
 
 
 class LoadedHandler(NamedTuple):
-    """`call(data, context)` answers a batch; `instance` is the handler's object where it is a
-    class.
+    """A handler that has loaded its model.
+
+    Attributes:
+        call: Answers a batch, given `(data, context)`.
+        name: The name of the handler.
+        instance: The object of a handler class, or None for a function.
     """
 
     call: Callable[[Any, Context], Any]
@@ -80,15 +86,15 @@ class LoadedHandler(NamedTuple):
 
 
 class Coroutines:
-    """Runs what async handlers return, on one event loop kept for the worker."""
+    """The event loop on which a worker runs the coroutines of its handler."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        if type(result) is list or not inspect.isawaitable(
-            result
-        ):  # the first check nearly always holds, and is ten times as fast
+        """Return the result of a coroutine, or the value itself if it is none."""
+        # The first check nearly always holds, and is ten times as fast.
+        if type(result) is list or not inspect.isawaitable(result):
             return result
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -105,12 +111,13 @@ class Coroutines:
 def load_entry(
     handler: str, model_dir: Path, context: Context, coroutines: Coroutines
 ) -> LoadedHandler:
-    """Import and initialise.
+    """Import a handler and let it load the model.
 
-    Raises `LoadError`, with the handler's own exception as its cause where it raised one.
+    Raises:
+        LoadError: The handler cannot be used. The cause is the exception of its code, if any.
     """
     fault = handler_fault(handler) if handler else None
-    if fault:  # also where the front end has not checked
+    if fault:  # The front end does not always check.
         raise LoadError(f"The handler {shown(handler)} is refused: {fault}.")
     return _load(handler.strip(" ") or DEFAULT_HANDLER, model_dir, context, coroutines)
 
@@ -122,41 +129,42 @@ def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutine
     _check_parameters(
         entry, f"Function {getattr(entry, '__name__', name)} of handler {name}", "data, context"
     )
-    _initialised(name, lambda: coroutines.finish(entry(None, context)), if_none=_FIRST_CALL)
+    _call_user_code(name, lambda: coroutines.finish(entry(None, context)), if_none=_FIRST_CALL)
     return LoadedHandler(entry, name, None)
 
 
 def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
-    """The function or class, imported but not called, and its name for texts. Raises
-    `LoadError`.
+    """Import a handler, and return its function or class and its name for messages.
+
+    Raises:
+        LoadError: There is no such handler, or its module does not import.
     """
     module_name, _, function_name = handler.partition(":")
     path = find_file(module_name, model_dir)
-    sys.argv[:] = [
-        str(path or module_name)
-    ]  # A module that parses it must not get the server's command line.
+    # A module that parses its arguments must not get the server's.
+    sys.argv[:] = [str(path or module_name)]
     builtin = module_name.removeprefix("ts.torch_handler.").removesuffix(".py")
     if path is not None:
         module = import_file(path)
     elif builtin in BUILTIN and module_name.startswith("ts."):
         return _builtin(builtin), builtin
     elif (installed := _find_installed(module_name)) is not None:
-        module = _imported(f"Handler {installed}", lambda: importlib.import_module(installed))
-    elif builtin in BUILTIN | CPP | LAYOUTS:
+        module = _run_import(f"Handler {installed}", lambda: importlib.import_module(installed))
+    elif builtin in BUILTIN | CPP_HANDLERS | LAYOUT_HANDLERS:
         return _builtin(builtin), builtin
-    elif builtin in ELSEWHERE:
-        raise LoadError(f"tsx does not include TorchServe's {builtin}: {ELSEWHERE[builtin]}")
+    elif builtin in ALTERNATIVES:
+        raise LoadError(f"tsx does not include TorchServe's {builtin}: {ALTERNATIVES[builtin]}")
     else:
         files = ", ".join(sorted(path.name for path in model_dir.glob("*.py"))) or "no Python file"
         raise LoadError(
             f"Handler {handler!r} was not found: the archive has {files}, and the built-in handlers"
             f" are {', '.join(BUILTIN)}."
         )
-    return _entry_of(module, function_name, handler), handler
+    return _find_entry_in(module, function_name, handler), handler
 
 
 def find_file(name: str, model_dir: Path) -> Path | None:
-    """The handler's file: as the path says, else by its last part, as archives hold it flat."""
+    """Return the file of a handler: the given path, or its last part at the archive's top."""
     relative = name.replace("\\", "/")
     if not relative.endswith(".py"):
         relative += ".py"
@@ -167,9 +175,10 @@ def find_file(name: str, model_dir: Path) -> Path | None:
 
 
 def own_file(path: Path, model_dir: Path) -> Path:
-    """The path of code, or of a file whose content may be quoted.
+    """Return the path of code, or of a file that messages may quote.
 
-    Raises LoadError where it leads out of the model's directory.
+    Raises:
+        LoadError: The path leads out of the model's directory.
     """
     if not is_inside(path, model_dir):
         name = shown(os.path.relpath(path, model_dir))
@@ -180,28 +189,35 @@ def own_file(path: Path, model_dir: Path) -> Path:
     return path
 
 
-def import_file(path: Path, what: str = "Handler") -> ModuleType:
-    """Import a file of the archive, also where an installed module has the same name."""
+def import_file(path: Path, role: str = "Handler") -> ModuleType:
+    """Import a file of the archive, even if an installed module has the same name.
+
+    Args:
+        path: The path of the file.
+        role: What the file is, for messages.
+
+    Raises:
+        LoadError: The file does not import.
+    """
     if path.suffix != ".py":
         raise LoadError(f"{path.name} is not a Python file.")
     return own_modules.import_file(
-        path, lambda module, execute: _imported(f"{what} {path.name}", execute)
+        path, lambda module, execute: _run_import(f"{role} {path.name}", execute)
     )
 
 
 def classes_of(module: ModuleType, parent_class: type | None = None) -> list[type]:
-    """The classes that are defined in the module itself; with `parent_class`, those derived from
-    it.
-    """
-    own = [
+    """Return the classes that a module defines; with `parent_class`, only its subclasses."""
+    defined = [
         member
         for _, member in inspect.getmembers(module, inspect.isclass)
         if member.__module__ == module.__name__
-        or module.__name__.startswith("ts.")  # whose classes stand elsewhere: ts_shim.py
+        # tsx defines the classes of `ts` elsewhere: see ts_shim.py.
+        or module.__name__.startswith("ts.")
     ]
     return [
         member
-        for member in own
+        for member in defined
         if parent_class is None or (issubclass(member, parent_class) and member is not parent_class)
     ]
 
@@ -216,7 +232,7 @@ def _find_installed(name: str) -> str | None:
         return None
 
 
-def _imported(named: str, act: Callable[[], Any]) -> Any:
+def _run_import(named: str, act: Callable[[], Any]) -> Any:
     try:
         return act()
     except SyntaxError as error:
@@ -231,22 +247,22 @@ def _imported(named: str, act: Callable[[], Any]) -> Any:
         ) from error
     except (Exception, SystemExit) as error:  # the boundary to a user's code
         raise LoadError(
-            f"{named} does not import: {in_words(error)}{_missing_file(error)}"
+            f"{named} does not import: {in_words(error)}{_missing_file_advice(error)}"
         ) from error
 
 
 def _builtin(name: str) -> type:
-    module, _, attribute = (BUILTIN | CPP | LAYOUTS)[name].partition(":")
-    found: type = getattr(importlib.import_module(module), attribute)
-    return found
+    module, _, attribute = (BUILTIN | CPP_HANDLERS | LAYOUT_HANDLERS)[name].partition(":")
+    handler: type = getattr(importlib.import_module(module), attribute)
+    return handler
 
 
-def _entry_of(module: ModuleType, function_name: str, handler: str) -> Callable[..., Any]:
+def _find_entry_in(module: ModuleType, function_name: str, handler: str) -> Callable[..., Any]:
     entry: Callable[..., Any] | None = getattr(module, function_name or "handle", None)
     if callable(entry):
         return entry
     classes = classes_of(module)
-    if len(classes) > 1:  # helper classes do not count
+    if len(classes) > 1:  # Helper classes do not count.
         handlers = [
             kind
             for kind in classes
@@ -279,9 +295,9 @@ def _entry_of(module: ModuleType, function_name: str, handler: str) -> Callable[
 def _from_class(
     kind: type, handler: str, context: Context, coroutines: Coroutines
 ) -> LoadedHandler:
-    instance: Any = _initialised(handler, kind)
+    instance: Any = _call_user_code(handler, kind)
     for method, arguments in (("handle", "data, context"), ("initialize", "context")):
-        # not of the class: `self.handle = MicroBatching(self)` is one, too
+        # The instance counts, since `self.handle = MicroBatching(self)` is a method too.
         if not callable(getattr(instance, method, None)):
             raise LoadError(
                 f"Class {kind.__name__} of handler {handler} has no method {method}. Add `def"
@@ -291,13 +307,15 @@ def _from_class(
         _check_parameters(
             getattr(instance, method), f"{kind.__name__}.{method} of handler {handler}", arguments
         )
-    _initialised(handler, lambda: coroutines.finish(instance.initialize(context)))
+    _call_user_code(handler, lambda: coroutines.finish(instance.initialize(context)))
     return LoadedHandler(instance.handle, handler, instance)
 
 
 def _check_parameters(call: Callable[..., Any], named: str, arguments: str) -> None:
-    """Refuse at load what every request would fail on: an entry that does not take what it is
-    called with.
+    """Check when loading that a function takes the arguments of every call.
+
+    Raises:
+        LoadError: It does not.
     """
     try:
         inspect.signature(call).bind(*arguments.split(", "))
@@ -306,27 +324,36 @@ def _check_parameters(call: Callable[..., Any], named: str, arguments: str) -> N
             f"{named} is called with ({arguments}), which it does not take: {error}. Give it these"
             " parameters."
         ) from None
-    except ValueError:  # a function in C need not tell its parameters
+    except ValueError:  # The parameters of a function in C may be unknown.
         pass
 
 
-def _initialised(handler: str, act: Callable[[], Any], if_none: str = "") -> Any:
-    """Run a user's code; `if_none` ends the message of an error about a None. Raises LoadError."""
+def _call_user_code(handler: str, act: Callable[[], Any], if_none: str = "") -> Any:
+    """Run a user's code, and return its result.
+
+    Args:
+        handler: The name of the handler.
+        act: The code.
+        if_none: Advice for an error about a None.
+
+    Raises:
+        LoadError: The code raised an exception.
+    """
     try:
         return act()
     except LoadError:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a user's code
-        advice = if_none if "NoneType" in str(error) else _missing_file(error)
+        advice = if_none if "NoneType" in str(error) else _missing_file_advice(error)
         raise LoadError(
             f"Handler {handler} could not load the model: {in_words(error)}{advice}"
         ) from error
 
 
-def _missing_file(error: BaseException) -> str:
-    """What to do about a file of the archive that is not there.
+def _missing_file_advice(error: BaseException) -> str:
+    """Return advice about a missing file of the archive.
 
-    Relative paths are those of the model's directory, where a worker is.
+    Relative paths start at the model's directory, the working directory of a worker.
     """
     root = own_modules.root
     if (

@@ -1,5 +1,4 @@
-"""Imports of an archive's own modules: the model's directory is first on sys.path, as in
-TorchServe.
+"""Imports of an archive's modules: the model's directory is first on sys.path, as in TorchServe.
 
 A module of the archive therefore hides an installed module of the same name, for all code that
 imports it later. A module that the worker has imported already keeps its meaning for all code:
@@ -32,7 +31,7 @@ class OwnModules:
         self.add(root)
 
     def add(self, directory: Path) -> None:
-        """Make the modules of a directory importable, before all others."""
+        """Make the modules of a directory importable, with priority over all others."""
         if str(directory) in sys.path:
             return
         names = sorted(set(_names_in(directory)))
@@ -57,7 +56,7 @@ class OwnModules:
     ) -> ModuleType:
         """Import a file under its own name, or as `tsx_model_NAME` if another module has that name.
 
-        `loaded(module, execute)` executes the module. If that raises, nothing is left of it.
+        `loaded(module, execute)` executes the module. If it raises, the module is removed again.
         """
         self.add(path.parent)
         name = path.stem
@@ -82,7 +81,7 @@ def _names_in(directory: Path) -> Iterator[str]:
     """Yield the modules and packages at the top of a directory."""
     try:
         entries = list(os.scandir(directory))
-    except OSError:  # an import from it fails then
+    except OSError:  # An import from this directory fails later.
         return
     for entry in entries:
         if entry.is_dir():
@@ -96,7 +95,7 @@ def _names_in(directory: Path) -> Iterator[str]:
 
 
 def _is_elsewhere(name: str) -> bool:
-    """Return whether a module of this name is installed or in the standard library."""
+    """Tell whether a module of this name is installed or in the standard library."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -108,4 +107,4 @@ def _is_from(module: ModuleType, path: Path) -> bool:
     return getattr(module, "__file__", None) == str(path)
 
 
-own_modules = OwnModules()  # what is imported is the process's, and so is this
+own_modules = OwnModules()  # The process has one, as it has one sys.modules.

@@ -1,7 +1,7 @@
-"""TorchServe's package `ts` for handlers: maps its names to tsx.
+"""TorchServe's package `ts` for handlers: its names, mapped to those of tsx.
 
-Workers install it; so does the distribution in `packages/` for scripts. The server and the commands
-have no `ts`.
+Workers install it, and so does the distribution in `packages/` for scripts. The server and the
+commands have no `ts`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import accumulate
 from types import ModuleType
 from typing import NoReturn
 
-# module of `ts` -> module of tsx -> the names that it has from there; `name=ours` where tsx calls
-# it differently
+# For each module of `ts`, the modules of tsx that define its names. `name=target` stands for a
+# name that differs in tsx.
 NAMES: dict[str, dict[str, str]] = {
     "ts": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
     "ts.context": {"tsx_runtime.worker.handler_api.context": "Context RequestProcessor"},
@@ -170,8 +170,8 @@ HINTS = {
     "use ts.handler_utils.timer.timed": "ts.utils.timeit_decorator",
     "use warnings.warn": "ts.utils.util.deprecated",
 }
-# What tsx leaves out of modules that it includes in part. Any other name is an AttributeError,
-# which pickle expects: it asks all modules for the name of a function.
+# Names that tsx leaves out of modules that it includes in part. Any other name raises an
+# AttributeError, which pickle expects when it searches all modules for a function.
 EXCLUDED = {
     "ts.protocol.otf_message_handler": (
         "END_OF_LIST LOAD_MSG PREDICT_MSG RESPONSE bool_size create_load_model_response "
@@ -183,21 +183,19 @@ INSTEAD = {name: hint for hint, names in HINTS.items() for name in names.split()
 PACKAGES = {
     package for name in NAMES for package in accumulate(name.split(".")[:-1], "{}.{}".format)
 }
-PACKAGES |= {
-    "ts.handler_utils.distributed",
-    "ts.torch_handler.distributed",
-}  # all of their modules are in HINTS
+# All modules of these two packages are in HINTS.
+PACKAGES |= {"ts.handler_utils.distributed", "ts.torch_handler.distributed"}
 
 
 class ShimFinder(MetaPathFinder, Loader):
-    """Makes the modules of `ts`; of one that the table does not have it says so."""
+    """The importer of `ts`; for a missing module it raises an error with a hint."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname in NAMES or fullname in PACKAGES:
             spec = ModuleSpec(fullname, self, origin=__file__, is_package=fullname in PACKAGES)
-            spec.has_location = True  # so that `ts.__file__` shows whose `ts` this is
+            spec.has_location = True  # `ts.__file__` then shows whose `ts` this is.
             return spec
         if fullname.startswith("ts."):
             hint = instead(fullname) or f"it includes {', '.join(sorted(NAMES.keys() - PACKAGES))}"
@@ -209,9 +207,9 @@ class ShimFinder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         vars(module)["__getattr__"] = partial(refuse, module.__name__)
         for source, names in NAMES.get(module.__name__, {}).items():
-            found = importlib.import_module(source)
-            for name, _, ours in (each.partition("=") for each in names.split()):
-                setattr(module, name, getattr(found, ours or name))
+            source_module = importlib.import_module(source)
+            for name, _, target in (entry.partition("=") for entry in names.split()):
+                setattr(module, name, getattr(source_module, target or name))
                 vars(module).setdefault("__all__", []).append(name)
 
 
@@ -224,11 +222,11 @@ def instead(name: str) -> str | None:
 
 
 def refuse(module: str, name: str) -> NoReturn:
-    """Answer for a name that a module does not have.
+    """Refuse a name that a module does not have.
 
     Raises:
-        ImportError: TorchServe's module has it, and tsx does not.
-        AttributeError: It is no public name of TorchServe's module.
+        ImportError: TorchServe's module has the name, and tsx does not.
+        AttributeError: TorchServe's module has no such public name.
     """
     path = f"{module}.{name}"
     if path in INSTEAD or name in EXCLUDED.get(module, "").split():
@@ -237,7 +235,7 @@ def refuse(module: str, name: str) -> NoReturn:
 
 
 def install() -> None:
-    """Before any other finder, so that it also holds where TorchServe itself is installed.
+    """Install `ts` before any other finder, so that it hides an installed TorchServe.
 
     A second call changes nothing.
     """

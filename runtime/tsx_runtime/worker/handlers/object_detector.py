@@ -1,4 +1,4 @@
-"""Object detection: label, box and score of each object in an image. Contract section 5.4."""
+"""The handler that returns the label, box and score of each object in an image."""
 
 from __future__ import annotations
 
@@ -15,35 +15,56 @@ from tsx_runtime.worker.handlers.vision import VisionHandler
 
 
 def unscaled(image: Image.Image) -> torch.Tensor:
-    """float32 of shape (3, height, width) in 0..1, in the size that the image has."""
+    """Return float32 of shape (3, height, width) in 0..1, without changing the size."""
     return to_tensor(to_rgb(image))
 
 
 class ObjectDetector(VisionHandler):
-    """For a model that takes images and gives for each `boxes`, `labels` and `scores`, as
-    torchvision's do.
+    """A handler for models with the interface of torchvision's detectors.
 
-    Images of one size come as one tensor; of several sizes, and to a scripted model that wants it
-    so, as a list of tensors.
+    The model returns `boxes`, `labels` and `scores` for each image
+    (https://pytorch.org/vision/stable/models.html#object-detection).
+
+    Attributes:
+        threshold: The lowest score of an object in a response.
+        image_processing: Converts a Pillow image to float32 of shape (3, height, width) in 0..1.
     """
 
     threshold = 0.5
     image_processing = staticmethod(unscaled)
 
     def collate(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the images of a batch as input of the model.
+
+        Args:
+            tensors: An image each, of shape (3, height, width).
+
+        Returns:
+            A tensor of shape (batch, 3, height, width). For images of different sizes, and for a
+            scripted model that takes `List[Tensor]`, a list of tensors.
+        """
         if _wants_list(self.model) or any(tensor.shape != tensors[0].shape for tensor in tensors):
             return to_device(list(tensors), self.device)
         return stack_on_device(tensors, self.device)
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        # a scripted model gives its losses first
-        return [self._things(things) for things in (data[1] if isinstance(data, tuple) else data)]
+        """Return the objects in each image.
 
-    def _things(self, things: Any) -> list[dict[str, Any]]:
+        Args:
+            data: For each image a dict of `boxes` (objects, 4), `labels` (objects) and `scores`
+                (objects). A scripted model returns a tuple of its losses and these.
+
+        Returns:
+            For each image a list of objects: `{"NAME": [x1, y1, x2, y2], "score": 0.9}`.
+        """
+        images = data[1] if isinstance(data, tuple) else data
+        return [self._detections(image) for image in images]
+
+    def _detections(self, image: Any) -> list[dict[str, Any]]:
         names = self.mapping or {}
-        likely = things["scores"] >= self.threshold
-        columns = (things[name][likely].tolist() for name in ("boxes", "labels", "scores"))
+        likely = image["scores"] >= self.threshold
+        columns = (image[name][likely].tolist() for name in ("boxes", "labels", "scores"))
         return [
             {names.get(str(label), str(label)): box, "score": score}
             for box, label, score in zip(*columns, strict=True)
@@ -51,7 +72,7 @@ class ObjectDetector(VisionHandler):
 
 
 def _wants_list(model: Any) -> bool:
-    """Whether the model is scripted for `List[Tensor]`, as torchvision's detectors are."""
+    """Tell whether the model is scripted for `List[Tensor]`, like torchvision's detectors."""
     schema = getattr(getattr(model, "forward", None), "schema", None)
     return (
         schema is not None

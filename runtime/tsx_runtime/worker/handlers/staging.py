@@ -1,8 +1,8 @@
-"""Copies data to the GPU through pinned memory, so that the CPU continues during the copy.
+"""Copies to the GPU through pinned memory, during which the CPU continues.
 
-A copy from ordinary memory makes the caller wait for it, and for all that the GPU has still to do
-before it. From pinned memory it is queued on the current stream. torch keeps pinned memory for the
-next copies, and uses it again only when the copy out of it is over.
+A copy from ordinary memory makes the caller wait for it, and for all earlier work of the GPU. A
+copy from pinned memory is queued on the current stream. torch keeps pinned memory for the next
+copies, and uses it again only after the copy out of it has ended.
 https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
 """
 
@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 
-# bytes; smaller ones are not worth it, larger ones would keep too much memory pinned
-LEAST, MOST = 4 << 10, 256 << 20
+# For smaller tensors it does not pay, and larger ones would keep too much memory pinned.
+MIN_STAGED_BYTES, MAX_STAGED_BYTES = 4 << 10, 256 << 20
 
 
 def to_device(data: Any, device: torch.device) -> Any:
-    """`data.to(device)`, without waiting for it where `data` is a tensor and `device` a GPU; the
-    tensors of a list are copied one by one.
+    """Return `data.to(device)`, without waiting for the copy of a tensor to a GPU.
+
+    The tensors of a list are copied one by one.
     """
     if isinstance(data, list):
         return [
-            to_device(each, device) if isinstance(each, torch.Tensor) else each for each in data
+            to_device(item, device) if isinstance(item, torch.Tensor) else item for item in data
         ]
     if isinstance(data, torch.Tensor) and is_staged([data], device):
         return data.pin_memory().to(device, non_blocking=True)
@@ -31,7 +32,7 @@ def to_device(data: Any, device: torch.device) -> Any:
 
 
 def stack_on_device(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """`torch.stack(tensors).to(device)`, by way of pinned memory where `device` is a GPU."""
+    """Return `torch.stack(tensors).to(device)`, through pinned memory if `device` is a GPU."""
     if not tensors or not is_staged(tensors, device):
         return torch.stack(list(tensors)).to(device)
     shape, dtype = (len(tensors), *tensors[0].shape), tensors[0].dtype
@@ -40,11 +41,14 @@ def stack_on_device(tensors: Sequence[torch.Tensor], device: torch.device) -> to
 
 
 def is_staged(tensors: Sequence[torch.Tensor], device: torch.device) -> bool:
-    """Whether the tensors go to the device through pinned memory, all of them together."""
-    kinds = {(each.dtype, each.device.type, each.layout, each.requires_grad) for each in tensors}
+    """Tell whether the tensors are copied together through pinned memory."""
+    kinds = {
+        (tensor.dtype, tensor.device.type, tensor.layout, tensor.requires_grad)
+        for tensor in tensors
+    }
     return (
         device.type == "cuda"
         and kinds == {(tensors[0].dtype, "cpu", torch.strided, False)}
         and not tensors[0].is_quantized
-        and LEAST <= sum(each.nbytes for each in tensors) <= MOST
+        and MIN_STAGED_BYTES <= sum(tensor.nbytes for tensor in tensors) <= MAX_STAGED_BYTES
     )

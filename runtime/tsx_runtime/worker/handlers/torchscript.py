@@ -1,5 +1,6 @@
-"""The TorchScript handler of TorchServe's C++ backend, in Python: tensors in, tensors out, in
-torch's file format.
+"""The TorchScript handler of TorchServe's C++ backend, in Python.
+
+It takes and returns tensors in torch's file format.
 """
 
 from __future__ import annotations
@@ -12,39 +13,52 @@ import torch
 from tsx_runtime.worker.exceptions import each_or_bad
 from tsx_runtime.worker.handlers.base import BaseHandler
 
-_HOW = "Send a tensor as torch.save writes it, or a JSON list of numbers."
+_ADVICE = "Send a tensor as torch.save writes it, or a JSON list of numbers."
 
 
 class TorchScriptHandler(BaseHandler):
-    """One request is one tensor, without a batch dimension; so is its answer.
+    """A handler that takes one tensor for each request and returns one.
 
-    C++ clients read it with torch::pickle_load.
+    Neither has a batch dimension. C++ clients read the response with torch::pickle_load.
     """
 
     def preprocess(self, data: Any) -> list[torch.Tensor]:
+        """Return the tensor of each request, of any shape and dtype.
+
+        Raises:
+            BadRows: Some requests hold no tensor.
+        """
         return each_or_bad(lambda _, row: _tensor(row), data)
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        """Tensors of one shape run as one batch."""
+        """Run the model, with tensors of equal dtype and shape as one batch.
+
+        Returns:
+            The model's row for each request, on the CPU.
+        """
         answers: dict[int, torch.Tensor] = {}
-        alike: dict[tuple[Any, torch.Size], list[int]] = {}
+        positions_by_kind: dict[tuple[Any, torch.Size], list[int]] = {}
         for position, row in enumerate(data):
-            alike.setdefault((row.dtype, row.shape), []).append(position)
-        for positions in alike.values():
+            positions_by_kind.setdefault((row.dtype, row.shape), []).append(position)
+        for positions in positions_by_kind.values():
             batch = super().inference(
                 torch.stack([data[position] for position in positions]), *args, **kwargs
             )
             answers.update(zip(positions, batch.cpu(), strict=True))
-        return [
-            answers[position].clone() for position in range(len(data))
-        ]  # a view would be saved with the whole batch
+        # A view would be saved with the whole batch.
+        return [answers[position].clone() for position in range(len(data))]
 
     def postprocess(self, data: Any) -> list[Any]:
+        """Return the tensors, which the worker saves by torch.save."""
         return list(data)
 
 
 def _tensor(row: Any) -> torch.Tensor:
-    """Read a request. Raises ValueError."""
+    """Return the tensor of a request.
+
+    Raises:
+        ValueError: There is none.
+    """
     value = row.get("data") if row.get("data") is not None else row.get("body")
     try:
         if isinstance(value, bytes | bytearray | memoryview):
@@ -52,6 +66,8 @@ def _tensor(row: Any) -> torch.Tensor:
         return torch.as_tensor(value)
     except MemoryError:
         raise
-    # a request's boundary: torch's unpickler raises nearly anything on what it cannot read
+    # The boundary of a request: torch's unpickler raises nearly anything.
     except Exception as error:
-        raise ValueError(f"the request holds no tensor ({type(error).__name__}). {_HOW}") from error
+        raise ValueError(
+            f"the request holds no tensor ({type(error).__name__}). {_ADVICE}"
+        ) from error

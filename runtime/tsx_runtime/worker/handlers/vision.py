@@ -1,4 +1,4 @@
-"""The base of image handlers: converts rows to a batch of tensors. Contract section 5.4."""
+"""The base class of image handlers: the conversion of requests to a batch of tensors."""
 
 from __future__ import annotations
 
@@ -19,28 +19,49 @@ from tsx_runtime.worker.handlers.steps.timing import timed
 
 
 class VisionHandler(BaseHandler):
-    """A row's `data` or `body` is the bytes of an image, the same as base64 text, or nested lists
-    of numbers.
+    """A handler that takes images.
 
-    `image_processing` takes a Pillow image, in the mode in which the file has it, and gives a
-    tensor; subclasses set it. A row that is no image is answered with 400 and named; the rest of
-    the batch goes on without it.
+    The `data` or `body` of a request is the bytes of an image file, their base64 text, or nested
+    lists of numbers. A request without an image gets the status 400, and the others continue.
+
+    Attributes:
+        image_processing: Converts a Pillow image, in the mode of its file, to a tensor.
+            Subclasses set it.
     """
 
     image_processing: Transform
     input_kind = "image"
 
     def initialize(self, context: Context) -> None:
+        """Load the model, and apply `limit_max_image_pixels`.
+
+        Raises:
+            LoadError: The model cannot be loaded; the message says what to do.
+        """
         super().initialize(context)
         if not context.system_properties.get("limit_max_image_pixels", True):
             Image.MAX_IMAGE_PIXELS = None
 
     @timed
     def preprocess(self, data: Any) -> Any:
+        """Return the images of the requests, joined by `collate`.
+
+        Nested lists become float32 tensors without further processing.
+
+        Raises:
+            BadRows: Some requests hold no image.
+        """
         return self.collate(each_or_bad(lambda _, row: self._tensor(row), data, NotAnImage))
 
     def collate(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the model takes, made of the images of a batch."""
+        """Return the images of a batch as input of the model.
+
+        Args:
+            tensors: An image each, all of one shape, such as (3, height, width).
+
+        Returns:
+            A tensor on the device with the batch as its first dimension.
+        """
         return stack_on_device(tensors, self.device)
 
     def _tensor(self, row: Any) -> torch.Tensor:
@@ -66,11 +87,11 @@ class VisionHandler(BaseHandler):
 
 
 class NotAnImage(ValueError):
-    """A row that cannot be made a tensor; the message is for the client."""
+    """A row that cannot be converted to a tensor; the message is for the client."""
 
 
 def _value_of(row: Any) -> Any:
-    """What is under `data` or `body`."""
+    """Return the value under `data` or `body`."""
     if not isinstance(row, dict):
         return row
     value = row.get("data")
@@ -103,7 +124,11 @@ def _bytes_of(value: Any) -> bytes | bytearray | memoryview:
 
 
 def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
-    """Decoded, in its own mode. Raises `NotAnImage`."""
+    """Decode an image, in the mode of its file.
+
+    Raises:
+        NotAnImage: Pillow cannot read the bytes, or the image is too large.
+    """
     try:
         image = Image.open(io.BytesIO(data))
         image.load()
@@ -114,12 +139,13 @@ def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
             f"The image is too large: {error} Set limit_max_image_pixels=false if you trust your"
             " clients."
         ) from error
-    # a request's boundary: Pillow's decoders raise nearly anything on what they cannot read
+    # The boundary of a request: Pillow's decoders raise nearly anything.
     except Exception as error:
         start = bytes(data[:8]).hex(" ")
         # Pillow's text for an unknown format names an object in memory.
-        why = "no known format" if isinstance(error, UnidentifiedImageError) else in_words(error)
+        reason = "no known format" if isinstance(error, UnidentifiedImageError) else in_words(error)
         raise NotAnImage(
-            f"The request's {len(data)} bytes, beginning {start}, are not a readable image: {why}"
+            f"The request's {len(data)} bytes, beginning {start}, are not a readable image:"
+            f" {reason}"
         ) from error
     return image

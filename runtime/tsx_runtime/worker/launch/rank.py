@@ -36,7 +36,7 @@ def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
     sock, *others = fetch(directory, rank, ranks)
     main.begin_process(sock, files)
     channel = Leader(sock, others, broadcast=broadcast) if rank == 0 else Follower(sock)
-    main.run(sock, channel, stay=False)  # the agent ends a rank with SIGTERM
+    main.run(sock, channel, ignores_signals=False)  # the agent ends a rank with SIGTERM
 
 
 class Leader(FrameSocket):

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`. https://platform.openai.com/docs/api-reference/chat"""
+"""`/v1/chat/completions`: https://platform.openai.com/docs/api-reference/chat."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ class ChatRequest(ChoicesRequest):
 
 class ChatReply(ChoicesReply):
     def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
-        """Raises InvalidInput."""
+        """Read the request and encode its messages.
+
+        Raises:
+            InvalidInput: The body cannot be used.
+        """
         request = read(ChatRequest, body)
         if request.top_logprobs and not request.logprobs:
             raise RefusedField("The field 'top_logprobs' needs 'logprobs': true.", "top_logprobs")
@@ -62,14 +66,15 @@ class ChatReply(ChoicesReply):
         self._calls: list[list[JsonObject]] = [[] for _ in self._choices]
 
     def add(self, index: int, piece: TextPiece) -> bytes:
+        """Add a piece to a choice, and return its events if the response is streamed."""
         choice = self._choices[index]
-        begins = not choice.parts
+        is_first = not choice.parts
         if self._tool_texts:
             piece = self._without_calls(index, piece)
         choice.add(piece)
         if not self.streams:
             return b""
-        events = [self._delta(index, {"role": "assistant", "content": ""})] if begins else []
+        events = [self._delta(index, {"role": "assistant", "content": ""})] if is_first else []
         if piece.text or piece.logprobs:
             events.append(self._delta(index, {"content": piece.text}, piece.logprobs))
         if calls := self._calls[index]:
@@ -82,30 +87,31 @@ class ChatReply(ChoicesReply):
             events.append(self._delta(index, {}, finished=piece.finished))
         return b"".join(events)
 
-    def whole(self) -> JsonObject:
+    def body(self) -> JsonObject:
         choices = []
         for index, (choice, calls) in enumerate(zip(self._choices, self._calls, strict=True)):
             message: JsonObject = {"role": "assistant", "content": choice.text, "refusal": None}
             if calls:
                 message |= {"content": choice.text.strip() or None, "tool_calls": calls}
-            shown = {
+            choice_json = {
                 "index": index,
                 "message": message,
                 "logprobs": self._logprobs(choice.logprobs),
                 "finish_reason": choice.finished,
             }
-            choices.append(shown)
+            choices.append(choice_json)
         return self._head | {"choices": choices, "usage": self._usage()}
 
     def _without_calls(self, index: int, piece: TextPiece) -> TextPiece:
-        """Holds tool calls back until the last piece."""
+        """Return the piece without tool calls, which are kept for the last piece."""
         tools = self._tool_texts[index]
         piece = piece._replace(text=tools.add(piece.text))
         if not piece.finished:
             return piece
-        rest, self._calls[index] = tools.end()
+        remaining, self._calls[index] = tools.end()
         return piece._replace(
-            text=piece.text + rest, finished="tool_calls" if self._calls[index] else piece.finished
+            text=piece.text + remaining,
+            finished="tool_calls" if self._calls[index] else piece.finished,
         )
 
     def _delta(
@@ -128,9 +134,9 @@ class ChatReply(ChoicesReply):
         if not logprobs:
             return None
         content = [
-            self._token(each.token_id, each.logprob)
-            | {"top_logprobs": [self._token(*other) for other in each.top]}
-            for each in logprobs
+            self._token(token.token_id, token.logprob)
+            | {"top_logprobs": [self._token(*candidate) for candidate in token.top]}
+            for token in logprobs
         ]
         return {"content": content, "refusal": None}
 

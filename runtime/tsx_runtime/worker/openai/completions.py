@@ -1,4 +1,4 @@
-"""`/v1/completions`. https://platform.openai.com/docs/api-reference/completions"""
+"""`/v1/completions`: https://platform.openai.com/docs/api-reference/completions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ from tsx_runtime.worker.openai.replies import (
 )
 from tsx_runtime.worker.openai.requests import Logprobs, read
 
-USUAL_TOKENS = 16  # of an answer whose request names no number, as OpenAI has it
-MOST_PROMPTS = 64
-MOST_TOGETHER = 128  # choices of all prompts
+DEFAULT_TOKENS = 16  # OpenAI's default
+MAX_PROMPTS = 64
+MAX_TOTAL_CHOICES = 128  # choices of all prompts
 
 
-def _several(given: Any) -> Any:
-    """A string, a list of strings, the tokens of one prompt, or of several. Raises ValueError."""
+def _prompt_list(prompt: Any) -> Any:
+    """Return a list of prompts, given one or several, as text or tokens.
+
+    Raises:
+        ValueError: A prompt is empty, or neither a text nor tokens.
+    """
     prompts = (
-        given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
+        prompt
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+        else [prompt]
     )
-    for each in prompts:
-        tokens = [0] if isinstance(each, str) and each else each
+    for item in prompts:
+        tokens = [0] if isinstance(item, str) and item else item
         if (
             not isinstance(tokens, list)
             or not tokens
@@ -44,7 +50,7 @@ def _several(given: Any) -> Any:
 
 class CompletionRequest(ChoicesRequest):
     prompt: Annotated[
-        list[str | list[int]], BeforeValidator(_several), Field(max_length=MOST_PROMPTS)
+        list[str | list[int]], BeforeValidator(_prompt_list), Field(max_length=MAX_PROMPTS)
     ]
     max_tokens: TokenCount = None
     logprobs: Logprobs = None
@@ -53,13 +59,17 @@ class CompletionRequest(ChoicesRequest):
 
 class CompletionReply(ChoicesReply):
     def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
-        """Raises InvalidInput."""
+        """Read the request and encode its prompts.
+
+        Raises:
+            InvalidInput: The body cannot be used.
+        """
         request = read(CompletionRequest, body)
         n, top = request.n or 1, request.logprobs
-        if n * len(request.prompt) > MOST_TOGETHER:
+        if n * len(request.prompt) > MAX_TOTAL_CHOICES:
             text = (
-                f"{len(request.prompt)} prompts with n = {n} are more than {MOST_TOGETHER} texts."
-                " Send several requests."
+                f"{len(request.prompt)} prompts with n = {n} are more than {MAX_TOTAL_CHOICES}"
+                " texts. Send several requests."
             )
             raise RefusedField(text, "n")
         if request.echo and top is not None:
@@ -69,9 +79,10 @@ class CompletionReply(ChoicesReply):
                 "echo",
             )
         prompts = [
-            generator.encode(each) if isinstance(each, str) else each for each in request.prompt
+            generator.encode(prompt) if isinstance(prompt, str) else prompt
+            for prompt in request.prompt
         ]
-        usual = max(1, min(USUAL_TOKENS, generator.context_length - max(map(len, prompts))))
+        usual = max(1, min(DEFAULT_TOKENS, generator.context_length - max(map(len, prompts))))
         schema = schema_of(request.response_format)
         sampling = request.sampling(
             generator,
@@ -84,27 +95,29 @@ class CompletionReply(ChoicesReply):
         head = {"id": new_id("cmpl-"), "object": "text_completion", "model": request.model or model}
         super().__init__(request, generator, prompts, sampling, head)
         self._echo = [
-            generator.decode(each.prompt) if request.echo else "" for each in self.continuations
+            generator.decode(continuation.prompt) if request.echo else ""
+            for continuation in self.continuations
         ]
         self._offsets = [0] * len(self._choices)  # characters before the next token
 
     def add(self, index: int, piece: TextPiece) -> bytes:
+        """Add a piece to a choice, and return its events if the response is streamed."""
         self._choices[index].add(piece)
         if not self.streams:
             return b""
         text, self._echo[index] = self._echo[index] + piece.text, ""
         if not text and not piece.finished and not piece.logprobs:
             return b""
-        return self._chunk(self._shown(index, text, piece.logprobs, piece.finished))
+        return self._chunk(self._choice_json(index, text, piece.logprobs, piece.finished))
 
-    def whole(self) -> JsonObject:
+    def body(self) -> JsonObject:
         choices = [
-            self._shown(idx, self._echo[idx] + choice.text, choice.logprobs, choice.finished)
+            self._choice_json(idx, self._echo[idx] + choice.text, choice.logprobs, choice.finished)
             for idx, choice in enumerate(self._choices)
         ]
         return self._head | {"choices": choices, "usage": self._usage()}
 
-    def _shown(
+    def _choice_json(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob], finished: str | None
     ) -> JsonObject:
         return {
@@ -118,19 +131,17 @@ class CompletionReply(ChoicesReply):
         if not logprobs:
             return None
         decode = self._generator.decode
-        tokens = [decode([each.token_id]) for each in logprobs]
+        tokens = [decode([entry.token_id]) for entry in logprobs]
         offsets = []
         for token in tokens:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(token)
         tops: list[dict[str, float]] = [{} for _ in logprobs]
-        for top, each in zip(tops, logprobs, strict=True):
-            for (
-                other,
-                logprob,
-            ) in each.top:  # the likeliest first: parts of characters may all read the same
-                top.setdefault(decode([other]), finite(logprob))
-        values = [finite(each.logprob) for each in logprobs]
+        for top, entry in zip(tops, logprobs, strict=True):
+            # The likeliest comes first. Parts of characters may all decode to the same text.
+            for token_id, logprob in entry.top:
+                top.setdefault(decode([token_id]), finite(logprob))
+        values = [finite(entry.logprob) for entry in logprobs]
         return {
             "tokens": tokens,
             "token_logprobs": values,

@@ -1,6 +1,4 @@
-"""Answers OpenAI's requests for text by a generator: chat completions, completions and
-responses.
-"""
+"""The routes for text: chat completions, completions and responses of a generator."""
 
 from __future__ import annotations
 
@@ -30,23 +28,31 @@ REPLIES: dict[str, Callable[[Any, TextGenerator, str], Reply]] = {
 async def answer(
     path: str, body: Any, generator: TextGenerator, context: Context, model: str
 ) -> Any:
-    """What the handler returns for a request whose header `url_path` is `path`.
+    """Return a handler's result for a request; of a streamed response only the last part.
 
-    `body`: bytes, or JSON that is parsed already.
+    A fault of the request becomes a response too, in OpenAI's form.
 
-    A streamed answer's parts have been sent then, all but the last. What is wrong with the request
-    is an answer too, in OpenAI's shape.
+    Args:
+        path: The request's header `url_path`.
+        body: Bytes, or parsed JSON.
+        generator: The model.
+        context: The context of the worker; it gets the earlier parts of a streamed response.
+        model: The name of the model.
     """
     try:
         if path not in REPLIES:
             raise RefusedField(
-                f"Model {model} writes text: it has {', '.join(f'/{each}' for each in REPLIES)},"
+                f"Model {model} writes text: it has {', '.join(f'/{known}' for known in REPLIES)},"
                 f" and no /{path}.",
                 status=404,
             )
         reply = await beside_streams(body, REPLIES[path], body, generator, model)
-        await _generate(reply, [generator.stream(*each) for each in reply.continuations], context)
-        return reply.end() if reply.streams else reply.whole()
+        await _generate(
+            reply,
+            [generator.stream(*continuation) for continuation in reply.continuations],
+            context,
+        )
+        return reply.end() if reply.streams else reply.body()
     except (PredictionException, TsxError) as error:
         return _refusal(error, context)
 
@@ -54,7 +60,7 @@ async def answer(
 async def _generate(
     reply: Reply, streams: Sequence[AsyncGenerator[TextPiece, None]], context: Context
 ) -> None:
-    """All choices end with the first that fails, and when this is cancelled."""
+    """Generate all choices; the first failure, or cancellation, ends them all."""
 
     async def take(index: int, stream: AsyncGenerator[TextPiece, None]) -> None:
         begun = False
@@ -79,9 +85,9 @@ async def _generate(
 
 
 def _refusal(error: PredictionException | TsxError, context: Context) -> dict[str, Any]:
-    """The error as an answer, and its status set.
+    """Return an error as a response, and set its status.
 
-    Of a stream that has begun, the server makes the last event of it.
+    If the response has begun, the server sends the error as its last event.
     """
     status = error.status if isinstance(error, TsxError) else error.error_code
     context.set_response_status(status, "", 0)

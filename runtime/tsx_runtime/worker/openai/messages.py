@@ -1,4 +1,4 @@
-"""The messages and the tools of a chat, in the form that chat templates know."""
+"""The messages and the tools of a chat, in the form that chat templates take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class TextPart(BodyObject, extra="ignore"):
 
 
 class CalledFunction(BodyObject, extra="ignore"):
-    """Of a function, in an earlier answer. Templates write the arguments as JSON themselves."""
+    """The call of a function in an earlier response.
+
+    The arguments are parsed, because templates encode them as JSON themselves.
+    """
 
     name: str
     arguments: Annotated[
@@ -53,15 +56,21 @@ class Message(BodyObject, extra="ignore"):
     function_call: None = None
 
     @model_validator(mode="after")
-    def has_content(self) -> Message:
+    def _check_content(self) -> Message:
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ValueError("it has no 'content'")
         return self
 
     def for_template(self) -> JsonObject:
-        own = self.model_dump(include={"name", "tool_call_id", "tool_calls"}, exclude_none=True)
+        """Return the message as chat templates take it."""
+        optional = self.model_dump(
+            include={"name", "tool_call_id", "tool_calls"}, exclude_none=True
+        )
         text = "".join(part.text for part in self.content or ())
-        return {"role": "system" if self.role == "developer" else self.role, "content": text} | own
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text,
+        } | optional
 
 
 class ToolFunction(BodyObject, extra="ignore"):
@@ -78,9 +87,10 @@ class Tool(BodyObject, extra="ignore"):
 def choose_tools(
     tools: Sequence[Tool], choice: Any
 ) -> tuple[list[JsonObject], Mapping[str, Any] | None]:
-    """The tools that the model is shown, and the schema of an answer that must be a call.
+    """Return the tools for the prompt, and the schema of the response if it must be a call.
 
-    Raises RefusedField.
+    Raises:
+        RefusedField: `choice` is unknown, or names a function that is not in `tools`.
     """
     shown_tools = [tool.model_dump(exclude_none=True) for tool in tools]
     if choice in (None, "auto", "none"):
@@ -119,7 +129,12 @@ def encode(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Encode by the chat template. Raises RefusedField if that shows no tools, and InvalidInput."""
+    """Encode a chat by the model's chat template.
+
+    Raises:
+        RefusedField: There are tools, but the template ignores them.
+        InvalidInput: The template refuses the messages.
+    """
     chat = [message.for_template() for message in messages]
     tokens = generator.encode_chat(chat, tools, variables)
     if tools and tokens == generator.encode_chat(chat, variables=variables):

@@ -1,6 +1,4 @@
-"""The answers to requests for text: the choices of a request, which are generated together, and
-their server-sent events.
-"""
+"""Responses to requests for text: the choices of a request, and their server-sent events."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ from tsx_runtime.worker.generation.interface import FinishReason, Sampling, Text
 from tsx_runtime.worker.openai.requests import Choices, TextRequest
 
 DONE = b"data: [DONE]\n\n"
-LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON has not
+MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks
 
 
 class Continuation(NamedTuple):
-    """One choice of the answer."""
+    """The prompt and the sampling of one choice."""
 
     prompt: list[int]
     sampling: Sampling
@@ -32,9 +30,10 @@ class Continuation(NamedTuple):
 def continuations(
     prompts: list[list[int]], sampling: Sampling, n: int, generator: TextGenerator
 ) -> list[Continuation]:
-    """`n` of each prompt; where there is a seed, each has another one.
+    """Return `n` continuations of each prompt, with different seeds if there is a seed.
 
-    Raises RefusedField for what the context cannot hold.
+    Raises:
+        RefusedField: The model's context is too short.
     """
     most = generator.context_length
     for prompt in prompts:
@@ -55,7 +54,7 @@ def continuations(
 
 @dataclass
 class Choice:
-    """What has come of one so far."""
+    """The generated part of one choice."""
 
     parts: list[str] = field(default_factory=list)
     tokens: int = 0
@@ -74,17 +73,21 @@ class Choice:
 
 
 def event(data: Any, name: str = "") -> bytes:
-    """JSON escapes all line ends, so that an event is one line."""
+    """Return a server-sent event; its data is one line, since JSON escapes line ends."""
     text = json.dumps(data, separators=(",", ":")).encode()
     return b"event: %b\ndata: %b\n\n" % (name.encode(), text) if name else b"data: %b\n\n" % text
 
 
 def finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
+    """Return a number that JSON can hold."""
+    return max(logprob, MIN_LOGPROB)
 
 
 class TextFormat(BodyObject):
-    """Of Responses. That of chats has the schema in an object of its own."""
+    """The format of the generated text.
+
+    This is the form of `/v1/responses`. Chats have the schema in an object of its own.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     definition: JsonObject | None = Field(None, alias="schema")
@@ -93,26 +96,26 @@ class TextFormat(BodyObject):
     strict: bool | None = None
 
     @model_validator(mode="after")
-    def has_schema(self) -> TextFormat:
+    def _check_schema(self) -> TextFormat:
         if self.type == "json_schema" and self.definition is None:
             raise ValueError("it has no schema; send a JSON schema in its field 'schema'")
         return self
 
 
 def schema_of(format: TextFormat | None) -> Mapping[str, Any] | None:
-    """{}: any JSON object."""
+    """Return the JSON schema of the text, or None; {} allows any JSON object."""
     if format is None or format.type == "text":
         return None
     return {} if format.type == "json_object" else format.definition
 
 
-def _flat(given: Any) -> Any:
-    if not isinstance(given, dict):
-        return given
-    own = given.get("json_schema")
+def _flat(format: Any) -> Any:
+    if not isinstance(format, dict):
+        return format
+    definition = format.get("json_schema")
     return {
-        **(own if isinstance(own, dict) else {}),
-        **{name: value for name, value in given.items() if name != "json_schema"},
+        **(definition if isinstance(definition, dict) else {}),
+        **{name: value for name, value in format.items() if name != "json_schema"},
     }
 
 
@@ -121,7 +124,7 @@ class StreamOptions(BodyObject):
 
 
 class ChoicesRequest(TextRequest):
-    """What chat and text completions have in common."""
+    """The fields that chat and text completions share."""
 
     n: Choices = None
     response_format: Annotated[TextFormat, BeforeValidator(_flat)] | None = None
@@ -129,9 +132,9 @@ class ChoicesRequest(TextRequest):
 
 
 class ChoicesReply:
-    """`n` choices of each prompt.
+    """The response to a request: `n` choices of each prompt.
 
-    `add` gives the events for a piece of one: none where the answer does not stream.
+    `add` returns the events for a piece of a choice; there are none without streaming.
     """
 
     def __init__(
@@ -142,7 +145,11 @@ class ChoicesReply:
         sampling: Sampling,
         head: JsonObject,
     ) -> None:
-        """Raises RefusedField."""
+        """Make the continuations.
+
+        Raises:
+            RefusedField: The model's context is too short.
+        """
         self.streams = bool(request.stream)
         self._shows_usage = request.stream_options is not None and bool(
             request.stream_options.include_usage
@@ -154,6 +161,7 @@ class ChoicesReply:
         self._head = head | {"created": int(time.time())}
 
     def end(self) -> bytes:
+        """Return the last events of a streamed response."""
         return (
             event(self._head | {"choices": [], "usage": self._usage()})
             if self._shows_usage
@@ -174,5 +182,5 @@ class ChoicesReply:
         }
 
 
-def new_id(kind: str) -> str:
-    return f"{kind}{secrets.token_hex(12)}"
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"

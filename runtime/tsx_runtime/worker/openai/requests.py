@@ -1,6 +1,6 @@
-"""What the bodies of these APIs have in common.
+"""The fields that the bodies of these APIs share.
 
-No field is passed over that would change the answer.
+A field that would change the response is either supported or refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from tsx_runtime.worker.codecs.bodies import (
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import Sampling
 
-# What tells who asks, or how OpenAI's own service is to treat a request: the answer is the same
-# without them.
+# Fields about the user, or for OpenAI's own service. The response is the same without them.
 HARMLESS = frozenset(
     {
         *(
@@ -35,12 +34,12 @@ HARMLESS = frozenset(
             "prompt_cache_key",
             "prompt_cache_retention",
         ),
-        *("parallel_tool_calls", "stream_options"),  # where an API has them, it declares them
+        # APIs that support these two declare them as fields.
+        *("parallel_tool_calls", "stream_options"),
     }
 )
-NEUTRAL: Mapping[
-    str, Any
-] = {  # of fields that are not supported, the value that means the same as none
+# For each unsupported field, the value that has no effect.
+NEUTRAL: Mapping[str, Any] = {
     "modalities": ["text"],
     "suffix": "",
     "best_of": 1,
@@ -61,24 +60,26 @@ NEUTRAL: Mapping[
     "stop_token_ids": [],
     "top_logprobs": 0,
 }
-MOST_CHOICES = 16
-MOST_LOGPROBS = 20
-MOST_BIASES = 300
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
+MAX_BIASES = 300
 
-Choices: TypeAlias = Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None
+Choices: TypeAlias = Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
-TokenId: TypeAlias = Annotated[
-    int, Field(ge=0, lt=MOST_TOKENS, strict=False)
-]  # The key of an object is a text.
-Logprobs: TypeAlias = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None
+# A token is the key of an object, hence a text.
+TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=MOST_TOKENS, strict=False)]
+Logprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
 
 
 class OpenAIRequest(BodyObject, extra="allow"):
+    """The body of a request to any of these APIs."""
+
     model: str | None = None
 
     def adapter(self, model: str) -> str | None:
-        """Of `NAME[:VERSION][/ADAPTER]`, where that name is the model's; other names are those of
-        clients that choose it by the path.
+        """Return the adapter if `model` of the request is `NAME[:VERSION][/ADAPTER]`.
+
+        Clients that choose the model by the path may send any other name, which is ignored.
         """
         name, _, adapter = (self.model or "").partition("/")
         return adapter or None if name.partition(":")[0] in ("", model) else None
@@ -88,7 +89,11 @@ RequestT = TypeVar("RequestT", bound=OpenAIRequest)
 
 
 def read(kind: type[RequestT], body: Any) -> RequestT:
-    """As `validated`, and no field is passed over that would change the answer."""
+    """Return the validated body.
+
+    Raises:
+        RefusedField: A field is invalid, or unsupported and not neutral.
+    """
     request = validated(kind, body)
     for name, value in (request.model_extra or {}).items():
         if (
@@ -101,7 +106,7 @@ def read(kind: type[RequestT], body: Any) -> RequestT:
 
 
 class TextRequest(OpenAIRequest):
-    """The fields that the three APIs of text share."""
+    """The fields that the three text APIs share."""
 
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -114,15 +119,19 @@ class TextRequest(OpenAIRequest):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: (
         Annotated[
-            dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
+            dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
         ]
         | None
     ) = None
 
     def sampling(
-        self, generator: TextGenerator, model: str, max_tokens: int | None, **own: Any
+        self, generator: TextGenerator, model: str, max_tokens: int | None, **fields: Any
     ) -> Sampling:
-        """`own`: what each API has in its own way. Raises RefusedField."""
+        """Return the parameters of sampling; `fields` are those that differ between the APIs.
+
+        Raises:
+            RefusedField: The model lacks the adapter.
+        """
         adapter = self.adapter(model)
         if adapter is not None and adapter not in generator.adapters:
             known = (
@@ -138,9 +147,8 @@ class TextRequest(OpenAIRequest):
             max_tokens=max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            top_k=(
-                self.top_k if self.top_k is None else max(self.top_k, 0)
-            ),  # -1 is vLLM's word for all
+            # vLLM's -1 stands for all tokens.
+            top_k=self.top_k if self.top_k is None else max(self.top_k, 0),
             seed=self.seed,
             stop=tuple(stop for stop in self.stop or () if stop),
             frequency_penalty=self.frequency_penalty,
@@ -148,5 +156,5 @@ class TextRequest(OpenAIRequest):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
             adapter=adapter,
-            **own,
+            **fields,
         )

@@ -1,6 +1,4 @@
-"""`/v1/responses`, as far as plain text goes.
-https://platform.openai.com/docs/api-reference/responses
-"""
+"""`/v1/responses` for plain text: https://platform.openai.com/docs/api-reference/responses."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ from tsx_runtime.worker.openai.replies import (
 from tsx_runtime.worker.openai.requests import TextRequest, read
 
 
-def _messages(content: Any) -> Any:
-    """Make messages of a text or items; the model's earlier reasoning, which no template reads,
-    goes.
+def _message_list(content: Any) -> Any:
+    """Return the messages of a text or of items, without the model's earlier reasoning.
 
-    Raises RefusedField.
+    Raises:
+        RefusedField: An item is neither a message nor reasoning.
     """
     if content and isinstance(content, str):
         return [{"role": "user", "content": content}]
@@ -52,7 +50,7 @@ def _messages(content: Any) -> Any:
     return messages
 
 
-Input = Annotated[list[Message], BeforeValidator(_messages), Field(min_length=1)]
+Input = Annotated[list[Message], BeforeValidator(_message_list), Field(min_length=1)]
 
 
 class TextShape(BodyObject):
@@ -75,10 +73,17 @@ class ResponseRequest(TextRequest):
 
 
 class ResponseReply:
-    """One message of text. Nothing is stored, whatever `store` says."""
+    """The response to a request: one message of text.
+
+    It is never stored, even if the request has `store`.
+    """
 
     def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
-        """Raises InvalidInput."""
+        """Read the request and encode its messages.
+
+        Raises:
+            InvalidInput: The body cannot be used.
+        """
         request = read(ResponseRequest, body)
         messages = request.input
         if request.instructions:
@@ -97,7 +102,7 @@ class ResponseReply:
         )
         self._choice = Choice()
         self._message_id = new_id("msg_")
-        self._number = 0
+        self._event_number = 0
         self._head: JsonObject = {
             "id": new_id("resp_"),
             "object": "response",
@@ -123,28 +128,31 @@ class ResponseReply:
         }
 
     def add(self, index: int, piece: TextPiece) -> bytes:
+        """Add a piece to a choice, and return its events if the response is streamed."""
         events = self._begin() if self.streams and not self._choice.parts else b""
         self._choice.add(piece)
         if self.streams and piece.text:
             events += self._event(
-                "response.output_text.delta", self._place() | {"delta": piece.text, "logprobs": []}
+                "response.output_text.delta",
+                self._position() | {"delta": piece.text, "logprobs": []},
             )
         return events
 
     def end(self) -> bytes:
+        """Return the last events of a streamed response."""
         text, item = self._choice.text, self._item("completed")
         return b"".join(
             [
                 self._event(
-                    "response.output_text.done", self._place() | {"text": text, "logprobs": []}
+                    "response.output_text.done", self._position() | {"text": text, "logprobs": []}
                 ),
-                self._event("response.content_part.done", self._place() | {"part": _part(text)}),
+                self._event("response.content_part.done", self._position() | {"part": _part(text)}),
                 self._event("response.output_item.done", {"output_index": 0, "item": item}),
-                self._event(f"response.{self._status()}", {"response": self.whole()}),
+                self._event(f"response.{self._status()}", {"response": self.body()}),
             ]
         )
 
-    def whole(self) -> JsonObject:
+    def body(self) -> JsonObject:
         prompt, tokens = len(self.continuations[0].prompt), self._choice.tokens
         counts = {
             "input_tokens": prompt,
@@ -175,18 +183,18 @@ class ResponseReply:
                 self._event("response.created", {"response": response}),
                 self._event("response.in_progress", {"response": response}),
                 self._event("response.output_item.added", {"output_index": 0, "item": empty}),
-                self._event("response.content_part.added", self._place() | {"part": _part("")}),
+                self._event("response.content_part.added", self._position() | {"part": _part("")}),
             ]
         )
 
     def _event(self, kind: str, data: JsonObject) -> bytes:
-        number, self._number = self._number, self._number + 1
+        number, self._event_number = self._event_number, self._event_number + 1
         return event({"type": kind, "sequence_number": number} | data, kind)
 
     def _status(self) -> str:
         return "incomplete" if self._choice.finished == "length" else "completed"
 
-    def _place(self) -> JsonObject:
+    def _position(self) -> JsonObject:
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
     def _item(self, status: str) -> JsonObject:

@@ -1,5 +1,4 @@
-"""Embeddings, rerank and transcriptions between the shapes of OpenAI's, Cohere's and Jina's APIs
-and what a task reads and gives.
+"""Embeddings, reranking and transcriptions: APIs of OpenAI, Cohere and Jina in front of tasks.
 
 https://platform.openai.com/docs/api-reference/embeddings, /audio;
 https://docs.cohere.com/reference/rerank; https://jina.ai/reranker
@@ -28,33 +27,43 @@ EMBEDDINGS, RERANK, TRANSCRIPTIONS = (
     ("v1/rerank", "v2/rerank", "rerank"),
     "v1/audio/transcriptions",
 )
-MOST_INPUTS = 2048
-MOST_DOCUMENTS = 10_000
+MAX_INPUTS = 2048
+MAX_DOCUMENTS = 10_000
 
 
 class TaskBody(OpenAIRequest):
+    """The body of a request that a task answers."""
+
     @abstractmethod
     def task(self) -> tuple[Any, JsonObject]:
-        """Inputs and parameters."""
+        """Return the inputs and the parameters of the task."""
 
     @abstractmethod
     def answer(self, output: Any, tokens: int, model: str) -> bytes:
-        """`output`: the task's. Raises RefusedField."""
+        """Return the response for the output of the task.
+
+        Raises:
+            RefusedField: The request does not fit the output.
+        """
 
     def task_request(self, model: str) -> TaskRequest:
-        """`model`: the name of this one."""
+        """Return the request for the task of the model with this name."""
         inputs, parameters = self.task()
         adapter = self.adapter(model)
         return TaskRequest(inputs, parameters | ({"adapter": adapter} if adapter else {}))
 
 
 def read(path: str, row: Any) -> TaskBody:
-    """Of a row, as a handler gets it. Raises RefusedField."""
-    kind = _KINDS.get(path)
+    """Return the body of a row of a handler's data.
+
+    Raises:
+        RefusedField: The path is unknown, or the body cannot be used.
+    """
+    kind = _BODIES.get(path)
     if kind is None:
         raise RefusedField(
             f"There is no /{path} for this model; it has one of"
-            f" {', '.join(f'/{each}' for each in _KINDS)}.",
+            f" {', '.join(f'/{known}' for known in _BODIES)}.",
             status=404,
         )
     body = row.get("body", row) if isinstance(row, Mapping) else row
@@ -76,28 +85,33 @@ def read(path: str, row: Any) -> TaskBody:
     return requests.read(kind, body)
 
 
-def _texts(given: Any) -> Any:
-    """A text, or a list of texts. Raises ValueError."""
-    texts = [given] if isinstance(given, str) else given
+def _texts(value: Any) -> Any:
+    """Return a list of texts, given one or several.
+
+    Raises:
+        ValueError: A text is empty or no string.
+    """
+    texts = [value] if isinstance(value, str) else value
     if (
         not isinstance(texts, list)
         or not texts
-        or not all(isinstance(each, str) and each for each in texts)
+        or not all(isinstance(text, str) and text for text in texts)
     ):
-        must = f"it must be a text, or a list of up to {MOST_INPUTS} texts, none of them empty"
+        rule = f"it must be a text, or a list of up to {MAX_INPUTS} texts, none of them empty"
         raise ValueError(
-            f"{must}; tokens are not taken (LangChain: check_embedding_ctx_length=False)"
+            f"{rule}; tokens are not taken (LangChain: check_embedding_ctx_length=False)"
         )
     return texts
 
 
 class EmbeddingsRequest(TaskBody):
-    input: Annotated[list[str], BeforeValidator(_texts), Field(max_length=MOST_INPUTS)]
+    input: Annotated[list[str], BeforeValidator(_texts), Field(max_length=MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
     def task(self) -> tuple[Any, JsonObject]:
-        return self.input, {"normalize": True}  # of length 1 there, and of texts as a whole
+        # OpenAI's vectors have length 1 and are those of whole texts.
+        return self.input, {"normalize": True}
 
     def answer(self, vectors: Sequence[Sequence[float]], tokens: int, model: str) -> bytes:
         size = self.dimensions
@@ -137,7 +151,7 @@ Document = Annotated[
 
 class RerankRequest(TaskBody):
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[Document], Field(min_length=1, max_length=MOST_DOCUMENTS)]
+    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
 
@@ -145,11 +159,13 @@ class RerankRequest(TaskBody):
         return {"query": self.query, "texts": self.documents}, {}
 
     def answer(self, output: Sequence[Any], tokens: int, model: str) -> bytes:
-        """`output`: scores, or what text-embeddings-inference answers: index and score of each
-        text.
+        """Return the best documents.
+
+        `output` has a score for each document, or the objects of text-embeddings-inference, with
+        `index` and `score`.
         """
         scores = (
-            {each["index"]: each["score"] for each in output}
+            {entry["index"]: entry["score"] for entry in output}
             if isinstance(output[0], dict)
             else dict(enumerate(output))
         )
@@ -161,7 +177,7 @@ class RerankRequest(TaskBody):
         ]
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
         counts = {"prompt_tokens": tokens, "total_tokens": tokens}
-        shown = {
+        response = {
             "id": secrets.token_hex(16),
             "object": "list",
             "model": model,
@@ -169,11 +185,11 @@ class RerankRequest(TaskBody):
             "usage": counts,
             "meta": meta,
         }
-        return json.dumps(shown, ensure_ascii=False).encode()
+        return json.dumps(response, ensure_ascii=False).encode()
 
 
 class TranscriptionRequest(TaskBody, strict=False):
-    """A form, whose fields come as bytes."""
+    """A form; its fields are bytes."""
 
     file: Annotated[bytes, Field(min_length=1)]
     response_format: Literal["json", "text", "verbose_json"] | None = None
@@ -204,16 +220,16 @@ class TranscriptionRequest(TaskBody, strict=False):
             for idx, chunk in enumerate(chunks)
             for start, end in [chunk["timestamp"]]
         ]
-        shown = {
+        response = {
             "task": "transcribe",
             "language": output.get("language", ""),
             "duration": segments[-1]["end"],
             "text": text,
         }
-        return json.dumps(shown | {"segments": segments}, ensure_ascii=False).encode()
+        return json.dumps(response | {"segments": segments}, ensure_ascii=False).encode()
 
 
-_KINDS: Mapping[str, type[TaskBody]] = {
+_BODIES: Mapping[str, type[TaskBody]] = {
     EMBEDDINGS: EmbeddingsRequest,
     **dict.fromkeys(RERANK, RerankRequest),
     TRANSCRIPTIONS: TranscriptionRequest,

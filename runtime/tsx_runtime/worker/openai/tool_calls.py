@@ -1,5 +1,6 @@
-"""Finds the tool calls in a model's text: `<tool_call>{...}</tool_call>`, as Hermes and Qwen write
-them, or nothing but JSON, as Llama.
+"""The tool calls in a model's text.
+
+Hermes and Qwen write `<tool_call>{...}</tool_call>`. Llama writes nothing but JSON.
 """
 
 from __future__ import annotations
@@ -10,63 +11,61 @@ from collections.abc import Collection
 
 from tsx_runtime.worker.codecs.bodies import JsonObject
 
-OPENS, CLOSES = "<tool_call>", "</tool_call>"
+OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 
 
 class ToolText:
-    """Splits text that comes in pieces into what is shown and what may be calls, which is held back
-    until its end.
-    """
+    """Text that comes in pieces; parts that may be tool calls are held back until the end."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._held = ""
-        self._is_begun = False  # there is more than blanks
-        self._is_held = False  # all that follows
+        self._has_text = False  # more than whitespace
+        self._holds_all = False  # All further text is held back.
 
     def add(self, text: str) -> str:
-        """What of it can be shown."""
+        """Add a piece, and return the text that can be sent now."""
         self._held += text
-        if not self._is_begun and (start := self._held.lstrip()[:1]):
-            self._is_begun, self._is_held = True, start in "{["
-        if self._is_held or not self._is_begun:
+        if not self._has_text and (start := self._held.lstrip()[:1]):
+            self._has_text, self._holds_all = True, start in "{["
+        if self._holds_all or not self._has_text:
             return ""
-        at = self._held.find(OPENS)
-        self._is_held = at >= 0
+        at = self._held.find(OPEN_TAG)
+        self._holds_all = at >= 0
         if at < 0:
-            most = min(len(OPENS) - 1, len(self._held))
+            most = min(len(OPEN_TAG) - 1, len(self._held))
             at = len(self._held) - next(
-                (size for size in range(most, 0, -1) if OPENS.startswith(self._held[-size:])), 0
+                (size for size in range(most, 0, -1) if OPEN_TAG.startswith(self._held[-size:])), 0
             )
         shown, self._held = self._held[:at], self._held[at:]
         return shown
 
     def end(self) -> tuple[str, list[JsonObject]]:
-        """The rest of the text that is shown, and the calls.
+        """Return the remaining text and the calls.
 
-        What cannot be read as calls is shown as it is.
+        If the calls cannot be parsed, they stay part of the text.
         """
         text, self._held = self._held, ""
         calls: list[JsonObject] = []
-        rest = text
-        if OPENS in text:
-            rest, *blocks = text.split(OPENS)
+        remaining = text
+        if OPEN_TAG in text:
+            remaining, *blocks = text.split(OPEN_TAG)
             for block in blocks:
-                inner, _, behind = block.partition(CLOSES)
-                found = _calls_in(inner)
-                if not found:
+                inner, _, trailing = block.partition(CLOSE_TAG)
+                block_calls = _parse_calls(inner)
+                if not block_calls:
                     return text, []
-                calls += found
-                rest += behind
+                calls += block_calls
+                remaining += trailing
         elif text.lstrip()[:1] in ("{", "["):
-            calls = _calls_in(text)
+            calls = _parse_calls(text)
             if not calls or any(call["function"]["name"] not in self._names for call in calls):
                 return text, []
-            rest = ""
-        return ("" if calls and not rest.strip() else rest), calls
+            remaining = ""
+        return ("" if calls and not remaining.strip() else remaining), calls
 
 
-def _calls_in(text: str) -> list[JsonObject]:
+def _parse_calls(text: str) -> list[JsonObject]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tsx_runtime.worker.handlers.staging import LEAST, is_staged, stack_on_device, to_device
+from tsx_runtime.worker.handlers.staging import (
+    MIN_STAGED_BYTES,
+    is_staged,
+    stack_on_device,
+    to_device,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
-BIG = torch.zeros(LEAST)
+BIG = torch.zeros(MIN_STAGED_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -17,7 +22,7 @@ BIG = torch.zeros(LEAST)
         ([BIG], True),
         ([BIG, BIG], True),
         ([torch.zeros(2)], False),
-        ([torch.zeros(LEAST, requires_grad=True)], False),
+        ([torch.zeros(MIN_STAGED_BYTES, requires_grad=True)], False),
         ([torch.eye(100).to_sparse()], False),
         ([BIG, BIG.double()], False),
     ],
@@ -32,9 +37,9 @@ def test_only_what_a_plain_copy_carries_over_is_staged(
 def test_on_the_cpu_nothing_is_copied_twice() -> None:
     assert to_device(BIG, CPU) is BIG
     assert to_device([BIG, "name"], CPU) == [BIG, "name"]
-    assert torch.equal(stack_on_device([BIG, BIG], CPU), torch.zeros(2, LEAST))
+    assert torch.equal(stack_on_device([BIG, BIG], CPU), torch.zeros(2, MIN_STAGED_BYTES))
     with pytest.raises(RuntimeError, match="equal size"):
-        stack_on_device([BIG, torch.zeros(LEAST + 1)], CPU)
+        stack_on_device([BIG, torch.zeros(MIN_STAGED_BYTES + 1)], CPU)
 
 
 @pytest.mark.skipif(

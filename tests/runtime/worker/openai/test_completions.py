@@ -36,7 +36,7 @@ def test_the_likeliest_of_tokens_with_the_same_text_is_shown() -> None:
             [TokenLogprob(0xE6, -1.0, [(0xE6, -1.0), (0x61, -2.0), (0xE7, -3.0)])],
         ),
     )
-    shown = reply.whole()["choices"][0]["logprobs"]
+    shown = reply.body()["choices"][0]["logprobs"]
     assert (shown["token_logprobs"], shown["top_logprobs"]) == (
         [-1.0],
         [{"\ufffd": -1.0, "a": -2.0}],

@@ -1,3 +1,4 @@
-"""Hugging Face models that answer in batches: the requests of all clients run together, each
-answered as transformers' pipeline would.
+"""Hugging Face models whose requests run in batches.
+
+Each response is that of transformers' pipeline.
 """

@@ -1,5 +1,6 @@
-"""Question answering: the part of a text that answers a question, found by the most likely first
-and last token.
+"""Question answering: the part of a text that answers a question.
+
+It is found by the likeliest first and last token.
 """
 
 from __future__ import annotations
@@ -13,34 +14,34 @@ from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.tasks import Fields, Request, Task, Unit
-from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask, a_text, check_text
+from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask, as_text, check_text
 
-Span: TypeAlias = tuple[int, int]  # of characters of the context
+Span: TypeAlias = tuple[int, int]  # the first character and the end, in the context
 
 
 class QuestionAnswering(TextTask):
-    """A context that is longer than the model takes is read in overlapping parts.
+    """The task of question answering, with the parameters and defaults of Hugging Face.
 
-    Parameters and defaults are those of Hugging Face.
+    A context that is too long for the model is read in overlapping parts.
     """
 
     fields = frozenset({"question", "context"})
     parameters = {
         "align_to_words": read.flag,
-        "doc_stride": read.whole(0, 1 << 20),
+        "doc_stride": read.integer(0, 1 << 20),
         "handle_impossible_answer": read.flag,
-        "max_answer_len": read.whole(1, 10_000),
-        "max_question_len": read.whole(1, 10_000),
-        "max_seq_len": read.whole(8, 1 << 20),
-        "top_k": read.whole(1, 1000),
+        "max_answer_len": read.integer(1, 10_000),
+        "max_question_len": read.integer(1, 10_000),
+        "max_seq_len": read.integer(8, 1 << 20),
+        "top_k": read.integer(1, 1000),
     }
 
     def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
-        if not all(isinstance(each, dict) and set(each) == self.fields for each in inputs):
+        if not all(isinstance(value, dict) and set(value) == self.fields for value in inputs):
             raise InvalidInput('`inputs` must be {"question": "...", "context": "..."}.')
         return [
-            (a_text(each["question"], "question"), a_text(each["context"], "context"))
-            for each in inputs
+            (as_text(value["question"], "question"), as_text(value["context"], "context"))
+            for value in inputs
         ]
 
     def rows(self, request: Request) -> list[TextRow]:
@@ -49,7 +50,7 @@ class QuestionAnswering(TextTask):
             for number, (question, context) in enumerate(request.inputs)
         ]
 
-    units = Task.units  # and not the tokenizer's one call for all requests
+    units = Task.units  # Each context is tokenized alone.
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
         units: list[Unit] = []
@@ -62,7 +63,7 @@ class QuestionAnswering(TextTask):
         return units
 
     def _parts(self, question: str, context: str, parameters: Fields) -> list[dict[str, Any]]:
-        most = min(parameters.get("max_seq_len", 384), self.loaded.most_tokens or 1 << 20)
+        most = min(parameters.get("max_seq_len", 384), self.loaded.max_tokens or 1 << 20)
         cut = {
             "truncation": True,
             "max_length": min(parameters.get("max_question_len", 64), most // 2),
@@ -92,25 +93,27 @@ class QuestionAnswering(TextTask):
         ]
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
-        found = self.model(**self.padded(units))
-        logits = torch.stack((found.start_logits, found.end_logits), dim=-1).float().cpu()
+        output = self.model(**self.padded(units))
+        logits = torch.stack((output.start_logits, output.end_logits), dim=-1).float().cpu()
         return [
             _best(unit.tensors, row[: unit.length], unit.options)
             for unit, row in zip(units, logits, strict=True)
         ]
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
-        """The same answer in several parts, or by several tokens of its words, counts once, with
-        the sum of their probabilities.
+        """Return the likeliest answers.
+
+        The probabilities of an answer that occurs in several parts, or by several tokens of its
+        words, are added.
         """
         most, outputs = request.parameters.get("top_k", 1), []
-        for (_, context), found in zip(request.inputs, parts, strict=True):
+        for (_, context), results in zip(request.inputs, parts, strict=True):
             scores: dict[Span, float] = {}
-            for place, score in (each for _, spans in found for each in spans):
-                scores[place] = scores.get(place, 0.0) + score
+            for span, score in (item for _, spans in results for item in spans):
+                scores[span] = scores.get(span, 0.0) + score
             if request.parameters.get("handle_impossible_answer") or not scores:
-                scores[0, 0] = min(none for none, _ in found)
-            best = sorted(scores.items(), key=lambda each: -each[1])[:most]
+                scores[0, 0] = min(none for none, _ in results)
+            best = sorted(scores.items(), key=lambda item: -item[1])[:most]
             answers = [
                 {"score": score, "start": start, "end": end, "answer": context[start:end]}
                 for (start, end), score in best
@@ -127,8 +130,9 @@ class QuestionAnswering(TextTask):
 def _best(
     part: Fields, logits: torch.Tensor, parameters: Fields
 ) -> tuple[float, list[tuple[Span, float]]]:
-    """The probability of no answer, for which the first token stands, and answers: where they are
-    in the context, and how likely.
+    """Return the probability of no answer, and the answers in the context with theirs.
+
+    The first token stands for no answer.
     """
     context = torch.tensor([sequence == 1 for sequence in part["sequences"]])
     candidates = context.clone()
@@ -142,16 +146,17 @@ def _best(
         .tril(parameters.get("max_answer_len", 15) - 1)
         .flatten()
     )
-    scores, places = pairs.topk(min(parameters.get("top_k", 1), len(pairs)))
-    found = []
-    for score, place in zip(scores.tolist(), places.tolist(), strict=True):
-        first, last = divmod(place, len(start))
+    scores, indices = pairs.topk(min(parameters.get("top_k", 1), len(pairs)))
+    answers = []
+    for score, index in zip(scores.tolist(), indices.tolist(), strict=True):
+        first, last = divmod(index, len(start))
         if score > 0.0:
             if parameters.get("align_to_words", True):
-                words = [*zip(part["sequences"], part["words"], strict=True)]
-                first = words.index(words[first])  # the tokens of a word stand together
-                last = len(words) - 1 - words[::-1].index(words[last])
-            found.append(
+                # The tokens of a word are adjacent.
+                word_keys = [*zip(part["sequences"], part["words"], strict=True)]
+                first = word_keys.index(word_keys[first])
+                last = len(word_keys) - 1 - word_keys[::-1].index(word_keys[last])
+            answers.append(
                 ((part["offset_mapping"][first][0], part["offset_mapping"][last][1]), score)
             )
-    return float(start[0] * end[0]), found
+    return float(start[0] * end[0]), answers

@@ -1,6 +1,4 @@
-"""Which rows of a batch run together: those of like length, so that little of what the model
-computes is padding.
-"""
+"""The division of a batch into rows of similar length, so that little of it is padding."""
 
 from __future__ import annotations
 
@@ -10,28 +8,33 @@ from typing import Any, NamedTuple
 
 
 class Budget(NamedTuple):
-    """Of one call of the model, in tokens."""
+    """The limits of one call of the model, in tokens.
 
-    most: int  # padding included; a longer row is alone
-    # of padding: about what a call costs beside its tokens, so that another call would not be
-    # cheaper
-    waste: int
+    Attributes:
+        max_tokens: The tokens of all rows with their padding. A longer row runs alone.
+        max_padding: The padding of all rows, which costs about as much as a further call.
+    """
+
+    max_tokens: int
+    max_padding: int
 
 
 CPU, ACCELERATOR = Budget(4096, 48), Budget(32768, 4096)
 
 
 def sub_batches(lengths: Sequence[int], budget: Budget) -> Iterator[list[int]]:
-    """Positions of rows that run together, the longest first."""
+    """Yield the positions of rows that run together, the longest first."""
     batch: list[int] = []
-    longest = waste = 0
+    longest = padding = 0
     for position in sorted(range(len(lengths)), key=lambda position: -lengths[position]):
-        waste += longest - lengths[position]
-        if batch and (waste > budget.waste or (len(batch) + 1) * longest > budget.most):
+        padding += longest - lengths[position]
+        if batch and (
+            padding > budget.max_padding or (len(batch) + 1) * longest > budget.max_tokens
+        ):
             yield batch
-            batch, waste = [], 0
+            batch, padding = [], 0
         if not batch:
-            longest, waste = lengths[position], 0
+            longest, padding = lengths[position], 0
         batch.append(position)
     if batch:
         yield batch
@@ -43,7 +46,14 @@ def run_batched(
     budget: Budget,
     run: Callable[[list[int]], Sequence[Any]],
 ) -> list[Any]:
-    """What `run` gives for each row, in their order; only rows of equal keys run together."""
+    """Return the result of `run` for each row; only rows of equal keys run together.
+
+    Args:
+        lengths: The tokens of each row.
+        keys: The key of each row.
+        budget: The limits of one call.
+        run: Returns a result for each of the given positions.
+    """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for position, key in enumerate(keys):
         groups[key].append(position)

@@ -1,5 +1,6 @@
-"""Labels of texts, by transformers' own pipelines: text classification, zero-shot and token
-classification, masked words.
+"""Tasks that label texts by transformers' pipelines.
+
+They are text, zero-shot and token classification, and the prediction of masked words.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.pipelines import PipelineTask
-from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Fields, Request, Unit
+from tsx_runtime.worker.handlers.huggingface.tasks import MAX_PARTS, Fields, Request, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import (
     EXAMPLE,
-    a_text,
+    as_text,
     beginning,
     check_length,
     check_pairs,
@@ -27,17 +28,19 @@ from tsx_runtime.worker.handlers.huggingface.texts import (
 
 
 class TextPipelineTask(PipelineTask):
+    """A task that reads texts by a pipeline."""
+
     media = False
-    most_parts = MOST_PARTS
+    max_parts = MAX_PARTS
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
-        loaded.tokenizer.padding_side = "right"  # positions count from the left
+        loaded.tokenizer.padding_side = "right"  # Positions count from the left.
         if loaded.tokenizer.pad_token is None:
-            self.budget = Budget(0, 0)  # each row alone
+            self.budget = Budget(0, 0)  # Each row runs alone.
 
     def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
-        return [a_text(each) for each in inputs]
+        return [as_text(value) for value in inputs]
 
     def example(self) -> TaskRequest:
         return TaskRequest(EXAMPLE, {})
@@ -47,7 +50,11 @@ class TextPipelineTask(PipelineTask):
         return [check_length(unit, self.loaded) for unit in units]
 
     def shortened(self, request: Request) -> list[Any]:
-        """The inputs, with as much of each as the model reads. Raises ValueError."""
+        """Return the part of each input that the model reads.
+
+        Raises:
+            ValueError: The input cannot be shortened.
+        """
         return [beginning(self.loaded, text) for text in request.inputs]
 
     def length(self, tensors: Fields) -> int:
@@ -67,42 +74,50 @@ class TextPipelineTask(PipelineTask):
 
 
 class TextClassification(TextPipelineTask):
+    """The classification of texts, or of pairs of texts."""
+
     parameters = {**read.FUNCTION, "truncation": read.truncation}
 
     def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
-        """Texts, and pairs of texts as {"text": ..., "text_pair": ...}."""
-        for each in inputs:
-            if isinstance(each, dict) and set(each) != {"text", "text_pair"}:
+        """Return texts, or pairs of texts as {"text": ..., "text_pair": ...}.
+
+        Raises:
+            InvalidInput: An input is neither.
+        """
+        for value in inputs:
+            if isinstance(value, dict) and set(value) != {"text", "text_pair"}:
                 raise InvalidInput('A pair of texts is {"text": "...", "text_pair": "..."}.')
         return [
             (
-                {name: a_text(each[name], name) for name in ("text", "text_pair")}
-                if isinstance(each, dict)
-                else {"text": a_text(each)}
+                {name: as_text(value[name], name) for name in ("text", "text_pair")}
+                if isinstance(value, dict)
+                else {"text": as_text(value)}
             )
-            for each in inputs
+            for value in inputs
         ]
 
     def shortened(self, request: Request) -> list[Any]:
         return [
-            dict(zip(each, shortened(self.loaded, *each.values()), strict=False))
-            for each in request.inputs
+            dict(zip(texts, shortened(self.loaded, *texts.values()), strict=False))
+            for texts in request.inputs
         ]
 
     def options(self, request: Request) -> dict[str, Any]:
         return {"top_k": None, **super().options(request)}
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
-        """A list of labels in a list also for one text: that is the API's shape."""
-        return [self.postprocessed(each) for each in parts]
+        """Return a list of lists of labels, even for one text, as in the hosted API."""
+        return [self.postprocessed(results) for results in parts]
 
     def cost(self, request: Request) -> int:
         return text_cost(
-            self.loaded, [(each["text"], each.get("text_pair")) for each in request.inputs]
+            self.loaded, [(texts["text"], texts.get("text_pair")) for texts in request.inputs]
         )
 
 
 class ZeroShotClassification(TextPipelineTask):
+    """The classification of texts by labels of the request."""
+
     parameters = {
         "candidate_labels": read.labels,
         "hypothesis_template": read.template,
@@ -111,9 +126,9 @@ class ZeroShotClassification(TextPipelineTask):
     required = ("candidate_labels",)
 
     def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
-        if (pairs := len(inputs) * len(parameters["candidate_labels"])) > MOST_PARTS:
+        if (pairs := len(inputs) * len(parameters["candidate_labels"])) > MAX_PARTS:
             raise InvalidInput(
-                f"Texts times labels are {pairs}; at most {MOST_PARTS} are taken. Send several"
+                f"Texts times labels are {pairs}; at most {MAX_PARTS} are taken. Send several"
                 " requests."
             )
         texts = super().read_inputs(inputs, parameters)
@@ -121,10 +136,10 @@ class ZeroShotClassification(TextPipelineTask):
         return texts
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
-        found = [self.postprocessed(each) for each in parts]
-        pairs = [zip(each["labels"], each["scores"], strict=True) for each in found]
+        outputs = [self.postprocessed(results) for results in parts]
+        columns = [zip(output["labels"], output["scores"], strict=True) for output in outputs]
         return request.shaped(
-            [[{"label": label, "score": score} for label, score in each] for each in pairs]
+            [[{"label": label, "score": score} for label, score in pairs] for pairs in columns]
         )
 
     def cost(self, request: Request) -> int:
@@ -138,20 +153,22 @@ class ZeroShotClassification(TextPipelineTask):
 
 
 class TokenClassification(TextPipelineTask):
-    """A text that is longer than the model takes is cut, as transformers does, or read in
-    overlapping parts where `stride` says so.
+    """The classification of tokens.
+
+    A text that is too long for the model is cut, as in transformers. With the parameter `stride`,
+    it is read in overlapping parts.
     """
 
     parameters = {
         "aggregation_strategy": read.one_of("none", "simple", "first", "average", "max"),
         "ignore_labels": read.strings,
-        "stride": read.whole(0, 1 << 20),
+        "stride": read.integer(0, 1 << 20),
     }
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
         if (stride := request.parameters.get("stride")) is not None:
             special = self.loaded.tokenizer.num_special_tokens_to_add()
-            room = (self.loaded.most_tokens or 1 << 30) - special
+            room = (self.loaded.max_tokens or 1 << 30) - special
             if stride > (most := room * 9 // 10):
                 raise ValueError(
                     f"`stride` is {stride}; it is at most {most}, as parts that overlap more are"
@@ -168,8 +185,10 @@ class TokenClassification(TextPipelineTask):
 
 
 class FillMask(TextPipelineTask):
+    """The prediction of masked words."""
+
     parameters = {
-        "top_k": read.whole(1, 1000),
+        "top_k": read.integer(1, 1000),
         "targets": read.labels,
         "truncation": read.truncation,
     }
@@ -180,9 +199,9 @@ class FillMask(TextPipelineTask):
             raise InvalidInput(f"The input has no {mask}, which stands for the word to be found.")
         if (
             wanted := sum(text.count(mask) for text in texts) * parameters.get("top_k", 5)
-        ) > MOST_PARTS:
+        ) > MAX_PARTS:
             raise InvalidInput(
-                f"That are {wanted} words to propose; at most {MOST_PARTS} are. Send fewer {mask}"
+                f"That are {wanted} words to propose; at most {MAX_PARTS} are. Send fewer {mask}"
                 " or a lower `top_k`."
             )
         return texts
@@ -191,13 +210,13 @@ class FillMask(TextPipelineTask):
         texts, mask = super().shortened(request), self.loaded.tokenizer.mask_token
         if not all(mask in text for text in texts):
             raise ValueError(
-                f"The input has no {mask} in its first {self.loaded.most_tokens} tokens; the model"
+                f"The input has no {mask} in its first {self.loaded.max_tokens} tokens; the model"
                 " takes no more. Send less."
             )
         return texts
 
     def options(self, request: Request) -> dict[str, Any]:
-        """The number of words that the model knows bounds `top_k`."""
+        """Return the arguments of the pipeline, with `top_k` bounded by the vocabulary."""
         options = super().options(request)
         cut = {"truncation": options.pop("truncation", False)}
         return {

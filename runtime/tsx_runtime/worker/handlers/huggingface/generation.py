@@ -1,5 +1,6 @@
-"""The handler of Hugging Face models that generate text: each request is a task, and the engine
-runs the sequences of all together.
+"""The handler of Hugging Face models that generate text.
+
+Each request is an asyncio task, and the engine runs the sequences of all requests together.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from tsx_runtime.worker.openai import generation as openai
 
 
 class HuggingFaceGeneration:
-    """Takes the format of Hugging Face's inference API, and OpenAI's at its paths (`url_path`)."""
+    """A handler for Hugging Face's inference API, and for OpenAI's at its paths (`url_path`)."""
 
     takes_raw_bodies = True
     joins_pieces = True
     input_kind = "json"
 
     async def initialize(self, context: Context) -> None:
+        """Load the model.
+
+        Raises:
+            LoadError: The model cannot be loaded.
+        """
         files = find_pretrained(context, choose_device(context.system_properties.get("gpu_id")))
         self.generator = await load(files, context)
         self.model, self.precision = context.model_name, files.precision
@@ -30,6 +36,11 @@ class HuggingFaceGeneration:
             self.input_kind = "chat"
 
     async def handle(self, data: list[dict[str, Any]], context: Context) -> list[Any]:
+        """Return the response to a single request.
+
+        Raises:
+            InvalidInput: The request has no body.
+        """
         row = data[0]
         body = row.get("body", row.get("data"))
         if body is None:

@@ -1,5 +1,6 @@
-"""The handler `huggingface`: a directory that `save_pretrained` wrote answers requests of Hugging
-Face's inference API, in batches.
+"""The handler `huggingface` for directories that `save_pretrained` wrote.
+
+It answers requests of Hugging Face's inference API in batches.
 """
 
 from __future__ import annotations
@@ -56,18 +57,21 @@ TASKS: Mapping[str, Callable[[Loaded], Task]] = {
     **dict.fromkeys(IMAGES, ImageTask),
     **dict.fromkeys(OUTPUTS, TextToText),
 }
-OPENAI_TASKS = {  # the paths of OpenAI's and other APIs, and the tasks that answer them
+# The task for each path of OpenAI's and other APIs.
+OPENAI_TASKS = {
     openai.EMBEDDINGS: "feature-extraction",
     **dict.fromkeys(openai.RERANK, "text-ranking"),
     openai.TRANSCRIPTIONS: "automatic-speech-recognition",
 }
-WARM_UPS = 3  # requests; the first ones of a process set up what torch does only once
-_READ = "\0read"  # in a row: what `cost` has read of it
+WARM_UP_REQUESTS = 3  # The first ones of a process initialise torch.
+_READ_KEY = "\0read"  # the key of a row under which `cost` stores the request
 
 logger = logging.getLogger("tsx.worker")
 
 
 class HuggingFaceHandler:
+    """A handler of Hugging Face models for all tasks but the generation of text."""
+
     takes_raw_bodies = True
 
     def __init__(self) -> None:
@@ -78,6 +82,11 @@ class HuggingFaceHandler:
         self.precision: str | None = None
 
     def initialize(self, context: Context) -> None:
+        """Load the model and warm it up.
+
+        Raises:
+            LoadError: The model cannot be loaded, or cannot answer a request.
+        """
         if not context.system_properties.get("limit_max_image_pixels", True):
             Image.MAX_IMAGE_PIXELS = None
         self.device = choose_device(context.system_properties.get("gpu_id"))
@@ -100,15 +109,19 @@ class HuggingFaceHandler:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Raises LoadError where the model cannot answer at all."""
+        """Answer the task's example.
+
+        Raises:
+            LoadError: The model fails.
+        """
         times = []
         try:
-            for _ in range(WARM_UPS):
-                began = time.perf_counter()
+            for _ in range(WARM_UP_REQUESTS):
+                start = time.perf_counter()
                 with torch.inference_mode():
                     self.task.answer([self.task.read(self.task.example())])
-                times.append(time.perf_counter() - began)
-        except Exception as error:  # whatever a model raises
+                times.append(time.perf_counter() - start)
+        except Exception as error:  # the boundary to the code of a model
             raise LoadError(
                 f"The model is loaded, but cannot answer a request of {self.loaded.task}:"
                 f" {in_words(error)}"
@@ -120,9 +133,14 @@ class HuggingFaceHandler:
         )
 
     def handle(self, data: Any, context: Context) -> list[Any]:
+        """Return the response to each request.
+
+        Raises:
+            BadRows: Some requests cannot be used.
+        """
         if context.get_request_header(0, "describe") == "True":
             return [self._described()]
-        own: dict[int, openai.TaskBody] = {}  # of the rows that came to a path of OpenAI's
+        bodies: dict[int, openai.TaskBody] = {}  # the rows with a path of OpenAI's
 
         def read(position: int, row: Any) -> Request:
             path = str(context.get_request_header(position, "url_path") or "").strip("/")
@@ -134,15 +152,15 @@ class HuggingFaceHandler:
                     f" answer /{path}. "
                     f'Send {{"inputs": ...}} to /predictions/{context.model_name}.'
                 )
-            own[position] = openai.read(path, row)
-            return self.task.read(own[position].task_request(context.model_name))
+            bodies[position] = openai.read(path, row)
+            return self.task.read(bodies[position].task_request(context.model_name))
 
         def write(position: int, result: TaskResult) -> Any:
-            if position not in own:
+            if position not in bodies:
                 return JsonText(to_compact_json(result.output, context.json_nan))
             context.set_response_content_type(position, "application/json")
-            return own[position].answer(
-                result.output, result.tokens, own[position].model or context.model_name
+            return bodies[position].answer(
+                result.output, result.tokens, bodies[position].model or context.model_name
             )
 
         requests = each_or_bad(read, data)
@@ -151,21 +169,20 @@ class HuggingFaceHandler:
         return each_or_bad(write, results)
 
     def cost(self, row: Any) -> float:
-        """In tokens, or in inputs where the task reads no text."""
+        """Return the cost of a row in tokens, or in inputs if the task reads no text."""
         try:
             request: Request | None = self._read(row)
-            if isinstance(row, dict) and (
-                "body" in row or "data" in row
-            ):  # a form may be one of OpenAI's
-                row[_READ] = request
+            # A form may be one of OpenAI's.
+            if isinstance(row, dict) and ("body" in row or "data" in row):
+                row[_READ_KEY] = request
         except InvalidInput:
             request = self._of_openai(row)
         return 0.0 if request is None else float(self.task.cost(request))
 
     def _of_openai(self, row: Any) -> Request | None:
-        """A row does not tell its path, but these formats differ from the others.
+        """Return the request of a row in a format of OpenAI's, or None if it is refused.
 
-        None where it is refused.
+        The path of a row is unknown here, but these formats differ from the others.
         """
         for path in (openai.EMBEDDINGS, openai.RERANK[0]):
             with suppress(InvalidInput):
@@ -173,10 +190,10 @@ class HuggingFaceHandler:
         return None
 
     def _read(self, row: Any) -> Request:
-        found: Request | None = row.get(_READ) if isinstance(row, Mapping) else None
+        request: Request | None = row.get(_READ_KEY) if isinstance(row, Mapping) else None
         return (
-            found
-            if found is not None
+            request
+            if request is not None
             else self.task.read(read_body(row, self.task.fields, media=self.task.media))
         )
 

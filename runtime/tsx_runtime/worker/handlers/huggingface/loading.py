@@ -1,6 +1,4 @@
-"""Loads the model of a Hugging Face directory with what prepares its inputs, its weights mapped
-from its files, and its adapters.
-"""
+"""The loading of a Hugging Face model with its tokenizer or pipeline, and its adapters."""
 
 from __future__ import annotations
 
@@ -23,9 +21,8 @@ from tsx_runtime.worker.generation.pretrained import (
 )
 from tsx_runtime.worker.handlers.huggingface.batches import ACCELERATOR, CPU, Budget
 
-# tasks that transformers has no pipeline for, or whose pipeline is not used: the class that loads
-# their model
-AUTO = {
+# The class that loads the model of a task without a pipeline.
+AUTO_CLASSES = {
     "question-answering": "AutoModelForQuestionAnswering",
     "feature-extraction": "AutoModel",
     "sentence-similarity": "AutoModel",
@@ -39,27 +36,30 @@ logger = logging.getLogger("tsx.worker")
 
 
 class Loaded(NamedTuple):
-    """A model that is ready, and what its task needs."""
+    """A loaded model with everything that its task needs."""
 
     task: str
     directory: Path
     model: Any
-    tokenizer: Any  # None where the model takes no text
-    # transformers' own, for its preprocessing and postprocessing; None for the tasks of AUTO
-    pipeline: Any
+    tokenizer: Any  # None if the model takes no text
+    pipeline: Any  # None for the tasks of AUTO_CLASSES
     device: torch.device
-    adapters: Mapping[str, Any]  # the model with each, all of which share its memory
+    adapters: Mapping[str, Any]  # the model with each adapter, in shared memory
     budget: Budget
 
     @property
-    def most_tokens(self) -> int | None:
-        """That the model takes in one row; None where there is no bound."""
+    def max_tokens(self) -> int | None:
+        """The tokens that the model takes in one row; None stands for no bound."""
         limit = self.tokenizer.model_max_length
         return limit if limit < 1 << 30 else None
 
 
 def load(files: PretrainedFiles) -> Loaded:
-    """Raises LoadError."""
+    """Load a model, with its weights mapped from its files.
+
+    Raises:
+        LoadError: It cannot be loaded.
+    """
     task, directory, device, began = files.task, files.directory, files.device, time.monotonic()
     options: dict[str, Any] = {"dtype": files.dtype, "trust_remote_code": files.trusted}
     pipeline = None
@@ -67,7 +67,7 @@ def load(files: PretrainedFiles) -> Loaded:
         import transformers  # an extra
 
         log_size(directory)
-        if (name := AUTO.get(family(task))) is None:
+        if (name := AUTO_CLASSES.get(family(task))) is None:
             pipeline = transformers.pipeline(task, model=str(directory), device=device, **options)
             model, tokenizer = pipeline.model, pipeline.tokenizer
         else:
@@ -75,7 +75,7 @@ def load(files: PretrainedFiles) -> Loaded:
                 directory, trust_remote_code=files.trusted
             )
             if task == "text-ranking" and (directory / MODULES).is_file():
-                name = "AutoModel"  # a sentence model ranks by likeness
+                name = "AutoModel"  # A sentence model ranks by similarity.
             model = getattr(transformers, name).from_pretrained(directory, **options)
     model = place(model, files)
     if tokenizer is not None:
@@ -94,9 +94,10 @@ def load(files: PretrainedFiles) -> Loaded:
 
 
 def _prepare(tokenizer: Any, model: Any) -> None:
-    """Rows get a padding that models can mask, and no more tokens than the model has positions.
+    """Set a padding token, and bound rows by the positions of the model.
 
-    Raises LoadError.
+    Raises:
+        LoadError: The tokenizer has tokens that the model lacks.
     """
     check_vocabulary(tokenizer)
     positions = getattr(model.config, "max_position_embeddings", None)
@@ -106,9 +107,8 @@ def _prepare(tokenizer: Any, model: Any) -> None:
                 name.endswith("position_embeddings")
                 and getattr(module, "padding_idx", None) is not None
             ):
-                positions = (
-                    module.num_embeddings - module.padding_idx - 1
-                )  # RoBERTa's begin behind that of the padding
+                # The positions of RoBERTa begin after that of the padding.
+                positions = module.num_embeddings - module.padding_idx - 1
         tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,7 +1,7 @@
-"""Tasks by transformers' own pipelines: inputs are prepared and outputs read as there, and the
-model runs them together.
+"""Tasks by transformers' pipelines, for images and sounds.
 
-Here are those of images and sounds; `classification.py` has those of text.
+The pipelines prepare inputs and convert outputs. The model runs the inputs of all requests
+together. `classification.py` has the tasks for text.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from tsx_runtime.worker.handlers.huggingface.media import (
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Fields, Request, Task, Unit
 
-PADDED = (
-    "input_values",
-    "input_features",
-    "attention_mask",
-)  # along their second dimension, where the model masks what is added
-LONGEST_UNIT = 15_000  # vectors of a sound, about five minutes: a model compares each with each
+# Padded along their second dimension, if the model masks padding.
+PADDED = ("input_values", "input_features", "attention_mask")
+# About five minutes of sound, since models compare all vectors of a sound with each other.
+MAX_UNIT_VECTORS = 15_000
 THRESHOLD: Mapping[str, Reader] = {"threshold": read.number(0, 1)}
 IMAGES: Mapping[str, Mapping[str, Reader]] = {
     "depth-estimation": {},
@@ -52,17 +50,18 @@ IMAGES: Mapping[str, Mapping[str, Reader]] = {
 
 
 class PipelineTask(Task):
+    """A task that prepares inputs and outputs by a pipeline."""
+
     media = True
-    most_parts = 1000  # images and parts of sounds are large
+    max_parts = 1000  # Images and parts of sounds are large.
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         from transformers.pipelines.base import ChunkPipeline  # an extra
 
         self.pipeline = loaded.pipeline
-        self._in_parts = isinstance(
-            self.pipeline, ChunkPipeline
-        )  # whether an input may be several units
+        # Whether an input may be several units.
+        self._in_parts = isinstance(self.pipeline, ChunkPipeline)
 
     def use(self, model: Any) -> None:
         self.model = self.pipeline.model = model
@@ -76,31 +75,28 @@ class PipelineTask(Task):
             forward = {**self.pipeline._forward_params, **forward}
             after = {**self.pipeline._postprocess_params, **after}
             options = {**self.pipeline._preprocess_params, **before}
-            for number, given in enumerate(request.inputs):
+            for number, value in enumerate(request.inputs):
                 chat_templates.begin()
-                found = self.pipeline.preprocess(given, **options)
-                for tensors in found if isinstance(found, Iterator) else (found,):
+                prepared = self.pipeline.preprocess(value, **options)
+                for tensors in prepared if isinstance(prepared, Iterator) else (prepared,):
                     key = self.key(tensors, before), repr(sorted(forward.items()))
                     self.check_parts(len(units) + 1)
                     units.append(
                         Unit(position, number, tensors, self.length(tensors), key, (forward, after))
                     )
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            PipelineException,
-        ) as error:  # transformers' words about what it was given
+        # transformers raises these for its input.
+        except (ValueError, TypeError, KeyError, PipelineException) as error:
             raise ValueError(f"The input cannot be prepared: {error}") from error
         return units
 
     def options(self, request: Request) -> dict[str, Any]:
-        """The pipeline's own arguments."""
+        """Return the arguments of the pipeline."""
         return {name: value for name, value in request.parameters.items() if name != "adapter"}
 
     def key(self, tensors: Fields, before: Fields) -> Hashable:
-        """Units of one key fit into one call of the model, whose outputs are those of each alone.
-        `before`: how they were prepared.
+        """Return a key; units of equal keys fit into one call, without a change of their outputs.
+
+        `before` has the options of their preparation.
         """
         padded = PADDED if self.masks(tensors) else ()
         shapes = [
@@ -110,11 +106,11 @@ class PipelineTask(Task):
         return *shapes, repr(sorted(before.items()))
 
     def masks(self, tensors: Fields) -> bool:
-        """Whether units of other lengths may be padded to the longest."""
+        """Tell whether units may be padded to the length of the longest."""
         return False
 
     def length(self, tensors: Fields) -> int:
-        """Of samples of a sound the model makes a vector for each few hundred."""
+        """Return about the number of vectors, of which a model makes one for 320 samples."""
         samples = tensors.get("input_values")
         return 1 if samples is None or samples.ndim != 2 else 1 + samples.shape[1] // 320
 
@@ -126,6 +122,7 @@ class PipelineTask(Task):
         return [(output, unit.options[1]) for output, unit in zip(outputs, units, strict=True)]
 
     def forward(self, tensors: Sequence[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
+        """Run the model once, and return an output for each of the inputs."""
         from transformers.pipelines.base import pad_collate_fn  # an extra
         from transformers.pipelines.pt_utils import PipelineIterator
 
@@ -140,12 +137,13 @@ class PipelineTask(Task):
         )
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
-        return request.shaped([self.postprocessed(each) for each in parts])
+        return request.shaped([self.postprocessed(results) for results in parts])
 
     def postprocessed(self, parts: list[Any]) -> Any:
-        """Of one input.
+        """Return the output for the results of one input.
 
-        Raises ValueError, in transformers' words, for a parameter that does not fit the model.
+        Raises:
+            ValueError: A parameter does not fit the model; the text is that of transformers.
         """
         outputs, (_, after) = [output for output, _ in parts], parts[0]
         return plain(self.pipeline.postprocess(outputs if self._in_parts else outputs[0], **after))
@@ -173,7 +171,7 @@ class ImageTask(PipelineTask):
 
 
 class SoundTask(PipelineTask):
-    """Classification of sounds, and the base of speech recognition."""
+    """The classification of sounds, and the base of speech recognition."""
 
     input_kind = "file"
     parameters = read.FUNCTION
@@ -188,7 +186,7 @@ class SoundTask(PipelineTask):
     def units_of(self, position: int, request: Request) -> list[Unit]:
         lengths = getattr(self.loaded.model, "_get_feat_extract_output_lengths", None)
         units = super().units_of(position, request)
-        if any(unit.length > LONGEST_UNIT for unit in units):
+        if any(unit.length > MAX_UNIT_VECTORS for unit in units):
             raise ValueError(
                 "The sound is too long to be read at once. Send less, or set `chunk_length_s`,"
                 " where the task has it."
@@ -206,8 +204,9 @@ class SoundTask(PipelineTask):
         return units
 
     def masks(self, tensors: Fields) -> bool:
-        """Without a mask, and where a model normalises over all of the time, what is added would
-        change the answer.
+        """Tell whether padding does not change the output.
+
+        It changes the output without a mask, or if the model normalises over the whole time.
         """
         return (
             "attention_mask" in tensors
@@ -248,12 +247,11 @@ class SpeechRecognition(SoundTask):
         return options
 
     def forward(self, tensors: Sequence[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
-        """Of what a CTC model gives for a padded sound, only what is the sound's own."""
+        """Run the model, and cut the output of a CTC model to the length without padding."""
         if self._generates or self._lengths is None:
             return super().forward(tensors, options)
-        masks = [
-            each.get("attention_mask") for each in tensors
-        ]  # before the call, which takes them away
+        # The call removes the masks.
+        masks = [unit_tensors.get("attention_mask") for unit_tensors in tensors]
         counts = [None if mask is None else int(self._lengths(mask.sum())) for mask in masks]
         outputs = zip(super().forward(tensors, options), counts, strict=True)
         return [{**output, "tokens": output["tokens"][:, :count]} for output, count in outputs]
@@ -267,9 +265,7 @@ class SpeechRecognition(SoundTask):
 
 
 class ImageTextToText(PipelineTask):
-    """A text about images, by `generate`: of a prompt with its images, or of a chat whose messages
-    hold them.
-    """
+    """The generation of text for a prompt with images, or for a chat with images."""
 
     fields = frozenset({"image", "images", "text", "messages"})
     input_kind = "json"
@@ -279,37 +275,37 @@ class ImageTextToText(PipelineTask):
         self._generation = read.generation(4096)
         self.parameters = {**self._generation, "return_full_text": read.flag, "text": read.string}
 
-    def listed(self, inputs: Any) -> tuple[list[Any], bool]:
+    def as_list(self, inputs: Any) -> tuple[list[Any], bool]:
         if isinstance(inputs, list) and all(
-            isinstance(each, dict) and "role" in each for each in inputs
+            isinstance(message, dict) and "role" in message for message in inputs
         ):
             return [{"messages": inputs}], True
-        return super().listed(inputs)
+        return super().as_list(inputs)
 
     def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         from transformers.pipelines.base import Chat  # an extra
 
-        found, read_image = list[Any](), ImageReader()
-        for each in inputs:
-            given = each if isinstance(each, dict) else {"image": each}
-            images = given.get("images", [given["image"]] if "image" in given else None)
-            text = given.get("text", parameters.get("text", ""))
-            if "messages" in given:
+        prompts, read_image = list[Any](), ImageReader()
+        for value in inputs:
+            fields = value if isinstance(value, dict) else {"image": value}
+            images = fields.get("images", [fields["image"]] if "image" in fields else None)
+            text = fields.get("text", parameters.get("text", ""))
+            if "messages" in fields:
                 try:
-                    found.append(
-                        Chat([_with_images(message, read_image) for message in given["messages"]])
+                    prompts.append(
+                        Chat([_with_images(message, read_image) for message in fields["messages"]])
                     )
                 except (TypeError, ValueError, KeyError, AttributeError) as error:
                     raise InvalidInput(
                         f"`messages` must be a list of objects with role and content: {error}"
                     ) from None
             elif isinstance(images, list) and images and isinstance(text, str):
-                found.append({"images": [*map(read_image, images)], "text": text})
+                prompts.append({"images": [*map(read_image, images)], "text": text})
             else:
                 raise InvalidInput(
                     '`inputs` must be {"image": "base64", "text": "..."}, or a list of messages.'
                 )
-        return found
+        return prompts
 
     def options(self, request: Request) -> dict[str, Any]:
         generate = {
@@ -331,8 +327,12 @@ class ImageTextToText(PipelineTask):
 
 
 def _with_images(message: dict[str, Any], read_image: ImageReader) -> dict[str, Any]:
-    """The message, its images decoded: `{"type": "image", "image": base64}`, or OpenAI's
-    `image_url` with a data URL.
+    """Return a message with decoded images.
+
+    An image is `{"type": "image", "image": base64}`, or OpenAI's `image_url` with a data URL.
+
+    Raises:
+        ValueError: A part is neither text nor an image.
     """
     content = message["content"]
     if isinstance(content, str):

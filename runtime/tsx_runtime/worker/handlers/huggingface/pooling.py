@@ -1,6 +1,6 @@
-"""The layout of sentence-transformers: `modules.json` names what follows the model, and each
-module's directory has its configuration.
+"""The layout of sentence-transformers, with the modules that follow a model.
 
+`modules.json` names the modules, and the directory of each module has its configuration.
 https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 """
 
@@ -17,7 +17,8 @@ from torch import nn
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.loader import own_file
 
-LEGACY = {  # how configurations said it before `pooling_mode`
+# Keys of configurations before `pooling_mode`.
+LEGACY = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -28,39 +29,44 @@ LEGACY = {  # how configurations said it before `pooling_mode`
 
 
 class SentenceLayout:
-    """Without modules.json the mean of the tokens, as sentence-transformers has it.
+    """The modules that compute the vector of a text from the vectors of its tokens.
 
-    Raises LoadError.
+    Without modules.json, the vector is the mean of the tokens, as in sentence-transformers.
     """
 
     def __init__(self, directory: Path, device: torch.device) -> None:
-        self.modes = ["mean"]  # of pooling; the vectors of several stand one behind the other
+        """Read the layout.
+
+        Raises:
+            LoadError: A module is not supported, or its files cannot be read.
+        """
+        self.modes = ["mean"]  # The vectors of several modes of pooling are concatenated.
         self.steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
         self.normalizes = False
         for module in _json(directory / "modules.json") or []:
             path = own_file(directory / str(module.get("path", "")), directory)
             self._add(str(module.get("type", "")).rpartition(".")[2], directory, path, device)
-        bert, said = (
+        bert, config = (
             _json(directory / "sentence_bert_config.json") or {},
             _json(directory / "config_sentence_transformers.json") or {},
         )
-        self.most_tokens: int | None = bert.get("max_seq_length")
+        self.max_tokens: int | None = bert.get("max_seq_length")
         self.lower = bool(bert.get("do_lower_case"))
-        self.prompts: Mapping[str, str] = said.get("prompts") or {}
-        self.default_prompt: str | None = said.get("default_prompt_name")
-        self.similarity = said.get("similarity_fn_name") or "cosine"
+        self.prompts: Mapping[str, str] = config.get("prompts") or {}
+        self.default_prompt: str | None = config.get("default_prompt_name")
+        self.similarity = config.get("similarity_fn_name") or "cosine"
 
-    def _add(self, kind: str, directory: Path, place: Path, device: torch.device) -> None:
+    def _add(self, kind: str, directory: Path, path: Path, device: torch.device) -> None:
         if kind == "Transformer":
-            if place.resolve() != directory.resolve():
+            if path.resolve() != directory.resolve():
                 raise LoadError(
-                    f"The model of the sentence model lies in {place.name}/; it must lie beside"
+                    f"The model of the sentence model lies in {path.name}/; it must lie beside"
                     " modules.json."
                 )
         elif kind == "Pooling":
-            self.modes = _modes(_json(place / "config.json") or {})
+            self.modes = _modes(_json(path / "config.json") or {})
         elif kind == "Dense":
-            self.steps.append(_dense(place, device))
+            self.steps.append(_dense(path, device))
         elif kind == "Normalize":
             self.normalizes = True
             self.steps.append(lambda vectors: nn.functional.normalize(vectors, dim=-1))
@@ -71,7 +77,12 @@ class SentenceLayout:
             )
 
     def vectors(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Of the model's last layer (rows, tokens, size)."""
+        """Return a vector for each row.
+
+        Args:
+            tokens: The output of the model's last layer, of shape (rows, tokens, size).
+            mask: The attention mask, of shape (rows, tokens).
+        """
         tokens = tokens.float()
         vectors = torch.cat([pooled(mode, tokens, mask) for mode in self.modes], dim=-1)
         for step in self.steps:
@@ -80,7 +91,7 @@ class SentenceLayout:
 
 
 def pooled(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Of rows that are padded on the right."""
+    """Return one vector for each row; rows are padded on the right."""
     weights = mask.unsqueeze(-1).to(tokens.dtype)
     if mode == "cls":
         return tokens[:, 0]
@@ -105,11 +116,11 @@ def _modes(config: Mapping[str, Any]) -> list[str]:
             "The pooling leaves out the tokens of the prompt (include_prompt: false), which is not"
             " supported."
         )
-    said = config.get("pooling_mode")
+    configured = config.get("pooling_mode")
     modes = (
-        [said]
-        if isinstance(said, str)
-        else said or [mode for key, mode in LEGACY.items() if config.get(key)]
+        [configured]
+        if isinstance(configured, str)
+        else configured or [mode for key, mode in LEGACY.items() if config.get(key)]
     )
     if unknown := set(modes) - set(LEGACY.values()):
         raise LoadError(
@@ -119,25 +130,25 @@ def _modes(config: Mapping[str, Any]) -> list[str]:
     return list(modes) or ["mean"]
 
 
-def _dense(place: Path, device: torch.device) -> nn.Module:
-    from safetensors.torch import load_file  # comes with transformers
+def _dense(path: Path, device: torch.device) -> nn.Module:
+    from safetensors.torch import load_file  # a dependency of transformers
 
-    config = _json(place / "config.json") or {}
+    config = _json(path / "config.json") or {}
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(
         "."
     )[2]
     activation = getattr(nn, name, None)
     if not isinstance(activation, type) or not issubclass(activation, nn.Module):
         raise LoadError(
-            f"{place.name}/config.json has the activation {name!r}, which torch.nn does not have."
+            f"{path.name}/config.json has the activation {name!r}, which torch.nn does not have."
         )
-    if not (place / "model.safetensors").is_file():
+    if not (path / "model.safetensors").is_file():
         raise LoadError(
-            f"{place.name} has no model.safetensors: save the sentence model again with a current"
+            f"{path.name} has no model.safetensors: save the sentence model again with a current"
             " sentence-transformers."
         )
     layer = nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
-    weights = load_file(place / "model.safetensors")
+    weights = load_file(path / "model.safetensors")
     layer.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
     return nn.Sequential(layer, activation()).to(device).float().eval().requires_grad_(False)
 

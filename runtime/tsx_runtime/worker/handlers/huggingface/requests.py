@@ -1,9 +1,9 @@
-"""Reads the body of a request of Hugging Face's inference API.
-https://huggingface.co/docs/inference-providers/tasks
+"""The bodies of requests in the format of Hugging Face's inference API.
 
-{"inputs": ..., "parameters": {...}}, the task's own fields (`question` and `context`, `query` and
-`texts`) without `inputs`, or the bytes of an image or a sound. Parameters may also stand beside
-`inputs`, as text-embeddings-inference has them.
+A body is {"inputs": ..., "parameters": {...}}, or the bytes of an image or a sound. Some tasks have
+fields of their own in place of `inputs`, such as `question` and `context`. Parameters may also be
+fields of the body itself, as in text-embeddings-inference.
+https://huggingface.co/docs/inference-providers/tasks
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from tsx_runtime.worker.generation.interface import TaskRequest
 
 Reader: TypeAlias = TypeAdapter[Any]
 
-JSON_STARTS = b'{["'  # no format of images or sounds begins so
-NO_PARAMETERS = frozenset(
-    {"inputs", "parameters", "options", "model"}
-)  # `options` is for the hosted API's own cache and queue
-NESTED = (
-    "generation_parameters",
-    "generate_parameters",
-    "generate_kwargs",
-)  # three names of one thing in the API's history
-MOST_LABELS = 1000
-MOST_TEMPLATE = 1000  # characters
+JSON_STARTS = b'{["'  # No format of images or sounds begins with them.
+# `options` is for the cache and the queue of the hosted API.
+NO_PARAMETERS = frozenset({"inputs", "parameters", "options", "model"})
+# Three names for the same object in the history of the API.
+NESTED = ("generation_parameters", "generate_parameters", "generate_kwargs")
+MAX_LABELS = 1000
+MAX_TEMPLATE_CHARS = 1000
 
 
 def read_body(row: Any, fields: Collection[str], *, media: bool) -> TaskRequest:
-    """`fields`: of the task's own shape; `media`: a body that is no JSON is a file, else a text.
-    Raises InvalidInput.
+    """Return the request in a row of a handler's data.
+
+    Args:
+        row: The row.
+        fields: The fields of the task in place of `inputs`.
+        media: Whether a body that is no JSON is a file. If not, it is a text.
+
+    Raises:
+        InvalidInput: The body cannot be used.
     """
     if not isinstance(row, Mapping):
         return read_document(row, fields)
     body = row.get("body", row.get("data"))
     if body is None:
         in_bytes = all(isinstance(value, bytes | bytearray) for value in row.values())
-        return (
-            _of_form(row, fields) if in_bytes else read_document(row, fields)
-        )  # an envelope's instance
+        # A row without bytes is the instance of an envelope.
+        return _of_form(row, fields) if in_bytes else read_document(row, fields)
     if isinstance(body, bytes | bytearray | memoryview):
         return _of_bytes(bytes(body), fields, media)
     return read_document(body, fields)
@@ -74,21 +76,26 @@ def _of_bytes(body: bytes, fields: Collection[str], media: bool) -> TaskRequest:
 
 
 def _of_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
-    """A file under `inputs`, `file`, `image` or `audio`, and `parameters` as JSON beside it."""
+    """Read a form: a file as `inputs`, `file`, `image` or `audio`, and `parameters` as JSON."""
     file = next((row[name] for name in ("inputs", "file", "image", "audio") if name in row), None)
     if file is None:
         raise InvalidInput(
             f"The form has no field `inputs`, but {field_names(row)}.{form_advice(row)}"
         )
-    given = row.get("parameters", b"{}")
+    content = row.get("parameters", b"{}")
     try:
-        parameters = read_json(bytes(given))
+        parameters = read_json(bytes(content))
     except (ValueError, TypeError) as error:
         raise InvalidInput(f"The field `parameters` of the form is not JSON: {error}.") from None
     return read_document({"inputs": bytes(file), "parameters": parameters}, fields)
 
 
 def read_document(document: Any, fields: Collection[str]) -> TaskRequest:
+    """Return the request in a JSON value.
+
+    Raises:
+        InvalidInput: There is no input, or `parameters` is no object.
+    """
     if not isinstance(document, Mapping):
         return TaskRequest(document, {})
     inputs = document.get("inputs")
@@ -103,7 +110,7 @@ def read_document(document: Any, fields: Collection[str]) -> TaskRequest:
     parameters = document.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidInput(f"`parameters` is a {_kind(parameters)}; it must be an object.")
-    beside = {
+    top_level = {
         name: value
         for name, value in document.items()
         if name not in NO_PARAMETERS and name not in fields
@@ -112,25 +119,29 @@ def read_document(document: Any, fields: Collection[str]) -> TaskRequest:
         inputs,
         {
             name: value
-            for name, value in {**beside, **(parameters or {})}.items()
+            for name, value in {**top_level, **(parameters or {})}.items()
             if value is not None
         },
     )
 
 
 def read_parameters(
-    given: Mapping[str, Any], known: Mapping[str, Reader], task: str
+    parameters: Mapping[str, Any], known: Mapping[str, Reader], task: str
 ) -> dict[str, Any]:
-    """Raises InvalidInput for one that the task does not have, or a value that it cannot take."""
+    """Return the validated parameters of a task.
+
+    Raises:
+        InvalidInput: The task has no such parameter, or a value is invalid.
+    """
     values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in parameters.items():
         if name in NESTED and "max_new_tokens" in known:
             if not isinstance(value, Mapping):
                 raise InvalidInput(
                     f"The parameter {name!r} is a {_kind(value)}; it must be an object."
                 )
             inner = {
-                key: each for key, each in value.items() if each is not None and key not in NESTED
+                key: item for key, item in value.items() if item is not None and key not in NESTED
             }
             values |= read_parameters(inner, known, task)
             continue
@@ -151,10 +162,10 @@ def _kind(value: Any) -> str:
     return {dict: "object", list: "list", str: "string", bool: "boolean"}.get(type(value), "number")
 
 
-# Readers
+# Readers of parameters
 
 
-def whole(least: int = 1, most: int = 1 << 31) -> Reader:
+def integer(least: int = 1, most: int = 1 << 31) -> Reader:
     return TypeAdapter(Annotated[int, Field(strict=True, ge=least, le=most)])
 
 
@@ -163,11 +174,11 @@ def number(least: float, most: float) -> Reader:
 
 
 def one_of(*choices: Any) -> Reader:
-    return TypeAdapter(Literal[choices])  # type: ignore[arg-type]  # a form that is made at run time
+    return TypeAdapter(Literal[choices])  # type: ignore[arg-type]  # The type is made at run time.
 
 
 def _listed(value: Any) -> Any:
-    """One string with commas is a list too, as for transformers."""
+    """Split a string at its commas, like transformers."""
     return (
         [label.strip() for label in value.split(",") if label.strip()]
         if isinstance(value, str)
@@ -176,7 +187,11 @@ def _listed(value: Any) -> Any:
 
 
 def _template(value: str) -> str:
-    """Not more of Python's format language than `{}`: a width in it would fill the memory."""
+    """Refuse all of Python's format language but `{}`: a width would fill the memory.
+
+    Raises:
+        ValueError: The template has other braces, or no `{}`.
+    """
     if value.count("{}") != 1 or set(value.replace("{}", "")) & set("{}"):
         raise ValueError("it must have {} in the place of the label, and no other braces")
     return value
@@ -187,12 +202,14 @@ flag: Reader = TypeAdapter(Annotated[bool, Field(strict=True)])
 string: Reader = TypeAdapter(_String)
 strings: Reader = TypeAdapter(list[str])
 labels: Reader = TypeAdapter(
-    Annotated[list[_String], Field(min_length=1, max_length=MOST_LABELS), BeforeValidator(_listed)]
+    Annotated[list[_String], Field(min_length=1, max_length=MAX_LABELS), BeforeValidator(_listed)]
 )
+# A template is repeated for each label.
 template: Reader = TypeAdapter(
-    Annotated[str, Field(max_length=MOST_TEMPLATE), AfterValidator(_template)]
-)  # repeated for each label
-truncation: Reader = TypeAdapter(  # of single texts each of these names means the same
+    Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS), AfterValidator(_template)]
+)
+# For single texts, the two names mean the same as True.
+truncation: Reader = TypeAdapter(
     Annotated[
         Literal[True, False, "do_not_truncate", "longest_first", "only_first"],
         AfterValidator(lambda value: value not in (False, "do_not_truncate")),
@@ -200,28 +217,28 @@ truncation: Reader = TypeAdapter(  # of single texts each of these names means t
 )
 FUNCTION: Mapping[str, Reader] = {
     "function_to_apply": one_of("sigmoid", "softmax", "none"),
-    "top_k": whole(),
+    "top_k": integer(),
 }
 
 
 def generation(most: int) -> dict[str, Reader]:
-    """How `generate` of transformers continues a sequence, of at most so many tokens."""
+    """Return the parameters of transformers' `generate`, for at most `most` tokens."""
     return {
         "do_sample": flag,
         "early_stopping": one_of(True, False, "never"),
         "epsilon_cutoff": number(0, 1),
         "eta_cutoff": number(0, 1),
         "length_penalty": number(-10, 10),
-        "max_length": whole(1, most),
-        "max_new_tokens": whole(1, most),
-        "min_length": whole(0, most),
-        "min_new_tokens": whole(0, most),
-        "no_repeat_ngram_size": whole(0, 100),
-        "num_beams": whole(1, 16),
-        "num_return_sequences": whole(1, 16),
+        "max_length": integer(1, most),
+        "max_new_tokens": integer(1, most),
+        "min_length": integer(0, most),
+        "min_new_tokens": integer(0, most),
+        "no_repeat_ngram_size": integer(0, 100),
+        "num_beams": integer(1, 16),
+        "num_return_sequences": integer(1, 16),
         "repetition_penalty": number(0.01, 100),
         "temperature": number(0.01, 100),
-        "top_k": whole(0),
+        "top_k": integer(0),
         "top_p": number(0.0001, 1),
         "typical_p": number(0.0001, 1),
         "use_cache": flag,

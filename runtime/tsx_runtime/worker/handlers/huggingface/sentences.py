@@ -1,6 +1,4 @@
-"""Vectors of texts, how alike sentences are, and texts in the order of how well they answer a
-query.
-"""
+"""Tasks with vectors of texts: embeddings, similarity of sentences, and ranking by a query."""
 
 from __future__ import annotations
 
@@ -19,31 +17,32 @@ from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Fields, Request, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask, check_pairs
 
-LIKENESS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "cosine": lambda one, others: nn.functional.cosine_similarity(one[None], others),
-    "dot": lambda one, others: others @ one,
-    "euclidean": lambda one, others: -torch.linalg.vector_norm(others - one, dim=-1),
-    "manhattan": lambda one, others: -(others - one).abs().sum(dim=-1),
+SIMILARITIES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cosine": lambda vector, rows: nn.functional.cosine_similarity(vector[None], rows),
+    "dot": lambda vector, rows: rows @ vector,
+    "euclidean": lambda vector, rows: -torch.linalg.vector_norm(rows - vector, dim=-1),
+    "manhattan": lambda vector, rows: -(rows - vector).abs().sum(dim=-1),
 }
 PAIRS = (("source_sentence", "sentences"), ("query", "texts"))
 RANKING: Mapping[str, Reader] = {
     "raw_scores": read.flag,
     "return_text": read.flag,
-    "top_n": read.whole(),
+    "top_n": read.integer(),
     "truncate": read.flag,
 }
 
 
 class Sentences(TextTask):
-    """A text, or a list of them: vectors.
+    """The task of a model that computes a vector of a text.
 
-    `source_sentence` and `sentences`: likenesses. `query` and `texts`: a ranking.
+    For texts it returns their vectors, for `source_sentence` and `sentences` their similarities,
+    and for `query` and `texts` a ranking.
     """
 
     fields = frozenset(name for pair in PAIRS for name in pair)
     parameters = {
         **RANKING,
-        "dimensions": read.whole(),
+        "dimensions": read.integer(),
         "encoding_format": read.one_of("float"),
         "normalize": read.flag,
         "prompt_name": read.string,
@@ -54,33 +53,33 @@ class Sentences(TextTask):
         super().__init__(loaded)
         self.layout = SentenceLayout(loaded.directory, loaded.device)
         self.tokenizer.model_max_length = min(
-            self.layout.most_tokens or 1 << 40, self.tokenizer.model_max_length
+            self.layout.max_tokens or 1 << 40, self.tokenizer.model_max_length
         )
         self._pools = (
             loaded.task != "feature-extraction" or (loaded.directory / "modules.json").is_file()
         )
 
-    def listed(self, inputs: Any) -> tuple[list[Any], bool]:
-        for one, others in PAIRS:
+    def as_list(self, inputs: Any) -> tuple[list[Any], bool]:
+        for single, several in PAIRS:
             if (
                 isinstance(inputs, dict)
-                and set(inputs) == {one, others}
-                and isinstance(inputs[others], list)
-                and inputs[others]
+                and set(inputs) == {single, several}
+                and isinstance(inputs[several], list)
+                and inputs[several]
             ):
-                return [inputs[one], *inputs[others]], False
-        return super().listed(inputs)
+                return [inputs[single], *inputs[several]], False
+        return super().as_list(inputs)
 
     def read(self, request: TaskRequest) -> Request:
-        found = super().read(request)
+        result = super().read(request)
         if isinstance(request.inputs, dict):
-            found.parameters["kind"] = "query" if "query" in request.inputs else "source_sentence"
-        name, prompts = found.parameters.get("prompt_name"), self.layout.prompts
+            result.parameters["kind"] = "query" if "query" in request.inputs else "source_sentence"
+        name, prompts = result.parameters.get("prompt_name"), self.layout.prompts
         if name is not None and name not in prompts:
             raise InvalidInput(
                 f"The model has no prompt {name!r}; it has {', '.join(prompts) or 'none'}."
             )
-        return found
+        return result
 
     def rows(self, request: Request) -> list[TextRow]:
         cut = request.parameters.get("truncation", request.parameters.get("truncate", self._pools))
@@ -94,7 +93,7 @@ class Sentences(TextTask):
         ]
 
     def key(self, request: Request) -> Hashable:
-        """Whether the tokens of a row are pooled."""
+        """Return whether the tokens of a row are pooled."""
         return self._pools or bool({"kind", "normalize", "dimensions"} & request.parameters.keys())
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
@@ -102,14 +101,15 @@ class Sentences(TextTask):
         tokens = self.model(**inputs)[0]
         if units[0].key:
             return list(self.layout.vectors(tokens, inputs["attention_mask"]).cpu())
+        # transformers' pipeline returns the vectors of all tokens.
         return [
             row[None, : unit.length] for row, unit in zip(tokens.float().cpu(), units, strict=True)
-        ]  # as transformers' pipeline
+        ]
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         parameters, results = request.parameters, [result for (result,) in parts]
         if "kind" in parameters:
-            scores: list[float] = LIKENESS[self.layout.similarity](
+            scores: list[float] = SIMILARITIES[self.layout.similarity](
                 results[0], torch.stack(results[1:])
             ).tolist()
             return (
@@ -124,16 +124,16 @@ class Sentences(TextTask):
                 if parameters.get("normalize", self.layout.normalizes)
                 else vectors
             )
-        return request.shaped([each.tolist() for each in results])
+        return request.shaped([vector.tolist() for vector in results])
 
 
 class TextRanking(TextTask):
-    """A model that reads query and text together (a cross-encoder)."""
+    """The task of a cross-encoder, which reads query and text together."""
 
     fields = frozenset(PAIRS[1])
     parameters = RANKING
 
-    def listed(self, inputs: Any) -> tuple[list[Any], bool]:
+    def as_list(self, inputs: Any) -> tuple[list[Any], bool]:
         if (
             isinstance(inputs, dict)
             and set(inputs) == self.fields
@@ -159,8 +159,9 @@ class TextRanking(TextTask):
         return list(self.model(**self.padded(units)).logits.float().cpu())
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
-        """Of one label a probability, as sentence-transformers has it by default; of several that
-        of the last.
+        """Return the ranking by the probability of the last label.
+
+        With one label it is the sigmoid, the default of sentence-transformers.
         """
         logits = torch.stack([result for part in parts for result in part])
         config = getattr(self.loaded.model.config, "sentence_transformers", None) or {}
@@ -183,9 +184,7 @@ class TextRanking(TextTask):
 
 
 def ranked(scores: list[float], texts: Sequence[str], parameters: Fields) -> list[dict[str, Any]]:
-    """As text-embeddings-inference answers: the best first, each with the index that its text
-    had.
-    """
+    """Return the ranking in the form of text-embeddings-inference, with the best text first."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: parameters.get("top_n")]
     text = parameters.get("return_text", False)
     return [

@@ -1,6 +1,4 @@
-"""Texts from texts, by an encoder and a decoder: summarisation, translation, text2text
-generation.
-"""
+"""Tasks of encoder-decoder models: summarisation, translation, text2text generation."""
 
 from __future__ import annotations
 
@@ -22,17 +20,22 @@ OUTPUTS = {
     "translation": "translation_text",
     "text2text-generation": "generated_text",
 }
-LONGEST = 1024  # tokens of an answer, where the model has no bound of its own
+DEFAULT_MAX_TOKENS = 1024  # the bound of a response if the model has none
 
 
 class TextToText(TextTask):
-    """Requests with equal parameters are generated together."""
+    """A task that generates a text from a text.
+
+    Requests with equal parameters are generated together.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         self._name = OUTPUTS[family(loaded.task)]
         positions = getattr(loaded.model.config, "max_position_embeddings", None)
-        self._generation = read.generation(positions if isinstance(positions, int) else LONGEST)
+        self._generation = read.generation(
+            positions if isinstance(positions, int) else DEFAULT_MAX_TOKENS
+        )
         language: read.Reader = TypeAdapter(Annotated[str, AfterValidator(self._language)])
         languages = (
             {"src_lang": language, "tgt_lang": language} if self._name == "translation_text" else {}
@@ -45,7 +48,11 @@ class TextToText(TextTask):
         }
 
     def _language(self, language: str) -> str:
-        """T5's are names in its prefixes; of other models each is a token."""
+        """Check a language: a token of the model, or for T5 any name, since prefixes hold it.
+
+        Raises:
+            ValueError: The tokenizer has no such token.
+        """
         if hasattr(self.tokenizer, "src_lang") and self.tokenizer.convert_tokens_to_ids(
             language
         ) in (None, self.tokenizer.unk_token_id):
@@ -53,15 +60,15 @@ class TextToText(TextTask):
         return language
 
     def read(self, request: TaskRequest) -> Request:
-        found = super().read(request)
-        parameters = found.parameters
+        result = super().read(request)
+        parameters = result.parameters
         wanted = parameters.get("num_return_sequences", 1)
         beams = parameters.get("num_beams") or self.loaded.model.generation_config.num_beams or 1
         if wanted > beams and not (beams == 1 and parameters.get("do_sample")):
             raise InvalidInput(
                 f"num_return_sequences is {wanted}: that takes as many num_beams, or do_sample."
             )
-        return found
+        return result
 
     def rows(self, request: Request) -> list[TextRow]:
         parameters, config = request.parameters, self.loaded.model.config
@@ -69,9 +76,8 @@ class TextToText(TextTask):
         if source and "tgt_lang" in parameters:
             task = f"translation_{source}_to_{parameters['tgt_lang']}"
         specific = (getattr(config, "task_specific_params", None) or {}).get(task) or {}
-        prefix = (
-            specific.get("prefix") or getattr(config, "prefix", None) or ""
-        )  # T5 is told so what to do
+        # The prefix tells T5 its task.
+        prefix = specific.get("prefix") or getattr(config, "prefix", None) or ""
         language = source if hasattr(self.tokenizer, "src_lang") else None
         cut = parameters.get("truncation", False)
         return [
@@ -91,18 +97,18 @@ class TextToText(TextTask):
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
         options: Any = units[0].key
-        found = self.model.generate(**self.padded(units), **dict(options))
-        return list(found.view(len(units), -1, found.shape[-1]))
+        sequences = self.model.generate(**self.padded(units), **dict(options))
+        return list(sequences.view(len(units), -1, sequences.shape[-1]))
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         clean = request.parameters.get("clean_up_tokenization_spaces", False)
-        found = [
+        outputs = [
             self.tokenizer.batch_decode(
-                one, skip_special_tokens=True, clean_up_tokenization_spaces=clean
+                sequences, skip_special_tokens=True, clean_up_tokenization_spaces=clean
             )
-            for (one,) in parts
+            for (sequences,) in parts
         ]
-        return [{self._name: text} for texts in found for text in texts]
+        return [{self._name: text} for texts in outputs for text in texts]
 
     def example(self) -> TaskRequest:
         return TaskRequest(EXAMPLE, {"max_new_tokens": 4})

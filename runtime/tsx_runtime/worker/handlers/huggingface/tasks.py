@@ -1,6 +1,4 @@
-"""What every task does: reads one request, answers those of a batch together, and says what a
-request costs.
-"""
+"""The base of tasks, which read requests, tell their cost, and answer those of a batch together."""
 
 from __future__ import annotations
 
@@ -16,15 +14,15 @@ from tsx_runtime.worker.handlers.huggingface.requests import Reader, read_parame
 
 Fields: TypeAlias = Mapping[str, Any]  # the parameters of a request, or tensors by name
 
-# of one request: inputs, parts of long texts, pairs of text and label, proposals for masked words
-MOST_PARTS = 10_000
+# A request's inputs, parts of long texts, pairs of text and label, or proposals for masked words.
+MAX_PARTS = 10_000
 
 
 class Request(NamedTuple):
-    """A request that a task has read: its inputs are checked."""
+    """A request with checked inputs."""
 
     inputs: Sequence[Any]
-    single: bool  # whether it was one input and not a list, and so is answered by one output
+    single: bool  # Whether the request has one input, not a list, and gets one output.
     parameters: dict[str, Any]
 
     @property
@@ -32,80 +30,112 @@ class Request(NamedTuple):
         return self.parameters.get("adapter")
 
     def shaped(self, outputs: list[Any]) -> Any:
+        """Return the only output of a single request, otherwise the list."""
         return outputs[0] if self.single else outputs
 
 
 class Unit(NamedTuple):
-    """What the model is given for one input, or for a part of one."""
+    """The model's input for one input of a request, or for a part of it.
 
-    request: int  # its position in the batch
+    Attributes:
+        request: The position of the request in the batch.
+        input: The index of the input in the request.
+        tensors: The input of the model, without padding.
+        length: The cost in tokens, or in other units.
+        key: Only units of equal keys go into one call of the model.
+        options: Options for the call and for the processing of its result.
+    """
+
+    request: int
     input: int
-    tensors: Any  # without padding
-    length: int  # in tokens, or in what costs about as much
-    key: Hashable = None  # only units of equal keys go into one call of the model
-    options: Any = None  # of that call, and of what follows it
+    tensors: Any
+    length: int
+    key: Hashable = None
+    options: Any = None
 
 
 class Task(ABC):
-    fields: frozenset[str] = (
-        frozenset()
-    )  # of the task's own shape of a request, in place of `inputs`
-    media = False  # whether a body that is no JSON is a file
-    input_kind = "json"  # for the form on the server's page
+    """A task of a model.
+
+    Attributes:
+        fields: The fields of a request in place of `inputs`.
+        media: Whether a body that is no JSON is a file.
+        input_kind: The kind of input for the form on the server's page.
+        parameters: The readers of the parameters.
+        required: The names of required parameters.
+        max_parts: The largest number of units of a request.
+    """
+
+    fields: frozenset[str] = frozenset()
+    media = False
+    input_kind = "json"
     parameters: Mapping[str, Reader] = {}
     required: tuple[str, ...] = ()
-    most_parts = MOST_PARTS
+    max_parts = MAX_PARTS
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
-        self.model = loaded.model  # with the adapter of the requests that run
+        self.model = loaded.model  # It has the adapter of the current call.
         self.budget = loaded.budget
 
     def use(self, model: Any) -> None:
         self.model = model
 
     def read(self, request: TaskRequest) -> Request:
-        """Raises InvalidInput."""
-        given = dict(request.parameters)
-        adapter = given.pop("adapter", None)
-        names = list(self.loaded.adapters)  # what the client sends may not be hashable
+        """Check a request.
+
+        Raises:
+            InvalidInput: An input or a parameter cannot be used.
+        """
+        values = dict(request.parameters)
+        adapter = values.pop("adapter", None)
+        names = list(self.loaded.adapters)  # The client's value may not be hashable.
         if adapter is not None and adapter not in names:
             raise InvalidInput(
                 f"The model has no adapter {adapter!r}; it has {', '.join(names) or 'none'}."
             )
-        parameters = read_parameters(given, self.parameters, self.loaded.task)
+        parameters = read_parameters(values, self.parameters, self.loaded.task)
         if adapter is not None:
             parameters["adapter"] = adapter
         for name in self.required:
             if name not in parameters:
                 raise InvalidInput(f"{self.loaded.task} needs the parameter {name!r}.")
-        inputs, single = self.listed(request.inputs)
+        inputs, single = self.as_list(request.inputs)
         if not inputs:
             raise InvalidInput("`inputs` is empty. Send at least one input.")
-        if len(inputs) > MOST_PARTS:
+        if len(inputs) > MAX_PARTS:
             raise InvalidInput(
-                f"`inputs` has {len(inputs)} entries; at most {MOST_PARTS} are taken. Send several"
+                f"`inputs` has {len(inputs)} entries; at most {MAX_PARTS} are taken. Send several"
                 " requests."
             )
         return Request(self.read_inputs(inputs, parameters), single, parameters)
 
-    def listed(self, inputs: Any) -> tuple[list[Any], bool]:
+    def as_list(self, inputs: Any) -> tuple[list[Any], bool]:
+        """Return the inputs as a list, and whether there is only a single one."""
         return (inputs, False) if isinstance(inputs, list) else ([inputs], True)
 
     @abstractmethod
     def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
-        """Raises InvalidInput."""
+        """Return checked inputs.
+
+        Raises:
+            InvalidInput: An input cannot be used.
+        """
 
     @abstractmethod
     def example(self) -> TaskRequest:
-        """What warms the model up."""
+        """Return a request that warms the model up."""
 
     @abstractmethod
     def cost(self, request: Request) -> int:
-        """In tokens where the task reads text, else in inputs."""
+        """Return the cost in tokens, or in inputs if the task reads no text."""
 
     def answer(self, requests: Sequence[Request]) -> list[TaskResult]:
-        """Raises BadRows, by positions in `requests`."""
+        """Return the results of the requests of a batch.
+
+        Raises:
+            BadRows: Some requests cannot be answered.
+        """
         units = self.units(requests)
         keys = [(requests[unit.request].adapter, unit.key) for unit in units]
 
@@ -114,9 +144,7 @@ class Task(ABC):
             self.use(self.loaded.model if adapter is None else self.loaded.adapters[adapter])
             try:
                 return self.run([units[position] for position in positions])
-            except (
-                ValueError
-            ) as error:  # in transformers' words, of what `generate` or the model cannot do
+            except ValueError as error:  # `generate`, or the model, refuses the input.
                 raise InvalidInput(f"The model cannot take the input: {error}") from error
 
         parts: list[list[list[Any]]] = [[[] for _ in request.inputs] for request in requests]
@@ -129,28 +157,44 @@ class Task(ABC):
         outputs = each_or_bad(
             lambda position, request: self.output(request, parts[position]), requests
         )
-        return [TaskResult(*each) for each in zip(outputs, tokens, strict=True)]
+        return [TaskResult(*result) for result in zip(outputs, tokens, strict=True)]
 
     def check_parts(self, parts: int) -> None:
-        """Of all inputs of a request. Raises InvalidInput."""
-        if parts > self.most_parts:
+        """Check the number of units of a request.
+
+        Raises:
+            InvalidInput: There are too many.
+        """
+        if parts > self.max_parts:
             raise InvalidInput(
-                f"The request makes more than {self.most_parts} parts, the most that one may make."
+                f"The request makes more than {self.max_parts} parts, the most that one may make."
                 " Send several requests, or longer parts."
             )
 
     def units(self, requests: Sequence[Request]) -> list[Unit]:
-        """Raises BadRows."""
+        """Return the units of all requests.
+
+        Raises:
+            BadRows: Some requests cannot be prepared.
+        """
         return [unit for units in each_or_bad(self.units_of, requests) for unit in units]
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
-        """Return the units of one request. Raises ValueError."""
+        """Return the units of one request.
+
+        Raises:
+            ValueError: The request cannot be prepared; the message is for the client.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
-        """One call of the model: for each unit a result."""
+        """Call the model once, and return a result for each unit."""
 
     @abstractmethod
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
-        """The answer, of the results of each input. Raises ValueError, in words for the client."""
+        """Return the response, given the results for each input.
+
+        Raises:
+            ValueError: A parameter does not fit; the message is for the client.
+        """

@@ -1,5 +1,6 @@
-"""The base of tasks that read text without a pipeline of transformers: one call of the tokenizer
-for the requests of a batch.
+"""The base of tasks that read text without a pipeline of transformers.
+
+The tokenizer is called once for all requests of a batch.
 """
 
 from __future__ import annotations
@@ -16,39 +17,51 @@ from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.tasks import (
-    MOST_PARTS,
+    MAX_PARTS,
     Request,
     Task,
     Unit,
 )
 
-# characters of all pairs of a request, whose texts are tokenized with each of the others
-MOST_PAIRED = 10_000_000
-# for each token that the model takes: of longer texts only as much is tokenized as the model reads
-CHARACTERS = 8
-# of a tokenizer, behind the last token that the model reads: so far a cut changes none that it
-# reads
-WORDS_BEHIND = 8
+# Characters of all pairs of a request, since each pair is tokenized.
+MAX_PAIRED_CHARS = 10_000_000
+# A text with more characters for each token of the model is cut before it is tokenized.
+CHARS_PER_TOKEN = 8
+# Words between the last token that the model reads and the cut. A cut can change tokens near it.
+MIN_FOLLOWING_WORDS = 8
 EXAMPLE = ["Warm-up", "The first request is as fast as the tenth."]
 
 
 class TextRow(NamedTuple):
-    input: int  # of its request
+    """A text, or a pair of texts, for the tokenizer.
+
+    Attributes:
+        input: The index of the input in its request.
+        text: The text.
+        pair: The second text of a pair.
+        cut: Whether a text that is too long for the model is cut. If not, it is refused.
+        language: The language of the text, for models that read several.
+    """
+
+    input: int
     text: str
     pair: str | None = None
-    cut: bool = False  # where it is longer than the model takes; else it is refused
-    language: str | None = None  # of the text, for models that read several
+    cut: bool = False
+    language: str | None = None
 
 
 class TextTask(Task):
+    """A task that reads texts by a tokenizer."""
+
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         self.tokenizer = loaded.tokenizer
         if self.tokenizer.pad_token is None:
-            self.budget = Budget(loaded.budget.most, 0)  # rows of one length only
+            # Without padding, only rows of one length run together.
+            self.budget = Budget(loaded.budget.max_tokens, 0)
 
     def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
-        return [a_text(each) for each in inputs]
+        return [as_text(value) for value in inputs]
 
     def example(self) -> TaskRequest:
         return TaskRequest(EXAMPLE, {})
@@ -60,7 +73,7 @@ class TextTask(Task):
         ]
 
     def key(self, request: Request) -> Hashable:
-        """Rows of requests of one key go into one call of the model."""
+        """Return a key; rows of requests with equal keys go into one call of the model."""
         return None
 
     def units(self, requests: Sequence[Request]) -> list[Unit]:
@@ -72,7 +85,7 @@ class TextTask(Task):
         kinds = [(row.pair is None, row.cut, row.language) for _, row in rows]
         encodings: dict[int, Any] = {}
         for kind in set(kinds):
-            chosen = [index for index, each in enumerate(kinds) if each == kind]
+            chosen = [index for index, row_kind in enumerate(kinds) if row_kind == kind]
             encodings.update(
                 zip(chosen, self._tokenized([rows[index][1] for index in chosen]), strict=True)
             )
@@ -82,13 +95,13 @@ class TextTask(Task):
             units[position].append(
                 Unit(position, row.input, encodings[index], length, self.key(requests[position]))
             )
-        return [unit for own in each_or_bad(self._checked, units) for unit in own]
+        return [unit for checked in each_or_bad(self._check_lengths, units) for unit in checked]
 
-    def _checked(self, _: int, own: list[Unit]) -> list[Unit]:
-        return [check_length(unit, self.loaded) for unit in own]
+    def _check_lengths(self, _: int, units: list[Unit]) -> list[Unit]:
+        return [check_length(unit, self.loaded) for unit in units]
 
     def _tokenized(self, rows: Sequence[TextRow]) -> list[dict[str, Any]]:
-        """Rows of one kind."""
+        """Tokenize rows of one kind."""
         first = rows[0]
         before = getattr(self.tokenizer, "src_lang", None)
         if first.language is not None:
@@ -112,6 +125,7 @@ class TextTask(Task):
         ]
 
     def padded(self, units: Sequence[Unit]) -> dict[str, torch.Tensor]:
+        """Return the inputs of the model for some units, padded on the right."""
         longest = max(unit.length for unit in units)
         fills = {
             "input_ids": self.tokenizer.pad_token_id or 0,
@@ -129,22 +143,32 @@ class TextTask(Task):
         return text_cost(self.loaded, [(row.text, row.pair) for row in self.rows(request)])
 
 
-def a_text(given: Any, name: str = "inputs") -> str:
-    """Raises InvalidInput."""
-    if not isinstance(given, str):
+def as_text(value: Any, name: str = "inputs") -> str:
+    """Return a value that must be a text.
+
+    Raises:
+        InvalidInput: It is empty or no text.
+    """
+    if not isinstance(value, str):
         raise InvalidInput(
-            f"`{name}` must be text or a list of texts, and not {type(given).__name__}."
+            f"`{name}` must be text or a list of texts, and not {type(value).__name__}."
         )
-    if not given.strip():
+    if not value.strip():
         raise InvalidInput(f"`{name}` is empty: it must have at least one character.")
-    return given
+    return value
 
 
 def check_text(text: str, step: int) -> None:
-    """Raises ValueError for a text that alone makes too many parts, each of which begins so many
-    tokens after the last.
+    """Check that a text does not make too many parts.
+
+    Args:
+        text: The text.
+        step: The number of tokens between the beginnings of two parts.
+
+    Raises:
+        ValueError: It makes too many.
     """
-    if len(text) > MOST_PARTS * step:
+    if len(text) > MAX_PARTS * step:
         too_many = (
             f"The text has {len(text)} characters: too many for parts that begin {step} tokens"
             " apart"
@@ -153,87 +177,90 @@ def check_text(text: str, step: int) -> None:
 
 
 def beginning(loaded: Loaded, text: str) -> str:
-    """Of a text that is much longer than the model takes a part from its start, which has more
-    tokens than that; the first are the text's.
+    """Return the start of a text that is much too long for the model; other texts do not change.
 
-    A cut changes tokens near to it. Others have words behind them, with a character that is neither
-    a digit nor a space: the expressions that split texts into words look ahead over a run of
-    digits, or of spaces.
+    The start has more tokens than the model takes, and those that the model reads are the text's.
+
+    A cut changes tokens near it. A token is unchanged if enough words follow, with a character that
+    is neither a digit nor a space. Tokenizers look ahead over runs of digits and spaces.
     """
-    most = loaded.most_tokens
+    most = loaded.max_tokens
     if (
         most is None
-        or len(text) <= CHARACTERS * most
+        or len(text) <= CHARS_PER_TOKEN * most
         or loaded.tokenizer.truncation_side != "right"
     ):
         return text
-    size = CHARACTERS * most
+    size = CHARS_PER_TOKEN * most
     while size < len(text):
         encodings = loaded.tokenizer(text[:size], add_special_tokens=False, verbose=False).encodings
-        if not encodings:  # a tokenizer in Python, which does not say what its words are
+        if not encodings:  # A tokenizer in Python does not report its words.
             break
-        words = encodings[0].word_ids
-        if len(words) > most:
-            behind = text[encodings[0].offsets[most][0] : size]
-            count = (
-                words[-1] - words[most] if words[-1] else len(behind.split())
-            )  # to some tokenizers a text is one word
-            if count > WORDS_BEHIND and re.search(r"[^\s\d]", behind):
+        word_ids = encodings[0].word_ids
+        if len(word_ids) > most:
+            following = text[encodings[0].offsets[most][0] : size]
+            # For some tokenizers a text is one word.
+            count = word_ids[-1] - word_ids[most] if word_ids[-1] else len(following.split())
+            if count > MIN_FOLLOWING_WORDS and re.search(r"[^\s\d]", following):
                 return text[:size]
-        size *= CHARACTERS
+        size *= CHARS_PER_TOKEN
     return text
 
 
 def shortened(loaded: Loaded, text: str, pair: str | None = None) -> tuple[str, str | None]:
-    """As much as the model reads.
+    """Return the parts of a text, or of a pair, that the model can read.
 
-    Where two long texts share an odd number of tokens, either may get the one that is left over.
-
-    Two that cannot be cut between words are cut by characters: the tokenizer's own cut takes a time
-    that grows with the product of both.
+    If two long texts share an odd number of tokens, either may get the last one. Texts that cannot
+    be cut between words are cut between characters. The tokenizer's own cut would take a time that
+    grows with the product of both lengths.
     """
     if pair is None:
         return beginning(loaded, text), None
-    one, other = beginning(loaded, text), beginning(loaded, pair)
-    bound = CHARACTERS**2 * (loaded.most_tokens or len(text))
-    if min(len(one), len(other)) > bound:
-        kept = slice(bound) if loaded.tokenizer.truncation_side == "right" else slice(-bound, None)
-        return one[kept], other[kept]
-    return one, other
+    first, second = beginning(loaded, text), beginning(loaded, pair)
+    bound = CHARS_PER_TOKEN**2 * (loaded.max_tokens or len(text))
+    if min(len(first), len(second)) > bound:
+        part = slice(bound) if loaded.tokenizer.truncation_side == "right" else slice(-bound, None)
+        return first[part], second[part]
+    return first, second
 
 
 def check_length(unit: Unit, loaded: Loaded) -> Unit:
-    """Raises ValueError where it is longer than the model takes."""
-    if loaded.most_tokens is not None and unit.length > loaded.most_tokens:
+    """Return a unit that must fit the model.
+
+    Raises:
+        ValueError: It is longer than the model takes.
+    """
+    if loaded.max_tokens is not None and unit.length > loaded.max_tokens:
         raise ValueError(
             f"The input has at least {unit.length} tokens; the model takes at most"
-            f" {loaded.most_tokens}. Send less, or have it cut by the parameter `truncation`: true,"
+            f" {loaded.max_tokens}. Send less, or have it cut by the parameter `truncation`: true,"
             " where the task has it."
         )
     return unit
 
 
-def check_pairs(texts: Sequence[str], others: Sequence[str]) -> None:
-    """Each text is tokenized once for each of the others.
+def check_pairs(texts: Sequence[str], partners: Sequence[str]) -> None:
+    """Check the size of all pairs of a text and a partner, since each pair is tokenized.
 
-    Raises InvalidInput where that is too much.
+    Raises:
+        InvalidInput: The pairs have too many characters.
     """
-    characters = len(others) * sum(map(len, texts)) + len(texts) * sum(map(len, others))
-    if characters > MOST_PAIRED:
+    characters = len(partners) * sum(map(len, texts)) + len(texts) * sum(map(len, partners))
+    if characters > MAX_PAIRED_CHARS:
         too_much = (
-            f"The pairs of texts have {characters} characters together; at most {MOST_PAIRED} are"
-            " taken"
+            f"The pairs of texts have {characters} characters together; at most"
+            f" {MAX_PAIRED_CHARS} are taken"
         )
         raise InvalidInput(f"{too_much}. Send shorter texts, or several requests.")
 
 
 def text_cost(loaded: Loaded, rows: Sequence[tuple[str, str | None]]) -> int:
-    """Of a row no more than the model reads of it.
+    """Return the tokens that the model reads of all rows.
 
-    A text that is in several rows is tokenized once.
+    A text that occurs in several rows is tokenized once.
     """
     most, special = (
-        loaded.most_tokens or 1 << 40,
+        loaded.max_tokens or 1 << 40,
         [loaded.tokenizer.num_special_tokens_to_add(pair) for pair in (False, True)],
     )
     count = cache(

@@ -1,6 +1,4 @@
-"""Models of MLflow's other flavours, by MLflow's own loader and its own reading of requests, one
-after the other.
-"""
+"""The handler for MLflow's other flavours, which MLflow loads and calls, one request at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +17,8 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
 
 JSON, PARQUET = "application/json", "application/vnd.apache.parquet"
-ALIASES = {  # MLflow knows one name of each; the first is what `curl -d` sends.
+# MLflow knows one name of each type. The first one here is sent by `curl -d`.
+ALIASES = {
     "application/x-www-form-urlencoded": JSON,
     "application/x-parquet": PARQUET,
     "application/parquet": PARQUET,
@@ -29,8 +28,9 @@ DEVICE = "MLFLOW_DEFAULT_PREDICTION_DEVICE"
 
 
 class MLflowPyfunc:
-    """Answers as `mlflow models serve` does, except that a model that fails is answered with 500
-    rather than 400.
+    """A handler that answers like `mlflow models serve`.
+
+    Unlike there, the failure of a model has the status 500, not 400.
     """
 
     input_kind = "json"
@@ -42,6 +42,11 @@ class MLflowPyfunc:
         self.mlmodel = MLmodel()
 
     def initialize(self, context: Context) -> None:
+        """Load the model by MLflow.
+
+        Raises:
+            LoadError: MLflow, the model or one of its modules is missing.
+        """
         self.device = choose_device(context.system_properties.get("gpu_id"))
         directory, self.mlmodel = model_in(context)
         index = -1 if self.device.type == "cpu" else self.device.index or 0
@@ -59,6 +64,11 @@ class MLflowPyfunc:
             self.model = mlflow.pyfunc.load_model(str(directory))
 
     def handle(self, data: Any, context: Context) -> list[Any]:
+        """Return the JSON text of MLflow for each request.
+
+        Raises:
+            InvalidInput: The body is no input of the model.
+        """
         if context.get_request_header(0, "describe") == "True":
             signature = self.mlmodel.data.get("signature")
             return [{"signature": signature, MANIFEST_KEY: context.manifest.get(MANIFEST_KEY)}]
@@ -93,11 +103,11 @@ class MLflowPyfunc:
                         "The model has no signature with the types of its input, and failed:"
                         f" {cause}. {HINT}"
                     ) from error
-                # what the model raised: to MLflow that is the client's fault, whatever it is
+                # To MLflow, any error of the model is the client's fault.
                 raise cause from error
             status = error.get_http_status_code()
             details = {"message": error.message, "error_code": error.error_code}
-            # a tensor of the Open Inference Protocol
+            # The body is a tensor of the Open Inference Protocol.
             if status == BadRequest.status and b'"datatype"' in body:
                 details["message"] += f" {HINT}"
         else:
@@ -112,7 +122,11 @@ class MLflowPyfunc:
 
 
 def model_in(context: Context) -> tuple[Path, MLmodel]:
-    """Return the model's directory in the archive, and its description. Raises LoadError."""
+    """Return the model's directory in the archive, and its description.
+
+    Raises:
+        LoadError: The archive has no MLflow model.
+    """
     archived = Path(context.system_properties["model_dir"]) / DIRECTORY
     # `tsx serve DIRECTORY` links the files, and MLflow refuses links out of its directory.
     directory = (archived / FILE).resolve().parent
@@ -129,7 +143,7 @@ def model_in(context: Context) -> tuple[Path, MLmodel]:
 
 @contextmanager
 def missing_modules() -> Iterator[None]:
-    """Raise LoadError for a module that the model lacks."""
+    """Raise LoadError if a module of the model is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,6 +1,4 @@
-"""Models of MLflow's pytorch flavour whose signature is of tensors: by torch alone, and the rows of
-several requests in one call.
-"""
+"""The handler for MLflow's pytorch flavour with a signature of tensors, by torch alone."""
 
 from __future__ import annotations
 
@@ -23,12 +21,20 @@ from tsx_runtime.worker.handlers.models.model_files import load_model_file
 
 
 class MLflowPyTorch(BaseHandler):
-    """Takes MLflow's scoring protocol, and whatever the default handler takes."""
+    """A handler that takes MLflow's scoring protocol, and everything that `BaseHandler` takes.
 
-    _takes_tensors = True  # as the base would find of its own steps
+    The rows of several requests run in one call.
+    """
+
+    _takes_tensors = True  # The override of `preprocess` hides it from the base class.
     mlmodel: MLmodel
 
     def initialize(self, context: Context) -> None:
+        """Load the model by torch.
+
+        Raises:
+            LoadError: The model cannot be loaded, or its signature has no tensors.
+        """
         self.context, self.manifest = context, context.manifest
         self.device = choose_device(context.system_properties.get("gpu_id"))
         directory, self.mlmodel = model_in(context)
@@ -42,7 +48,7 @@ class MLflowPyTorch(BaseHandler):
             own_modules.add(own_file(directory / flavor["code"], directory))
         exported = directory / str(flavor.get("model_data", "data")) / "model.pt2"
         path = exported if exported.is_file() else exported.with_name("model.pth")
-        with missing_modules():  # a whole model, which its packer trusts
+        with missing_modules():  # The file is a pickled model, which its packer trusts.
             self.model = self.in_form(
                 lambda: load_model_file(path, None, self.device, weights_only=False)
             )
@@ -51,32 +57,41 @@ class MLflowPyTorch(BaseHandler):
     @functools.cached_property
     def _input_specs(self) -> tuple[InputSpec, ...]:
         return tuple(
-            InputSpec(each.name, each.shape, getattr(torch, each.dtype), True)
-            for each in self.mlmodel.tensors
+            InputSpec(tensor.name, tensor.shape, getattr(torch, tensor.dtype), True)
+            for tensor in self.mlmodel.tensors
         )
 
     def preprocess(self, data: Any) -> Any:
+        """Convert MLflow's requests to those of `BaseHandler`, and these to tensors.
+
+        Raises:
+            BadRows: Some requests hold no tensors, or tensors of a wrong shape or dtype.
+        """
         return super().preprocess([_as_instances(row) for row in data])
 
     def describe_handle(self) -> Any:
+        """Return the description of `BaseHandler` with the model's MLflow metadata."""
         return {**super().describe_handle(), MANIFEST_KEY: self.manifest.get(MANIFEST_KEY)}
 
 
 def _as_instances(row: Any) -> Any:
-    """A request with `inputs` in the form whose answer is `{"predictions": ...}`; one that is not
-    right stays as it is.
+    """Return a request with `inputs` as `instances`, so that the response has `predictions`.
+
+    Any other request is returned unchanged.
     """
     body = row.get("body") if isinstance(row, dict) else None
-    # without a content type, or not decoded
+    # The body is bytes without a content type, or if the worker does not decode it.
     if isinstance(body, bytearray | bytes) and body.startswith(b"{"):
         with suppress(ValueError):
             body = json.loads(body)
     inputs = body.get("inputs") if isinstance(body, dict) else None
     if isinstance(inputs, dict) and inputs:
         columns = list(inputs.values())
-        if not all(isinstance(each, list) and len(each) == len(columns[0]) for each in columns):
+        if not all(
+            isinstance(column, list) and len(column) == len(columns[0]) for column in columns
+        ):
             return row
         inputs = [dict(zip(inputs, values, strict=True)) for values in zip(*columns, strict=True)]
-    elif not isinstance(inputs, list) or any(isinstance(each, dict) for each in inputs):
-        return row  # among others, tensors of the Open Inference Protocol
+    elif not isinstance(inputs, list) or any(isinstance(value, dict) for value in inputs):
+        return row  # It may hold tensors of the Open Inference Protocol.
     return {"body": {"instances": inputs}}

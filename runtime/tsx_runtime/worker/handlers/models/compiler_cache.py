@@ -1,8 +1,7 @@
-"""Where torch.compile keeps what it has compiled: its default, /tmp/torchinductor_USER, is a name
-that any user can take first.
+"""The directory in which torch.compile keeps its results.
 
-Every worker calls this, and those whose handler does without torch do not import it, as `compiling`
-does.
+Its default is /tmp/torchinductor_USER, a name that any other user can take first. All workers use
+this module, even without torch, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ logger = logging.getLogger("tsx.worker")
 
 
 def protect_compiler_cache() -> None:
-    """Make torch's usual directory before another user can.
+    """Create torch's default directory before another user can.
 
-    Where another user has it, take a new one. A directory that was set stays.
+    If another user owns it, a new directory is set. A configured directory stays.
     """
     if os.environ.get(VARIABLE):
         return
-    place = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
+    directory = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
     try:
-        private_directory(place)
+        private_directory(directory)
     except OSError as error:
-        place = Path(tempfile.mkdtemp(prefix="torchinductor-", dir=socket_directory()))
+        directory = Path(tempfile.mkdtemp(prefix="torchinductor-", dir=socket_directory()))
         logger.warning(
             "torch compiles into %s: %s. Set %s to keep what it compiles",
-            place,
+            directory,
             error.strerror,
             VARIABLE,
         )
-    os.environ[VARIABLE] = str(place)
+    os.environ[VARIABLE] = str(directory)
 
 
 def _user() -> str:
-    """As torch names it."""
+    """Return the name of the user, as in torch."""
     try:
         name = getpass.getuser()
-    except (KeyError, ModuleNotFoundError, OSError):  # a container's user may have no name
+    except (KeyError, ModuleNotFoundError, OSError):  # The user of a container may have no name.
         name = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
     return re.sub(r'[\\/:*?"<>|]', "_", name)

@@ -1,6 +1,4 @@
-"""`pt2:` of model-config.yaml: torch.compile or AOTInductor, with a fallback to the uncompiled
-model. Contract sections 3.3 and 5.3.
-"""
+"""`pt2` of model-config.yaml: torch.compile or AOTInductor, else the uncompiled model."""
 
 from __future__ import annotations
 
@@ -21,23 +19,22 @@ logger = logging.getLogger("tsx.worker")
 
 
 def compiled_ahead(program: torch.export.ExportedProgram, path: Path, device: torch.device) -> Any:
-    """The program of that file as machine code for the device, or None with a warning.
+    """Return the program as machine code for the device, or None with a warning.
 
-    Compiled once, then kept beside torch's own.
+    The code is compiled once, and then kept in torch's cache.
     """
-    from torch._inductor import (
-        aoti_compile_and_package,
-        aoti_load_package,
-    )  # here: importing the compiler takes seconds
+    # The import takes seconds.
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
 
     try:
-        place = _kept(path, device)
-        if not place.exists():
-            fresh = place.with_suffix(f".{os.getpid()}.pt2")  # another worker may be at it, too
-            aoti_compile_and_package(program, package_path=str(fresh))
-            fresh.replace(place)
-        return aoti_load_package(str(place))
-    # the boundary to a compiler, which raises what the programs that it calls make it raise
+        package = _cache_path(path, device)
+        if not package.exists():
+            # Another worker may compile the program too.
+            new = package.with_suffix(f".{os.getpid()}.pt2")
+            aoti_compile_and_package(program, package_path=str(new))
+            new.replace(package)
+        return aoti_load_package(str(package))
+    # the boundary to a compiler, which may raise anything
     except Exception as error:
         logger.warning(
             "%s is not compiled, it runs as it was exported: %s",
@@ -47,7 +44,7 @@ def compiled_ahead(program: torch.export.ExportedProgram, path: Path, device: to
         return None
 
 
-def _kept(path: Path, device: torch.device) -> Path:
+def _cache_path(path: Path, device: torch.device) -> Path:
     from torch._inductor.codecache import cache_dir
 
     digest = hashlib.sha256(f"{torch.__version__} {device.type}".encode())
@@ -56,15 +53,19 @@ def _kept(path: Path, device: torch.device) -> Path:
             digest.update(block)
     directory = Path(cache_dir()) / "tsx"
     try:
-        private_directory(directory, strict=True)  # what lies there is run as code
+        private_directory(directory, strict=True)  # Its files are run as code.
     except PermissionError as error:
         raise PermissionError(f"{error.strerror}; set TORCHINDUCTOR_CACHE_DIR") from error
     return directory / f"{digest.hexdigest()}.pt2"
 
 
 def load_library(path: str, device: torch.device) -> Any:
-    """What `torch._export.aot_compile` wrote. Loading it runs its code."""
-    from torch._export import aot_load  # as above
+    """Load a library that `torch._export.aot_compile` wrote, which runs its code.
+
+    Raises:
+        LoadError: torch cannot load it.
+    """
+    from torch._export import aot_load  # The import takes seconds.
 
     try:
         return aot_load(path, device.type)
@@ -78,6 +79,7 @@ def load_library(path: str, device: torch.device) -> Any:
 
 
 def is_backend(name: str) -> bool:
+    """Tell whether torch.compile has a backend, with a warning if not."""
     known = torch.compiler.list_backends(exclude_tags=())
     if name in known:
         return True
@@ -88,9 +90,9 @@ def is_backend(name: str) -> bool:
 
 
 def compiled(model: Any, pt2: Any) -> Any:
-    """The compiled model, or the model itself with a warning.
+    """Return the compiled model, or the model itself with a warning.
 
-    Compilation happens at the first call; where it fails, that runs eager.
+    Compilation happens at the first call. A graph that cannot be compiled runs eager.
     """
     options = compile_options(pt2)
     if options is None:
@@ -106,18 +108,15 @@ def compiled(model: Any, pt2: Any) -> Any:
         return model
     try:
         result = torch.compile(model, **options)
-    except (
-        TypeError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # wrong options, or no compiler on this platform
+    # The options are wrong, or this platform has no compiler.
+    except (TypeError, RuntimeError, ValueError) as error:
         logger.warning("the model is not compiled, it runs eager: %s", error)
         return model
     logger.info(
         "Compiled model with %s",
         ", ".join(f"{name} {value}" for name, value in options.items()) or "the default backend",
     )
-    import torch._dynamo.config as dynamo  # here: dynamo takes a second to import
+    import torch._dynamo.config as dynamo  # The import takes a second.
 
-    dynamo.suppress_errors = True  # a graph that does not compile runs eager, and torch warns
+    dynamo.suppress_errors = True  # A graph that does not compile runs eager, and torch warns.
     return result

@@ -1,5 +1,6 @@
-"""What a model takes: the shape of a row and the type of its numbers, from its program, from
-`input_shape`, or from its first layer.
+"""The inputs of a model: the shape of a row and its dtype.
+
+They come from the model's program, from `input_shape`, or from its first layer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from tsx_runtime.worker.handlers.models.precision import Cast
 
 Shape: TypeAlias = tuple[int | None, ...]
 
-# Sizes to try where any size fits, or only one that the layers after the first one want: those that
-# people train with come first.
+# Sizes to try if the first layer takes any. Later layers may take only one of them. The most common
+# sizes come first.
 LENGTHS = (8, 16, 1, 32, 64, 128, 512)
 PIXELS = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512, 16, 8)
 GREY_PIXELS = (28, 32, 64, 224, 96, 128, 256, 299, 384, 512, 16, 8)
@@ -35,9 +36,10 @@ _ONNX_TYPES = {
     "tensor(bool)": torch.bool,
 }
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS = {nn.BatchNorm1d: 0, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}  # and their free dimensions
-# of TorchScript's operations: which input is the weight, and which the number of groups
-_WEIGHTS = {
+# The number of free dimensions.
+_NORM_DIMENSIONS = {nn.BatchNorm1d: 0, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
+# Operations of TorchScript, with the positions of their weight and of their number of groups.
+_SCRIPT_WEIGHTS = {
     "aten::linear": (1, None),
     "aten::conv1d": (1, 6),
     "aten::conv2d": (1, 6),
@@ -49,30 +51,37 @@ _WEIGHTS = {
 
 
 class InputSpec(NamedTuple):
-    """One input of a model."""
+    """One input of a model.
+
+    Attributes:
+        name: The name of the argument.
+        shape: The shape of a row, without the batch; None for an unknown shape or a free size.
+        dtype: The dtype, if it is known.
+        certain: Whether the shape is known. If not, it is a guess from the first layer.
+    """
 
     name: str = ""
-    shape: Shape | None = (
-        # of a row, without the dimension of the batch; None where a size is free, or all is unknown
-        None
-    )
+    shape: Shape | None = None
     dtype: torch.dtype | None = None
-    certain: bool = False  # else it is what the first layer suggests, and only the model can tell
+    certain: bool = False
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a row may have this shape."""
+        """Tell whether a row may have this shape."""
         return (
             self.shape is not None
             and len(shape) == len(self.shape)
-            and all(own in (None, size) for own, size in zip(self.shape, shape, strict=True))
+            and all(
+                expected in (None, size) for expected, size in zip(self.shape, shape, strict=True)
+            )
         )
 
     @property
     def kind(self) -> str | None:
+        """The name of the dtype."""
         return None if self.dtype is None else str(self.dtype).removeprefix("torch.")
 
     def described(self) -> dict[str, Any]:
-        """As JSON. A free size is null."""
+        """Return the spec as JSON; a free size is null."""
         return {
             "name": self.name,
             "shape": None if self.shape is None else list(self.shape),
@@ -80,17 +89,18 @@ class InputSpec(NamedTuple):
         }
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """Return the JSON that `from_json` reads."""
         return {**self.described(), "certain": self.certain}
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> InputSpec:
-        shape, kind = given["shape"], given["datatype"]
+    def from_json(cls, spec: Mapping[str, Any]) -> InputSpec:
+        """Return the spec of the JSON of `as_json`."""
+        shape, kind = spec["shape"], spec["datatype"]
         return cls(
-            given["name"],
+            spec["name"],
             None if shape is None else tuple(shape),
             None if kind is None else getattr(torch, kind),
-            given["certain"],
+            spec["certain"],
         )
 
     def __str__(self) -> str:
@@ -104,14 +114,20 @@ class InputSpec(NamedTuple):
 def input_specs(
     model: Any, shape: Shape | Mapping[str, Shape] | None = None, *, casts: bool = False
 ) -> tuple[InputSpec, ...]:
-    """At least one. `shape` is what model-config.yaml says.
+    """Return the inputs of a model; there is at least one.
 
-    `casts`: the model takes float32 whatever its weights are.
+    Args:
+        model: The model.
+        shape: `input_shape` of model-config.yaml.
+        casts: Whether the model takes float32 with weights of any dtype.
+
+    Raises:
+        LoadError: `shape` names an input that the model lacks.
     """
     specs = list(_of_program(model) or _of_layers(model))
-    for place, spec in enumerate(specs):
+    for index, spec in enumerate(specs):
         if casts and spec.dtype and spec.dtype.is_floating_point:
-            specs[place] = spec._replace(dtype=torch.float32)
+            specs[index] = spec._replace(dtype=torch.float32)
     if shape is None:
         return tuple(specs)
     shapes = shape if isinstance(shape, Mapping) else {specs[0].name: shape}
@@ -128,9 +144,9 @@ def input_specs(
 
 
 def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:
-    """What to try for a row of each input, the likeliest first.
+    """Yield rows to try for all inputs, the likeliest first.
 
-    What is free, or unknown, is the same in all. None without any.
+    Free and unknown sizes are the same in all inputs. Without any known shape, there is no row.
     """
     first = specs[0].shape
     if first is None:
@@ -147,7 +163,9 @@ def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:
         else PIXELS
     )
     for size in sizes:
-        filled = [tuple(size if own is None else own for own in shape) for shape in shapes]
+        filled = [
+            tuple(size if expected is None else expected for expected in shape) for shape in shapes
+        ]
         yield [
             ExampleInput(spec.name, spec.kind, shape)
             for spec, shape in zip(specs, filled, strict=True)
@@ -155,9 +173,7 @@ def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:
 
 
 def _of_program(model: Any) -> tuple[InputSpec, ...]:
-    """An exported program and an ONNX model describe their inputs; a form has a description of its
-    original's.
-    """
+    """Return the inputs that a model describes: an exported program, an ONNX model, or a form."""
     if isinstance(model, FormModel):
         return tuple(map(InputSpec.from_json, model.signature.requests))
     while isinstance(model, FixedBatch | Cast):
@@ -191,8 +207,8 @@ def _row_shape(shape: Sequence[Any]) -> Shape:
 
 
 def _of_layers(model: Any) -> tuple[InputSpec, ...]:
-    """What the first layer takes is what the model takes, most often."""
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    """Return the inputs of the first layer, which most often are those of the model."""
+    model = getattr(model, "_orig_mod", model)  # the original of torch.compile
     while isinstance(model, Cast):
         model = model.model
     names = _names(model) or [""]
@@ -201,18 +217,20 @@ def _of_layers(model: Any) -> tuple[InputSpec, ...]:
         dtype = next(
             (tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None
         )
-    behind: dict[int, tuple[Shape | None, Any]] = {1: (shape, dtype)}  # by the argument's place
+    # The input of the first layer, by the position of the argument.
+    layers: dict[int, tuple[Shape | None, Any]] = {1: (shape, dtype)}
     if isinstance(model, torch.jit.ScriptModule):
-        behind |= {
-            place: (size, kind) for place, size, kind in reversed(list(_script_layers(model)))
+        layers |= {
+            position: (size, kind) for position, size, kind in reversed(list(_script_layers(model)))
         }
     return tuple(
-        InputSpec(name, *behind.get(place, (None, dtype))) for place, name in enumerate(names, 1)
+        InputSpec(name, *layers.get(position, (None, dtype)))
+        for position, name in enumerate(names, 1)
     )
 
 
 def _names(model: Any) -> list[str]:
-    """The arguments of its forward that have no default."""
+    """Return the arguments of `forward` without a default."""
     if isinstance(model, torch.jit.ScriptModule):
         schema = getattr(getattr(model, "forward", None), "schema", None)
         arguments = [] if schema is None else schema.arguments[1:]
@@ -229,9 +247,7 @@ def _names(model: Any) -> list[str]:
 
 
 def _layers(model: Any) -> Iterator[tuple[Shape, Any]]:
-    """What its layers take, in the order of execution, or else in the order in which they were
-    made.
-    """
+    """Yield the inputs of the layers in the order of execution, else in that of creation."""
     if isinstance(model, torch.jit.ScriptModule):
         yield from ((shape, dtype) for _, shape, dtype in _script_layers(model))
         return
@@ -245,14 +261,14 @@ def _layers(model: Any) -> Iterator[tuple[Shape, Any]]:
             yield (None,), torch.int64
         elif isinstance(layer, nn.RNNBase):
             yield (None, layer.input_size), layer.weight_ih_l0.dtype
-        elif type(layer) in _NORMS and layer.weight is not None:
-            yield (layer.num_features, *[None] * _NORMS[type(layer)]), layer.weight.dtype
+        elif type(layer) in _NORM_DIMENSIONS and layer.weight is not None:
+            yield (layer.num_features, *[None] * _NORM_DIMENSIONS[type(layer)]), layer.weight.dtype
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
     try:
         graph = torch.fx.Tracer().trace(model)
-    except Exception:  # whatever a forward raises that looks at its input: only a trial
+    except Exception:  # A trial: a `forward` that inspects its input may raise anything.
         return list(model.modules())
     return [
         model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"
@@ -260,23 +276,23 @@ def _modules(model: nn.Module) -> list[nn.Module]:
 
 
 def _script_layers(model: torch.jit.ScriptModule) -> Iterator[tuple[int, Shape, torch.dtype]]:
-    """Yield the place of the argument that a layer computes from, with what the layer takes."""
+    """Yield for each layer the position of its argument, and the shape and dtype of its input."""
     if not hasattr(model, "forward"):
         return
     arguments = list(model.inlined_graph.inputs())
-    origins = {value.debugName(): place for place, value in enumerate(arguments) if place}
+    origins = {value.debugName(): index for index, value in enumerate(arguments) if index}
     for node in model.inlined_graph.nodes():
         inputs = list(node.inputs())
         sources = [origins[value.debugName()] for value in inputs if value.debugName() in origins]
         origins |= {value.debugName(): sources[0] for value in node.outputs() if sources}
-        place, groups = _WEIGHTS.get(node.kind(), (None, None))
-        if place is None:
+        position, groups = _SCRIPT_WEIGHTS.get(node.kind(), (None, None))
+        if position is None:
             continue
-        weight = _constant(inputs[place], model)
+        weight = _constant(inputs[position], model)
         if not isinstance(weight, torch.Tensor):
             continue
         origin = sources[0] if sources else 0
-        if place == 0:
+        if position == 0:
             yield origin, (None,), torch.int64
         elif groups is None:
             yield origin, (weight.shape[1],), weight.dtype
@@ -286,9 +302,7 @@ def _script_layers(model: torch.jit.ScriptModule) -> Iterator[tuple[int, Shape, 
 
 
 def _constant(value: Any, model: Any) -> Any:
-    """A weight: a constant of the graph where the model is frozen, else an attribute of one of its
-    modules.
-    """
+    """Return a weight: a constant of a frozen model's graph, or an attribute of a module."""
     node = value.node()
     if node.kind() != "prim::GetAttr":
         return (

@@ -1,4 +1,4 @@
-"""Loads a model file of any kind into a callable for a batch of tensors."""
+"""Model files of any kind, loaded as callables for a batch of tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map  # what torch.export itself shapes results with
+from torch.utils._pytree import tree_map  # torch.export shapes its results with it.
 
 from tsx_archiver import ArchiveError, describe_model_file
 from tsx_archiver.metadata.onnx_file import data_files
@@ -31,14 +31,25 @@ def load_model_file(
     init_args: Mapping[str, Any] = NO_ARGUMENTS,
     class_name: str | None = None,
 ) -> Any:
-    """The kind is detected by the bytes, not by the name.
+    """Load a model file; its kind is detected by its bytes.
 
-    On the CPU the weights share the file's pages with other workers.
+    On the CPU, workers share the weights as pages of the file.
+
+    Args:
+        path: The serialized file.
+        model_file: The file of the model's class, for files of weights.
+        device: The device of the model.
+        weights_only: Whether pickled code is refused.
+        compile_ahead: Whether AOTInductor compiles an exported program.
+        init_args: The arguments of the model's class.
+        class_name: The name of the model's class, or None if it is the only one.
+
+    Raises:
+        LoadError: The model cannot be loaded; the message says what to do.
     """
     check_present(path)
-    file = describe_model_file(
-        path, called=Path(path.name)
-    )  # the directory may be one of the cache, whose name means nothing to users
+    # The name of its directory may be one of the cache, which tells users nothing.
+    file = describe_model_file(path, called=Path(path.name))
     if file.kind == "torchscript":
         return load_torchscript(path, device)
     if file.kind == "exported":
@@ -73,6 +84,7 @@ def load_model_file(
 
 
 def check_present(path: Path) -> None:
+    """Raise LoadError if the archive lacks a model file."""
     if not path.is_file():
         raise LoadError(
             f"The model {path.name} is not in the archive. Name it with --serialized-file when"
@@ -81,6 +93,11 @@ def check_present(path: Path) -> None:
 
 
 def load_torchscript(path: Path, device: torch.device) -> Any:
+    """Load a TorchScript model.
+
+    Raises:
+        LoadError: torch cannot read the file.
+    """
     try:
         model = torch.jit.load(str(path), map_location=device)  # type: ignore[no-untyped-call]  # torch's
     except RuntimeError as error:
@@ -94,7 +111,7 @@ def load_torchscript(path: Path, device: torch.device) -> Any:
 
 
 def constants_of(model: Any) -> list[torch.Tensor]:
-    """A frozen TorchScript model has its weights in its graph."""
+    """Return the tensors in the graph of a TorchScript model: its weights, if it is frozen."""
     nodes = model.graph.findAllNodes("prim::Constant") if hasattr(model, "forward") else []
     return [
         node.t("value")
@@ -104,11 +121,14 @@ def constants_of(model: Any) -> list[torch.Tensor]:
 
 
 def load_exported(path: Path, device: torch.device, *, compile_ahead: bool = False) -> Any:
+    """Load an exported program.
+
+    Raises:
+        LoadError: torch cannot read the file.
+    """
     try:
         program = torch.export.load(path)
-    except (
-        Exception
-    ) as error:  # torch raises whatever its readers raise; this is the boundary to a foreign file
+    except Exception as error:  # the boundary to a foreign file: torch's readers raise anything
         raise LoadError(
             f"{path.name} cannot be loaded as an exported program by torch {torch.__version__}:"
             f" {_first_line(error)}. Programs load in the version that wrote them, or later ones:"
@@ -128,14 +148,17 @@ def load_exported(path: Path, device: torch.device, *, compile_ahead: bool = Fal
 
 
 def load_aotinductor(path: Path, device: torch.device, compiled_for: str | None) -> Any:
+    """Load a package of AOTInductor.
+
+    Raises:
+        LoadError: The package was compiled for another device, or torch cannot load it.
+    """
     if compiled_for is not None and compiled_for != device.type:
         raise LoadError(
             f"{path.name} was compiled for {compiled_for}, but this worker runs on {device}. "
             f"Compile it on {device.type}, or set deviceType in model-config.yaml."
         )
-    from torch._inductor import (
-        aoti_load_package,
-    )  # here: importing the compiler takes seconds, and only this kind needs it
+    from torch._inductor import aoti_load_package  # The import takes seconds.
 
     try:
         return aoti_load_package(
@@ -148,6 +171,11 @@ def load_aotinductor(path: Path, device: torch.device, compiled_for: str | None)
 
 
 def load_onnx(path: Path, device: torch.device) -> OnnxModel:
+    """Load an ONNX model by onnxruntime.
+
+    Raises:
+        LoadError: onnxruntime, or a file with weights, is missing, or the model is invalid.
+    """
     try:
         import onnxruntime  # an extra
     except ModuleNotFoundError as error:
@@ -165,29 +193,26 @@ def load_onnx(path: Path, device: torch.device) -> OnnxModel:
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # a thread that spins takes a core from the others
-    wanted: list[Any] = ["CPUExecutionProvider"]
+    # A spinning thread takes a core from other workers.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        wanted.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
     elif device.type == "cuda":
         logger.warning(
             "onnxruntime has no CUDA here, so %s runs on the CPU: pip install onnxruntime-gpu",
             path.name,
         )
     try:
-        return OnnxModel(onnxruntime.InferenceSession(str(path), options, providers=wanted))
-    except Exception as error:  # onnxruntime's own classes are not public
+        return OnnxModel(onnxruntime.InferenceSession(str(path), options, providers=providers))
+    except Exception as error:  # The classes of onnxruntime's errors are not public.
         raise LoadError(
             f"{path.name} cannot be loaded by onnxruntime: {_first_line(error)}"
         ) from error
 
 
 def fixed_batch(program: torch.export.ExportedProgram) -> int | None:
-    """The batch size that a program was exported for, where it takes one tensor and no other size
-    of it.
-    """
+    """Return the batch size of a program that takes one tensor of a fixed size, otherwise None."""
     names = program.graph_signature.user_inputs
     values = [node.meta.get("val") for node in program.graph.nodes if node.name in names]
     shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
@@ -197,8 +222,9 @@ def fixed_batch(program: torch.export.ExportedProgram) -> int | None:
 
 
 class FixedBatch:
-    """Cuts any batch to the size that a program takes, as `torch.export` writes them unless a
-    dimension is marked dynamic.
+    """A model that splits any batch into those of the size that its program takes.
+
+    `torch.export` fixes the batch size unless its dimension is marked dynamic.
     """
 
     def __init__(self, model: Any, size: int) -> None:
@@ -218,8 +244,9 @@ class FixedBatch:
 
 
 class OnnxModel:
-    """An onnxruntime session that takes and gives tensors; its own methods (`run`, `get_inputs`,
-    ...) are there too.
+    """An onnxruntime session that takes and returns tensors.
+
+    It has the methods of the session too, such as `run` and `get_inputs`.
     """
 
     def __init__(self, session: Any) -> None:

@@ -1,10 +1,9 @@
-"""`precision:` of model-config.yaml: the floating point type that a model computes in, independent
-of its inputs and outputs.
+"""`precision` of model-config.yaml: the floating point type in which a model computes.
 
-The weights are converted once, when the model is loaded, instead of by autocast at each call: that
-costs no time and halves their memory. Inputs are cast before the model and results to float32 after
-it, so that the steps of a handler need no change. What is compiled or exported has its precision
-built in; it is checked, not converted.
+The weights are converted once, when the model is loaded. Unlike autocast at each call, that costs
+no time and halves their memory. Inputs are cast before the model and results to float32 after it,
+so the steps of a handler need no change. A compiled or exported model has a fixed precision, which
+is only checked.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map  # what torch.export itself shapes results with
+from torch.utils._pytree import tree_map  # torch.export shapes its results with it.
 
 from tsx_runtime.worker.exceptions import LoadError, text_of
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel, constants_of
@@ -24,7 +23,11 @@ ONNX_TYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
 
 
 def wanted_precision(config: Mapping[str, Any]) -> str | None:
-    """The configured precision, or None. Raises LoadError."""
+    """Return the configured precision, or None.
+
+    Raises:
+        LoadError: There is no such precision.
+    """
     value = config.get("precision")
     if value is None:
         return None
@@ -36,9 +39,10 @@ def wanted_precision(config: Mapping[str, Any]) -> str | None:
 
 
 def in_precision(model: Any, precision: str, device: torch.device) -> Any:
-    """The model in that precision, which takes and gives float32 as it did before.
+    """Return the model in a precision; it takes and returns float32 as before.
 
-    Raises LoadError where it cannot be.
+    Raises:
+        LoadError: The model cannot be converted, or the device lacks the precision.
     """
     dtype = DTYPES[precision]
     _check_device(precision, dtype, device)
@@ -54,7 +58,7 @@ def in_precision(model: Any, precision: str, device: torch.device) -> Any:
         return Cast(model, dtype)
     if isinstance(model, FixedBatch | torch.fx.GraphModule):
         tensors = (*model.parameters(), *model.buffers())
-        _check_types({each.dtype for each in tensors if each.is_floating_point()}, precision)
+        _check_types({tensor.dtype for tensor in tensors if tensor.is_floating_point()}, precision)
         return Cast(model, dtype)
     if isinstance(model, torch.jit.ScriptModule):
         _check_script(model, precision)
@@ -74,7 +78,7 @@ def in_precision(model: Any, precision: str, device: torch.device) -> Any:
 
 
 class Cast:
-    """A model that is no plain module, with what it takes and gives cast."""
+    """A model that is no plain module, with casts of its inputs and outputs."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.model = model
@@ -89,15 +93,11 @@ class Cast:
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
-    """Each floating point tensor among the values, however deep, as one of that type; all else as
-    it is.
-    """
+    """Cast all floating point tensors in nested values, and keep other values."""
     if isinstance(values, torch.Tensor):
         return values.to(dtype) if values.is_floating_point() else values
-    if type(values) in (
-        tuple,
-        list,
-    ):  # these without pytree, which compilers do not look into once a library has registered types
+    # Compilers cannot trace pytree once a library has registered types.
+    if type(values) in (tuple, list):
         return type(values)([cast(value, dtype) for value in values])
     if type(values) is dict:
         return {name: cast(value, dtype) for name, value in values.items()}
@@ -107,17 +107,16 @@ def cast(values: Any, dtype: torch.dtype) -> Any:
 
 
 def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Whether torch has the operations that nearly every model is made of: it has not every type on
-    every device.
+    """Check that torch has the most common operations for a dtype on a device.
+
+    Raises:
+        LoadError: It lacks one.
     """
     try:
         square = torch.ones(1, 1, 1, 1, dtype=dtype, device=device)
         nn.functional.linear(square, square[0, 0])
         nn.functional.conv2d(square, square)
-    except (
-        RuntimeError,
-        TypeError,
-    ) as error:  # TypeError: Apple's devices, of types that they have not
+    except (RuntimeError, TypeError) as error:  # Apple's devices raise TypeError.
         text = text_of(error).strip().partition("\n")[0]
         raise LoadError(
             f"precision: {precision} is not available on {device} with torch {torch.__version__}:"
@@ -125,11 +124,12 @@ def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> N
         ) from error
 
 
-def _check_types(found: set[torch.dtype | None], precision: str) -> None:
-    if found - {DTYPES[precision]}:
+def _check_types(dtypes: set[torch.dtype | None], precision: str) -> None:
+    if dtypes - {DTYPES[precision]}:
         has = ", ".join(
             sorted(
-                "another" if dtype is None else str(dtype).removeprefix("torch.") for dtype in found
+                "another" if dtype is None else str(dtype).removeprefix("torch.")
+                for dtype in dtypes
             )
         )
         raise LoadError(
@@ -140,7 +140,11 @@ def _check_types(found: set[torch.dtype | None], precision: str) -> None:
 
 
 def _check_script(model: Any, precision: str) -> None:
-    """The weights of a frozen model are constants of its graph."""
+    """Check the weights of a frozen model, which are constants of its graph.
+
+    Raises:
+        LoadError: They have another precision.
+    """
     if any(
         value.is_floating_point() and value.ndim and value.dtype != DTYPES[precision]
         for value in constants_of(model)

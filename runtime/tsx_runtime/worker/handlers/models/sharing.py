@@ -1,13 +1,13 @@
-"""Shares the pages of a model's weights among its workers: tensors become views of the mapped model
-file.
+"""Weights that workers share: tensors become views of the mapped model file.
 
-A worker that holds weights in memory of its own costs their size each time. Torch and safetensors
-files store each tensor uncompressed and aligned, so a tensor can point into a private file mapping
-instead: the pages are the file's in the page cache, one copy for all processes, until a process
-writes to one. `torch.load(mmap=True)` and safetensors do that by themselves. `torch.jit.load` and
-`torch.export.load` copy; `share_with_file` swaps their copies for the mapping afterwards. It finds
-a tensor's place by its content, which holds for every version of those formats and cannot pick a
-wrong one.
+Torch and safetensors files store tensors uncompressed and aligned. A tensor can therefore point
+into a private mapping of the file. All processes then share one copy of its pages, and a process
+that writes to a page gets its own copy.
+
+`torch.load(mmap=True)` and safetensors map files themselves. `torch.jit.load` and
+`torch.export.load` copy, and `share_with_file` replaces their copies by the mapping afterwards. It
+finds a tensor in the file by its content. That works for every version of the formats, and cannot
+pick a wrong one.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-LEAST = 16 << 10  # bytes; smaller tensors are not worth a look
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a zip member: name and extra lengths come last
+MIN_SHARED_BYTES = 16 << 10  # For smaller tensors it does not pay.
+# The header of a zip member ends with the lengths of the name and of the extra field.
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
 
 class Record(NamedTuple):
-    """Where a stored member of a zip file has its bytes."""
+    """The bytes of an uncompressed member of a zip file."""
 
     offset: int
     size: int
 
 
 def share_with_file(tensors: Iterable[torch.Tensor], path: Path) -> int:
-    """Let CPU tensors that `path` holds uncompressed use its pages.
+    """Let CPU tensors use the pages of a file that holds them uncompressed.
 
-    Returns how many bytes are shared now.
+    Returns:
+        The number of shared bytes.
     """
     groups: dict[int, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
         if (
             tensor.device.type == "cpu"
             and tensor.layout is torch.strided
-            and tensor.untyped_storage().nbytes() >= LEAST
+            and tensor.untyped_storage().nbytes() >= MIN_SHARED_BYTES
         ):
             groups[tensor.untyped_storage().data_ptr()].append(tensor)
     if not groups:
@@ -50,34 +52,34 @@ def share_with_file(tensors: Iterable[torch.Tensor], path: Path) -> int:
     by_size: dict[int, list[Record]] = defaultdict(list)
     for record in stored_records(path):
         by_size[record.size].append(record)
-    # Private: what a handler writes into a weight is a copy of its own.
+    # In a private mapping, a handler that writes to a weight writes to a copy.
     mapping: Any = torch.UntypedStorage.from_file(
         str(path), shared=False, nbytes=path.stat().st_size
     )
     shared = 0
     for group in groups.values():
         storage = group[0].untyped_storage()
-        found = next(
-            (record for record in by_size[storage.nbytes()] if _same(storage, mapping, record)),
+        match = next(
+            (record for record in by_size[storage.nbytes()] if _is_equal(storage, mapping, record)),
             None,
         )
-        if found is not None and all(found.offset % tensor.element_size() == 0 for tensor in group):
+        if match is not None and all(match.offset % tensor.element_size() == 0 for tensor in group):
             for tensor in group:
-                start = found.offset // tensor.element_size() + tensor.storage_offset()
+                start = match.offset // tensor.element_size() + tensor.storage_offset()
                 tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
                     mapping, start, tensor.size(), tensor.stride()
                 )
-            shared += found.size
+            shared += match.size
     return shared
 
 
 def stored_records(path: Path) -> list[Record]:
-    """The members that are not compressed, or none where the file is not a zip."""
+    """Return the uncompressed members of a zip file; any other file has none."""
     records = []
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
-                if info.compress_type == zipfile.ZIP_STORED and info.file_size >= LEAST:
+                if info.compress_type == zipfile.ZIP_STORED and info.file_size >= MIN_SHARED_BYTES:
                     file.seek(info.header_offset)
                     header = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
                     records.append(
@@ -91,7 +93,9 @@ def stored_records(path: Path) -> list[Record]:
     return records
 
 
-def _same(storage: torch.UntypedStorage, mapping: torch.UntypedStorage, record: Record) -> bool:
-    mine = torch.empty(0, dtype=torch.uint8).set_(storage)
-    its = torch.empty(0, dtype=torch.uint8).set_(mapping, record.offset, (record.size,), (1,))
-    return torch.equal(mine, its)
+def _is_equal(storage: torch.UntypedStorage, mapping: torch.UntypedStorage, record: Record) -> bool:
+    tensor_bytes = torch.empty(0, dtype=torch.uint8).set_(storage)
+    file_bytes = torch.empty(0, dtype=torch.uint8).set_(
+        mapping, record.offset, (record.size,), (1,)
+    )
+    return torch.equal(tensor_bytes, file_bytes)

@@ -1,4 +1,4 @@
-"""Loads an eager model: a class from a model file, and weights from a second file."""
+"""Eager models: a class from a model file, and weights from a second file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
 logger = logging.getLogger("tsx.worker")
 
-# of a state dict, of a checkpoint, or of the configuration
+# The content of a state dict, a checkpoint, or a configuration.
 Entries: TypeAlias = Mapping[str, Any]
 
 NO_ARGUMENTS: Entries = {}
-MAX_FAULT = 150  # characters for each class in a message
-MAX_DIFFERENCES = 600  # characters of torch's words, which fill pages where a whole model differs
+MAX_FAULT_CHARS = 150  # each class in a message
+MAX_DIFFERENCE_CHARS = 600  # torch's message may fill pages
 
 
 def load_eager(
@@ -34,10 +34,13 @@ def load_eager(
     init_args: Entries = NO_ARGUMENTS,
     class_name: str | None = None,
 ) -> nn.Module:
-    """Load a model on the CPU, its weights mapped from the file rather than copied.
+    """Load a model on the CPU, with its weights mapped from their file.
 
-    Without `weights`, it is as its class makes it. Of several classes, the only one that the
-    weights fit is used.
+    Without `weights`, the model has the initial weights of its class. If the model file has several
+    classes, the only one that fits the weights is used.
+
+    Raises:
+        LoadError: There is no such class, or the weights do not fit; the message says what to do.
     """
     state = None
     if weights is not None:
@@ -66,7 +69,7 @@ def load_eager(
         except Exception as error:  # the boundary to a user's code
             if len(kinds) == 1:
                 raise
-            faults.append(f"{kind.__name__}: {in_words(error)[:MAX_FAULT]}")
+            faults.append(f"{kind.__name__}: {in_words(error)[:MAX_FAULT_CHARS]}")
     names = ", ".join(type(model).__name__ for model in fitting)
     if len(fitting) == 1:
         if len(kinds) > 1:
@@ -89,7 +92,13 @@ def load_eager(
 def check_class(
     model_file: Path, weights: Path | None, config: Entries, class_name: str | None
 ) -> None:
-    """Check that a model can be made; weights are read only to choose among several classes."""
+    """Check that a model can be created.
+
+    The weights are read only to choose among several classes.
+
+    Raises:
+        LoadError: It cannot.
+    """
     kinds, init_args = model_classes(model_file, class_name), config.get("init_args") or {}
     if len(kinds) == 1:
         check_arguments(kinds[0], init_args, model_file.name)
@@ -103,32 +112,36 @@ def check_class(
 
 
 def _of_checkpoint(state: Entries, weights: str) -> Entries:
-    """The only state dict in a training checkpoint; anything else as it is."""
-    found = state_dicts(state)
-    if len(found) != 1:
+    """Return the only state dict in a training checkpoint; other content is not changed."""
+    names = state_dicts(state)
+    if len(names) != 1:
         return state
     logger.info(
-        "%s is a training checkpoint: the weights of its entry %r are used", weights, found[0]
+        "%s is a training checkpoint: the weights of its entry %r are used", weights, names[0]
     )
-    chosen: Entries = state[found[0]]
+    chosen: Entries = state[names[0]]
     return chosen
 
 
-def state_dicts(given: Entries) -> list[str]:
-    """The names of the entries that are state dicts, of a mapping that is none itself."""
-    if any(isinstance(value, torch.Tensor) for value in given.values()):
+def state_dicts(entries: Entries) -> list[str]:
+    """Return the names of entries that are state dicts; a state dict itself has none."""
+    if any(isinstance(value, torch.Tensor) for value in entries.values()):
         return []
     return [
         name
-        for name, value in given.items()
+        for name, value in entries.items()
         if isinstance(value, Mapping)
         and value
-        and all(isinstance(each, torch.Tensor) for each in value.values())
+        and all(isinstance(weight, torch.Tensor) for weight in value.values())
     ]
 
 
 def model_classes(model_file: Path, class_name: str | None) -> list[type]:
-    """Return the class of that name, else the file's own classes that may be the model."""
+    """Return the class of this name, or without a name the classes that may be the model.
+
+    Raises:
+        LoadError: The file is missing, does not import, or lacks the class.
+    """
     if not model_file.is_file():
         raise LoadError(
             f"The model file {model_file.name} is not in the archive. Name it with --model-file"
@@ -153,32 +166,42 @@ def model_classes(model_file: Path, class_name: str | None) -> list[type]:
     return [kind for kind in classes if issubclass(kind, nn.Module)] or classes
 
 
-def check_arguments(kind: type, given: Entries, model_file: str) -> None:
+def check_arguments(kind: type, init_args: Entries, model_file: str) -> None:
+    """Check that a class can be created with these arguments.
+
+    Raises:
+        LoadError: It takes others.
+    """
     signature = inspect.signature(kind)
     try:
-        signature.bind(**given)
+        signature.bind(**init_args)
     except TypeError as error:
         example = ", ".join(
-            f"{each.name}: ..."
-            for each in signature.parameters.values()
-            if each.default is each.empty
-            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+            f"{parameter.name}: ..."
+            for parameter in signature.parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         )
-        how = (
+        advice = (
             f"Set `init_args: {{{example}}}` in model-config.yaml"
-            if example and not given
+            if example and not init_args
             else "Correct init_args in model-config.yaml"
         )
-        arguments = f"init_args ({', '.join(given)})" if given else "no arguments"
+        arguments = f"init_args ({', '.join(init_args)})" if init_args else "no arguments"
         raise LoadError(
             f"Class {kind.__name__} of {model_file} cannot be created with {arguments}:"
-            f" {error}. {how}."
+            f" {error}. {advice}."
         ) from None
 
 
 def read_weights(path: Path, *, weights_only: bool) -> Any:
+    """Read a file of safetensors or of torch.save, mapped if possible.
+
+    Raises:
+        LoadError: The file cannot be read, or holds pickled code despite `weights_only`.
+    """
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError  # here: most models do not come as safetensors
+        from safetensors import SafetensorError  # Most models have no safetensors.
         from safetensors.torch import load_file
 
         try:
@@ -188,9 +211,8 @@ def read_weights(path: Path, *, weights_only: bool) -> Any:
                 f"{path.name} cannot be read as safetensors: {error}. Copy or download it again."
             ) from error
     try:
-        zipped = (
-            path.open("rb").read(2) == b"PK"
-        )  # torch before 1.6 wrote another format, which cannot be mapped
+        # The format of torch before 1.6 cannot be mapped.
+        zipped = path.open("rb").read(2) == b"PK"
         return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=zipped)
     except pickle.UnpicklingError as error:
         if not weights_only:
@@ -203,7 +225,7 @@ def read_weights(path: Path, *, weights_only: bool) -> Any:
 
 
 def _refused(error: Exception) -> str:
-    """Torch's message is a page; the first sentence that names something is what matters."""
+    """Return the sentence of torch's long message that names the refused code."""
     for sentence in str(error).replace("\n", " ").split(". "):
         if "GLOBAL" in sentence or "global" in sentence:
             return " ".join(sentence.split())[:200]
@@ -211,8 +233,10 @@ def _refused(error: Exception) -> str:
 
 
 def fit_weights(model: nn.Module, state: Entries, weights: Path, model_file: str) -> None:
-    """Put the weights into the model without copying them; where they do not fit, say what
-    differs.
+    """Put the weights into the model without copying them.
+
+    Raises:
+        LoadError: They do not fit; the message names the differences.
     """
     expected = model.state_dict()
     cast = {
@@ -225,27 +249,27 @@ def fit_weights(model: nn.Module, state: Entries, weights: Path, model_file: str
     }
     try:
         parameters = inspect.signature(model.load_state_dict).parameters.values()
-        if any(each.name == "assign" or each.kind is each.VAR_KEYWORD for each in parameters):
+        if any(
+            parameter.name == "assign" or parameter.kind is parameter.VAR_KEYWORD
+            for parameter in parameters
+        ):
             model.load_state_dict(cast, assign=True)
-        else:  # a method of its own, which may rename keys, and copies
+        else:  # The model overrides the method, which may rename keys, and copies.
             model.load_state_dict(cast)
             share_with_file([*model.parameters(), *model.buffers()], weights)
-    except (
-        RuntimeError,
-        AttributeError,
-        TypeError,
-    ) as error:  # torch raises each of them for what is not a state dict
-        text = presentable(" ".join(str(error).split()), MAX_DIFFERENCES)
+    # torch raises all of them for something that is no state dict.
+    except (RuntimeError, AttributeError, TypeError) as error:
+        text = presentable(" ".join(str(error).split()), MAX_DIFFERENCE_CHARS)
         raise LoadError(f"{weights.name} does not fit {model_file}: {text}{_hint(state)}") from None
 
 
-def _hint(given: Entries) -> str:
-    if given and all(str(name).startswith("module.") for name in given):
+def _hint(state: Entries) -> str:
+    if state and all(str(name).startswith("module.") for name in state):
         return (
             ". The keys begin with 'module.', as DataParallel writes them: save"
             " model.module.state_dict() instead"
         )
-    if names := state_dicts(given):
+    if names := state_dicts(state):
         return (
             ". The file is a training checkpoint with several state dicts: save one of"
             f" {', '.join(map(repr, names))} alone"

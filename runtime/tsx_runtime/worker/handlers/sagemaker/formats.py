@@ -1,5 +1,6 @@
-"""The formats of the default `input_fn` and `output_fn` of SageMaker's PyTorch toolkit: JSON, CSV,
-npy, npz, and JSON lines.
+"""The formats of the default `input_fn` and `output_fn` of SageMaker's PyTorch toolkit.
+
+They are JSON, CSV, npy, npz and JSON lines.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ JSON, CSV, NPY, NPZ, LINES = (
 )
 READ = (JSON, CSV, NPY, NPZ, LINES)
 WRITTEN = (JSON, CSV, NPY, LINES)
-TEXT = (JSON, CSV, LINES)  # functions get these as str, others as bytes
+TEXT = (JSON, CSV, LINES)  # Functions get these as str, and other types as bytes.
 UNSUPPORTED = 415
 
 
 def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
-    """Numbers that came as text are float32, others as they were.
+    """Return the numbers of a body; those of a text are float32, others keep their dtype.
 
-    Raises PredictionException and BadRequest.
+    Raises:
+        PredictionException: The content type is not supported.
+        BadRequest: The body is not of this type.
     """
     kind = media_type_of(content_type)
     if kind not in READ:
@@ -60,9 +63,8 @@ def _read(body: str | bytes, kind: str) -> Any:
     if kind == CSV:
         text = body if isinstance(body, str) else body.decode()
         return _checked(np.genfromtxt(io.StringIO(text), delimiter=",", dtype=np.float64))
-    loaded = np.load(
-        io.BytesIO(body if isinstance(body, bytes) else body.encode()), allow_pickle=False
-    )  # a pickle may be anything
+    data = body if isinstance(body, bytes) else body.encode()
+    loaded = np.load(io.BytesIO(data), allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         return loaded
     if len(loaded.files) != 1:
@@ -77,7 +79,11 @@ def _checked(array: Any) -> Any:
 
 
 def to_body(prediction: Any, header: str, default: str) -> tuple[str | bytes, str]:
-    """The body and its type: the known one that is accepted best. Raises PredictionException."""
+    """Return a body of the supported type that the client prefers, and this type.
+
+    Raises:
+        PredictionException: The client accepts no supported type.
+    """
     kind = best_type(header, sorted(WRITTEN, key=lambda written: written != default))
     if kind is None:
         wanted = f"output_fn in your program, or accept one of {', '.join(WRITTEN)}"

@@ -1,17 +1,20 @@
-"""A model in the layout of SageMaker's PyTorch toolkit: the user's functions, called as the toolkit
-documents them, for whole batches.
+"""The handler for models in the layout of SageMaker's PyTorch toolkit.
+
+It calls the user's functions as the toolkit documents them:
 
     pre_model_fn(model_dir)              once, before the model is loaded
-    model_fn(model_dir)                  the model; by default the only .pt or .pth beside `code`
-    model_warmup_fn(model_dir, model)    once, after it
-    input_fn(data, content_type)         of each request
-    predict_fn(input, model)             of each request; of all rows at once with `independentRows: true` in model-config.yaml
-    output_fn(prediction, accept)        of each request: the body, or the body and its type
-    transform_fn(model, data, content_type, accept)    in place of these three
-    batch_predict_fn(inputs, model)      tsx's own: the predictions of all requests of a batch, in place of predict_fn
+    model_fn(model_dir)                  returns the model; default: the only .pt or .pth file
+    model_warmup_fn(model_dir, model)    once, after the model is loaded
+    input_fn(data, content_type)         for each request
+    predict_fn(input, model)             for each request
+    output_fn(prediction, accept)        for each request: returns the body, or body and type
+    transform_fn(model, data, content_type, accept)
+                                         replaces these three
+    batch_predict_fn(inputs, model)      replaces predict_fn for a whole batch, only in tsx
 
-Each may take one argument more, the context. What one request does to these functions fails that
-request alone. https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
+With `independentRows: true` in model-config.yaml, predict_fn gets the rows of all requests at once.
+Each function may take the context as a further argument. An error fails one request alone.
+https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
 """
 
 from __future__ import annotations
@@ -53,8 +56,9 @@ from tsx_runtime.worker.handlers.steps.tensor_requests import (
 )
 
 WEIGHTS = (".pt", ".pth", ".pt2")
-USUAL = "model.pth", "model.pt"
-FAILED = 500
+DEFAULT_NAMES = "model.pth", "model.pt"
+FAILED = 500  # the status of a function's failure
+# The functions, and their numbers of arguments.
 ARGUMENTS = {
     "pre_model_fn": 1,
     "model_fn": 1,
@@ -69,30 +73,37 @@ logger = logging.getLogger("tsx.worker")
 
 
 class ToolkitRequest(NamedTuple):
+    """A request as the functions get it."""
+
     data: Any
     content_type: str
     accept: str
-    default: str  # that is written where anything is accepted
+    default: str  # the type of the response if the client accepts any
 
 
 class ToolkitHandler:
-    takes_raw_bodies = True  # `input_fn` decodes them
+    """A handler that calls the functions of a program for SageMaker's toolkit."""
+
+    takes_raw_bodies = True  # `input_fn` decodes them.
 
     def __init__(self) -> None:
         self.model: Any = None
         self.device = torch.device("cpu")
-        self._accepts = os.environ.get(
-            "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", ""
-        ).strip()  # where a request accepts anything
+        # The default type of a response.
+        self._accepts = os.environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "").strip()
         self._functions: dict[str, Callable[..., Any]] = {}
         self._rows_are_independent = False
         self._joinable: dict[Any, bool] = {}  # see `TensorBatch.run`
 
     def initialize(self, context: Context) -> None:
+        """Import the program and load the model.
+
+        Raises:
+            LoadError: The program or the model cannot be used.
+        """
         model_dir = str(context.system_properties["model_dir"])
-        if level := os.environ.get(
-            "SAGEMAKER_CONTAINER_LOG_LEVEL", ""
-        ).strip():  # the front end has checked it
+        # The front end has checked the level.
+        if level := os.environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", "").strip():
             logging.getLogger().setLevel(int(level) if level.isdigit() else level.upper())
         self.device = choose_device(context.system_properties.get("gpu_id"))
         self._functions = functions_of(
@@ -116,20 +127,24 @@ class ToolkitHandler:
         if "transform_fn" in self._functions:
             transform = partial(self._functions["transform_fn"], context, self.model)
             results = [
-                self._guarded("transform_fn", transform, each.data, each.content_type, each.accept)
-                for each in requests
+                self._guarded(
+                    "transform_fn", transform, request.data, request.content_type, request.accept
+                )
+                for request in requests
             ]
         else:
-            inputs = [self._guarded("input_fn", self._read, own, context) for own in requests]
+            inputs = [
+                self._guarded("input_fn", self._read, request, context) for request in requests
+            ]
             results = [
-                self._guarded("output_fn", self._written, prediction, own, context)
-                for prediction, own in zip(
+                self._guarded("output_fn", self._written, prediction, request, context)
+                for prediction, request in zip(
                     self._predictions(inputs, context), requests, strict=True
                 )
             ]
         return [
-            self._answer(result, index, own, context)
-            for index, (result, own) in enumerate(zip(results, requests, strict=True))
+            self._answer(result, index, request, context)
+            for index, (result, request) in enumerate(zip(results, requests, strict=True))
         ]
 
     # The steps
@@ -149,65 +164,64 @@ class ToolkitHandler:
             data, content_type, default if accept.strip() in ("", "*/*") else accept, default
         )
 
-    def _read(self, own: ToolkitRequest, context: Context) -> Any:
+    def _read(self, request: ToolkitRequest, context: Context) -> Any:
         if "input_fn" in self._functions:
-            return self._call("input_fn", context, own.data, own.content_type)
-        return to_tensor(own.data, own.content_type).to(self.device)
+            return self._call("input_fn", context, request.data, request.content_type)
+        return to_tensor(request.data, request.content_type).to(self.device)
 
     def _predictions(self, inputs: list[Any], context: Context) -> list[Any]:
-        """In step with the inputs; what failed before stays as it is."""
+        """Return a prediction for each input; a failure stays as it is."""
         positions = [
-            index for index, each in enumerate(inputs) if not isinstance(each, _FunctionFailure)
+            index for index, value in enumerate(inputs) if not isinstance(value, _FunctionFailure)
         ]
         results = list(inputs)
-        given = [inputs[index] for index in positions]
-        if not given:
+        usable = [inputs[index] for index in positions]
+        if not usable:
             return results
         if "batch_predict_fn" in self._functions:
-            found = list(self._call("batch_predict_fn", context, given, self.model))
-            if len(found) != len(given):
+            predictions = list(self._call("batch_predict_fn", context, usable, self.model))
+            if len(predictions) != len(usable):
                 raise PredictionException(
-                    f"batch_predict_fn got {len(given)} inputs and returned {len(found)}"
+                    f"batch_predict_fn got {len(usable)} inputs and returned {len(predictions)}"
                     " predictions.",
                     FAILED,
                 )
         else:
-            found = self._predict_all(given, context)
-        for index, each in zip(positions, found, strict=True):
-            results[index] = each
+            predictions = self._predict_all(usable, context)
+        for index, prediction in zip(positions, predictions, strict=True):
+            results[index] = prediction
         return results
 
     def _predict_all(self, inputs: list[Any], context: Context) -> list[Any]:
-        """Predict for each input alone, or in one call if the archive says that rows are
-        independent.
-        """
+        """Predict for each input alone, or in one call if rows are independent."""
         is_table = [isinstance(value, torch.Tensor) and value.ndim > 1 for value in inputs]
         if self._rows_are_independent and len(inputs) > 1 and all(is_table):
             batch = TensorBatch([TensorRequest((rows,), single=False) for rows in inputs])
-            with suppress(UnusableRows):  # each request then gets its own error
+            with suppress(UnusableRows):  # Below, each request gets its own error.
                 return list(
                     batch.run(lambda rows: self._predict(rows, context), self._joinable).outputs
                 )
         return [self._guarded("predict_fn", self._predict, value, context) for value in inputs]
 
-    def _predict(self, given: Any, context: Context) -> Any:
+    def _predict(self, value: Any, context: Context) -> Any:
         if "predict_fn" in self._functions:
-            return self._call("predict_fn", context, given, self.model)
-        with torch.no_grad():  # and not inference_mode: an output_fn may go on with the tensor
-            return self.model(given.to(self.device) if isinstance(given, torch.Tensor) else given)
+            return self._call("predict_fn", context, value, self.model)
+        # An output_fn may compute on with the tensor, which inference_mode would restrict.
+        with torch.no_grad():
+            return self.model(value.to(self.device) if isinstance(value, torch.Tensor) else value)
 
-    def _written(self, prediction: Any, own: ToolkitRequest, context: Context) -> Any:
+    def _written(self, prediction: Any, request: ToolkitRequest, context: Context) -> Any:
         if isinstance(prediction, _FunctionFailure):
             return prediction
         if "output_fn" in self._functions:
-            return self._call("output_fn", context, prediction, own.accept)
-        return to_body(prediction, own.accept, own.default)
+            return self._call("output_fn", context, prediction, request.accept)
+        return to_body(prediction, request.accept, request.default)
 
-    def _answer(self, result: Any, index: int, own: ToolkitRequest, context: Context) -> Any:
+    def _answer(self, result: Any, index: int, request: ToolkitRequest, context: Context) -> Any:
         if isinstance(result, _FunctionFailure):
             return result.answer(index, context)
-        named = [media_type_of(part) for part in own.accept.split(",") if "*" not in part]
-        content_type = best_type(own.accept, [own.default, *named]) or own.default
+        named = [media_type_of(part) for part in request.accept.split(",") if "*" not in part]
+        content_type = best_type(request.accept, [request.default, *named]) or request.default
         if isinstance(result, tuple) and len(result) == 2:
             result, content_type = result
         if context.get_response_content_type(index) is None:
@@ -224,19 +238,19 @@ class ToolkitHandler:
             return act(*arguments)
         except Exception as error:  # the boundary to a user's code
             if is_out_of_device_memory(error):
-                raise  # a smaller batch will do
+                raise  # A smaller batch may succeed.
             return _FunctionFailure(name, error)
 
     def _load(self, model_dir: Path) -> Any:
         files = sorted(path for path in model_dir.iterdir() if path.suffix in WEIGHTS)
-        usual = [path for path in files if path.name in USUAL]
-        if len(files) != 1 and len(usual) != 1:
-            there = ", ".join(path.name for path in files) or "none"
+        default = [path for path in files if path.name in DEFAULT_NAMES]
+        if len(files) != 1 and len(default) != 1:
+            names = ", ".join(path.name for path in files) or "none"
             raise LoadError(
                 "Without a model_fn there has to be one .pt or .pth beside code/ (there is:"
-                f" {there}). Define model_fn(model_dir)."
+                f" {names}). Define model_fn(model_dir)."
             )
-        return load_model_file((files if len(files) == 1 else usual)[0], None, self.device)
+        return load_model_file((files if len(files) == 1 else default)[0], None, self.device)
 
 
 class _FunctionFailure:
@@ -246,9 +260,9 @@ class _FunctionFailure:
         self._function, self._error = function, error
 
     def answer(self, index: int, context: Context) -> bytes:
-        """Sets the status of the answer and returns its body.
+        """Set the status of the response, and return its body.
 
-        Refusals (PredictionException) are not logged.
+        A refusal (PredictionException) is not logged.
         """
         error = self._error
         if isinstance(error, PredictionException | TsxError):
@@ -265,7 +279,7 @@ class _FunctionFailure:
 
 
 def _program(model_dir: Path, layout: dict[str, str]) -> ModuleType | None:
-    """Its own modules are beside it, or below `code`."""
+    """Import the program; its modules lie in its directory `code`."""
     if not layout.get("program"):
         return None
     code = own_file(model_dir / layout["code"], model_dir).absolute()
@@ -274,40 +288,49 @@ def _program(model_dir: Path, layout: dict[str, str]) -> ModuleType | None:
 
 
 def functions_of(program: ModuleType | None) -> dict[str, Callable[..., Any]]:
-    """Those that it has, each to be called with the context first. Raises LoadError."""
-    found = {name: given for name in ARGUMENTS if callable(given := getattr(program, name, None))}
+    """Return the functions of a program by name, which take the context as first argument.
+
+    Raises:
+        LoadError: Some functions exclude each other, or have wrong parameters.
+    """
+    functions = {
+        name: function for name in ARGUMENTS if callable(function := getattr(program, name, None))
+    }
     clash = [
         name
         for name in ("input_fn", "predict_fn", "output_fn", "batch_predict_fn")
-        if name in found
+        if name in functions
     ]
-    if "transform_fn" in found and clash:
+    if "transform_fn" in functions and clash:
         raise LoadError(
             f"The program has transform_fn and {', '.join(clash)}, which it replaces. Remove"
             " transform_fn or the others."
         )
-    return {name: _with_context(name, given, ARGUMENTS[name]) for name, given in found.items()}
+    return {
+        name: _with_context(name, function, ARGUMENTS[name]) for name, function in functions.items()
+    }
 
 
-def _with_context(name: str, given: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Called with (context, *arguments) whether or not it wants the context."""
+def _with_context(name: str, function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Return a function of (context, *arguments), which passes the context on if wanted."""
     try:
-        parameters = list(inspect.signature(given).parameters.values())
-    except (TypeError, ValueError):  # written in C
-        return lambda context, *arguments: given(*arguments)
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a function in C
+        return lambda context, *arguments: function(*arguments)
     positional = [
-        each
-        for each in parameters
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    needed = [each for each in positional if each.default is each.empty]
+    needed = [parameter for parameter in positional if parameter.default is parameter.empty]
     if len(needed) > count + 1 or (
-        len(positional) < count and not any(each.kind is each.VAR_POSITIONAL for each in parameters)
+        len(positional) < count
+        and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     ):
         raise LoadError(
             f"{name} takes {len(needed)} arguments; it is called with {count}, or with the context"
             " in addition."
         )
     if len(positional) > count and (len(needed) > count or positional[count].name == "context"):
-        return lambda context, *arguments: given(*arguments, context)
-    return lambda context, *arguments: given(*arguments)
+        return lambda context, *arguments: function(*arguments, context)
+    return lambda context, *arguments: function(*arguments)

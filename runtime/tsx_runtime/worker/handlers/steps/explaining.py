@@ -1,4 +1,4 @@
-"""Explains a model's answers by Captum (the extra `explain`). https://captum.ai/api"""
+"""Explanations of a model's outputs by Captum, the extra `explain` (https://captum.ai/api)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from torch import nn
 
 from tsx_runtime.worker.exceptions import PredictionException, in_words
 
-STEPS = 15  # of integrated gradients over an input, as in TorchServe
-TOKEN_STEPS = 50  # over words, where a step costs little
+# Steps of integrated gradients: as in TorchServe, and over words, where a step costs little.
+INPUT_STEPS, TOKEN_STEPS = 15, 50
 
 
 def captum() -> Any:
+    """Return the module `captum.attr`.
+
+    Raises:
+        PredictionException: Captum is not installed.
+    """
     try:
         import captum.attr  # an extra
     except ModuleNotFoundError as error:
@@ -26,8 +31,18 @@ def captum() -> Any:
 
 
 def input_attributions(model: Any, inputs: Any, target: Any) -> torch.Tensor:
-    """How much each number of `inputs` (rows first, floating point) speaks for class `target`, by
-    integrated gradients from zero.
+    """Return how much each input number contributes to a class, by integrated gradients from 0.
+
+    Args:
+        model: The model.
+        inputs: A floating point tensor, rows first.
+        target: The number of the class.
+
+    Returns:
+        A tensor of the shape of `inputs`.
+
+    Raises:
+        PredictionException: The inputs or the model have no gradients, or there is no such class.
     """
     attr = captum()
     if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
@@ -37,18 +52,17 @@ def input_attributions(model: Any, inputs: Any, target: Any) -> torch.Tensor:
             " get_insights.",
             501,
         )
-    model = getattr(
-        model, "_orig_mod", model
-    )  # a compiled model would be compiled again for gradients, and a form has no gradients
+    # A compiled model would be compiled again for gradients, and a form has none.
+    model = getattr(model, "_orig_mod", model)
     column = _column(model, inputs[:1].detach().clone().requires_grad_(), target)
     result: torch.Tensor = attr.IntegratedGradients(lambda x: _scores(model(x))).attribute(
-        inputs, target=column, n_steps=STEPS
+        inputs, target=column, n_steps=INPUT_STEPS
     )
     return result
 
 
 def _scores(output: Any) -> Any:
-    """One number a class; of a model that has one a class and pixel, their mean."""
+    """Return one number for each class; numbers of pixels are averaged."""
     if isinstance(output, Mapping):
         output = output.get("out")
     return (
@@ -61,10 +75,22 @@ def _scores(output: Any) -> Any:
 def token_attributions(
     model: Any, numbers: torch.Tensor, offsets: torch.Tensor, target: Any
 ) -> torch.Tensor:
-    """How much each token of one text speaks for class `target`.
+    """Return how much each token of one text contributes to a class.
 
-    By integrated gradients over the embeddings where the model has one EmbeddingBag; else by what
-    the answer loses without the token.
+    If the model has one EmbeddingBag, the method is integrated gradients over the embeddings.
+    Otherwise it is the change of the output without the token.
+
+    Args:
+        model: The model.
+        numbers: The numbers of the tokens, int64 of shape (tokens,).
+        offsets: The offset of the text, int64 of shape (1,).
+        target: The number of the class.
+
+    Returns:
+        A tensor of shape (tokens,).
+
+    Raises:
+        PredictionException: There is no such class.
     """
     attr = captum()
     model = getattr(model, "_orig_mod", model)
@@ -75,11 +101,11 @@ def token_attributions(
         else []
     )
     if len(bags) != 1:
-        return _by_leaving_out(attr, model, numbers, offsets, column)
+        return _ablation_attributions(attr, model, numbers, offsets, column)
     embedded = bags[0].weight.detach()[numbers].unsqueeze(0)
 
     def forward(value: torch.Tensor) -> Any:
-        with _given(bags[0], value):
+        with _use_embeddings(bags[0], value):
             return model(numbers, offsets)
 
     shares: torch.Tensor = attr.IntegratedGradients(forward).attribute(
@@ -89,28 +115,28 @@ def token_attributions(
 
 
 @contextmanager
-def _given(bag: nn.EmbeddingBag, value: torch.Tensor) -> Iterator[None]:
-    """The bag takes its embeddings from `value` (texts, tokens, features), not from its table."""
+def _use_embeddings(bag: nn.EmbeddingBag, value: torch.Tensor) -> Iterator[None]:
+    """Let the bag use the embeddings `value` of shape (texts, tokens, features)."""
     pools: dict[str, Callable[[], torch.Tensor]] = {
         "sum": lambda: value.sum(dim=1),
         "mean": lambda: value.mean(dim=1),
         "max": lambda: value.amax(dim=1),
     }
-    bag.forward = lambda *args, **kwargs: pools[bag.mode]()  # type: ignore[method-assign]  # for one call
+    bag.forward = lambda *args, **kwargs: pools[bag.mode]()  # type: ignore[method-assign]  # It is restored below.
     try:
         yield
     finally:
         del bag.forward
 
 
-def _by_leaving_out(
+def _ablation_attributions(
     attr: Any, model: Any, numbers: torch.Tensor, offsets: torch.Tensor, column: int | None
 ) -> torch.Tensor:
     def forward(masks: torch.Tensor) -> torch.Tensor:
-        whole = model(numbers, offsets)
-        kept = (numbers[mask > 0] for mask in masks)
+        full = model(numbers, offsets)
+        remaining = (numbers[mask > 0] for mask in masks)
         return torch.cat(
-            [model(rest, offsets) if len(rest) else torch.zeros_like(whole) for rest in kept]
+            [model(part, offsets) if len(part) else torch.zeros_like(full) for part in remaining]
         )
 
     with torch.no_grad():
@@ -121,7 +147,11 @@ def _by_leaving_out(
 
 
 def _column(model: Any, inputs: torch.Tensor, target: Any) -> int | None:
-    """The class, once it is known that the model's answer to one row can be explained."""
+    """Return the number of the class, after checking that the model can be explained.
+
+    Raises:
+        PredictionException: The model has no gradients, or there is no such class.
+    """
     with torch.enable_grad():
         try:
             output = _scores(model(inputs))
@@ -140,7 +170,11 @@ def _column(model: Any, inputs: torch.Tensor, target: Any) -> int | None:
 
 
 def _class_of(output: Any, target: Any) -> int | None:
-    """None for a model that gives one number a row."""
+    """Return the number of the class, or None for a model with one number for each row.
+
+    Raises:
+        PredictionException: `target` is no class, or the output is no tensor.
+    """
     if not isinstance(output, torch.Tensor):
         raise PredictionException(
             f"To explain a model that gives a {type(output).__name__}, not one tensor, override"

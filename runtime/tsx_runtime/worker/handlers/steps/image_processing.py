@@ -1,8 +1,8 @@
-"""Prepares images for classifiers, with Pillow and torch only.
+"""Steps that prepare images for classifiers, with Pillow and torch only.
 
-The same steps, sizes and roundings as torchvision's Resize, CenterCrop, ToTensor and Normalize have
-for Pillow images, so a model trained with those sees the same numbers. Documented at
-https://pytorch.org/vision/stable/transforms.html.
+Steps, sizes and roundings are those of torchvision's Resize, CenterCrop, ToTensor and Normalize for
+Pillow images. A model trained with them sees the same numbers.
+https://pytorch.org/vision/stable/transforms.html
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode -> RGB.
+    """Convert an image of any mode to RGB.
 
-    Grey is repeated, transparency dropped; of 16 bits the upper 8 are kept, which Pillow would
-    clip.
+    Grey is repeated, and transparency is dropped. The upper 8 of 16 bits are kept, since Pillow
+    alone would clip the values.
     """
     if image.mode == "RGB":
         return image
@@ -33,20 +33,23 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def resized(width: int, height: int, shorter: int) -> tuple[int, int]:
-    """The size at which the shorter side is `shorter`; the longer one is rounded down."""
+    """Return the size with a shorter side of `shorter`; the longer one is rounded down."""
     if width <= height:
         return shorter, int(shorter * height / width)
     return int(shorter * width / height), shorter
 
 
 def resize(image: Image.Image, shorter: int) -> Image.Image:
-    """Bilinear with antialiasing, as Pillow always does it."""
+    """Resize to a shorter side of `shorter`, bilinear with Pillow's antialiasing.
+
+    Raises:
+        ValueError: The result would be too large.
+    """
     size = resized(*image.size, shorter)
     if size == image.size:
         return image
-    if (
-        Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS
-    ):  # 1 x 60000 would fill the memory
+    # An image of 1 x 60000 pixels would fill the memory.
+    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS:
         raise ValueError(
             f"its {image.width} x {image.height} pixels would be {size[0]} x {size[1]} with the"
             f" shorter side at {shorter}"
@@ -55,7 +58,7 @@ def resize(image: Image.Image, shorter: int) -> Image.Image:
 
 
 def center_crop(image: Image.Image, size: int) -> Image.Image:
-    """The middle `size` x `size` pixels; a smaller image is put on black first.
+    """Return the middle `size` x `size` pixels; a smaller image gets a black border first.
 
     Halves are rounded to even.
     """
@@ -64,12 +67,12 @@ def center_crop(image: Image.Image, size: int) -> Image.Image:
         across, down = max(size - width, 0), max(size - height, 0)
         image = ImageOps.expand(image, (across // 2, down // 2, (across + 1) // 2, (down + 1) // 2))
         width, height = image.size
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.crop((left, top, left + size, top + size))
+    x, y = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((x, y, x + size, y + size))
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """float32 of shape (channels, height, width) in 0..1."""
+    """Return float32 of shape (channels, height, width) in 0..1."""
     pixels = np.array(image)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
@@ -77,11 +80,12 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def normalize(tensor: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+    """Subtract a mean and divide by a deviation for each channel, in place."""
     return tensor.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
 
 
 def imagenet(image: Image.Image) -> torch.Tensor:
-    """What classifiers trained on ImageNet take: float32 of shape (3, 224, 224)."""
+    """Return the input of classifiers trained on ImageNet: float32 of shape (3, 224, 224)."""
     return normalize(
         to_tensor(center_crop(resize(to_rgb(image), 256), 224)), IMAGENET_MEAN, IMAGENET_STD
     )

@@ -1,4 +1,4 @@
-"""`index_to_name.json`: maps class numbers to names. Contract section 5.4."""
+"""The names of classes, from `index_to_name.json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from tsx_runtime.worker.exceptions import LoadError
 
 
 def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
-    """Return number -> name; None where there is no such file. Raises LoadError."""
+    """Return the names by number, or None without such a file.
+
+    Raises:
+        LoadError: The file cannot be used.
+    """
     try:
         return read_class_names(Path(mapping_file_path))
     except ValueError as error:
@@ -23,9 +27,12 @@ def map_class_to_label(
     mapping: Mapping[str, str] | None = None,
     lbl_classes: Sequence[Sequence[int]] | None = None,
 ) -> list[dict[str, float]]:
-    """One dict a row: name (or number, where the mapping has none) -> probability.
+    """Return a dict from class names to probabilities for each row.
 
-    Without `lbl_classes` the rows hold all classes, in order.
+    Args:
+        probs: The probabilities, rows first.
+        mapping: The names by number. A class without a name has its number as str.
+        lbl_classes: The numbers of the classes in each row. Without it, a row holds all classes.
     """
     classes = lbl_classes if lbl_classes is not None else [range(len(row)) for row in probs]
     names = mapping or {}

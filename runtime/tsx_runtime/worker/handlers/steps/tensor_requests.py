@@ -1,10 +1,12 @@
-"""Requests for tensors in any of their forms, as rows of a model's input; and its output in the
-form of each request.
+"""Requests with tensors, converted to rows of a model's input, and outputs in the same form.
 
-A body is JSON or a .npy file. JSON is a row or a list of rows, as it stands or under `data` or
-`inputs`; `{"instances": [rows]}` or a table as MLflow's clients send it, answered `{"predictions":
-[...]}`; or tensors of the Open Inference Protocol, answered as such. A model of several inputs
-takes them by name.
+A body is a .npy file or JSON:
+
+- a row or a list of rows, alone or under `data` or `inputs`,
+- `{"instances": [rows]}`, or a table of MLflow's clients; the response is `{"predictions": [...]}`,
+- tensors of the Open Inference Protocol, which the response has too.
+
+A model with several inputs takes them by name.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import (
-    tree_leaves,
-    tree_map,
-)  # what torch.export itself shapes results with
+
+# torch.export shapes its results with these.
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tsx_runtime.worker.codecs.responses import is_device_lost, is_out_of_resources
 from tsx_runtime.worker.codecs.v2_binary import (
@@ -38,16 +39,14 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 from tsx_runtime.worker.handlers.steps.labels import map_class_to_label
 
-PLAIN, PREDICTIONS, TENSORS = (
-    "plain",
-    "predictions",
-    "tensors",
-)  # forms of an answer: as it is, {"predictions": ...}, for an encoder
+# Forms of a response: the output itself, {"predictions": ...}, or tensors for an encoder.
+PLAIN, PREDICTIONS, TENSORS = "plain", "predictions", "tensors"
 SPLIT, RECORDS = "dataframe_split", "dataframe_records"
 NPY = b"\x93NUMPY"
 IMAGES = {b"\x89PNG": "a PNG", b"\xff\xd8\xff": "a JPEG", b"GIF8": "a GIF", b"RIFF": "a WebP"}
 INSTANCES = 'Send JSON of the form {"instances": [rows]}.'
-FORMS = {  # by envelope
+# The forms of a request, by envelope.
+FORMS = {
     "": (
         'Send JSON: one row or a list of rows, {"instances": [rows]}, {"inputs": ...}, {"data":'
         " ...} or tensors of the Open Inference Protocol; or a .npy file."
@@ -60,30 +59,38 @@ FORMS = {  # by envelope
 
 @dataclass(frozen=True)
 class TensorRequest:
-    """`inputs` are rows first. `single`: the request is one row, and so is its answer."""
+    """A request as tensors.
+
+    Attributes:
+        inputs: The tensors, rows first.
+        single: Whether the request is one row, and its response too.
+        form: The form of the response; an OutputRequest belongs to the Open Inference Protocol.
+        ambiguous: Whether `single` is a guess, which only the model can confirm.
+    """
 
     inputs: tuple[torch.Tensor, ...]
     single: bool
-    form: str | OutputRequest = PLAIN  # an OutputRequest: of the Open Inference Protocol
-    ambiguous: bool = False  # whether it may as well be read the other way: only the model can tell
+    form: str | OutputRequest = PLAIN
+    ambiguous: bool = False
 
     @property
     def shape(self) -> list[int]:
-        """As it was sent."""
+        """The shape of the first input as it was sent."""
         return list(self.inputs[0].shape[1:] if self.single else self.inputs[0].shape)
 
     @property
     def rows(self) -> int:
+        """The number of rows."""
         return len(self.inputs[0])
 
     def otherwise(self) -> TensorRequest:
-        """The same numbers, read as one row instead of several, or the other way round."""
+        """Return the same numbers read as one row instead of several, or the reverse."""
         inputs = tuple(tensor[0] if self.single else tensor[None] for tensor in self.inputs)
         return TensorRequest(inputs, not self.single, self.form)
 
 
 class UnusableRows(Exception):
-    """What the model has raised for some requests, each alone: by their positions."""
+    """The errors of requests that ran alone, by their positions."""
 
     def __init__(self, errors: dict[int, Exception]) -> None:
         super().__init__(str(errors))
@@ -92,20 +99,25 @@ class UnusableRows(Exception):
 
 @dataclass
 class TensorBatch:
-    """The requests of a batch, and behind the model what it gave for each."""
+    """The requests of a batch, and later the model's output for each."""
 
     requests: list[TensorRequest]
     outputs: Sequence[Any] = ()
 
     def run(self, call: Callable[..., Any], joinable: dict[Any, bool]) -> TensorBatch:
-        """Run the model for all requests, those of like shapes in one call.
+        """Run the model for all requests, with those of matching shapes in one call.
 
-        `joinable` says for each kind of input whether the model's outputs have a row for each of
-        its rows. It is filled in here. Raises UnusableRows, or an error of the device or its
-        memory.
+        Args:
+            call: The model.
+            joinable: Whether the outputs have a row for each input row, by kind of input. This
+                method fills it in.
+
+        Raises:
+            UnusableRows: The model failed for some requests. Errors of the device, and a lack of
+                memory, are raised as they are.
         """
         requests, outputs, errors = list(self.requests), dict[int, Any](), dict[int, Exception]()
-        for positions in _alike(requests):
+        for positions in _joinable_positions(requests):
             try:
                 outputs.update(
                     zip(
@@ -124,7 +136,7 @@ class TensorBatch:
                 try:
                     requests[position], outputs[position] = _run_alone(call, requests[position])
                     errors.pop(position, None)
-                except Exception as error:  # it becomes the answer to this request
+                except Exception as error:  # It becomes the response to this request.
                     if is_out_of_resources(error) or is_device_lost(error):
                         raise
                     errors.setdefault(position, error)
@@ -133,7 +145,7 @@ class TensorBatch:
         return TensorBatch(requests, [outputs[position] for position in range(len(requests))])
 
     def answers(self, context: Context, names: Mapping[str, str] | None = None) -> list[Any]:
-        """Return an answer for each request; `names` are those of the classes."""
+        """Return a response for each request; `names` are those of the classes."""
         return [
             answer_of(request, output, context, names)
             for request, output in zip(self.requests, self.outputs, strict=True)
@@ -141,9 +153,10 @@ class TensorBatch:
 
 
 def read_request(row: Any, specs: Sequence[InputSpec]) -> TensorRequest:
-    """A row of a handler's data as rows for a model.
+    """Return the request in a row of a handler's data.
 
-    Raises `MalformedTensors`, with a sentence that says what is wrong.
+    Raises:
+        MalformedTensors: The row holds no tensors that the model takes.
     """
     values, form, is_row = _content(row)
     if len(values) == 1 and len(specs) == 1:
@@ -168,10 +181,10 @@ def read_request(row: Any, specs: Sequence[InputSpec]) -> TensorRequest:
         inputs = tuple(tensor[None] for tensor in inputs)
     for tensor, spec in zip(inputs, specs, strict=False):
         if spec.certain and not spec.fits(tensor.shape[1:]):
-            given = list(tensor.shape[1:] if single else tensor.shape)
+            shape = list(tensor.shape[1:] if single else tensor.shape)
             raise MalformedTensors(
                 "The request has the shape"
-                f" {given}{f' for the input {spec.name!r}' if len(specs) > 1 else ''}."
+                f" {shape}{f' for the input {spec.name!r}' if len(specs) > 1 else ''}."
             )
     if any(len(tensor) != len(inputs[0]) for tensor in inputs):
         raise MalformedTensors(
@@ -186,7 +199,7 @@ def read_request(row: Any, specs: Sequence[InputSpec]) -> TensorRequest:
 def answer_of(
     request: TensorRequest, output: Any, context: Context, names: Mapping[str, str] | None = None
 ) -> Any:
-    """What a handler returns for the request."""
+    """Return the response to a request in its form."""
     if request.form in (PLAIN, PREDICTIONS):
         if request.single:
             row = _numbers(_row(output, 0, 1))
@@ -211,7 +224,7 @@ def answer_of(
 
 
 def reason_of(error: Exception) -> str:
-    """The line of a model's error that says why: TorchScript puts its own traceback before it."""
+    """Return the line with the reason of a model's error, without TorchScript's traceback."""
     lines = text_of(error).strip().splitlines() or [type(error).__name__]
     return (
         lines[-1].removeprefix("RuntimeError: ") if "TorchScript" in lines[0] else lines[0]
@@ -222,21 +235,21 @@ def reason_of(error: Exception) -> str:
 
 
 def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
-    """What the request holds, by name; the form of its answer; whether it is a row (True) or
-    several (False), where the form says so.
+    """Return the values by name, the form of the response, and whether they are a single row.
+
+    The last item is None if the form does not determine it.
     """
-    if not isinstance(row, dict):  # of an envelope: an instance
+    if not isinstance(row, dict):  # an instance of an envelope
         return (
             _of_json(row, is_row=True)
             if isinstance(row, list)
             else _of_json(_parsed(row), is_row=None)
         )
-    if "datatype" in row and "shape" in row:  # of the envelope kservev2: one tensor
+    if "datatype" in row and "shape" in row:  # a tensor of the envelope kservev2
         return {"": _typed(read_input(row))}, TENSORS, False
     arrays = {name: value for name, value in row.items() if isinstance(value, np.ndarray)}
-    if (
-        arrays
-    ):  # of the protocol's binary form: each under its name, and the first again as the body
+    # The protocol's binary form has each tensor under its name, and the first again as the body.
+    if arrays:
         named = {name: value for name, value in arrays.items() if name != "body"}
         return named or arrays, TENSORS, False
     for name in ("data", "body"):
@@ -253,7 +266,11 @@ def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None
 
 
 def _parsed(value: Any) -> Any:
-    """A body as JSON, or as the array of a .npy file."""
+    """Return the JSON value or the .npy array of a body.
+
+    Raises:
+        MalformedTensors: The body is neither.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         raw = bytes(value)
         if raw.startswith(NPY):
@@ -321,7 +338,7 @@ def _of_json(
 def _of_inputs(
     request: dict[str, Any], inputs: Any
 ) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
-    """Tensors of the Open Inference Protocol, or rows."""
+    """Read the value of `inputs`: tensors of the Open Inference Protocol, or rows."""
     if not (
         isinstance(inputs, list)
         and inputs
@@ -329,18 +346,18 @@ def _of_inputs(
     ):
         return _of_json(inputs, is_row=None)
     tensors = [read_input(entry) for entry in inputs]
-    # Where the answer is wanted as bytes, the worker encodes it.
+    # A response in bytes is encoded by the worker.
     form = TENSORS if output_request_of_json(request) is not None else parse_output_request(request)
     return {str(tensor["name"]): _typed(tensor) for tensor in tensors}, form, None
 
 
 def _of_table(request: dict[str, Any]) -> list[Any]:
-    """The rows of `dataframe_split` or `dataframe_records`."""
+    """Return the rows of `dataframe_split` or `dataframe_records`."""
     split, records = request.get(SPLIT), request.get(RECORDS)
     if isinstance(split, dict) and isinstance(split.get("data"), list):
         return list(split["data"])
     if isinstance(records, list) and all(
-        isinstance(each, dict) and set(each) == set(records[0]) for each in records
+        isinstance(record, dict) and set(record) == set(records[0]) for record in records
     ):
         return [[record[name] for name in records[0]] for record in records]
     raise MalformedTensors(
@@ -350,7 +367,7 @@ def _of_table(request: dict[str, Any]) -> list[Any]:
 
 
 def _typed(tensor: dict[str, Any]) -> Any:
-    """The data of a tensor of the protocol in its own type."""
+    """Return the data of a tensor of the protocol with its datatype."""
     data, datatype = tensor["data"], tensor["datatype"]
     if isinstance(data, np.ndarray) or datatype not in DTYPES:
         return data
@@ -363,8 +380,9 @@ def _typed(tensor: dict[str, Any]) -> Any:
 
 
 def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
-    """Of the model's own type; where that is unknown, float32 unless the request has another
-    one.
+    """Return a tensor of the model's dtype.
+
+    If that is unknown, the dtype is that of the request, with float32 as the default.
     """
     typed = isinstance(value, np.ndarray)
     try:
@@ -382,21 +400,21 @@ def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
         return tensor if typed and tensor.dtype != torch.float64 else tensor.float()
     if tensor.is_floating_point() and not wanted.is_floating_point:
         if not spec.certain:
-            return tensor.float()  # whole numbers are only what the first input suggests
+            return tensor.float()  # The spec is only a guess.
         if not torch.equal(tensor, tensor.trunc()):
             raise MalformedTensors(f"The request has fractions, and the model takes {spec.kind}.")
     return tensor.to(wanted)
 
 
 def _usable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """In this machine's byte order, in memory that torch may write to."""
+    """Return a writable copy in the byte order of this machine."""
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True).view(
         np.ndarray
     )
 
 
 def _is_single(tensor: torch.Tensor, spec: InputSpec, is_row: bool | None) -> tuple[bool, bool]:
-    """Whether the request is one row; and whether that is a guess."""
+    """Tell whether the request is one row, and whether that is a guess."""
     if is_row is False:
         return False, False
     if spec.fits(tensor.shape):
@@ -412,14 +430,14 @@ def _is_single(tensor: torch.Tensor, spec: InputSpec, is_row: bool | None) -> tu
 # The model
 
 
-def _alike(requests: Sequence[TensorRequest]) -> Iterable[list[int]]:
-    """The positions of requests whose rows fit one batch."""
-    found: dict[Any, list[int]] = {}
+def _joinable_positions(requests: Sequence[TensorRequest]) -> Iterable[list[int]]:
+    """Return groups of positions whose requests fit into one batch."""
+    groups: dict[Any, list[int]] = {}
     for position, request in enumerate(requests):
-        found.setdefault(
+        groups.setdefault(
             tuple((tensor.dtype, tensor.shape[1:]) for tensor in request.inputs), []
         ).append(position)
-    return found.values()
+    return groups.values()
 
 
 def _run(
@@ -447,16 +465,17 @@ def _run(
 
 
 def _run_alone(call: Callable[..., Any], request: TensorRequest) -> tuple[TensorRequest, Any]:
-    """A request that can be read in two ways is read in the other one where the model does not take
-    the first.
+    """Run the model for one request.
+
+    If it fails for an ambiguous request, the request is read in the other way.
     """
     try:
         return request, call(*request.inputs)
     except Exception:
         if not request.ambiguous:
             raise
-    other = request.otherwise()
-    return other, call(*other.inputs)
+    alternative = request.otherwise()
+    return alternative, call(*alternative.inputs)
 
 
 # Answers
@@ -475,7 +494,7 @@ def _rows(output: Any, count: int) -> list[Any]:
 
 
 def _named(row: Any, names: Mapping[str, str]) -> Any:
-    """Put the names of the classes beside a row's scores, if it has one score for each name."""
+    """Return the scores of a row by class name, if the row has one score for each name."""
     if (
         isinstance(row, list)
         and len(row) == len(names) == len({*names.values()})

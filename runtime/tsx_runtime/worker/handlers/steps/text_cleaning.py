@@ -1,6 +1,4 @@
-"""Cleans text for word classifiers: removes markup, contractions, accents and punctuation, and
-splits it into words and n-grams.
-"""
+"""Steps that clean text for word classifiers, and split it into words and n-grams."""
 
 from __future__ import annotations
 
@@ -8,11 +6,10 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-CLEANUP_REGEX = re.compile(
-    r"<.*?>|&([a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});"
-)  # a tag, or an entity
+# A tag or an entity of HTML.
+CLEANUP_REGEX = re.compile(r"<.*?>|&([a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});")
 
-_WHOLE = {
+_EXPANSIONS = {
     "ain't": "is not",
     "can't": "cannot",
     "'cause": "because",
@@ -35,56 +32,60 @@ _ENDINGS = {
     "'d": " would",
     "'m": " am",
 }
-_BEFORE_IS = (  # behind any other word, 's says whose
-    "he|she|it|that|there|here|what|when|where|who|why|how"
-)
+# After these words, 's stands for "is". After any other word, it is a possessive.
+_SUBJECTS = "he|she|it|that|there|here|what|when|where|who|why|how"
 _CONTRACTION = re.compile(
-    rf"(?<!\w)(?:{'|'.join(map(re.escape, _WHOLE))})(?!\w)|(?<=\w)(?:{'|'.join(_ENDINGS)})(?!\w)|(?<!\w)(?:{_BEFORE_IS})'s(?!\w)",
+    rf"(?<!\w)(?:{'|'.join(map(re.escape, _EXPANSIONS))})(?!\w)"
+    rf"|(?<=\w)(?:{'|'.join(_ENDINGS)})(?!\w)|(?<!\w)(?:{_SUBJECTS})'s(?!\w)",
     re.IGNORECASE,
 )
 _TOKEN = re.compile(r"[^\s.,()!?'\"]+|[.,()!?']")
 
 
 def remove_html_tags(text: str) -> str:
+    """Remove the tags and entities of HTML."""
     return CLEANUP_REGEX.sub("", text)
 
 
 def expand_contractions(text: str) -> str:
-    """`it's` -> `it is`; every other apostrophe is dropped."""
+    """Expand contractions, such as `it's` to `it is`, and drop all other apostrophes."""
     before = None
     text = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
-    while before != text:  # he'd've has two
-        before, text = text, _CONTRACTION.sub(_expanded, text)
+    while before != text:  # "he'd've" has two.
+        before, text = text, _CONTRACTION.sub(_expand, text)
     return text.replace("'", "")
 
 
-def _expanded(match: re.Match[str]) -> str:
-    found = match[0]
-    word = found.lower()
-    if word in _ENDINGS:
-        return _ENDINGS[word]
-    if word in _WHOLE:
-        return (found[0].upper() if found[0].isupper() else _WHOLE[word][0]) + _WHOLE[word][1:]
-    return found[:-2] + " is"
+def _expand(match: re.Match[str]) -> str:
+    contraction = match[0]
+    lowered = contraction.lower()
+    if lowered in _ENDINGS:
+        return _ENDINGS[lowered]
+    if lowered in _EXPANSIONS:
+        return (
+            contraction[0].upper() if contraction[0].isupper() else _EXPANSIONS[lowered][0]
+        ) + _EXPANSIONS[lowered][1:]
+    return contraction[:-2] + " is"
 
 
 def remove_accents(text: str) -> str:
-    """What ASCII has no letter for goes."""
+    """Remove accents, and all letters that ASCII lacks."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 
 def remove_punctuation(text: str) -> str:
+    """Remove everything but letters, digits and whitespace."""
     return re.sub(r"[^\w\s]|_", "", text)
 
 
 def tokenize(text: str) -> list[str]:
-    """Split into words in lower case and the marks that end or part sentences; other marks go."""
+    """Split into lower-case words and the marks `.,()!?'`, and drop other marks."""
     text = re.sub(r"<br />|[;:]", " ", text.lower().replace('"', ""))
     return _TOKEN.findall(text)
 
 
 def ngrams_iterator(token_list: Iterable[str], ngrams: int) -> Iterator[str]:
-    """The tokens, then all runs of two, of three, up to `ngrams`, each joined by blanks."""
+    """Yield the tokens, then all runs of 2 to `ngrams` tokens, joined by blanks."""
     tokens = list(token_list)
     yield from tokens
     for length in range(2, ngrams + 1):

@@ -1,6 +1,4 @@
-"""`handler.profile: true` in model-config.yaml: reports the time of each step of a handler as
-metrics.
-"""
+"""The times of a handler's steps as metrics, with `handler.profile: true` in model-config.yaml."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def timed(method: F) -> F:
-    """Report the milliseconds of a handler's method as `ts_handler_<name>`, where the model asks
-    for it.
-    """
+    """Report the milliseconds of a handler's method as `ts_handler_<name>`, if configured."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,11 +29,11 @@ def timed(method: F) -> F:
         )
         return result
 
-    return run  # type: ignore[return-value]  # it has the method's own signature
+    return run  # type: ignore[return-value]  # It has the signature of the method.
 
 
 def _wait_for(handler: Any) -> None:
-    """A GPU works on after the call has returned; its time counts."""
+    """Wait for the GPU, which continues after the call has returned."""
     device = getattr(handler, "device", None)
     if getattr(device, "type", None) == "cuda":
         sys.modules["torch"].cuda.synchronize(device)

@@ -105,7 +105,7 @@ def test_the_tokens_that_the_model_takes_are_those_of_the_whole_text(
 
 def test_the_end_of_a_long_text_is_not_tokenized(served: Serve) -> None:
     loaded: Loaded = served("bert").handler.loaded
-    most = loaded.most_tokens or 0
+    most = loaded.max_tokens or 0
     assert beginning(loaded, LONG) == LONG[: 8 * most]
     assert shortened(loaded, "the file", LONG) == ("the file", LONG[: 8 * most])
     assert shortened(loaded, LONG, LONG + "x") == (LONG[: 8 * most], LONG[: 8 * most])

@@ -87,7 +87,7 @@ def test_labels_and_templates_of_zero_shot_may_differ_between_requests(served: S
 def test_a_small_file_of_much_silence_is_refused(
     served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.MOST_SAMPLES", 1000)
+    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.MAX_SAMPLES", 1000)
     assert "at most 1000 are taken" in served("whisper").ask(SOUNDS[0])[0].message
 
 
@@ -110,7 +110,7 @@ def test_the_parts_of_a_sound_are_bounded(served: Serve, monkeypatch: pytest.Mon
         served("whisper"),
         {"array": [0.1] * 1500, "sampling_rate": 1000},
     )
-    monkeypatch.setattr(model.handler.task, "most_parts", 3)
+    monkeypatch.setattr(model.handler.task, "max_parts", 3)
     (bad,) = model.ask(
         {"inputs": body, "parameters": {"chunk_length_s": 1, "stride_length_s": 0.45}}
     )
@@ -121,7 +121,7 @@ def test_the_parts_of_a_sound_are_bounded(served: Serve, monkeypatch: pytest.Mon
 def test_the_sounds_of_a_request_are_bounded_together(
     served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.LONGEST", 1)
+    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.MAX_SOUND_S", 1)
     fit, bad = served("wav2vec2-classification").ask(
         {"inputs": [base64_of(SOUNDS[0]), base64_of(SOUNDS[1])]},
         {"inputs": [base64_of(SOUNDS[0])] * 3},

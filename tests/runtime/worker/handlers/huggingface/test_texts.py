@@ -353,7 +353,7 @@ def test_the_parts_of_the_texts_of_a_request_are_bounded_together(
         sum(unit.input == number for unit in handler.task.units([request])) for number in range(3)
     }
     assert parts > 1
-    monkeypatch.setattr(handler.task, "most_parts", 3 * parts - 1)
+    monkeypatch.setattr(handler.task, "max_parts", 3 * parts - 1)
     fit, bad = served(kind).ask({**body, "inputs": body["inputs"][:2]}, body)
     assert (fit.status, bad.status) == (200, 400)
     assert bad.message.startswith(f"The request makes more than {3 * parts - 1} parts")
