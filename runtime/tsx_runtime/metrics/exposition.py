@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from tsx_runtime.core.telemetry.histogram import SHOWN, Durations
+from tsx_runtime.core.telemetry.histogram import SHOWN_BOUNDS, Durations
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -59,7 +59,9 @@ class Families(Collector):
             place: Pointer({"trace_id": one.trace_id}, one.seconds, one.at)
             for place, one in durations.exemplars.items()
         }
-        for place, (bound, below) in enumerate(zip(SHOWN, durations.shown(), strict=True)):
+        for place, (bound, below) in enumerate(
+            zip(SHOWN_BOUNDS, durations.cumulative_counts(), strict=True)
+        ):
             metric.add_sample(
                 f"{name}_bucket", labels | {"le": str(bound)}, below, exemplar=pointers.get(place)
             )
@@ -67,7 +69,7 @@ class Families(Collector):
             f"{name}_bucket",
             labels | {"le": "+Inf"},
             durations.count,
-            exemplar=pointers.get(len(SHOWN)),
+            exemplar=pointers.get(len(SHOWN_BOUNDS)),
         )
         metric.add_sample(f"{name}_count", labels, durations.count)
         metric.add_sample(f"{name}_sum", labels, durations.sum)

@@ -123,7 +123,7 @@ class MetricLog:
         self._log(
             "QueueTime", "Milliseconds", _millis(times.sent - oldest(batch)), "Level:Host", at
         )
-        self._log("WorkerThreadTime", "Milliseconds", _millis(times.way), "Level:Host", at)
+        self._log("WorkerThreadTime", "Milliseconds", _millis(times.transit), "Level:Host", at)
         if self._all_models or self._config.declares(PREDICTION_TIME, "gauge"):
             took, ids = round(1000 * (times.done - times.began), 2), request_ids.decode()
             dimensions = f"ModelName:{_plain(model)},Level:Model"

@@ -139,7 +139,7 @@ async def _attempt(
 async def _take(job: WaitingJob, most: int) -> tuple[Answer, bytes]:
     answer = await job.done
     try:
-        return answer, await answer.whole(most)
+        return answer, await answer.read_all(most)
     except BaseException:
         job.gone = True  # the rest of a stream is not read
         answer.leave()

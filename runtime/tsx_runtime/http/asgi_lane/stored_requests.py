@@ -11,7 +11,7 @@ from tsx_runtime.api import errors
 from tsx_runtime.api.headers import check_status, handler_headers, header_pairs
 from tsx_runtime.api.urls import find_target, resolve, with_headers
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
+from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.core.traffic.splitter import HEADER
 from tsx_runtime.errors import DeadlinePassed, TsxError, Unavailable
@@ -70,7 +70,7 @@ class RequestExecutor:
                 ),
                 "",
             )
-        counted = job.size if job.size > UNCOUNTED else 0
+        counted = job.size if job.size > MAX_UNCOUNTED_BYTES else 0
         self._registry.bytes_in_flight.take(counted)
         try:
             request = await self._load(job.id)
@@ -124,7 +124,7 @@ async def _answered(route: Route, job: WaitingJob, path: str, largest: int) -> S
     check_status(answer.status)
     headers = handler_headers(answer.headers)
     try:
-        body = await answer.whole(largest)
+        body = await answer.read_all(largest)
     finally:
         job.gone = True
         answer.leave()

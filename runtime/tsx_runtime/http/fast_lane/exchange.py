@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tsx_runtime.api import errors
 from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.api.server_timing import TimingRequest, timing_header
-from tsx_runtime.core.scheduling.channel import SMALL
+from tsx_runtime.core.scheduling.channel import MAX_SMALL_BYTES
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there,
 # uncopied
-LARGE = SMALL
+LARGE = MAX_SMALL_BYTES
 
 logger = logging.getLogger("tsx.http")
 

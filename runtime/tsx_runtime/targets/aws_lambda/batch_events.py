@@ -93,7 +93,7 @@ def _jobs(begun: Sequence[tuple[Route, WaitingJob] | TsxError]) -> list[tuple[Ro
 
 async def _whole(job: WaitingJob, registry: Registry) -> ModelAnswer:
     answer = await job.done
-    body = await answer.whole(registry.settings.max_response_size)
+    body = await answer.read_all(registry.settings.max_response_size)
     kind = next(
         (
             value.decode("latin-1")

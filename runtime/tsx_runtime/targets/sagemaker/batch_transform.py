@@ -209,7 +209,7 @@ async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Line
         route.submit(job)
         answer = await job.done
         try:
-            body = await answer.whole(most)
+            body = await answer.read_all(most)
         finally:
             answer.leave()
     except TsxError as error:
