@@ -187,14 +187,14 @@ class Runner:
             await self._store.release(self._owner)
 
     async def _claim(self) -> None:
-        wanted = self._free_capacity()
-        if not wanted:
+        capacity = self._free_capacity()
+        if not capacity:
             return
-        self._waiting -= wanted.keys()  # removed first, as one may be added meanwhile
+        self._waiting -= capacity.keys()  # removed first, as one may be added meanwhile
         try:
-            jobs = await self._store.claim(wanted, self._owner, LEASE_S)
+            jobs = await self._store.claim(capacity, self._owner, LEASE_S)
         except BaseException:
-            self._waiting |= wanted.keys()
+            self._waiting |= capacity.keys()
             raise
         for job in jobs:
             claim = job.id, job.attempts
@@ -203,13 +203,13 @@ class Runner:
             # Called even for a task that is cancelled before it begins.
             task.add_done_callback(partial(self._forget, claim))
         counts = Counter((job.model, job.version) for job in jobs)
-        self._waiting |= {target for target, most in wanted.items() if counts[target] == most}
+        self._waiting |= {target for target, most in capacity.items() if counts[target] == most}
 
     def _free_capacity(self) -> dict[JobTarget, int]:
-        wanted: dict[JobTarget, int] = {}
-        taken = Counter(self._at_model.values())
+        capacity: dict[JobTarget, int] = {}
+        running = Counter(self._at_model.values())
         if self.stopping or len(self._held) - len(self._at_model) >= MAX_UNSTORED:
-            return wanted
+            return capacity
         for target in self._waiting:
             places = self._executor.places(target)
             if places is not None:
@@ -217,10 +217,10 @@ class Runner:
                 self._missing.pop(target, None)
             elif self._is_orphan(target):
                 places = MAX_ORPHANS
-            if (more := (places or 0) - taken[target[0]]) > 0:
-                wanted[target] = more
-                taken[target[0]] += more
-        return wanted
+            if (more := (places or 0) - running[target[0]]) > 0:
+                capacity[target] = more
+                running[target[0]] += more
+        return capacity
 
     def _is_orphan(self, target: JobTarget) -> bool:
         """Tell whether the jobs of a target get the error that there is no such model.

@@ -156,9 +156,9 @@ class Jobs:
         """Cancel a job; return its new record, which may be done, or None."""
         if not await self.is_open():
             return None
-        before = await self.store.get(id)
+        previous = await self.store.get(id)
         job = await self.store.cancel(id, self.keep)
-        if before is not None and job is not None and job.state == "cancelled" != before.state:
+        if previous is not None and job is not None and job.state == "cancelled" != previous.state:
             self.stats.finished[job.model, "cancelled"] += 1
         self.runner.cancel(id)
         return job

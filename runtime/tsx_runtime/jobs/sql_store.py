@@ -139,11 +139,11 @@ class SqlStore(SqlThread):
     @_transaction
     def ahead(self, session: Session, job: JobRecord) -> int:
         """Return the number of queued jobs of the model before this one."""
-        before = (
+        condition = (
             "state = 'queued' AND model = ? AND (priority > ? OR (priority = ? AND number < ?))"
         )
         values = (job.model, job.priority, job.priority, job.number)
-        count: int = session.row(f"SELECT count(*) FROM tsx_jobs WHERE {before}", *values)[0]
+        count: int = session.row(f"SELECT count(*) FROM tsx_jobs WHERE {condition}", *values)[0]
         return count
 
     @_transaction
@@ -304,11 +304,11 @@ class SqlStore(SqlThread):
 
         The record of a job goes a day later.
         """
-        gone = session.rows(
+        expired = session.rows(
             "SELECT id, state FROM tsx_jobs WHERE expires < {now} ORDER BY expires LIMIT"
             f" {MAX_EXPIRED}"
         )
-        for id, state in gone:
+        for id, state in expired:
             if state == "expired":
                 session.run("DELETE FROM tsx_jobs WHERE id = ?", id)
             else:
@@ -323,7 +323,7 @@ class SqlStore(SqlThread):
             f"SELECT kind, scope, name FROM tsx_answers WHERE expires < {{now}} LIMIT {MAX_EXPIRED}"
         )
         removed = session.run(f"DELETE FROM tsx_answers WHERE (kind, scope, name) IN ({old})")
-        return max(len(gone), removed) >= MAX_EXPIRED
+        return max(len(expired), removed) >= MAX_EXPIRED
 
     # Answers by key
 
@@ -370,10 +370,10 @@ class SqlStore(SqlThread):
 
         After None, nothing is stored and the key is free.
         """
-        ended = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
-        if ended and answer is not None:
+        is_owner = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
+        if is_owner and answer is not None:
             _put(session, key, answer)
-        return ended
+        return is_owner
 
     @_transaction
     def put_answer(self, session: Session, key: AnswerKey, answer: StoredAnswer) -> None:

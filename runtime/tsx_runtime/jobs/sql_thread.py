@@ -119,13 +119,13 @@ class SqlThread(ABC):
         return await result
 
     def _run(self) -> None:
-        ended = False
-        while not ended:
+        is_closing = False
+        while not is_closing:
             calls = [self._calls.get()]
             with suppress(queue.Empty):
                 while len(calls) < MAX_GROUP:
                     calls.append(self._calls.get_nowait())
-            ended = None in calls
+            is_closing = None in calls
             if group := [call for call in calls if call is not None]:
                 self._commit(group)
         if self._connection is not None:

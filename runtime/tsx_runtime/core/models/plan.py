@@ -186,8 +186,8 @@ def plan(
     device_type = order.device_type or config.device_type
     gpus = gpus_for(device_type, gpus)
     parallel = parallel_of(config, gpus)
-    workers, most = _workers(order, config, settings, gpus // parallel.gpus, version_settings)
-    most = max(most, order.max_workers or 0)
+    workers, maximum = _workers(order, config, settings, gpus // parallel.gpus, version_settings)
+    maximum = max(maximum, order.max_workers or 0)
     scale_to_zero = (
         order.scale_to_zero if order.scale_to_zero is not None else config.scale_to_zero or 0.0
     )
@@ -212,7 +212,7 @@ def plan(
     return VersionPlan(
         max_retry_timeout=_first(config.max_retry_timeout, 300),
         min_workers=workers,
-        max_workers=max(most, 1) if scale_to_zero else most,
+        max_workers=max(maximum, 1) if scale_to_zero else maximum,
         scale_to_zero=scale_to_zero,
         device_type=device_type,
         device_ids=tuple(config.device_ids or ()),
@@ -302,10 +302,10 @@ def check_workers(count: int, model: str, cores: int, *allowed: int) -> None:
             f"{count} workers are too many: the limit is {MAX_WORKERS} per version of a model."
             " Request fewer."
         )
-    most = max(MAX_PLAUSIBLE_WORKERS, MAX_PLAUSIBLE_WORKERS // 4 * cores, *allowed)
-    if count > most:
+    maximum = max(MAX_PLAUSIBLE_WORKERS, MAX_PLAUSIBLE_WORKERS // 4 * cores, *allowed)
+    if count > maximum:
         raise BadRequest(
-            f"{count} workers are too many for {cores} cores: at most {most} start. If they are"
+            f"{count} workers are too many for {cores} cores: at most {maximum} start. If they are"
             f" meant, set maxWorkers: {count} in the archive's model-config.yaml, or max_workers ="
             f" {count} in [models.{model}] of tsx.toml."
         )

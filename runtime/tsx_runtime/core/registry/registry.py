@@ -224,12 +224,12 @@ class Registry:
             ModelVersionNotFound: There is no such version.
             LoadFailed: A worker could not load the model (only with `wait`).
         """
-        most = min_workers if max_workers is None else max_workers
-        if min_workers < 0 or most < min_workers:
+        maximum = min_workers if max_workers is None else max_workers
+        if min_workers < 0 or maximum < min_workers:
             raise BadRequest("max_worker cannot be less than min_worker.")
         target = self.find(name, version)
         target.check_changes(changes or {})
-        scaling = target.scale(min_workers, most)
+        scaling = target.scale(min_workers, maximum)
         target.scaled = True
         if changes:
             target.change(changes)

@@ -95,9 +95,9 @@ class BatchAggregator:
         ).reshape(3, size)
         began, seconds, *steps = np.frombuffer(b"".join(times), "<f8").reshape(size, -1).T.copy()
         arrived = np.frombuffer(b"".join(arrivals))
-        most = answered - sent
+        max_seconds = answered - sent
         free = np.minimum(free, sent)
-        seconds = np.where((seconds >= 0) & (seconds <= most), seconds, most)
+        seconds = np.where((seconds >= 0) & (seconds <= max_seconds), seconds, max_seconds)
         latest = answered - seconds
         began = np.where((began >= sent) & (began <= latest), began, latest)
         totals.batches += size

@@ -88,9 +88,9 @@ def batch_times(
     does the same for many batches at a time.
     """
     began, seconds, *steps = worker
-    most = answered - sent
-    if not 0.0 <= seconds <= most:
-        seconds = most
+    max_seconds = answered - sent
+    if not 0.0 <= seconds <= max_seconds:
+        seconds = max_seconds
     if not sent <= began <= answered - seconds:
         began = answered - seconds
     # Steps that ran at the same time (micro-batches) add up to more than their time.

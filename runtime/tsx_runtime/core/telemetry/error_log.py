@@ -82,9 +82,9 @@ class ErrorLog:
             for text in (message, traceback)
         )
         kind = kind_of(message, cut)
-        before = self.kinds.get(kind, KindCount(0, now))
-        counted = KindCount(before.times + count, before.first)
-        known = next(
+        old_count = self.kinds.get(kind, KindCount(0, now))
+        counted = KindCount(old_count.times + count, old_count.first)
+        previous = next(
             (
                 error
                 for error in self.errors
@@ -92,19 +92,19 @@ class ErrorLog:
             ),
             None,
         )
-        if known is not None:
-            self.errors.remove(known)
+        if previous is not None:
+            self.errors.remove(previous)
         first, count, ids = (
             (now, count, ids)
-            if known is None
-            else (known.first, known.times + count, (*known.request_ids, *ids))
+            if previous is None
+            else (previous.first, previous.times + count, (*previous.request_ids, *ids))
         )
         self.errors.appendleft(
             LoggedError(now, first, count, message, cut, tuple(ids[-MAX_REQUEST_IDS:]), kind)
         )
-        alike = [error for error in self.errors if error.kind == kind]
-        if len(alike) > MAX_ERRORS_OF_KIND:
-            self.errors.remove(alike[-1])
+        same_kind = [error for error in self.errors if error.kind == kind]
+        if len(same_kind) > MAX_ERRORS_OF_KIND:
+            self.errors.remove(same_kind[-1])
         self.kinds = {error.kind: self.kinds.get(error.kind, counted) for error in self.errors} | {
             kind: counted
         }

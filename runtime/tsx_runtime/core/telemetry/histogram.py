@@ -94,9 +94,9 @@ class Durations:
         """Count durations."""
         import numpy as np
 
-        took = np.asarray(seconds, np.float64)
-        self._counts += np.bincount(self._buckets.positions(took), minlength=len(self._counts))
-        self.sum += float(took.sum())
+        durations = np.asarray(seconds, np.float64)
+        self._counts += np.bincount(self._buckets.positions(durations), minlength=len(self._counts))
+        self.sum += float(durations.sum())
 
     def add_exemplar(self, exemplar: Exemplar) -> None:
         self.exemplars[bisect_left(SHOWN_BOUNDS, exemplar.seconds)] = exemplar

@@ -88,8 +88,8 @@ class Worker:
         if self.state is WorkerState.BACKING_OFF:
             return max(0.0, self.next_start - now) + (usual or 0.0)
         if self.state is WorkerState.LOADING:
-            taken = now - self.since
-            return usual - taken if usual is not None and usual > taken else taken
+            elapsed = now - self.since
+            return usual - elapsed if usual is not None and usual > elapsed else elapsed
         return None
 
     def settle(self, error: TsxError | None) -> None:
