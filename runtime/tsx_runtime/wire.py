@@ -3,60 +3,60 @@
 A frame is a fixed header, a table, the items, and an extra, all little-endian:
 
     header   u8   kind          one of `Kind`
-             u8   version       `VERSION`; both ends come from one installation, so a difference is an error
+             u8   version       `VERSION`; both ends come from one installation, so it must agree
              u16  (zero)
              u32  batch         number of the batch; a reply repeats its request's
-             u32  items         how many rows the table has
-             u64  size          bytes that follow the header
+             u32  items         number of rows of the table
+             u64  size          bytes after the header
     table    u32 code of each item, then u32 length of meta and u32 length of body of each item
     items    meta and body of the first item, meta and body of the second, ...
-    extra    what is left of `size`
+    extra    the remaining bytes of `size`
 
-    kind      from      items                                                   extra
-    LOAD      front     none                                                    the load order, JSON (`LoadOrder`)
-    LOADED    worker    none                                                    {"device": "cpu" or "cuda:0", "prefetch":
-                                                                            whether it prepares a
-                                                                            batch ahead, "input":
-                                                                            what the handler takes,
-                                                                            or null, "example":
-                                                                            whether its description
-                                                                            has one, "precision":
-                                                                            that it heeds, or null,
-                                                                            "form": which of `forms`
-                                                                            it has, or null,
-                                                                            "forms_passed_over":
-                                                                            [why ...]}, JSON
-    FAILED    worker    none                                                    {"message", "traceback", "outline",
-                                                                            "out_of_memory"}, JSON;
-                                                                            the worker exits
-    BATCH     front     a row a request: code 0, meta and body as it came       empty
-    PIECE     worker    one: code = position in the batch, body = the piece,    empty
-                        meta = header block (first piece of a request only)
-    REPLY     worker    a row a request, in the batch's order: code = HTTP      `TIMES`, then `MetricDelta`s, JSON,
-                        status, meta = header block, body = the answer          or nothing; or empty
-    PING      front     none                                                    empty
-    PONG      worker    none; answers a PING, between batches                   empty
-    CANCEL    front     none: no client waits for this batch now. A worker    empty
-                        that takes one batch after the other stops at the
-                        next part of a stream; a REPLY still closes it
-    THREADS   front     none; in place of the batch's number: the threads   empty
-                        that torch may use from the next batch on
-    REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
-                        the last one; of asynchronous handlers also their       "count", "request_ids"}], "lines":
-                        metrics, as a REPLY has them                        [[time, stream, text, [request id of the
-                                                                            batch ...]]], "lost":
-                                                                            lines left out,
-                                                                            "metrics"}, JSON
+    kind      from      items                            extra
+    LOAD      front     none                             `LoadOrder`, JSON
+    LOADED    worker    none                             facts about the model, JSON (below)
+    FAILED    worker    none; the worker exits           {"message", "traceback", "outline",
+                                                         "out_of_memory"}, JSON
+    BATCH     front     one per request: code 0,         empty
+                        meta, body as received
+    PIECE     worker    one: code = position in the      empty
+                        batch, body = the piece,
+                        meta = header block (only
+                        with a request's first piece)
+    REPLY     worker    one per request, in order:       empty, or `TIMES`, then `MetricDelta`s
+                        code = HTTP status,              as JSON or nothing
+                        meta = header block,
+                        body = the answer
+    PING      front     none                             empty
+    PONG      worker    none; answers a PING,            empty
+                        between batches
+    CANCEL    front     none                             empty
+    THREADS   front     none; the number of the batch    empty
+                        is torch's number of threads
+                        from the next batch on
+    REPORT    worker    none; sent at any time           errors, output and metrics, JSON (below)
 
-`TIMES` are five f64: when the worker began with the batch (time.monotonic(), which all processes of
-a machine share), the seconds until it was done, and those of them that the handler spent in
-preprocess, inference and postprocess (NaN for a step that it does not have; a handler without steps
-has spent all of them in inference).
+LOADED has {"device": "cpu" or "cuda:0", "prefetch": whether the worker prepares a batch ahead,
+"input": the handler's kind of input or null, "example": whether its description has an example,
+"precision": the precision in force or null, "form": the one of `forms` in use or null,
+"forms_passed_over": [reason ...]}.
 
-A request's meta is its id, its query string and its headers, each on a line ended by CRLF, so that
-a worker can put off parsing what its handler may never ask for; a header block is header lines
-alone. All of it is latin-1, as HTTP is. The worker ends when the front end closes the socket; the
-front end takes the end of the stream for the worker's death.
+REPORT has {"errors": [{"message", "traceback", "count", "request_ids"}], "lines": [[time, stream,
+text, [request id of the batch ...]]], "lost": number of omitted lines, "metrics"}. It covers the
+time since the last one. Its metrics are those of asynchronous handlers, as in a REPLY.
+
+After CANCEL no client waits for the batch. A worker that takes one batch after the other stops at
+the next part of a stream; a REPLY still closes the batch.
+
+`TIMES` are five f64: the start of the batch in the worker, the seconds until its end, and the
+handler's seconds in preprocess, inference and postprocess. The start is time.monotonic(), which all
+processes of a machine share. A missing step is NaN; a handler without steps spends all its time in
+inference.
+
+A request's meta is its id, its query string and its headers, each on a line ended by CRLF. A worker
+parses it only if its handler asks. A header block consists of header lines only. All of it is
+latin-1, as HTTP is. The worker ends when the front end closes the socket; the front end takes the
+end of the stream for the worker's death.
 """
 
 from __future__ import annotations
@@ -75,29 +75,28 @@ ROW = 12  # bytes of the table for one item
 MAX_ITEMS = 1 << 16
 MAX_SIZE = 1 << 36
 MAX_FIELD = (1 << 32) - 1
-COPIED = (
-    64 << 10
-)  # payloads up to this size are copied once and cut into bytes, which is quicker than making views
-BATCH_COST = "tsx_batch_cost_total"  # the metric by which a worker reports what a batch has cost
-# the content type of a body of named inputs: u32 length of the name, u64 length, name, value; and
-# so on
+# Bytes. A payload up to this size is copied once and cut into bytes: faster than making views.
+MAX_COPIED_BYTES = 64 << 10
+BATCH_COST = "tsx_batch_cost_total"  # the metric by which a worker reports a batch's cost
+# The content type of a body of named inputs. Each input is u32 length of the name, u64 length of
+# the value, name, value.
 INPUTS = b"application/vnd.tsx.inputs"
-# the header block of an answer that a worker has written as JSON
+# The header block of a response that a worker has written as JSON.
 JSON_HEADER = b"content-type: application/json\r\n"
-V2_HEADER = (
-    b"x-tsx-protocol",
-    b"v2",
-)  # of a request to a route of the Open Inference Protocol: a handler may want to know
-V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # in the metadata of its requests
-OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # the same of a request to a route of OpenAI's API
+# Added to a request of the Open Inference Protocol, for handlers.
+V2_HEADER = (b"x-tsx-protocol", b"v2")
+V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # the header within a request's meta
+OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # added to a request of OpenAI's API
 OPENAI_META = b"\r\n%b: %b\r\n" % OPENAI_HEADER
-NODE_HEADER = b":workflow-node"  # a node's place: first, inner or last; no client can send the name
-SEQUENCE_HEADERS = SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = (  # of requests to stateful models
+# The position of a workflow's node: first, inner or last. No client can send this name.
+NODE_HEADER = b":workflow-node"
+# The headers of requests to stateful models.
+SEQUENCE_HEADERS = SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = (
     "ts_request_sequence_id",
     "ts_request_sequence_start",
     "ts_request_sequence_end",
 )
-# the header of a body of tensors: bytes of the JSON before them
+# A header of a body of tensors: the bytes of the JSON before the tensors.
 TENSORS_HEAD = b"inference-header-content-length"
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -105,9 +104,7 @@ Item: TypeAlias = tuple[int, Buffer, Buffer]  # code, meta, body
 
 
 class Parts:
-    """A large body (more than `COPIED` bytes) in the pieces in which it came: it is sent on from
-    where they lie.
-    """
+    """A large body (more than `MAX_COPIED_BYTES`), sent in the pieces in which it was received."""
 
     __slots__ = ("pieces", "size")
 
@@ -151,40 +148,39 @@ class LoadOrder(TypedDict):
     model_name: str
     model_version: str
     model_dir: str  # absolute; becomes the worker's working directory
-    manifest: dict[str, Any]  # the parsed MANIFEST.json, or what stands in for it
-    model_config: str  # model-config.yaml as YAML: JSON has neither its dates nor its number keys
-    handler: str  # as in the manifest; empty where nothing names one
+    manifest: dict[str, Any]  # the parsed MANIFEST.json, or its substitute
+    model_config: str  # YAML, since JSON lacks dates and number keys
+    handler: str  # the handler of the manifest; may be empty
     worker: str  # its number among the server's workers
     gpu_id: int | None
     batch_size: int
-    max_batch_cost: int  # of one call of the handler, by its own `cost`; 0: no limit
-    response_timeout: float  # seconds that the front end gives a batch
-    threads: int | None  # torch's threads within one operation; None leaves torch's own choice
-    shares_cores: bool  # `threads` is its share of the cores, which THREADS frames change
-    cores: list[int] | None  # that the process keeps to; None for all that the server has
-    variables: dict[str, str]  # of the environment, set before anything is imported for the model
-    ranks: int  # processes of the worker; 1 unless it is a torchrun group
-    gpus: int  # that the worker has, `gpu_id` first
+    max_batch_cost: int  # sum of the handler's `cost` in a call; 0: no limit
+    response_timeout: float  # seconds for a batch
+    threads: int | None  # within one operation; None: torch's choice
+    shares_cores: bool  # `threads` is a share of the cores, which THREADS frames change
+    cores: list[int] | None  # CPU affinity of the process; None: all cores of the server
+    variables: dict[str, str]  # environment variables, set before imports for the model
+    ranks: int  # processes of the worker; more than 1 for a torchrun group
+    gpus: int  # number of GPUs, `gpu_id` first
     limit_max_image_pixels: bool
-    trust_remote_code: bool  # whether the operator lets code that lies in a Hugging Face model run
+    trust_remote_code: bool  # the operator allows code within a Hugging Face model
     decode_input_request: bool
     max_response_size: int
     server_version: str
-    envelope: str  # what stands around requests and answers; empty where nothing does
-    # socket that takes what the worker prints; empty: it prints to where the front end does
+    envelope: str  # the name of the format around requests and answers; empty: none
+    # The socket for the worker's output; empty: the worker prints where the front end does.
     output: str
-    at_terminal: (
-        bool  # that socket takes only what Python does not print, for it to be made harmless
-    )
-    log_json: bool  # what it prints becomes JSON lines
+    # The socket gets only output that Python does not print, to escape control characters.
+    at_terminal: bool
+    log_json: bool  # print JSON lines
     model_metrics: list[DeclaredMetric]
-    # batch: one after the other; continuous: requests join between two calls; async: each is a task
+    # batch: one after the other; continuous: requests join between calls; async: a task each.
     mode: str
-    # a request changes what later ones are answered, so that the handler must not get it twice
+    # A request changes later responses, so that the handler must not get it twice.
     stateful: bool
-    json_nan: str  # how NaN and infinities are written as JSON: null, string or literal
-    guess_content_type: bool  # an answer without a content type gets one
-    handler_error_status: int  # of the answer to a request that made the handler raise
+    json_nan: str  # null, string or literal: NaN and infinities in JSON
+    guess_content_type: bool  # add a content type to an answer that has none
+    handler_error_status: int  # the status for a request whose handler raised
 
 
 class MetricDelta(TypedDict):
@@ -198,7 +194,7 @@ class MetricDelta(TypedDict):
 
 
 class FrameError(ValueError):
-    """The bytes are not a frame: the peer is broken and the connection is of no further use."""
+    """An error for bytes that are no frame: the connection is of no further use."""
 
 
 class Header(NamedTuple):
@@ -211,13 +207,13 @@ class Header(NamedTuple):
 class Frame(NamedTuple):
     kind: Kind
     batch: int
-    codes: Sequence[int]  # those of the items, by themselves
+    codes: Sequence[int]  # the codes of `items`
     items: list[Item]
     extra: Buffer
 
 
 def encode(kind: Kind, batch: int, items: Iterable[Item] = (), extra: Buffer = b"") -> list[Buffer]:
-    """The frame as buffers for `writelines` or `sendmsg`; no body is copied."""
+    """Return the frame as buffers for `writelines` or `sendmsg`, without copying a body."""
     codes: list[int] = []
     fields: list[Body] = []
     for code, meta, body in items:
@@ -229,7 +225,7 @@ def encode(kind: Kind, batch: int, items: Iterable[Item] = (), extra: Buffer = b
 def encode_fields(
     kind: Kind, batch: int, codes: Sequence[int], fields: Sequence[Body], extra: Buffer = b""
 ) -> list[Buffer]:
-    """As `encode`, where meta and body of each item already follow each other in `fields`."""
+    """Return the same as `encode`; `fields` has meta, body, meta, body ... of the items."""
     count = len(codes)
     if count > MAX_ITEMS:
         raise FrameError(f"{count} items do not fit a frame; the most is {MAX_ITEMS}")
@@ -241,7 +237,7 @@ def encode_fields(
         raise FrameError(
             f"a body of {max(lengths)} bytes does not fit a frame; the most is {MAX_FIELD}"
         ) from None
-    flat: Iterable[Buffer] = fields if size <= COPIED else _flatten(fields)  # type: ignore[assignment]  # a small frame has no `Parts`
+    flat: Iterable[Buffer] = fields if size <= MAX_COPIED_BYTES else _flatten(fields)  # type: ignore[assignment]  # a small frame has no `Parts`
     return [
         HEADER.pack(kind, VERSION, 0, batch, count, len(table) + size + len(extra)) + table,
         *flat,
@@ -270,7 +266,7 @@ def decode_header(buffer: Buffer) -> Header:
 
 
 def decode_row(header: Header, row: Buffer) -> tuple[int, int, int]:
-    """Code, and lengths of meta and body, of a frame's only item."""
+    """Return the code and the lengths of meta and body of a frame's only item."""
     code, meta, body = struct.unpack("<3I", row)
     if ROW + meta + body > header.size:
         raise FrameError(
@@ -280,11 +276,11 @@ def decode_row(header: Header, row: Buffer) -> tuple[int, int, int]:
 
 
 def decode(header: Header, payload: Buffer) -> Frame:
-    """Split what follows the header; the items of a large payload are views into it."""
+    """Split the payload after a header; the items of a large one are views into it."""
     size, count = len(payload), header.items
     if size != header.size:
         raise FrameError(f"a frame of {header.size} bytes has {size}")
-    data: Buffer = bytes(payload) if size <= COPIED else memoryview(payload)
+    data: Buffer = bytes(payload) if size <= MAX_COPIED_BYTES else memoryview(payload)
     numbers = _table(count).unpack_from(data)
     codes = numbers[:count]
     ends = [*accumulate(numbers[count:], initial=ROW * count)]
@@ -298,7 +294,7 @@ def decode(header: Header, payload: Buffer) -> Frame:
 
 
 def request_meta(request_id: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The meta of a request; names keep the case in which they came."""
+    """Return the meta of a request; header names keep their case."""
     return b"%b\r\n%b\r\n%b" % (request_id.encode("latin-1"), query, header_block(headers))
 
 
@@ -307,7 +303,7 @@ def header_block(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def parse_request_meta(meta: Buffer) -> tuple[str, str, str]:
-    """(request id, query string, header block) of a request's meta."""
+    """Return the id, the query string and the header block of a request's meta."""
     parts = str(meta, "latin-1").split("\r\n", 2)
     if len(parts) != 3:
         raise FrameError(
@@ -326,7 +322,7 @@ def parse_header_block(block: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(256)
 def content_type_of(block: bytes) -> str:
-    """Of a header block; empty where it names none."""
+    """Return the content type of a header block, or an empty string."""
     return {name.lower(): value for name, value in parse_header_block(block.decode("latin-1"))}.get(
         "content-type", ""
     )
@@ -336,5 +332,5 @@ def _table(count: int) -> struct.Struct:
     return _TABLES[count] if count < len(_TABLES) else struct.Struct(f"<{3 * count}I")
 
 
-_TABLES = [struct.Struct(f"<{3 * count}I") for count in range(129)]  # of nearly all batches
+_TABLES = [struct.Struct(f"<{3 * count}I") for count in range(129)]  # sizes of nearly all batches
 _KINDS = {int(kind): kind for kind in Kind}

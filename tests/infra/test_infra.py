@@ -21,7 +21,7 @@ from tsx_archiver.metadata.slo import latency_target
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.core.slo.attainment import SloReport
-from tsx_runtime.core.telemetry.histogram import SHOWN
+from tsx_runtime.core.telemetry.histogram import SHOWN_BOUNDS
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
@@ -217,7 +217,7 @@ def test_bounds_in_expressions_are_bounds_of_the_histogram() -> None:
         for bound in re.findall(r'le="([^"]+)"', expression)
     }
     assert named
-    assert named <= set(SHOWN)
+    assert named <= set(SHOWN_BOUNDS)
 
 
 def names(expression: str) -> set[str]:

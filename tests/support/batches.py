@@ -7,14 +7,14 @@ from typing import Any
 
 from tests.kit.jobs import FakeJob
 from tsx_runtime.core.scheduling.channel import arrivals
-from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
+from tsx_runtime.core.telemetry.batch_times import NO_TIMES, Batch
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
 def batch_of(
     points: tuple[float, float, float],
     jobs: Sequence[Any],
-    reported: bytes = NOTHING,
+    reported: bytes = NO_TIMES,
     statuses: Sequence[int] | None = None,
 ) -> Batch:
     """Make a batch with its times (free, sent, answered); without `statuses`, all are 200."""
@@ -29,7 +29,7 @@ def count(
     stats: Stats,
     points: tuple[float, float, float],
     jobs: Sequence[Any],
-    reported: bytes = NOTHING,
+    reported: bytes = NO_TIMES,
     statuses: Sequence[int] | None = None,
 ) -> None:
     """Count a batch as its reply does."""

@@ -32,7 +32,7 @@ from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
-from tsx_runtime.core.models.benchmark_record import LARGEST as MOST_MEASURED
+from tsx_runtime.core.models.benchmark_record import MAX_RECORD_BYTES as MOST_MEASURED
 from tsx_runtime.core.models.benchmark_record import parse_measured
 from tsx_runtime.shared.log_format import escaped
 

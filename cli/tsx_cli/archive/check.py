@@ -153,7 +153,7 @@ async def send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:
     version.submit(job)
     try:
         answer = await job.done
-        body = await answer.whole(version.max_response_size)
+        body = await answer.read_all(version.max_response_size)
     except TsxError as error:
         return ComparedAnswer(error.status, {}, error.message.encode())
     headers_by_name = {

@@ -13,7 +13,7 @@ from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, ModelConfig, load_model_
 from tsx_archiver.packing import PlannedMember, plan_archive
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.common.failure import CliError
-from tsx_runtime.core.registry.registration import INSTALLS
+from tsx_runtime.core.registry.registration import INSTALL_HINT
 from tsx_runtime.worker.launch.entry import import_code
 
 TIMEOUT_S = 60.0
@@ -46,7 +46,7 @@ def check_code(spec: ArchiveSpec, *, import_it: bool) -> list[str]:
     if fault is None:
         return [f"imported {' and '.join(names)}"]
     if "waits" in fault or ("missing" in fault and spec.requirements_file):
-        return [f"note: {fault['message']}{'' if 'waits' in fault else f' {INSTALLS}'}"]
+        return [f"note: {fault['message']}{'' if 'waits' in fault else f' {INSTALL_HINT}'}"]
     raise CliError(f"{fault['message'].rstrip('.')}. {ANYWAY}", traceback=fault.get("traceback"))
 
 

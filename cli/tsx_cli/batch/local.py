@@ -239,7 +239,7 @@ class LocalEngine:
                 )
                 self._version.submit(jobs[-1])
         answers = iter(
-            await asyncio.gather(*(job.whole(most) for job in jobs), return_exceptions=True)
+            await asyncio.gather(*(job.read_all(most) for job in jobs), return_exceptions=True)
         )
         return [
             _result(row, next(answers)) if row.error is None else row.failed(400, row.error)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from tsx_runtime.api.encodings import COMPRESSED, SENDER_MORE, decompress, window_of
 from tsx_runtime.api.headers import Pair, new_request_id, shown_headers
-from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
+from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES, ByteBudget
 from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
 
 MAX_HEADERS = 200  # of one request
@@ -48,13 +48,13 @@ class CountedBytes:
 
     def grow_to(self, size: int) -> None:
         """Raises NoRoom."""
-        if size > UNCOUNTED:
+        if size > MAX_UNCOUNTED_BYTES:
             self._budget.take(size - self._size)
             self._size = size
 
     def shrink_to(self, size: int) -> None:
         """Count no more than this."""
-        kept = min(self._size, size) if size > UNCOUNTED else 0
+        kept = min(self._size, size) if size > MAX_UNCOUNTED_BYTES else 0
         self._budget.give(self._size - kept)
         self._size = kept
 

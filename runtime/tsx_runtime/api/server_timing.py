@@ -50,7 +50,7 @@ def timing_header(request: TimingRequest, job: Job, status: int, batch: Batch) -
     """
     stats = (job.routed or job.destination).stats
     times = stats.times(batch)
-    stats.keep(job.request_id, job.arrived, status, times)
+    stats.remember(job.request_id, job.arrived, status, times)
     if request.trace_id:
-        stats.point_out(request.trace_id, job.arrived, times)
+        stats.add_exemplar(request.trace_id, job.arrived, times)
     return b"server-timing: %b\r\n" % server_timing(times, job.arrived) if request.timing else b""

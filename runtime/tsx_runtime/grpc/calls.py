@@ -117,7 +117,7 @@ async def whole_answer(context: Context, pending: PendingRequest) -> tuple[Answe
     """The answer and its body, its headers sent to the client as metadata."""
     answer = await _first(context, pending)
     await send_headers(context, pending, answer)
-    return answer, await answer.whole(pending.version.max_response_size)
+    return answer, await answer.read_all(pending.version.max_response_size)
 
 
 async def answer_parts(

@@ -31,8 +31,8 @@ from tsx_runtime.grpc.protos.inference_pb2 import (
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, refusal
 from tsx_runtime.wire import (
-    COPIED,
     INPUTS,
+    MAX_COPIED_BYTES,
     SEQUENCE_END,
     SEQUENCE_ID,
     SEQUENCE_START,
@@ -288,4 +288,8 @@ def body_of(inputs: Mapping[str, bytes]) -> Body:
         text = name.encode()
         pieces += (_LENGTHS.pack(len(text), len(value)), text, value)
     size = sum(map(len, pieces))
-    return Parts(pieces, size) if size > COPIED and len(pieces) <= MOST_PIECES else b"".join(pieces)
+    return (
+        Parts(pieces, size)
+        if size > MAX_COPIED_BYTES and len(pieces) <= MOST_PIECES
+        else b"".join(pieces)
+    )

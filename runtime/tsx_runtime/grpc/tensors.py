@@ -17,7 +17,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tsx_runtime.errors import BadRequest, PredictionFailed
-from tsx_runtime.wire import COPIED, Body, Buffer, Parts
+from tsx_runtime.wire import MAX_COPIED_BYTES, Body, Buffer, Parts
 
 LENGTH = struct.Struct("<I")  # before each element of BYTES
 MOST_DIMENSIONS = 64  # as in torch and numpy
@@ -90,7 +90,7 @@ def pack(request: Any) -> tuple[int, Body]:
     pieces: list[Buffer] = [text, *raw]
     size = sum(map(len, pieces))
     return len(text), (
-        Parts(pieces, size) if size > COPIED and len(pieces) <= 1024 else b"".join(pieces)
+        Parts(pieces, size) if size > MAX_COPIED_BYTES and len(pieces) <= 1024 else b"".join(pieces)
     )
 
 

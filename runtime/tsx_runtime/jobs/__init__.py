@@ -1,3 +1,1 @@
-"""Asynchronous answers: requests that are stored, answered later, and fetched or sent to a
-callback.
-"""
+"""Asynchronous answers: stored requests whose answers are fetched or sent to a callback."""

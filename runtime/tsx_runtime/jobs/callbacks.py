@@ -1,5 +1,4 @@
-"""Sends answers to callback URLs: signed, to allowed hosts only, again and again until they are
-received.
+"""The sender of answers to callback URLs: signed, only to allowed hosts, repeated until receipt.
 
     POST URL
     content-type: that of the answer
@@ -9,10 +8,10 @@ received.
     x-tsx-signature: t=SECONDS,v1=HEX
 
 The signature is the HMAC-SHA256 of "SECONDS.ID.STATUS." and the body, under `job_callback_secret`;
-another `v1` follows for `job_callback_old_secret`. A receiver compares them in constant time, and
-SECONDS (of the epoch) with its clock, so that nobody can send it again later. Any status from 200
-to 299 is a receipt. An answer may come more than once, since a receipt can be lost; it then has the
-same ID.
+another `v1` follows for `job_callback_old_secret`. A receiver compares them in constant time. It
+compares SECONDS (of the epoch) with its clock, so that nobody can send the answer again later. Any
+status from 200 to 299 is a receipt. An answer may come more than once, with the same ID, since a
+receipt can be lost.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.sources.urls import AllowList, parse_url
 from tsx_runtime.wire import parse_header_block
 
-AT_ONCE = 8  # callbacks that are being sent
-LEASE = 300.0  # seconds after which another server sends a callback that a server has begun to send
-MOST_TRIES = 14
-LONGEST_PAUSE = 3600.0  # seconds; with all tries, about three hours
-LOOK = 30.0  # seconds: another server may have died while it was sending
+MAX_CALLS = 8  # callbacks that are being sent
+LEASE_S = 300.0  # seconds until another server sends the callback of a server that died
+MAX_ATTEMPTS = 14
+MAX_PAUSE_S = 3600.0  # All attempts take about three hours.
+POLL_S = 30.0  # Another server may have died while it was sending.
 
 logger = logging.getLogger("tsx.jobs")
 
 
 class CallbackSender:
-    """Sends what is due, from a few threads."""
+    """Sends due callbacks in a few threads."""
 
     def __init__(
         self,
@@ -71,12 +70,16 @@ class CallbackSender:
         self._receivers = Receivers()
         self._stats = stats or JobStats()
         self._draw = draw
-        self._threads = DaemonThreads(AT_ONCE, "callbacks")
+        self._threads = DaemonThreads(MAX_CALLS, "callbacks")
         self._sending: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
 
     def check(self, url: str) -> str:
-        """Return the URL with its scheme, host and port in one form. Raises BadRequest."""
+        """Return the URL with scheme, host and port in normal form.
+
+        Raises:
+            BadRequest: No callback may be sent to the URL.
+        """
         if not self._hosts.entries:
             raise BadRequest(
                 "This server sends no callbacks: job_callback_hosts is empty. Poll the job, or have"
@@ -105,7 +108,7 @@ class CallbackSender:
         return parsed.text
 
     def added(self, job: JobRecord) -> None:
-        """Its answer is stored."""
+        """Note that the answer of a job is stored."""
         if job.callback:
             self._wake.set()
 
@@ -120,21 +123,22 @@ class CallbackSender:
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            pause = LOOK
-            with suppress(
-                StoreFull, Unavailable
-            ):  # what the store is about is logged where jobs are looked after
-                while len(self._sending) < AT_ONCE and (
-                    claimed := await self._store.claim_callbacks(1, LEASE, self._receivers.closed())
+            pause = POLL_S
+            # The runner logs the problems of the store.
+            with suppress(StoreFull, Unavailable):
+                while len(self._sending) < MAX_CALLS and (
+                    claimed := await self._store.claim_callbacks(
+                        1, LEASE_S, self._receivers.closed()
+                    )
                 ):
                     self._receivers.begin(receiver_of(claimed[0].url))
                     self._sending.add(task := asyncio.create_task(self._send(claimed[0])))
                     task.add_done_callback(self._sent)
-                if len(self._sending) < AT_ONCE:
+                if len(self._sending) < MAX_CALLS:
                     closed = self._receivers.closed()
                     seconds = await self._store.next_callback(closed)
                     pause = max(
-                        0.0, min(LOOK if seconds is None else seconds, LOOK, *closed.values())
+                        0.0, min(POLL_S if seconds is None else seconds, POLL_S, *closed.values())
                     )
             await wait_for_event(self._wake, pause)
 
@@ -145,28 +149,30 @@ class CallbackSender:
             failure = "" if 200 <= status < 300 else f"it answered {status}"
         except TsxError as error:
             failure = error.message
-        except Exception as error:  # whatever the network brings: it must not be tried for ever
+        except Exception as error:  # The network may raise anything, and retries must end.
             logger.exception("job %s: its callback failed unexpectedly", due.id)
             failure = f"{type(error).__name__}: {error}"
         self._receivers.end(receiver_of(due.url), failed=not 0 < status < 500)
         retry_in = (
             None
-            if not failure or due.attempts >= MOST_TRIES
+            if not failure or due.attempts >= MAX_ATTEMPTS
             else backoff(due.attempts, self._draw())
         )
         self._stats.callbacks[
             "delivered" if not failure else "given_up" if retry_in is None else "retried"
         ] += 1
         if failure:
-            what = "it is given up" if retry_in is None else f"the next try is in {retry_in:.0f} s"
+            outcome = (
+                "it is given up" if retry_in is None else f"the next try is in {retry_in:.0f} s"
+            )
             logger.warning(
                 "job %s: its callback to %s failed: %s; %s",
                 due.id,
                 redacted(due.url),
                 failure,
-                what,
+                outcome,
             )
-        with suppress(StoreFull, Unavailable):  # it is sent again once its lease has run out
+        with suppress(StoreFull, Unavailable):  # It is sent again after its lease.
             await self._store.end_callback(due.id, retry_in, failure)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
@@ -174,16 +180,17 @@ class CallbackSender:
         self._wake.set()
 
     def _post(self, due: DueCallback) -> int:
-        """Return the status of the receiver's answer, in a thread.
+        """Return the status of the receiver's response, in a thread.
 
-        Raises TsxError if there is none.
+        Raises:
+            TsxError: There is no response.
         """
-        # Here, as urllib3 opens a socket when it is imported.
+        # urllib3 opens a socket when it is imported.
         from tsx_runtime.sources.http_download import post
 
         try:
             url = parse_url(due.url)
-            if not self._hosts.allows(url):  # they may have changed since it was accepted
+            if not self._hosts.allows(url):  # They may have changed since the job was accepted.
                 raise DownloadFailed("job_callback_hosts does not allow it any more")
             return post(url, due.answer.body, self._headers(due), private=self._hosts.names(url))
         except ModelNotFound as error:
@@ -192,29 +199,31 @@ class CallbackSender:
 
     def _headers(self, due: DueCallback) -> dict[str, str]:
         now, answer = int(time.time()), due.answer
-        signed = (
+        signatures = (
             f"v1={signature(secret, now, due.id, answer.status, answer.body)}"
             for secret in self._secrets
         )
-        own = dict(parse_header_block(answer.headers.decode("latin-1")))
+        headers = dict(parse_header_block(answer.headers.decode("latin-1")))
         return {
-            "content-type": own.get("content-type", "application/octet-stream"),
+            "content-type": headers.get("content-type", "application/octet-stream"),
             "user-agent": "tsx",
             "x-tsx-job": due.id,
             "x-tsx-status": str(answer.status),
             "x-request-id": due.request_id,
-            "x-tsx-signature": ",".join((f"t={now}", *signed)),
+            "x-tsx-signature": ",".join((f"t={now}", *signatures)),
         }
 
 
 def signature(secret: bytes, now: int, id: str, status: int | None, body: bytes) -> str:
-    signed = hmac.new(secret, f"{now}.{id}.{status}.".encode(), hashlib.sha256)
-    signed.update(body)
-    return signed.hexdigest()
+    digest = hmac.new(secret, f"{now}.{id}.{status}.".encode(), hashlib.sha256)
+    digest.update(body)
+    return digest.hexdigest()
 
 
 def backoff(attempts: int, drawn: float) -> float:
-    """Seconds until the next try, after so many: twice as long each time, up to a half more or less
-    so that many do not come at once.
+    """Return the seconds until the next attempt.
+
+    They double each time, and vary by half so that retries do not come together. `drawn` is random,
+    from 0 to 1.
     """
-    return float(min(2.0**attempts, LONGEST_PAUSE)) * (0.5 + drawn)
+    return float(min(2.0**attempts, MAX_PAUSE_S)) * (0.5 + drawn)

@@ -12,16 +12,16 @@ OUTCOMES = ("succeeded", "failed", "cancelled")
 
 
 class JobStats:
-    """Times are in seconds and by model."""
+    """The counts of one server; times are in seconds, by model."""
 
     def __init__(self) -> None:
-        self.finished: Counter[tuple[str, str]] = Counter()  # by model and outcome
+        self.finished: Counter[tuple[str, str]] = Counter()  # keys: model and outcome
         self.waited: defaultdict[str, Durations] = defaultdict(Durations)
         self.ran: defaultdict[str, Durations] = defaultdict(Durations)
-        self.callbacks: Counter[str] = Counter()  # by outcome of a try
+        self.callbacks: Counter[str] = Counter()  # attempts by outcome
 
     def answered(self, job: JobRecord, status: int) -> None:
-        """An answer is stored."""
+        """Count a stored answer."""
         started = job.created if job.started is None else job.started
         self.finished[job.model, "succeeded" if status < 400 else "failed"] += 1
         self.waited[job.model].add([max(0.0, started - job.created)])

@@ -1,5 +1,6 @@
-"""Runs of requests under an idempotency key: one at a time among all servers of a store, which
-keeps its answer for a while.
+"""Runs of requests under an idempotency key.
+
+All servers of a store run one request of a key at a time. The store keeps the answer.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.wire import header_block
 
-IDEMPOTENCY = "idempotency"  # the kind of these answers
-LEASE = 10.0  # seconds for which the key of a server that died stays taken
-SHORTEST, LONGEST = 0.05, 1.0  # seconds between two looks at a run of another server
+IDEMPOTENCY = "idempotency"  # the kind of the stored answers
+LEASE_S = 10.0  # seconds until the key of a server that died is free
+MIN_POLL_S, MAX_POLL_S = 0.05, 1.0  # between checks of another server's run
 
 
 class KeyedRequest(NamedTuple):
-    """What an answer is kept under, and the request that it answers."""
+    """A request, and the key of its answer."""
 
     key: AnswerKey
     fingerprint: str
@@ -34,7 +35,7 @@ class _Run(NamedTuple):
 
 
 class KeyedRuns:
-    """Those of one server. `counts`: requests with a key, by what became of them."""
+    """The runs of one server; `counts` are requests with a key, by outcome."""
 
     def __init__(
         self,
@@ -44,8 +45,14 @@ class KeyedRuns:
         largest: int,
         begin: Callable[[], Awaitable[None]],
     ) -> None:
-        """`keep`: seconds; `largest`: bytes of an answer; `begin`: from when on the store is looked
-        after.
+        """Prepare to run requests.
+
+        Args:
+            store: The store of the answers.
+            owner: The random name of this server.
+            keep: Seconds for which answers are kept.
+            largest: The largest answer that is kept, in bytes.
+            begin: Opens and maintains the store.
         """
         self.largest = largest
         self.counts: Counter[str] = Counter()
@@ -56,49 +63,51 @@ class KeyedRuns:
         self._runs: dict[AnswerKey, _Run] = {}
 
     async def claim(self, keyed: KeyedRequest) -> StoredAnswer | None:
-        """The answer that there is, once it is.
+        """Return the answer of a key, after the current run, or None.
 
-        None: the run is the caller's, who goes on with `run`. Raises KeyReused.
+        After None, the caller must call `run`.
+
+        Raises:
+            KeyReused: The key belongs to another request.
         """
         waited = False
-        while (other := self._runs.get(keyed.key)) is not None:
-            self._check(keyed, other.fingerprint)
+        while (run := self._runs.get(keyed.key)) is not None:
+            self._check(keyed, run.fingerprint)
             waited = True
-            await other.ended.wait()
+            await run.ended.wait()
         self._runs[keyed.key] = _Run(keyed.fingerprint, asyncio.Event())
         try:
             await self._begin()
-            pause = SHORTEST
+            pause = MIN_POLL_S
             while (
-                found := await self._store.begin_answer(
-                    keyed.key, keyed.fingerprint, self._owner, LEASE
+                stored := await self._store.begin_answer(
+                    keyed.key, keyed.fingerprint, self._owner, LEASE_S
                 )
             ) is not None:
-                self._check(keyed, found.fingerprint)
-                if found.status is not None:
+                self._check(keyed, stored.fingerprint)
+                if stored.status is not None:
                     break
-                # Another server works on it, or one that died did. SQLite tells nobody, and on
-                # PostgreSQL a notification for each key would cost every answer one, so one request
-                # of this server looks again, ever more rarely; the others wait for it.
-                # rarely; the others wait for it.
+                # Another server works on it, or died. SQLite has no notifications, and a
+                # notification per key would slow PostgreSQL down. So one request polls, ever more
+                # rarely; the others of this server wait.
                 waited = True
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST)
+                pause = min(2 * pause, MAX_POLL_S)
         except BaseException:
             self._end(keyed)
             raise
-        if found is not None:
+        if stored is not None:
             self._end(keyed)
-        self.counts["run" if found is None else "waited" if waited else "replayed"] += 1
-        return found
+        self.counts["run" if stored is None else "waited" if waited else "replayed"] += 1
+        return stored
 
     async def run(
         self, keyed: KeyedRequest, work: Awaitable[StoredAnswer | None]
     ) -> StoredAnswer | None:
-        """Keep what comes of it; nothing where that is None, and then the next request with this
-        key runs again.
+        """Store the result of `work`; after None, the next request with this key runs again.
 
-        Returns the answer that is kept instead: of another server, which took this one for dead.
+        Returns:
+            The answer of another server that took this one for dead, to be used instead; or None.
         """
         renewing = asyncio.create_task(self._renew(keyed))
         answer: StoredAnswer | None = None
@@ -112,8 +121,8 @@ class KeyedRuns:
                 self._end(keyed)
         if answer is None or is_kept:
             return None
-        other = await self._store.get_answer(keyed.key)
-        return other if other is not None and other.status is not None else None
+        stored = await self._store.get_answer(keyed.key)
+        return stored if stored is not None and stored.status is not None else None
 
     def answer(
         self, keyed: KeyedRequest, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
@@ -124,9 +133,9 @@ class KeyedRuns:
 
     async def _renew(self, keyed: KeyedRequest) -> None:
         while True:
-            await asyncio.sleep(LEASE / 3)
-            with suppress(TsxError):  # the next try may come in time
-                await self._store.renew_answer(keyed.key, self._owner, LEASE)
+            await asyncio.sleep(LEASE_S / 3)
+            with suppress(TsxError):  # The next attempt may come in time.
+                await self._store.renew_answer(keyed.key, self._owner, LEASE_S)
 
     def _check(self, keyed: KeyedRequest, fingerprint: str) -> None:
         if fingerprint != keyed.fingerprint:

@@ -11,25 +11,27 @@ from tsx_runtime.errors import BadRequest, StoreFull, StoreUnavailable, TsxError
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sql_thread import Session
 
-CONNECT_TIMEOUT = 10  # seconds
-STATEMENT_TIMEOUT = 60_000  # ms; nothing that a store does takes as long
-# any number that no other application takes: servers that start together make the tables one after
-# the other
+CONNECT_TIMEOUT_S = 10
+STATEMENT_TIMEOUT_MS = 60_000  # Nothing in a store takes that long.
+# The number of an advisory lock, so that servers that start together make the tables one by one.
+# Other applications must not use it.
 TABLES_LOCK = 0x7478_6A6F
 # Triggers, functions and operators in the schema run as this server's user.
-FOREIGN = """
+SCHEMA_CHECK = """
 SELECT nspname, has_schema_privilege('public', oid, 'CREATE'), (
-  SELECT min(relname) FROM pg_class WHERE relnamespace = s.oid AND left(relname, 4) = 'tsx_' AND NOT pg_has_role(relowner, 'USAGE'))
+  SELECT min(relname) FROM pg_class
+  WHERE relnamespace = s.oid AND left(relname, 4) = 'tsx_' AND NOT pg_has_role(relowner, 'USAGE'))
 FROM pg_namespace AS s WHERE nspname = current_schema()
 """
 
 
 class PostgresStore(SqlStore):
-    """Jobs are claimed by FOR UPDATE SKIP LOCKED, and are the claiming server's while it renews
-    their leases. Times are the database's.
+    """A store in a PostgreSQL database; times are the database's.
+
+    Jobs are claimed by FOR UPDATE SKIP LOCKED. A server owns them while it renews their leases.
     """
 
-    words = {
+    dialect = {
         "{begin}": "BEGIN",
         "{now}": "extract(epoch FROM clock_timestamp())::float8",
         "{locked}": "FOR UPDATE SKIP LOCKED",
@@ -43,24 +45,28 @@ class PostgresStore(SqlStore):
     driver_error = psycopg.Error
 
     def __init__(self, url: str) -> None:
-        """Raises psycopg.ProgrammingError for what is no URL of a database."""
+        """Use the database of a URL.
+
+        Raises:
+            psycopg.ProgrammingError: It is not the URL of a database.
+        """
         super().__init__()
         self._url = url
         self._shown = _without_secrets(url)
 
     def connect(self) -> Any:
-        options = f"-c statement_timeout={STATEMENT_TIMEOUT} -c synchronous_commit=on"
-        given = {
-            "connect_timeout": CONNECT_TIMEOUT,
+        options = f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c synchronous_commit=on"
+        parameters = {
+            "connect_timeout": CONNECT_TIMEOUT_S,
             "application_name": "tsx",
             "options": options,
         } | conninfo_to_dict(self._url)
-        return psycopg.connect(autocommit=True, **given)  # type: ignore[arg-type]  # parameters of libpq, by name
+        return psycopg.connect(autocommit=True, **parameters)  # type: ignore[arg-type]  # parameters of libpq, by name
 
     def prepare(self, session: Session) -> None:
         session.run("SELECT pg_advisory_xact_lock(?)", TABLES_LOCK)
         session.run("SELECT set_config('search_path', quote_ident(current_schema()), false)")
-        for schema, is_open, planted in session.rows(FOREIGN):
+        for schema, is_open, planted in session.rows(SCHEMA_CHECK):
             if is_open or planted:
                 fault = (
                     f"the table {planted} in its schema {schema} belongs to another user, whose"
@@ -90,7 +96,7 @@ class PostgresStore(SqlStore):
                 f"The disk of jobs_store, {self._shown}, is full. Free space there, or lower"
                 " job_retention."
             )
-        if isinstance(error, psycopg.DataError):  # a zero byte in a path
+        if isinstance(error, psycopg.DataError):  # such as a zero byte in a path
             return BadRequest(f"The request cannot be stored: {_reason(error)}.")
         return StoreUnavailable(
             f"jobs_store, {self._shown}, cannot be used: {_reason(error)}", retry_after=5

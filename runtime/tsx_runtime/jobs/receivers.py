@@ -1,4 +1,4 @@
-"""Decides which receivers of callbacks get a call now: a silent one holds up no other."""
+"""The choice of receivers that get a callback now, so that a silent one does not delay others."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-AT_ONCE = 2  # calls of one receiver; one where the last call failed
-FAILURES = 3  # in a row, after which a receiver gets no call for a while
-LONGEST_PAUSE_S = 300.0
-REMEMBERED = 200  # receivers whose last call failed
+MAX_CALLS = 2  # calls of one receiver; one if its last call failed
+MAX_FAILURES = 3  # consecutive failures before calls pause
+MAX_PAUSE_S = 300.0
+MAX_FAILING = 200  # receivers whose last call failed
 
 
 def receiver_of(url: str) -> str:
@@ -19,23 +19,22 @@ def receiver_of(url: str) -> str:
 
 
 class Receivers:
-    """The calls that are under way, and the receivers whose last call failed."""
+    """The running calls, and the receivers whose last call failed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._calls: Counter[str] = Counter()
-        self._failing: dict[
-            str, tuple[int, float]
-        ] = {}  # failures in a row, and when the next call may begin
+        # The consecutive failures, and when the next call may begin.
+        self._failing: dict[str, tuple[int, float]] = {}
 
     def closed(self) -> dict[str, float]:
-        """Return the receivers that get no call, and for how many seconds (inf: until one ends)."""
+        """Return the receivers that get no call, with the seconds left (inf: until a call ends)."""
         now = self._clock()
         paused = {name: until - now for name, (_, until) in self._failing.items() if until > now}
         busy = [
             name
             for name, calls in self._calls.items()
-            if calls >= (1 if name in self._failing else AT_ONCE)
+            if calls >= (1 if name in self._failing else MAX_CALLS)
         ]
         return paused | dict.fromkeys(busy, math.inf)
 
@@ -46,7 +45,7 @@ class Receivers:
         self._calls -= Counter([receiver])
         failures = self._failing.pop(receiver, (0, 0.0))[0] + 1
         if failed:
-            pause = min(2.0 ** min(failures, 20), LONGEST_PAUSE_S) if failures >= FAILURES else 0.0
+            pause = min(2.0 ** min(failures, 20), MAX_PAUSE_S) if failures >= MAX_FAILURES else 0.0
             self._failing[receiver] = failures, self._clock() + pause
-            if len(self._failing) > REMEMBERED:
+            if len(self._failing) > MAX_FAILING:
                 del self._failing[next(iter(self._failing))]

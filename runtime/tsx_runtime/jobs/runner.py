@@ -1,5 +1,6 @@
-"""Runs stored requests: claims jobs for the models of this server, a bounded number at a time, and
-stores their answers.
+"""The runner of stored requests.
+
+It claims jobs for the models of this server, in bounded number, and stores their answers.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from tsx_runtime.jobs.job_stats import JobStats
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.store import Claim, JobRecord, JobTarget, StoredAnswer
 
-LEASE = 30.0  # seconds after which another server takes a job whose server does not renew its lease
-GRACE = 60.0  # seconds that a job waits for a model which is not registered: it may be loading
-ORPHANS = 32  # jobs of one unknown model that are answered at a time
-# answers that wait to be stored: more, and no job is started, since the disk may be full for long
-MOST_UNSTORED = 64
-PAUSE = 0.5  # seconds before the next try where a store or a model refuses; it doubles
-LONGEST_PAUSE = 30.0
-MEMORY = 0.9  # the weight of earlier jobs in the mean time of one
+LEASE_S = 30.0  # seconds until another server takes a job whose lease is not renewed
+LOADING_GRACE_S = 60.0  # wait for a model that is not registered: it may be loading
+MAX_ORPHANS = 32  # jobs of one unknown model that are answered at a time
+# Answers that wait to be stored. Beyond that no job is started: the disk may be full for long.
+MAX_UNSTORED = 64
+MIN_PAUSE_S = 0.5  # seconds before the next attempt at a store or a model; it doubles
+MAX_PAUSE_S = 30.0
+MEAN_WEIGHT = 0.9  # the weight of earlier jobs in the mean seconds of a job
 STORE_ERRORS = (StoreFull, StoreUnavailable)
 ResultT = TypeVar("ResultT")
 
@@ -40,21 +41,20 @@ class JobExecutor(Protocol):
     """Submits a stored request to its model."""
 
     def places(self, target: JobTarget) -> int | None:
-        """How many jobs may be at the model at once, 0 while it has no workers; None where it is
-        not registered.
-        """
+        """Return how many jobs the model may hold: 0 without workers, None if not registered."""
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
-        """The model's answer, or that of an error; cancelled, it withdraws the request.
+        """Return the response, or that of an error; withdraw the request when cancelled.
 
-        Raises Unavailable: a later try may do better.
+        Raises:
+            Unavailable: A later attempt may succeed.
         """
 
 
 class Runner:
-    """All of it runs in the event loop.
+    """Runs the jobs of a store, in the event loop.
 
-    `added` is called for jobs of this server; those of others are found by looking.
+    `added` reports jobs of this server. Jobs of other servers are found by polling.
     """
 
     def __init__(
@@ -66,9 +66,7 @@ class Runner:
         on_answer: Callable[[JobRecord], None],
         stats: JobStats | None = None,
     ) -> None:
-        """`keep`: seconds for which answers are stored. `on_answer` is called when one is
-        stored.
-        """
+        """Prepare to run jobs; store answers for `keep` seconds and pass them to `on_answer`."""
         self.stopping = False
         self._store = store
         self._executor = executor
@@ -76,33 +74,34 @@ class Runner:
         self._keep = keep
         self._on_answer = on_answer
         self._stats = stats or JobStats()
-        self._waiting: set[JobTarget] = set()  # that may have queued jobs
-        self._known: set[JobTarget] = set()  # that have been registered while this runs
-        self._missing: dict[
-            JobTarget, float
-        ] = {}  # since when they are not registered, and run nowhere else
+        self._waiting: set[JobTarget] = set()  # targets that may have queued jobs
+        self._known: set[JobTarget] = set()  # targets that have been registered
+        # The time since when a target is not registered, and runs nowhere else.
+        self._missing: dict[JobTarget, float] = {}
         self._held: dict[Claim, asyncio.Task[None]] = {}
-        self._at_model: dict[Claim, str] = {}  # the model of each that is not answered yet
-        self._seconds: dict[str, float] = {}  # that a job of a model takes, in the mean
-        # As long as somebody waits.
+        self._at_model: dict[Claim, str] = {}  # the models of jobs without an answer
+        self._seconds: dict[str, float] = {}  # mean seconds of a job, by model
+        # Events exist as long as somebody waits.
         self._ended: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._tasks = TaskGroup()
         self._wake = asyncio.Event()
-        self._problem = ""  # of the store, as it was logged
+        self._problem = ""  # the last logged problem of the store
 
     async def run(self) -> None:
-        """Claim whatever there is a place for, whenever something has changed."""
+        """Claim jobs up to the free capacity, whenever something has changed."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await _insist("jobs are not started", self._claim)
+            await _retry("jobs are not started", self._claim)
 
     async def tend(self) -> None:
-        """Renew leases; find jobs whose servers have died, and those that were not announced."""
+        """Renew leases; find jobs of servers that died, and jobs that were not announced."""
         problem = ""
         try:
             for claim in (
-                await self._store.renew(list(self._held), self._owner, LEASE) if self._held else ()
+                await self._store.renew(list(self._held), self._owner, LEASE_S)
+                if self._held
+                else ()
             ):
                 if claim in self._held:
                     self._held[claim].cancel()
@@ -112,17 +111,17 @@ class Runner:
             if problem != self._problem:
                 logger.warning("jobs stand still until this is solved: %s", problem)
         self._problem = problem
-        await self.look()
+        await self.poll()
 
     async def clean(self) -> None:
-        """Remove what has expired."""
-        with suppress(*STORE_ERRORS):  # `tend` reports them
+        """Remove expired jobs and answers."""
+        with suppress(*STORE_ERRORS):  # `tend` reports them.
             while await self._store.expire():
                 pass
 
-    async def look(self) -> None:
-        """For jobs that another server has accepted."""
-        with suppress(*STORE_ERRORS):  # `tend` reports them
+    async def poll(self) -> None:
+        """Look for jobs that another server has accepted."""
+        with suppress(*STORE_ERRORS):  # `tend` reports them.
             queued, running = await self._store.waiting()
             for target in running:
                 self._missing.pop(target, None)
@@ -134,12 +133,12 @@ class Runner:
         self._wake.set()
 
     def changed(self) -> None:
-        """Models have come or gone, or have other workers."""
+        """Note that models or their workers have changed."""
         if self._waiting:
             self._wake.set()
 
     def cancel(self, id: str) -> None:
-        """It is no job of this server any more."""
+        """Stop work on a job that is no longer this server's."""
         for claim, task in self._held.items():
             if claim[0] == id:
                 task.cancel()
@@ -147,9 +146,7 @@ class Runner:
             event.set()
 
     def expected(self, job: JobRecord, ahead: int) -> int | None:
-        """Whole seconds until it is answered, if its model goes on as it did; None where nothing is
-        known.
-        """
+        """Return the whole seconds until a job's answer, from the mean of its model, or None."""
         seconds = self._seconds.get(job.model)
         if seconds is None:
             return None
@@ -160,20 +157,23 @@ class Runner:
         return max(1, math.ceil(seconds))
 
     async def wait(self, id: str, seconds: float) -> None:
-        """Until this server has answered it, or it is cancelled, or that long."""
+        """Wait until this server has answered a job, it is cancelled, or the time is over."""
         await wait_for_event(self._ended.setdefault(id, asyncio.Event()), seconds)
 
     async def stop(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Claim nothing more, and give the jobs at models so many seconds.
+        """Claim no more jobs, and give the running ones so many seconds.
 
-        What is left then, `close` queues again.
+        `close` queues the remaining ones again.
         """
         self.stopping = True
         running = {id for id, _ in self._held}
         for id, event in self._ended.items():
             if id not in running:
                 event.set()
-        ending = [asyncio.ensure_future(self._tasks.over()), asyncio.ensure_future(hurry.wait())]
+        ending = [
+            asyncio.ensure_future(self._tasks.wait_all()),
+            asyncio.ensure_future(hurry.wait()),
+        ]
         await asyncio.wait(ending, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in ending:
             task.cancel()
@@ -182,77 +182,76 @@ class Runner:
         self.stopping = True
         for task in self._held.values():
             task.cancel()
-        await self._tasks.over()
-        with suppress(*STORE_ERRORS):  # then the leases run out
+        await self._tasks.wait_all()
+        with suppress(*STORE_ERRORS):  # Without it the leases run out.
             await self._store.release(self._owner)
 
     async def _claim(self) -> None:
-        wanted = self._wanted()
-        if not wanted:
+        capacity = self._free_capacity()
+        if not capacity:
             return
-        self._waiting -= wanted.keys()  # before, as one may be added meanwhile
+        self._waiting -= capacity.keys()  # removed first, as one may be added meanwhile
         try:
-            jobs = await self._store.claim(wanted, self._owner, LEASE)
+            jobs = await self._store.claim(capacity, self._owner, LEASE_S)
         except BaseException:
-            self._waiting |= wanted.keys()
+            self._waiting |= capacity.keys()
             raise
         for job in jobs:
             claim = job.id, job.attempts
             self._at_model[claim] = job.model
-            self._held[claim] = task = self._tasks.begin(self._work(job))
-            task.add_done_callback(
-                partial(self._left, claim)
-            )  # also of one that is cancelled before it begins
+            self._held[claim] = task = self._tasks.begin(self._run_job(job))
+            # Called even for a task that is cancelled before it begins.
+            task.add_done_callback(partial(self._forget, claim))
         counts = Counter((job.model, job.version) for job in jobs)
-        self._waiting |= {target for target, most in wanted.items() if counts[target] == most}
+        self._waiting |= {target for target, most in capacity.items() if counts[target] == most}
 
-    def _wanted(self) -> dict[JobTarget, int]:
-        wanted: dict[JobTarget, int] = {}
-        taken = Counter(self._at_model.values())
-        if self.stopping or len(self._held) - len(self._at_model) >= MOST_UNSTORED:
-            return wanted
+    def _free_capacity(self) -> dict[JobTarget, int]:
+        capacity: dict[JobTarget, int] = {}
+        running = Counter(self._at_model.values())
+        if self.stopping or len(self._held) - len(self._at_model) >= MAX_UNSTORED:
+            return capacity
         for target in self._waiting:
             places = self._executor.places(target)
             if places is not None:
                 self._known.add(target)
                 self._missing.pop(target, None)
             elif self._is_orphan(target):
-                places = ORPHANS
-            if (more := (places or 0) - taken[target[0]]) > 0:
-                wanted[target] = more
-                taken[target[0]] += more
-        return wanted
+                places = MAX_ORPHANS
+            if (more := (places or 0) - running[target[0]]) > 0:
+                capacity[target] = more
+                running[target[0]] += more
+        return capacity
 
     def _is_orphan(self, target: JobTarget) -> bool:
-        """Whether its jobs are answered with the error that there is no such model: another server
-        may have it.
+        """Tell whether the jobs of a target get the error that there is no such model.
+
+        Until then another server may have it.
         """
         if target in self._known and not self._store.shared:
             return True
         now = time.monotonic()
         return now - self._missing.setdefault(target, now) > (
-            self._keep if self._store.shared else GRACE
+            self._keep if self._store.shared else LOADING_GRACE_S
         )
 
-    async def _work(self, job: JobRecord) -> None:
+    async def _run_job(self, job: JobRecord) -> None:
         began = time.monotonic()
-        answer = await _insist(f"job {job.id} waits", lambda: self._executor.answer(job))
-        self._at_model.pop(
-            (job.id, job.attempts)
-        )  # the next job need not wait until this answer is stored
+        answer = await _retry(f"job {job.id} waits", lambda: self._executor.answer(job))
+        # The next job need not wait until this answer is stored.
+        self._at_model.pop((job.id, job.attempts))
         self._wake.set()
         spent, before = time.monotonic() - began, self._seconds.get(job.model)
         self._seconds[job.model] = (
-            spent if before is None else before * MEMORY + spent * (1 - MEMORY)
+            spent if before is None else before * MEAN_WEIGHT + spent * (1 - MEAN_WEIGHT)
         )
         keep = (job.id, job.attempts, self._owner, answer, self._keep)
-        if await _insist(
+        if await _retry(
             f"the answer to job {job.id} is not stored", lambda: self._store.finish(*keep)
         ):
             self._stats.answered(job, answer.status or 500)
         self._on_answer(job)
 
-    def _left(self, claim: Claim, task: asyncio.Task[None]) -> None:
+    def _forget(self, claim: Claim, task: asyncio.Task[None]) -> None:
         del self._held[claim]
         self._at_model.pop(claim, None)
         self._wake.set()
@@ -260,18 +259,15 @@ class Runner:
             event.set()
 
 
-async def _insist(what: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Call again where it is refused for now, with longer and longer pauses.
-
-    `what` is logged, once.
-    """
-    pause = PAUSE
+async def _retry(problem: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    """Repeat a call that is refused for now, after growing pauses; log the problem once."""
+    pause = MIN_PAUSE_S
     while True:
         try:
             return await call()
         except (StoreFull, Unavailable) as error:
-            if pause == PAUSE:
-                logger.warning("%s: %s", what, error.message)
+            if pause == MIN_PAUSE_S:
+                logger.warning("%s: %s", problem, error.message)
             retry_after = getattr(error, "retry_after", None) or 0.0
-            await asyncio.sleep(max(pause, min(retry_after, LONGEST_PAUSE)))
-            pause = min(pause * 2, LONGEST_PAUSE)
+            await asyncio.sleep(max(pause, min(retry_after, MAX_PAUSE_S)))
+            pause = min(pause * 2, MAX_PAUSE_S)

@@ -21,8 +21,8 @@ from tsx_runtime.jobs.store import (
     StoredRequest,
 )
 
-TOMBSTONE = 86_400.0  # seconds for which an expired job is still known
-EXPIRED_AT_ONCE = 500  # jobs, or answers: the thread has other work
+TOMBSTONE_S = 86_400.0  # seconds for which an expired job is still known
+MAX_EXPIRED = 500  # jobs, or answers, at a time: the thread has other work
 LIVE = "state IN ('queued', 'running')"
 RECORD = ", ".join(JobRecord._fields)
 ANSWER = ", ".join(StoredAnswer._fields)
@@ -32,7 +32,7 @@ REPLACE = "ON CONFLICT (kind, scope, name) DO UPDATE SET " + ", ".join(
 REQUEUE = "state = 'queued', owner = NULL, started = NULL"
 HELD = "id = ? AND attempts = ? AND owner = ? AND state = 'running'"
 KEY = "kind = ? AND scope = ? AND name = ?"
-BEGUN = f"{KEY} AND status IS NULL AND headers = ?"  # by this owner
+BEGUN = f"{KEY} AND status IS NULL AND headers = ?"  # begun by this owner
 Params = ParamSpec("Params")
 ResultT = TypeVar("ResultT")
 
@@ -40,7 +40,7 @@ ResultT = TypeVar("ResultT")
 def _transaction(
     work: Callable[Concatenate[Any, Session, Params], ResultT],
 ) -> Callable[Concatenate[Any, Params], Coroutine[Any, Any, ResultT]]:
-    """Make a coroutine of a method that works in a transaction."""
+    """Make a coroutine out of a method that works in a transaction."""
 
     @wraps(work)
     async def call(self: Any, /, *args: Params.args, **options: Params.kwargs) -> ResultT:
@@ -51,7 +51,14 @@ def _transaction(
 
 
 class SqlStore(SqlThread):
-    """All methods raise `StoreFull` and `StoreUnavailable`, and none blocks the event loop."""
+    """The store of jobs and answers.
+
+    No method blocks the event loop.
+
+    Raises:
+        StoreFull: By all methods: the disk is full.
+        StoreUnavailable: By all methods: the store cannot be used.
+    """
 
     @property
     def shared(self) -> bool:
@@ -59,16 +66,16 @@ class SqlStore(SqlThread):
         return True
 
     def follow(self, seconds: float) -> None:
-        """The server that this one replaces works on it too, for at most so long.
+        """Note that a server that this one replaces uses the store for at most so many seconds.
 
-        To be called before the store is used.
+        Call it before the store is used.
         """
 
     def hand_over(self) -> None:
-        """Another server replaces this one, which ends what it has begun."""
+        """Note that another server replaces this one, which finishes its work."""
 
     def exists(self) -> bool:
-        """Whether it may have jobs, without opening it."""
+        """Tell whether the store may have jobs, without opening it."""
         return True
 
     # Jobs, for clients
@@ -83,11 +90,19 @@ class SqlStore(SqlThread):
         answer: tuple[AnswerKey, StoredAnswer] | None = None,
         owner: str = "",
     ) -> None:
-        """Accept a job; in the same commit store an `answer` under its key, which `owner` has
-        begun.
+        """Accept a job; in the same commit store an `answer` under a key that `owner` has begun.
 
-        Raises `JobsFull` where so many are queued or running, and `TooManyRequests` where so many
-        are this client's (0: any number).
+        Args:
+            session: The transaction.
+            job: The job.
+            most: The largest number of queued and running jobs.
+            most_of_client: The same for the job's client; 0: no limit.
+            answer: A key and its answer.
+            owner: The server that has begun the key.
+
+        Raises:
+            JobsFull: There are `most` jobs.
+            TooManyRequests: There are `most_of_client` jobs of this client.
         """
         _check_room(session, job.client, most, most_of_client)
         if answer is not None:
@@ -109,7 +124,7 @@ class SqlStore(SqlThread):
             *(job.id, job.model, job.version, job.priority, job.client, job.request.request_id),
             *(len(job.request.body), job.deadline, job.callback),
         )
-        if added:  # else an earlier try was committed after all
+        if added:  # False: an earlier attempt was committed after all
             fields = ", ".join(StoredRequest._fields)
             session.run(
                 f"INSERT INTO tsx_requests (id, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -123,19 +138,19 @@ class SqlStore(SqlThread):
 
     @_transaction
     def ahead(self, session: Session, job: JobRecord) -> int:
-        """How many queued jobs of its model go before it."""
-        before = (
+        """Return the number of queued jobs of the model before this one."""
+        condition = (
             "state = 'queued' AND model = ? AND (priority > ? OR (priority = ? AND number < ?))"
         )
         values = (job.model, job.priority, job.priority, job.number)
-        count: int = session.row(f"SELECT count(*) FROM tsx_jobs WHERE {before}", *values)[0]
+        count: int = session.row(f"SELECT count(*) FROM tsx_jobs WHERE {condition}", *values)[0]
         return count
 
     @_transaction
     def cancel(self, session: Session, id: str, keep: float) -> JobRecord | None:
-        """Cancel it where it is queued or running; returns it as it is now.
+        """Cancel a queued or running job; return its new record.
 
-        A server that runs it learns it by `renew`.
+        The server that runs it learns of it by `renew`.
         """
         change = "state = 'cancelled', owner = NULL, finished = {now}, expires = {now} + ?"
         session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND {LIVE}", keep, id)
@@ -143,9 +158,7 @@ class SqlStore(SqlThread):
 
     @_transaction
     def retry(self, session: Session, id: str) -> JobRecord | None:
-        """Queue it again where it is done or cancelled, and forget its answer; returns it as it is
-        now.
-        """
+        """Queue a done or cancelled job again, and forget its answer; return its new record."""
         change = (
             "state = 'queued', status = NULL, started = NULL, finished = NULL, expires = NULL,"
             " deadline = NULL"
@@ -168,28 +181,28 @@ class SqlStore(SqlThread):
         before: int | None = None,
         limit: int = 100,
     ) -> list[JobRecord]:
-        """The newest first; `before`: the number of the last one of the page before."""
-        wanted = {
+        """Return jobs, newest first; `before` is the number of the previous page's last job."""
+        filters = {
             "state = ?": state,
             "model = ?": model,
             "status >= ?": least_status,
             "number < ?": before,
         }
-        given = {test: value for test, value in wanted.items() if value is not None}
-        where = f"WHERE {' AND '.join(given)}" if given else ""
+        conditions = {test: value for test, value in filters.items() if value is not None}
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         sql = f"SELECT {RECORD} FROM tsx_jobs {where} ORDER BY number DESC LIMIT ?"
-        return [JobRecord(*row) for row in session.rows(sql, *given.values(), limit)]
+        return [JobRecord(*row) for row in session.rows(sql, *conditions.values(), limit)]
 
     @_transaction
     def counts(self, session: Session) -> dict[tuple[str, JobState], int]:
-        """Jobs by model and state."""
+        """Return the numbers of jobs by model and state."""
         rows = session.rows("SELECT model, state, count(*) FROM tsx_jobs GROUP BY state, model")
         return {(model, state): count for model, state, count in rows}
 
     @_transaction
     def oldest(self, session: Session) -> dict[str, float]:
-        """Seconds for which the oldest queued job of each model has waited."""
-        # by an index alone
+        """Return the seconds that the oldest queued job of each model has waited."""
+        # This needs only an index.
         first = "SELECT min(number) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"
         rows = session.rows(
             f"SELECT model, {{now}} - created FROM tsx_jobs WHERE number IN ({first})"
@@ -207,11 +220,11 @@ class SqlStore(SqlThread):
 
     @_transaction
     def waiting(self, session: Session) -> tuple[set[JobTarget], set[JobTarget]]:
-        """What has queued jobs, and what has running ones, on whatever server."""
+        """Return the targets with queued jobs, and those with running jobs on any server."""
         rows = session.rows(f"SELECT DISTINCT state, model, version FROM tsx_jobs WHERE {LIVE}")
         queued, running = (
-            {(model, version) for state, model, version in rows if state == each}
-            for each in ("queued", "running")
+            {(model, version) for state, model, version in rows if state == live_state}
+            for live_state in ("queued", "running")
         )
         return queued, running
 
@@ -219,9 +232,7 @@ class SqlStore(SqlThread):
     def claim(
         self, session: Session, wanted: Mapping[JobTarget, int], owner: str, seconds: float
     ) -> list[JobRecord]:
-        """At most so many jobs of each target, which from now on are `owner`'s for so many
-        seconds.
-        """
+        """Claim at most so many jobs of each target for an owner, for so many seconds."""
         claimed = []
         for target, most in wanted.items():
             queued = (
@@ -243,13 +254,13 @@ class SqlStore(SqlThread):
     def renew(
         self, session: Session, held: Collection[Claim], owner: str, seconds: float
     ) -> set[Claim]:
-        """Keep jobs for so many seconds from now on. Returns those that are the owner's no more."""
+        """Renew leases for so many seconds; return the jobs that the owner has lost."""
         sql = f"UPDATE tsx_jobs SET lease = {{now}} + ? WHERE {HELD}"
         return {claim for claim in held if not session.run(sql, seconds, *claim, owner)}
 
     @_transaction
     def release(self, session: Session, owner: str) -> None:
-        """Queue all jobs again that this owner runs."""
+        """Queue all running jobs of this owner again."""
         session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND owner = ?", owner)
 
     @_transaction
@@ -262,8 +273,9 @@ class SqlStore(SqlThread):
         answer: StoredAnswer,
         keep: float,
     ) -> bool:
-        """Store the answer for so many seconds; False where the job is the owner's no more
-        (cancelled, or claimed by another server).
+        """Store an answer for `keep` seconds; return False if the owner has lost the job.
+
+        The job may have been cancelled, or claimed by another server.
         """
         change = "state = 'done', owner = NULL, status = ?, finished = {now}, expires = {now} + ?"
         if not session.run(
@@ -283,50 +295,48 @@ class SqlStore(SqlThread):
 
     @_transaction
     def reclaim(self, session: Session) -> None:
-        """Queue the jobs again whose lease has run out."""
+        """Queue jobs again whose lease has run out."""
         session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND lease < {{now}}")
 
     @_transaction
     def expire(self, session: Session) -> bool:
-        """Remove some of what has passed its `expires`: requests and answers, a day later the
-        record of the job. False: that was all.
+        """Remove some expired requests and answers; return False if that was all.
+
+        The record of a job goes a day later.
         """
-        gone = session.rows(
+        expired = session.rows(
             "SELECT id, state FROM tsx_jobs WHERE expires < {now} ORDER BY expires LIMIT"
-            f" {EXPIRED_AT_ONCE}"
+            f" {MAX_EXPIRED}"
         )
-        for id, state in gone:
+        for id, state in expired:
             if state == "expired":
                 session.run("DELETE FROM tsx_jobs WHERE id = ?", id)
             else:
                 session.run(
                     "UPDATE tsx_jobs SET state = 'expired', expires = {now} + ? WHERE id = ?",
-                    TOMBSTONE,
+                    TOMBSTONE_S,
                     id,
                 )
                 session.run("DELETE FROM tsx_requests WHERE id = ?", id)
                 session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
         old = (
-            "SELECT kind, scope, name FROM tsx_answers WHERE expires < {now} LIMIT"
-            f" {EXPIRED_AT_ONCE}"
+            f"SELECT kind, scope, name FROM tsx_answers WHERE expires < {{now}} LIMIT {MAX_EXPIRED}"
         )
         removed = session.run(f"DELETE FROM tsx_answers WHERE (kind, scope, name) IN ({old})")
-        return max(len(gone), removed) >= EXPIRED_AT_ONCE
+        return max(len(expired), removed) >= MAX_EXPIRED
 
     # Answers by key
 
     @_transaction
     def get_answer(self, session: Session, key: AnswerKey) -> StoredAnswer | None:
-        """None where there is none, or it has expired."""
+        """Return an answer, or None if there is none or it has expired."""
         return _answer(session, key)
 
     @_transaction
     def begin_answer(
         self, session: Session, key: AnswerKey, fingerprint: str, owner: str, seconds: float
     ) -> StoredAnswer | None:
-        """None: there is no answer, and from now on nobody but the caller works on it, for so many
-        seconds. Else what there is.
-        """
+        """Begin work on a key for so many seconds and return None, or return its answer."""
         free = (
             "tsx_answers.expires < {now} OR (tsx_answers.status IS NULL AND tsx_answers.headers ="
             " excluded.headers)"
@@ -338,14 +348,13 @@ class SqlStore(SqlThread):
         )
         if session.run(sql, *key, owner.encode(), b"", fingerprint, seconds):
             return None
-        gone_meanwhile = StoredAnswer(
-            None, fingerprint=fingerprint
-        )  # so that the caller looks again
+        # It is gone by now; the caller tries again.
+        gone_meanwhile = StoredAnswer(None, fingerprint=fingerprint)
         return _answer(session, key) or gone_meanwhile
 
     @_transaction
     def renew_answer(self, session: Session, key: AnswerKey, owner: str, seconds: float) -> None:
-        """Work on it for so many seconds from now on."""
+        """Extend the work on a key to so many seconds from now."""
         session.run(
             f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}",
             seconds,
@@ -357,17 +366,18 @@ class SqlStore(SqlThread):
     def end_answer(
         self, session: Session, key: AnswerKey, owner: str, answer: StoredAnswer | None
     ) -> bool:
-        """Store what came of the owner's work, or that nothing did; False where it is the owner's
-        no more.
+        """Store the result of the owner's work; return False if the owner has lost the key.
+
+        After None, nothing is stored and the key is free.
         """
-        ended = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
-        if ended and answer is not None:
+        is_owner = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
+        if is_owner and answer is not None:
             _put(session, key, answer)
-        return ended
+        return is_owner
 
     @_transaction
     def put_answer(self, session: Session, key: AnswerKey, answer: StoredAnswer) -> None:
-        """Store it, in place of what is there under this key."""
+        """Store an answer; it replaces the present one of this key."""
         _put(session, key, answer)
 
     # Callbacks
@@ -377,10 +387,10 @@ class SqlStore(SqlThread):
         self, session: Session, most: int, seconds: float, closed: Collection[str] = ()
     ) -> list[DueCallback]:
         """Claim due callbacks for so many seconds, unless their URL begins with one of `closed`."""
-        others, values = _not_to(closed)
+        condition, values = _receiver_condition(closed)
         claimed = []
         due = (
-            f"SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {{now}}{others} ORDER BY"
+            f"SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {{now}}{condition} ORDER BY"
             " due LIMIT ? {locked}"
         )
         for id, url, attempts in session.rows(due, *values, most):
@@ -390,7 +400,7 @@ class SqlStore(SqlThread):
                 id,
             )
             job, answer = _get(session, id), _answer(session, AnswerKey(JOB, "", id))
-            if job is None or answer is None:  # it has expired
+            if job is None or answer is None:  # It has expired.
                 session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
             else:
                 claimed.append(DueCallback(id, url, attempts + 1, job.request_id, answer))
@@ -398,15 +408,15 @@ class SqlStore(SqlThread):
 
     @_transaction
     def next_callback(self, session: Session, closed: Collection[str] = ()) -> float | None:
-        """Return the seconds until the next is due, of those whose receiver is not `closed`."""
-        others, values = _not_to(closed)
-        sql = f"SELECT min(due) - {{now}} FROM tsx_callbacks WHERE url <> ''{others}"
+        """Return the seconds until a callback is due, without receivers that are `closed`."""
+        condition, values = _receiver_condition(closed)
+        sql = f"SELECT min(due) - {{now}} FROM tsx_callbacks WHERE url <> ''{condition}"
         seconds: float | None = (session.rows(sql, *values))[0][0]
         return seconds
 
     @_transaction
     def end_callback(self, session: Session, id: str, retry_in: float | None, error: str) -> None:
-        """It was received or given up (None), or is to be sent again."""
+        """Send a callback again in `retry_in` seconds, or remove it for None."""
         if retry_in is None:
             session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
         else:
@@ -418,7 +428,7 @@ class SqlStore(SqlThread):
             )
 
 
-def _not_to(closed: Collection[str]) -> tuple[str, list[Any]]:
+def _receiver_condition(closed: Collection[str]) -> tuple[str, list[Any]]:
     """Return a condition on the beginning of a callback's URL, and its values."""
     return " AND substr(url, 1, ?) <> ?" * len(closed), [
         value for start in closed for value in (len(start), start)
@@ -426,8 +436,9 @@ def _not_to(closed: Collection[str]) -> tuple[str, list[Any]]:
 
 
 def _check_room(session: Session, client: str, most: int, most_of_client: int) -> None:
-    """Jobs are counted once for all that are accepted in one commit: it takes time where many are
-    queued.
+    """Check the limits of queued and running jobs.
+
+    Jobs are counted once per commit, since counting many takes time.
     """
     for counted, where, limit in (
         ("", LIVE, most),
@@ -447,7 +458,7 @@ def _check_room(session: Session, client: str, most: int, most_of_client: int) -
         )
         raise TooManyRequests(text, retry_after=5)
     session.live.update(
-        {each: session.live[each] + 1 for each in {"", client} if each in session.live}
+        {counted: session.live[counted] + 1 for counted in {"", client} if counted in session.live}
     )
 
 

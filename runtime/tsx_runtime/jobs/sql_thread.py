@@ -1,6 +1,4 @@
-"""Transactions of SQLite or PostgreSQL in one thread, which commits together what has come while it
-was busy.
-"""
+"""Transactions of SQLite or PostgreSQL in one thread, which commits calls in groups."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from tsx_runtime.errors import StoreUnavailable, TsxError
 from tsx_runtime.jobs.schema import TABLES, VERSION
 
-GROUP = 256  # transactions of one commit
+MAX_GROUP = 256  # transactions of one commit
 ResultT = TypeVar("ResultT")
 
 logger = logging.getLogger("tsx.jobs")
@@ -25,33 +23,29 @@ logger = logging.getLogger("tsx.jobs")
 class Session:
     """One transaction."""
 
-    def __init__(self, connection: Any, words: Mapping[str, str]) -> None:
-        """`words`: what stands in this database for `{begin}`, `{now}`, `{locked}` and `?`."""
-        self.live: dict[
-            str,
-            int,
-            # jobs of a client, and of all (""), that are queued or running, as far as they were
-            # counted
-        ] = {}
+    def __init__(self, connection: Any, dialect: Mapping[str, str]) -> None:
+        """Begin a transaction; `dialect` maps `{begin}`, `{now}`, `{locked}` and `?` to SQL."""
+        # The counted queued and running jobs of clients, and of all ("").
+        self.live: dict[str, int] = {}
         self._connection = connection
-        self._words = words
+        self._dialect = dialect
 
     def run(self, sql: str, *values: Any) -> int:
-        """The number of rows that were changed."""
+        """Execute a statement; return the number of changed rows."""
         changed: int = self._execute(sql, values).rowcount
         return changed
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
-        found: list[Any] = self._execute(sql, values).fetchall()
-        return found
+        rows: list[Any] = self._execute(sql, values).fetchall()
+        return rows
 
     def row(self, sql: str, *values: Any) -> Any:
-        """None where there is none."""
+        """Return the first row, or None."""
         return next(iter(self.rows(sql, *values)), None)
 
     def _execute(self, sql: str, values: Sequence[Any]) -> Any:
-        for word, own in self._words.items():
-            sql = sql.replace(word, own)
+        for placeholder, replacement in self._dialect.items():
+            sql = sql.replace(placeholder, replacement)
         return self._connection.execute(sql, values)
 
 
@@ -61,30 +55,35 @@ class _Call(NamedTuple):
 
 
 class SqlThread(ABC):
-    """Its calls become transactions in a thread: those that have come while it was busy share its
-    next commit.
+    """A thread that makes transactions of calls.
+
+    Calls that arrive while it is busy share the next commit.
     """
 
-    # What differs between databases. All of it is used in the thread.
+    # The differences between databases, used in the thread.
 
-    words: Mapping[str, str]  # see `Session`
-    types: Mapping[str, str]  # of columns
+    dialect: Mapping[str, str]  # see `Session`
+    types: Mapping[str, str]  # types of columns
     driver_error: type[Exception]
 
     @abstractmethod
     def connect(self) -> Any:
-        """A connection in no transaction. Raises TsxError, or an error of the driver's."""
+        """Return a connection without a transaction.
+
+        Raises:
+            Exception: A TsxError, or an error of the driver.
+        """
 
     @abstractmethod
     def fault(self, error: Exception) -> TsxError:
-        """What an error of the driver's means."""
+        """Return the TsxError for an error of the driver."""
 
     @abstractmethod
     def prepare(self, session: Session) -> None:
-        """In the transaction that makes the tables, before it does."""
+        """Prepare the database in the transaction that makes the tables, before it does."""
 
     def is_lost(self, connection: Any) -> bool:
-        """Whether there must be a new connection after an error."""
+        """Tell whether an error requires a new connection."""
         return False
 
     def disconnect(self, connection: Any) -> None:
@@ -98,7 +97,7 @@ class SqlThread(ABC):
         self._connection: Any = None
 
     async def open(self) -> None:
-        """Connect, and make what is not there. The first call of `do` does it too."""
+        """Connect, and make missing tables; the first call of `do` also does."""
         await self.do(lambda session: None)
 
     async def close(self) -> None:
@@ -108,8 +107,9 @@ class SqlThread(ABC):
             self._thread = None
 
     async def do(self, work: Callable[[Session], ResultT]) -> ResultT:
-        """`work` may be called again where its transaction has failed; it raises a `TsxError` only
-        before it has written anything.
+        """Run `work` in a transaction, perhaps again after a failure, and return its result.
+
+        `work` may raise a `TsxError` only before it has written anything.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tsx jobs", daemon=True)
@@ -119,13 +119,13 @@ class SqlThread(ABC):
         return await result
 
     def _run(self) -> None:
-        ended = False
-        while not ended:
+        is_closing = False
+        while not is_closing:
             calls = [self._calls.get()]
             with suppress(queue.Empty):
-                while len(calls) < GROUP:
+                while len(calls) < MAX_GROUP:
                     calls.append(self._calls.get_nowait())
-            ended = None in calls
+            is_closing = None in calls
             if group := [call for call in calls if call is not None]:
                 self._commit(group)
         if self._connection is not None:
@@ -133,21 +133,21 @@ class SqlThread(ABC):
             self._connection = None
 
     def _commit(self, group: Sequence[_Call], *, again: bool = True) -> None:
-        """One transaction; where it fails, one for each call, so that none fails for another's
-        sake. Without a connection all fail.
+        """Commit a group in one transaction; after a failure, each call in its own.
+
+        Thus no call fails because of another. Without a connection all fail.
         """
         try:
             if self._connection is None:
-                self._connection = self._connected()
-        except (
-            Exception
-        ) as error:  # the boundary of the thread: it is raised where the call is waited for
+                self._connection = self._open_connection()
+        except Exception as error:
+            # The thread ends here; each caller gets the error.
             results: list[Any] = [self._fault(error) for _ in group]
         else:
             try:
                 results = self._transaction(self._connection, group)
-            except Exception as error:  # as above
-                lost = self._rolled_back()
+            except Exception as error:
+                lost = self._roll_back()
                 if lost and again:
                     self._commit(group, again=False)
                     return
@@ -157,11 +157,11 @@ class SqlThread(ABC):
                     return
                 results = [self._fault(error) for _ in group]
         for call, result in zip(group, results, strict=True):
-            with suppress(RuntimeError):  # the loop has ended, and with it every waiter
+            with suppress(RuntimeError):  # A loop that has ended has no waiter.
                 call.result.get_loop().call_soon_threadsafe(_set, call.result, result)
 
     def _transaction(self, connection: Any, group: Sequence[_Call]) -> list[Any]:
-        session, results = Session(connection, self.words), []
+        session, results = Session(connection, self.dialect), []
         session.run("{begin}")
         for call in group:
             try:
@@ -171,10 +171,10 @@ class SqlThread(ABC):
         connection.commit()
         return results
 
-    def _connected(self) -> Any:
+    def _open_connection(self) -> Any:
         connection = self.connect()
         try:
-            session = Session(connection, self.words)
+            session = Session(connection, self.dialect)
             session.run("{begin}")
             self.prepare(session)
             for statement in TABLES.format(**self.types).split(";"):
@@ -201,13 +201,13 @@ class SqlThread(ABC):
             logger.error("a transaction of jobs_store failed unexpectedly", exc_info=error)
         return self.fault(error)
 
-    def _rolled_back(self) -> bool:
-        """Whether the connection is lost."""
-        with suppress(Exception):  # a connection that cannot roll back is lost, and closed below
+    def _roll_back(self) -> bool:
+        """Roll back; tell whether the connection is lost."""
+        with suppress(Exception):  # A connection that cannot roll back is lost, and closed below.
             self._connection.rollback()
         if not self.is_lost(self._connection):
             return False
-        with suppress(Exception):  # there is nothing left to be closed properly
+        with suppress(Exception):  # Nothing is left to be closed properly.
             self.disconnect(self._connection)
         self._connection = None
         return True

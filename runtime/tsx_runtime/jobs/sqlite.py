@@ -1,4 +1,4 @@
-"""The store in a SQLite file, which one server has to itself, except while another replaces it."""
+"""The store in a SQLite file of one server, shared only while another server replaces it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tsx_runtime.errors import StoreFull, StoreUnavailable, TsxError
 from tsx_runtime.jobs.sql_store import REQUEUE, SqlStore
 from tsx_runtime.jobs.sql_thread import Session
 
-PAGE = 4096  # bytes
-LOOK = 0.05  # seconds between two looks whether the other server has left the file to this one
-MOST_PAGES = 4_294_967_294  # of SQLite itself
-LARGEST_LOG = 64 << 20  # bytes that the write-ahead log keeps of the disk
+PAGE_BYTES = 4096
+POLL_S = 0.05  # between checks whether the other server has released the file
+MAX_PAGES = 4_294_967_294  # SQLite's own limit
+MAX_LOG_BYTES = 64 << 20  # the size of the write-ahead log
 
 
 class SqliteStore(SqlStore):
-    """WAL with synchronous=FULL: a commit is on the disk when it returns.
+    """A store in a SQLite file: in WAL mode with synchronous=FULL, a commit is on the disk.
 
-    What a killed server was running is queued again at once.
+    The running jobs of a killed server are queued again at once.
     """
 
-    words = {
+    dialect = {
         "{begin}": "BEGIN IMMEDIATE",
         "{now}": "((julianday('now') - 2440587.5) * 86400.0)",
         "{locked}": "",
@@ -35,13 +35,14 @@ class SqliteStore(SqlStore):
     driver_error = sqlite3.Error
 
     def __init__(self, path: Path, most: int = 0) -> None:
-        """`most`: bytes of the file; 0: as many as the disk has."""
+        """Use a file of at most `most` bytes; 0: no limit."""
         super().__init__()
         self.path = path
         self._most = most
         self._lock: FileLock | None = None
         self._is_mine = True  # until another server replaces this one
-        self._shared_until: float | None = None  # time.monotonic(); None: by no earlier server
+        # time.monotonic() until an earlier server uses the file; None without one.
+        self._shared_until: float | None = None
 
     @property
     def shared(self) -> bool:
@@ -53,15 +54,13 @@ class SqliteStore(SqlStore):
         self._shared_until = time.monotonic() + seconds
 
     def hand_over(self) -> None:
-        """The lock goes to the other server at once; what this one runs stays its own, by its
-        leases.
-        """
+        """Pass the lock to another server; this server's jobs remain its own by their leases."""
         self._is_mine = False
-        own, self._lock = self._lock, None
-        if own is not None:
-            with suppress(OSError, CacheError):  # the other server is not to wait for it
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            with suppress(OSError, CacheError):  # The other server must not wait.
                 self._drain()
-            own.close()
+            lock.close()
 
     def exists(self) -> bool:
         return self.path.exists()
@@ -69,41 +68,39 @@ class SqliteStore(SqlStore):
     def connect(self) -> sqlite3.Connection:
         try:
             private_directory(self.path.parent)
-            self._own()
+            self._lock_file()
             with open(self.path, "ab", opener=private_opener):
                 pass
-            connection = sqlite3.connect(
-                self.path, isolation_level=None
-            )  # transactions are begun by name
+            # The driver must not begin transactions.
+            connection = sqlite3.connect(self.path, isolation_level=None)
             for pragma in (
-                f"page_size={PAGE}",
+                f"page_size={PAGE_BYTES}",
                 "journal_mode=WAL",
-                f"journal_size_limit={LARGEST_LOG}",
+                f"journal_size_limit={MAX_LOG_BYTES}",
                 "synchronous=FULL",
-                f"max_page_count={self._most // PAGE or MOST_PAGES}",
+                f"max_page_count={self._most // PAGE_BYTES or MAX_PAGES}",
             ):
                 connection.execute(f"PRAGMA {pragma}")
         except (OSError, CacheError) as error:
-            self._leave()
+            self._unlock()
             reason = getattr(error, "strerror", None) or error
             raise StoreUnavailable(
                 f"jobs_store, {self.path}, cannot be written: {reason}. Name another file."
             ) from error
         except sqlite3.Error:
-            self._leave()
+            self._unlock()
             raise
         return connection
 
     def prepare(self, session: Session) -> None:
-        with closing(self._draining()) as others:
+        with closing(self._draining()) as draining:
             alone = (
-                self._is_mine and self._shared_until is None and others.lock_exclusive(wait=False)
+                self._is_mine and self._shared_until is None and draining.lock_exclusive(wait=False)
             )
         if alone and session.row("SELECT 1 FROM sqlite_master WHERE name = 'tsx_jobs'"):
             session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running'")
-            session.run(
-                "UPDATE tsx_callbacks SET due = {now} WHERE due > {now} AND error = ''"
-            )  # the killed server was sending it
+            # The killed server was sending it.
+            session.run("UPDATE tsx_callbacks SET due = {now} WHERE due > {now} AND error = ''")
             session.run("DELETE FROM tsx_answers WHERE status IS NULL")
 
     def fault(self, error: Exception) -> TsxError:
@@ -117,29 +114,32 @@ class SqliteStore(SqlStore):
 
     def disconnect(self, connection: sqlite3.Connection) -> None:
         super().disconnect(connection)
-        self._leave()
+        self._unlock()
 
     def _draining(self) -> FileLock:
-        """Shared by servers that have been replaced and still run jobs: the one that replaced them
-        may have died.
+        """Return the lock that replaced servers share while they finish their jobs.
+
+        The server that replaced them may have died.
         """
         return FileLock(self.path.with_name(self.path.name + ".draining"))
 
     def _drain(self) -> None:
         draining = self._draining()
-        while not draining.lock_shared():  # another server looks whether there is one
-            time.sleep(LOOK)
+        while not draining.lock_shared():  # Another server is checking the lock.
+            time.sleep(POLL_S)
         self._lock = draining
 
-    def _leave(self) -> None:
+    def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def _own(self) -> None:
-        """A lock beside the file, which ends with this process.
+    def _lock_file(self) -> None:
+        """Take the lock beside the file, which ends with this process.
 
-        Raises StoreUnavailable, OSError, CacheError.
+        Raises:
+            StoreUnavailable: Another server has the file.
+            OSError, CacheError: The lock cannot be taken.
         """
         if not self._is_mine:
             self._drain()
@@ -147,7 +147,7 @@ class SqliteStore(SqlStore):
         lock = FileLock(self.path.with_name(self.path.name + ".lock"))
         while not lock.lock_exclusive(wait=False):
             if self.shared:
-                time.sleep(LOOK)  # in the store's thread
+                time.sleep(POLL_S)  # This is the store's thread.
                 continue
             lock.close()
             text = f"jobs_store, {self.path}, is in use by another running server."
@@ -155,5 +155,5 @@ class SqliteStore(SqlStore):
                 f"{text} Name another file, or a postgresql:// URL, which servers can share."
             )
         self._lock = lock
-        if not self._is_mine:  # handed over while it waited
+        if not self._is_mine:  # It was handed over while this waited.
             self.hand_over()

@@ -7,10 +7,10 @@
       +-------retry------|------------------+        ^
       +-------retry--- cancelled --------------------+
 
-What a method of the store returns is on the disk. A server is an `owner`, a random name that it
-draws at its start. A job that it claims is its own until the lease runs out, which it renews. A
-claim is known by the job's number of attempts: an answer is stored only for the claim that is in
-force, so that a job is answered once, whoever else has worked on it.
+A method of the store returns when its change is on the disk. A server is an `owner`, a random name
+that it draws at its start. It owns a claimed job until the lease runs out, and renews the lease. A
+claim is identified by the job's number of attempts. An answer is stored only for the current claim,
+so that a job is answered once, whoever else has worked on it.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 JobState: TypeAlias = Literal["queued", "running", "done", "cancelled", "expired"]
-JobTarget: TypeAlias = tuple[str, str]  # a model, and the version that was requested (empty: none)
+JobTarget: TypeAlias = tuple[str, str]  # a model and its requested version (empty: none)
 Claim: TypeAlias = tuple[str, int]  # a job's id and its number of attempts
-# The kind of an answer that was computed in advance: its scope is the model.
+# The kind of an answer that was computed in advance; its scope is the model.
 PRECOMPUTED = "precomputed"
-JOB = "job"  # the kind of an answer to a job: its key is the job's id
+JOB = "job"  # the kind of an answer to a job; its key is the job's id
 
 
 class StoredRequest(NamedTuple):
-    """An HTTP request, without the credentials that its model does not get."""
+    """An HTTP request, without credentials that its model does not get."""
 
     request_id: str
     method: str
     path: str  # percent-decoded
     query: bytes
-    headers: bytes  # a header block, see `wire`; names as the client wrote them
+    headers: bytes  # a header block, see `wire`; names keep their case
     body: bytes
 
 
 class NewJob(NamedTuple):
     """A request to accept."""
 
-    id: str  # nobody can guess it
+    id: str  # cannot be guessed
     model: str
-    version: str  # as requested; empty for the default, or what the model's traffic picks
+    version: str  # empty: the default, or the choice of the model's traffic
     request: StoredRequest
-    priority: int = 0  # greater goes first
+    priority: int = 0  # A greater one goes first.
     # Seconds since the epoch: a job that is not started by then is refused.
     deadline: float | None = None
-    client: str = ""  # by which jobs are counted for quotas
+    client: str = ""  # the client by which quotas count jobs
     callback: str = ""  # URL
 
 
 class JobRecord(NamedTuple):
     """A job without its request and its answer. Times are seconds since the epoch."""
 
-    number: int  # in the order of arrival
+    number: int  # increases in the order of arrival
     id: str
     state: JobState
     model: str
@@ -62,8 +62,8 @@ class JobRecord(NamedTuple):
     client: str
     request_id: str
     size: int  # bytes of the request's body
-    attempts: int  # claims, of which all but the last ended without an answer
-    status: int | None  # of the answer
+    attempts: int  # claims; all but the last ended without an answer
+    status: int | None  # the status of the answer
     created: float
     started: float | None
     finished: float | None
@@ -73,9 +73,7 @@ class JobRecord(NamedTuple):
 
 
 class AnswerKey(NamedTuple):
-    """What an answer is stored under: an idempotency key of a model's, say, or the key of a
-    precomputed answer.
-    """
+    """The key of a stored answer, such as an idempotency key or that of a precomputed answer."""
 
     kind: str
     scope: str
@@ -83,27 +81,25 @@ class AnswerKey(NamedTuple):
 
 
 class StoredAnswer(NamedTuple):
-    """The answer to a request, or the note that a server is working on it: then it has no
-    status.
-    """
+    """The answer to a request; without a status, a server is working on it."""
 
     status: int | None
     headers: bytes = b""  # a header block, see `wire`
     body: bytes = b""
-    fingerprint: str = ""  # of the request: the same key with another one is a client's mistake
+    fingerprint: str = ""  # identifies the request: the key with another one is a client's mistake
     expires: float = 0.0  # seconds since the epoch
 
     @property
     def sound_status(self) -> int:
-        """The status, or 500 for one that no answer of a model has."""
+        """The status, or 500 if it is not valid for a model's answer."""
         return self.status if self.status is not None and 200 <= self.status <= 599 else 500
 
 
 class DueCallback(NamedTuple):
-    """An answer that is to be sent to its job's callback."""
+    """An answer to be sent to its job's callback."""
 
     id: str
     url: str
-    attempts: int  # so far, with this one
+    attempts: int  # including this one
     request_id: str
     answer: StoredAnswer

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from tsx_runtime.core.telemetry.histogram import SHOWN, Durations
+from tsx_runtime.core.telemetry.histogram import SHOWN_BOUNDS, Durations
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -58,7 +58,7 @@ class Families(Collector):
             index: Pointer({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
             for index, exemplar in durations.exemplars.items()
         }
-        for index, (bound, below) in enumerate(zip(SHOWN, durations.shown(), strict=True)):
+        for index, (bound, below) in enumerate(zip(SHOWN_BOUNDS, durations.cumulative_counts(), strict=True)):
             metric.add_sample(
                 f"{name}_bucket", labels | {"le": str(bound)}, below, exemplar=exemplars.get(index)
             )
@@ -66,7 +66,7 @@ class Families(Collector):
             f"{name}_bucket",
             labels | {"le": "+Inf"},
             durations.count,
-            exemplar=exemplars.get(len(SHOWN)),
+            exemplar=exemplars.get(len(SHOWN_BOUNDS)),
         )
         metric.add_sample(f"{name}_count", labels, durations.count)
         metric.add_sample(f"{name}_sum", labels, durations.sum)

@@ -122,7 +122,7 @@ class MetricLog:
         at, request_ids, batch = entry
         times = times_of(batch)
         self._log("QueueTime", "Milliseconds", _to_ms(times.sent - oldest(batch)), "Level:Host", at)
-        self._log("WorkerThreadTime", "Milliseconds", _to_ms(times.way), "Level:Host", at)
+        self._log("WorkerThreadTime", "Milliseconds", _to_ms(times.transit), "Level:Host", at)
         if self._all_models or self._config.declares(PREDICTION_TIME, "gauge"):
             duration_ms, ids = round(1000 * (times.done - times.began), 2), request_ids.decode()
             dimensions = f"ModelName:{_plain(model)},Level:Model"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from tsx_archiver.workflow import WorkflowSpec
 from tsx_runtime.errors import NodeFailed
-from tsx_runtime.wire import COPIED, JSON_HEADER, Body
+from tsx_runtime.wire import JSON_HEADER, MAX_COPIED_BYTES, Body
 from tsx_runtime.workflows.node import RunningNode, WorkflowRequest, ask
 from tsx_runtime.workflows.schedule import Output, headers_for, join, merge, needed, startable
 
@@ -46,7 +46,9 @@ async def run(
     finally:
         await _end(tasks)
     outputs = {leaf: done[leaf] for leaf in spec.leaves}
-    large = len(outputs) > 1 and sum(len(output.body) for output in outputs.values()) > COPIED
+    large = (
+        len(outputs) > 1 and sum(len(output.body) for output in outputs.values()) > MAX_COPIED_BYTES
+    )
     return await asyncio.to_thread(_answer, outputs) if large else _answer(outputs)
 
 

@@ -23,7 +23,7 @@ from tsx_archiver.workflow import Node as SpecNode
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry.downloads import MOST
+from tsx_runtime.core.registry.downloads import MAX_DOWNLOADS
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import (
     BadRequest,
@@ -113,7 +113,7 @@ class Workflows:
         self._taken: set[str] = set()
         self._store = self.settings.workflow_store or self.settings.model_store
         self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,), registry.plugins.sources)
-        self._downloads = DaemonThreads(MOST, "downloads")
+        self._downloads = DaemonThreads(MAX_DOWNLOADS, "downloads")
 
     def find(self, name: str) -> Workflow:
         workflow = self.workflows.get(name)

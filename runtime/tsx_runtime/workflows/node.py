@@ -141,7 +141,7 @@ async def _attempt(
 async def _take(job: WaitingJob, max_bytes: int) -> tuple[Answer, bytes]:
     answer = await job.done
     try:
-        return answer, await answer.whole(max_bytes)
+        return answer, await answer.read_all(max_bytes)
     except BaseException:
         job.gone = True  # The rest of a stream is not read.
         answer.leave()

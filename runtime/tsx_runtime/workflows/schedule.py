@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from tsx_runtime.core.shadowing.response_body import load_in_turns
-from tsx_runtime.wire import COPIED, TENSORS_HEAD, Body, Parts
+from tsx_runtime.wire import MAX_COPIED_BYTES, TENSORS_HEAD, Body, Parts
 
 _FRAMING = (
     b"content-type",
@@ -90,7 +90,7 @@ def join(bodies: Mapping[str, bytes], boundary: bytes) -> Input:
     pieces.append(b"--%b--\r\n" % boundary)
     size = sum(map(len, pieces))
     form = b"multipart/form-data; boundary=" + boundary
-    return Input(b"".join(pieces) if size <= COPIED else Parts([*pieces], size), form)
+    return Input(b"".join(pieces) if size <= MAX_COPIED_BYTES else Parts([*pieces], size), form)
 
 
 def headers_for(

@@ -110,7 +110,7 @@ def test_named_inputs_come_through_under_their_names(inputs: dict[str, bytes]) -
 
 
 def test_large_inputs_are_sent_from_where_they_lie() -> None:
-    large = bytes(wire.COPIED + 1)
+    large = bytes(wire.MAX_COPIED_BYTES + 1)
     body = body_of({"a": large})
     assert isinstance(body, wire.Parts)
     assert any(piece is large for piece in body.pieces)

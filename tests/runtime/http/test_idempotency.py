@@ -213,7 +213,7 @@ async def test_requests_that_come_while_the_first_runs_wait_for_its_answer(
     client, model, store, monkeypatch
 ):
     """They may wait on another server of the same store."""
-    monkeypatch.setattr(keyed_runs, "SHORTEST", 0.001)
+    monkeypatch.setattr(keyed_runs, "MIN_POLL_S", 0.001)
     elsewhere = Client(store, "two")
     model.may.clear()
     first = asyncio.create_task(client.ask(model))
@@ -330,7 +330,7 @@ async def test_a_server_that_died_frees_its_keys_with_its_lease(client, model, s
 
 
 async def test_a_run_keeps_its_key_for_as_long_as_it_takes(client, model, store, monkeypatch):
-    monkeypatch.setattr(keyed_runs, "LEASE", 0.03)
+    monkeypatch.setattr(keyed_runs, "LEASE_S", 0.03)
     renewed, renew = asyncio.Event(), store.renew_answer
 
     async def watched(key: AnswerKey, owner: str, seconds: float) -> None:

@@ -234,7 +234,7 @@ def test_a_sequence_without_a_name_gets_one(server, body, total):
     id = step(server, "", body, start=True).headers["ts_request_sequence_id"]
     assert id.startswith("ts-seq-")
     assert step(server, id, 2, end=True).json()["total"] == total
-    assert not version_of(server, "counter")._dispatcher._given
+    assert not version_of(server, "counter")._dispatcher._generated
 
 
 def test_a_request_without_any_of_the_headers_is_a_sequence_of_its_own(server):

@@ -27,7 +27,7 @@ from tests.kit.transports import FakeTransport
 from tests.runtime.conftest import DEADLINE, RunningServer
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
-from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
+from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES, ByteBudget
 from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
 from tsx_runtime.http.connection_clock import Timeouts
 from tsx_runtime.http.turns import Turns
@@ -593,7 +593,9 @@ async def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lo
     conversation.takes.set()
     while len(conversation.messages) < count:
         await asyncio.sleep(0)
-        assert budget.used >= len(connection._ahead) or len(connection._ahead) <= UNCOUNTED
+        assert (
+            budget.used >= len(connection._ahead) or len(connection._ahead) <= MAX_UNCOUNTED_BYTES
+        )
     assert conversation.messages == [b""] * count
     assert conversation.transport.pauses == [True, False]
     assert budget.used == 0

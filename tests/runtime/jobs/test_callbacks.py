@@ -118,8 +118,8 @@ async def test_a_callback_that_fails_unexpectedly_is_tried_again_and_not_for_eve
         raise RuntimeError("unexpected")
 
     monkeypatch.setattr(CallbackSender, "_post", post)
-    for id, attempts, retry_in in (("a", callbacks.MOST_TRIES, 2.0), ("b", 1, None)):
-        monkeypatch.setattr(callbacks, "MOST_TRIES", attempts)
+    for id, attempts, retry_in in (("a", callbacks.MAX_ATTEMPTS, 2.0), ("b", 1, None)):
+        monkeypatch.setattr(callbacks, "MAX_ATTEMPTS", attempts)
         end = await end_of_attempt(store, ["a.example"], "http://a.example/", id)
         assert end == (retry_in, "RuntimeError: unexpected")
 
@@ -136,17 +136,17 @@ async def test_a_receiver_that_does_not_answer_holds_up_no_other(
         return 200
 
     monkeypatch.setattr(CallbackSender, "_post", post)
-    for number in range(callbacks.AT_ONCE + 1):
+    for number in range(callbacks.MAX_CALLS + 1):
         await store.add_finished("http://dead.example/", f"dead-{number}")
     await store.add_finished("http://well.example/", "well")
     async with sender(store):
         try:
             # The other callbacks hang.
             assert await asyncio.wait_for(store.ends.get(), 25) == (None, "")
-            assert len(hanging) == receivers.AT_ONCE
+            assert len(hanging) == receivers.MAX_CALLS
         finally:
             go_on.set()
-        for _ in range(callbacks.AT_ONCE + 1):
+        for _ in range(callbacks.MAX_CALLS + 1):
             assert await asyncio.wait_for(store.ends.get(), 30) == (None, "")
 
 

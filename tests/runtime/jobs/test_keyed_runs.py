@@ -50,7 +50,7 @@ def test_one_of_two_servers_gets_a_key(database: str) -> None:
 def test_a_request_waits_for_the_run_of_another_server(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyed_runs, "SHORTEST", 0.001)
+    monkeypatch.setattr(keyed_runs, "MIN_POLL_S", 0.001)
 
     async def test(runs: KeyedRuns, waits: KeyedRuns) -> None:
         go_on = asyncio.Event()
@@ -86,8 +86,8 @@ def test_a_request_waits_for_the_run_of_another_server(
 def test_the_key_of_a_server_that_died_is_free_after_its_lease(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyed_runs, "LEASE", 0.2)
-    monkeypatch.setattr(keyed_runs, "SHORTEST", 0.01)
+    monkeypatch.setattr(keyed_runs, "LEASE_S", 0.2)
+    monkeypatch.setattr(keyed_runs, "MIN_POLL_S", 0.01)
 
     async def test(slow: KeyedRuns, quick: KeyedRuns) -> None:
         async def model(runs: KeyedRuns, body: bytes) -> StoredAnswer:

@@ -6,10 +6,10 @@ import math
 
 from tests.kit.clock import Clock
 from tsx_runtime.jobs.receivers import (
-    AT_ONCE,
-    FAILURES,
-    LONGEST_PAUSE_S,
-    REMEMBERED,
+    MAX_CALLS,
+    MAX_FAILING,
+    MAX_FAILURES,
+    MAX_PAUSE_S,
     Receivers,
     receiver_of,
 )
@@ -28,7 +28,7 @@ def test_a_receiver_is_the_beginning_of_its_urls() -> None:
 
 def test_a_receiver_gets_a_few_calls_at_a_time_and_one_where_the_last_failed() -> None:
     receivers = Receivers(Clock(0.0))
-    for _ in range(AT_ONCE):
+    for _ in range(MAX_CALLS):
         assert receivers.closed() == {}
         receivers.begin(A)
     assert receivers.closed() == {A: math.inf}
@@ -41,7 +41,7 @@ def test_a_receiver_gets_a_few_calls_at_a_time_and_one_where_the_last_failed() -
 def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer() -> None:
     clock = Clock(0.0)
     receivers = Receivers(clock)
-    for _ in range(FAILURES - 1):
+    for _ in range(MAX_FAILURES - 1):
         call(receivers, A, failed=True)
         assert receivers.closed() == {}
     pauses = []
@@ -52,8 +52,8 @@ def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer() -> 
         call(receivers, B, failed=False)
         clock.now += pauses[-1]
         assert receivers.closed() == {}
-    assert pauses[:3] == [2.0**FAILURES, 2.0 ** (FAILURES + 1), 2.0 ** (FAILURES + 2)]
-    assert pauses[-1] == LONGEST_PAUSE_S
+    assert pauses[:3] == [2.0**MAX_FAILURES, 2.0 ** (MAX_FAILURES + 1), 2.0 ** (MAX_FAILURES + 2)]
+    assert pauses[-1] == MAX_PAUSE_S
     call(receivers, A, failed=False)
     call(receivers, A, failed=True)
     assert receivers.closed() == {}
@@ -61,8 +61,8 @@ def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer() -> 
 
 def test_a_bounded_number_of_failing_receivers_is_remembered() -> None:
     receivers = Receivers(Clock(0.0))
-    names = [f"https://{number}.example/" for number in range(REMEMBERED + 1)]
+    names = [f"https://{number}.example/" for number in range(MAX_FAILING + 1)]
     for name in names:
-        for _ in range(FAILURES):
+        for _ in range(MAX_FAILURES):
             call(receivers, name, failed=True)
     assert list(receivers.closed()) == names[1:]

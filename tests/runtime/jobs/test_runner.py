@@ -109,7 +109,7 @@ async def test_no_more_jobs_are_at_a_model_than_there_are_places(path: Path) -> 
 async def test_a_job_that_is_refused_for_now_waits(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "PAUSE", 0.001)
+    monkeypatch.setattr(runner_module, "MIN_PAUSE_S", 0.001)
     async with working(SqliteStore(path), Model()) as work:
         work.model.refusals = [QueueFull("full", retry_after=0) for _ in range(3)]
         work.model.go.set()
@@ -122,7 +122,7 @@ async def test_a_model_without_workers_leaves_its_jobs_queued_until_it_has_some(
     async with working(SqliteStore(path), Model(0)) as work:
         work.model.go.set()
         await work.add("a")
-        await work.runner.look()
+        await work.runner.poll()
         assert await work.store.counts() == {("m", "queued"): 1}
         work.model.space = 1
         work.runner.changed()
@@ -137,7 +137,7 @@ async def test_a_model_that_was_never_here_has_a_while_to_come(
         await work.add("a")
         await work.runner.tend()
         assert await work.store.counts() == {("m", "queued"): 1}
-        monkeypatch.setattr(runner_module, "GRACE", -1)
+        monkeypatch.setattr(runner_module, "LOADING_GRACE_S", -1)
         await work.runner.tend()
         await work.answers()
 
@@ -203,8 +203,8 @@ async def test_a_job_that_is_cancelled_and_retried_at_once_is_held_by_its_new_cl
 async def test_no_jobs_are_started_while_answers_cannot_be_stored(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "MOST_UNSTORED", 3)
-    monkeypatch.setattr(runner_module, "PAUSE", 0.001)
+    monkeypatch.setattr(runner_module, "MAX_UNSTORED", 3)
+    monkeypatch.setattr(runner_module, "MIN_PAUSE_S", 0.001)
     async with working(SqliteStore(path), Model(1)) as work:
         finish, refusals = work.store.finish, []
 

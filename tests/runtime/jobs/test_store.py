@@ -214,7 +214,7 @@ async def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(
 async def test_expired_answers_are_removed_in_steps(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql_store, "EXPIRED_AT_ONCE", 2)
+    monkeypatch.setattr(sql_store, "MAX_EXPIRED", 2)
     for number in range(5):
         await store.put_answer(AnswerKey("k", "", str(number)), ANSWER._replace(expires=1.0))
     assert [await store.expire() for _ in range(3)] == [True, True, False]

@@ -18,7 +18,7 @@ from tests.kit.jobs import FakeJob
 from tests.kit.management import describe
 from tests.support.batches import count
 from tsx_runtime.core.telemetry.batch_times import NAN, times_of
-from tsx_runtime.core.telemetry.version_stats import MOST_LABEL_SETS, MOST_METRICS, Stats
+from tsx_runtime.core.telemetry.version_stats import MAX_LABEL_SETS, MAX_METRICS, Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.collection import Reading, fill
@@ -247,7 +247,7 @@ def test_openmetrics_has_the_same_samples_and_points_to_traces():
     stats = Stats()
     count(stats, (10.0, 10.0, 12.0), [FakeJob(arrived=9.98)], TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
     assert stats.newest is not None
-    stats.point_out(TRACE, 9.98, times_of(stats.newest))
+    stats.add_exemplar(TRACE, 9.98, times_of(stats.newest))
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
     reading = reading_of(stats)
     text = text_of(reading)
@@ -325,16 +325,16 @@ def test_workers_that_were_replaced_are_counted_by_reason_and_are_no_restarts(st
 
 def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
     stats = Stats('Model "m" [Version 1]')
-    for number in range(MOST_LABEL_SETS + 5):
+    for number in range(MAX_LABEL_SETS + 5):
         stats.add_handler_metrics(
             [delta("Seen", request=str(number)), delta("Seen", request="0"), delta("Other")]
         )
-    for number in range(MOST_METRICS):
+    for number in range(MAX_METRICS):
         stats.add_handler_metrics([delta(f"of_{number}")])
     samples = samples_of(text_of(reading_of(stats)))
-    assert len(samples["Seen"]) == MOST_LABEL_SETS
-    assert samples["Other"][0][1] == MOST_LABEL_SETS + 5
-    assert by_label(samples, "Seen", "request")["0"] == MOST_LABEL_SETS + 6
+    assert len(samples["Seen"]) == MAX_LABEL_SETS
+    assert samples["Other"][0][1] == MAX_LABEL_SETS + 5
+    assert by_label(samples, "Seen", "request")["0"] == MAX_LABEL_SETS + 6
     drops = by_label(samples, "tsx_handler_metric_drops_total", "metric")
     assert drops == {"Seen": 5, "": 2}
     labels, names = (record.getMessage() for record in caplog.records)

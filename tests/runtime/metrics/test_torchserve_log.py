@@ -132,7 +132,7 @@ def test_a_histogram_has_torchserves_buckets():
 
 
 def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.telemetry.metric_journal.MOST", 4)
+    monkeypatch.setattr("tsx_runtime.core.telemetry.metric_journal.MAX_ENTRIES", 4)
     journal = MetricJournal()
     for number in range(3):
         journal.add_batch(BATCH, [b"%d" % number])

@@ -13,7 +13,7 @@ import pytest
 from tsx_archiver import ModelConfig, parse_model_config
 from tsx_archiver.metadata.model_limits import CHANGEABLE, LIMITS, SAVED, ModelLimits
 from tsx_runtime.api.management.schemas import DescribedModel, RegisterParameters, ScaleParameters
-from tsx_runtime.core.models.plan import RegisterOrder, plan, with_own_settings
+from tsx_runtime.core.models.plan import RegisterOrder, plan, with_model_settings
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 
@@ -45,9 +45,10 @@ def test_the_first_source_that_names_a_limit_holds(name: str) -> None:
         return getattr(plan(order, config, settings, 0), name)
 
     assert problems == []
-    assert planned(with_own_settings(order, of_model), archive, settings) == by_order
+    assert planned(with_model_settings(order, of_model), archive, settings) == by_order
     assert (
-        planned(with_own_settings(RegisterOrder(url="m"), of_model), archive, settings) == by_model
+        planned(with_model_settings(RegisterOrder(url="m"), of_model), archive, settings)
+        == by_model
     )
     assert planned(RegisterOrder(url="m"), archive, settings) == by_archive
     assert planned(RegisterOrder(url="m"), ModelConfig(), settings) == (

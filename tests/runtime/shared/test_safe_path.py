@@ -17,7 +17,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, clean, environment_of, started
 from tsx_cli.serve import background
-from tsx_runtime.core.workers.forked import _no_main, _started_clean
+from tsx_runtime.core.workers.forked import _clean_start, _main_hidden
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.shared.safe_path import CLEAN, run_module
 from tsx_runtime.worker.launch.group import RANK_BOOT
@@ -140,7 +140,7 @@ def test_a_spawned_process_has_a_safe_path_and_no_hidden_variable(
     monkeypatch.chdir(hostile)
     monkeypatch.setenv("PLANTED", "1")
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    with _no_main(), _started_clean(["PLANTED"]):
+    with _main_hidden(), _clean_start(["PLANTED"]):
         process.start()
     assert process.pid is not None
     variables = environment_of(process.pid)
@@ -157,7 +157,7 @@ def test_a_spawned_process_runs_no_file_of_the_working_directory(
 ) -> None:
     monkeypatch.chdir(hostile)
     process = multiprocessing.get_context("spawn").Process(target=time.time)
-    with _no_main(), _started_clean([]):
+    with _main_hidden(), _clean_start([]):
         process.start()
     process.join(120)
     assert (process.exitcode, marks(hostile)) == (0, [])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.graphs import acyclic
 from tsx_archiver.workflow import complete, leaves_of, parents_of
-from tsx_runtime.wire import COPIED, Parts
+from tsx_runtime.wire import MAX_COPIED_BYTES, Parts
 from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.workflows.schedule import (
     Input,
@@ -77,7 +77,7 @@ def test_the_output_of_one_parent_goes_on_as_it_is() -> None:
 
 
 def test_large_outputs_are_joined_without_a_copy() -> None:
-    outputs = {"a": b"1" * COPIED, "b": b"2" * COPIED}
+    outputs = {"a": b"1" * MAX_COPIED_BYTES, "b": b"2" * MAX_COPIED_BYTES}
     joined = join(outputs, b"bound")
     assert isinstance(joined.body, Parts)
     for output in outputs.values():

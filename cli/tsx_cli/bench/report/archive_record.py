@@ -27,7 +27,7 @@ from tsx_cli.bench.load.results import (
 )
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
-from tsx_runtime.core.models.benchmark_record import FILE, FORMAT, LARGEST
+from tsx_runtime.core.models.benchmark_record import FILE, FORMAT, MAX_RECORD_BYTES
 from tsx_runtime.core.placement.hardware import hardware
 
 
@@ -81,7 +81,7 @@ def read_record(archive: Path) -> ArchiveRecord | None:
     """What an archive or a model's directory has of it; None where it was never measured. Raises
     CliError for a damaged one.
     """
-    content = read_member(archive, FILE, most=LARGEST, limits=archive_limits())
+    content = read_member(archive, FILE, most=MAX_RECORD_BYTES, limits=archive_limits())
     if content is None:
         return None
     try:

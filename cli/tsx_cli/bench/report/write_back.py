@@ -13,7 +13,7 @@ from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.bench.search.variants import changes, config_name, config_text, with_keys
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
-from tsx_runtime.core.models.benchmark_record import FILE, LARGEST
+from tsx_runtime.core.models.benchmark_record import FILE, MAX_RECORD_BYTES
 
 
 def check_writable(path: Path, option: str = "--write", way_out: str = "leave --write out") -> None:
@@ -37,7 +37,7 @@ def write(path: Path, results: Results, cache: Path | Cache) -> str:
         raise CliError(f"nothing was written into {path}: {results.why}")
     configuration = results.trials[results.winner].how()
     content = record_of(results).content()
-    if len(content) > LARGEST:
+    if len(content) > MAX_RECORD_BYTES:
         content = record_of(results, only_winner=True).content()
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
         if archive.digest != results.model.sha256:

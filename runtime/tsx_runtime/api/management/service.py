@@ -191,7 +191,7 @@ async def ask_handler(version: ModelVersion) -> Any:
     version.submit(job)
     answer = await job.done
     try:
-        body = await answer.whole(version.max_response_size)
+        body = await answer.read_all(version.max_response_size)
     except BaseException:
         version.leave(job)  # of a stream, no further part is read
         answer.leave()

@@ -1,1 +1,1 @@
-"""Tasks, threads and waiting on file descriptors."""
+"""Tasks, threads and waits for events."""

@@ -1,8 +1,7 @@
 """Threads for calls of unknown duration: downloads and plugins.
 
-The event loop's own pool is for what ends soon. A few calls that hang would fill it and block every
-other user of it, and then the shutdown of the server, which waits for the pool. These are separate
-daemon threads with a limit on their number.
+Calls that hang must not block the event loop's own pool: every other user shares it, and a shutdown
+waits for it. Such calls run here, in a limited number of separate daemon threads.
 """
 
 from __future__ import annotations
@@ -19,56 +18,65 @@ ResultT = TypeVar("ResultT")
 
 
 class DaemonThreads:
-    """`most` at a time; further calls are refused."""
+    """Daemon threads in a limited number; calls beyond it are refused."""
 
-    def __init__(self, most: int, what: str) -> None:
-        """`what` the calls are, in the plural."""
-        self._most = most
-        self._what = what
+    def __init__(self, max_threads: int, purpose: str) -> None:
+        """Run at most `max_threads` calls, which messages name by the plural `purpose`."""
+        self._max_threads = max_threads
+        self._purpose = purpose
         self._busy = 0
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """What it returns or raises. Cancelling this leaves the call to itself. Raises
-        Unavailable.
+        """Run a function in a thread, and return or raise what it does.
+
+        A cancelled call runs on.
+
+        Raises:
+            Unavailable: All threads are busy.
         """
-        if self._busy >= self._most:
+        if self._busy >= self._max_threads:
             raise Unavailable(
-                f"{self._busy} {self._what} are running, which is the limit. Try again when one has"
-                " ended."
+                f"{self._busy} {self._purpose} are running, which is the limit. Try again when one"
+                " has ended."
             )
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[ResultT] = loop.create_future()
+        future: asyncio.Future[ResultT] = loop.create_future()
         self._busy += 1
         threading.Thread(
-            target=self._run, args=(loop, ended, function), name=f"tsx {self._what}", daemon=True
+            target=self._run,
+            args=(loop, future, function),
+            name=f"tsx {self._purpose}",
+            daemon=True,
         ).start()
-        return await ended
+        return await future
 
     def _run(
         self,
         loop: asyncio.AbstractEventLoop,
-        ended: asyncio.Future[Any],
+        future: asyncio.Future[Any],
         function: Callable[[], Any],
     ) -> None:
         result = error = None
         try:
             result = function()
-        except (
-            BaseException
-        ) as raised:  # the thread's boundary: it is raised where the call is waited for
+        except BaseException as raised:
+            # The thread ends here; the caller gets the error. A future does not take StopIteration.
             error = (
                 RuntimeError("it raised StopIteration")
                 if isinstance(raised, StopIteration)
                 else raised
-            )  # which no future takes
-        with suppress(RuntimeError):  # the loop has ended, and with it every waiter
-            loop.call_soon_threadsafe(self._tell, ended, result, error)
+            )
+        # A loop that has ended has no caller left.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._end_call, future, result, error)
 
-    def _tell(self, ended: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    def _end_call(
+        self, future: asyncio.Future[Any], result: Any, error: BaseException | None
+    ) -> None:
         self._busy -= 1
-        if ended.done():
+        if future.done():
             return
         if error is None:
-            ended.set_result(result)
+            future.set_result(result)
         else:
-            ended.set_exception(error)
+            future.set_exception(error)

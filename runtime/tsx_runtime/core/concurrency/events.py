@@ -1,4 +1,4 @@
-"""Waits for events."""
+"""Waiting for events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, or that long.
+    """Wait until the event is set, for at most so many seconds.
 
     Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes in the turn in which the
     event is set.

@@ -1,4 +1,4 @@
-"""Work that goes on beside a server's requests."""
+"""Background work of a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("tsx.server")
 
 
 async def repeat(seconds: float, work: Callable[[], Awaitable[None] | None]) -> None:
-    """After a pause that the loop had no time to end, the next call is later."""
+    """Call `work` for ever, with a pause of so many seconds after each call."""
     while True:
         await asyncio.sleep(seconds)
         if (waiting := work()) is not None:
@@ -20,14 +20,14 @@ async def repeat(seconds: float, work: Callable[[], Awaitable[None] | None]) -> 
 
 
 @asynccontextmanager
-async def running(what: str, *works: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """While this is open.
+async def running(failure: str, *coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run coroutines in the background while the context is open.
 
-    None of them should end by an error; where one does, the log says what will be missing.
+    They should not fail. If one does, the log says that `failure` lasts until a restart.
     """
-    tasks = [asyncio.create_task(work) for work in works]
+    tasks = [asyncio.create_task(work) for work in coroutines]
     for task in tasks:
-        task.add_done_callback(partial(_log_failure, what))
+        task.add_done_callback(partial(_log_failure, failure))
     try:
         yield
     finally:
@@ -36,6 +36,6 @@ async def running(what: str, *works: Coroutine[None, None, None]) -> AsyncIterat
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _log_failure(what: str, task: asyncio.Task[None]) -> None:
+def _log_failure(failure: str, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("%s until the server is restarted", what, exc_info=error)
+        logger.error("%s until the server is restarted", failure, exc_info=error)

@@ -1,5 +1,6 @@
-"""Tasks that outlive their callers: each is kept until it ends, since the event loop itself holds
-only weak references.
+"""Tasks that outlive their callers.
+
+The group refers to each task until it ends, since the event loop holds only weak references.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class TaskGroup:
         return task
 
     def load(self, work: Coroutine[Any, Any, None]) -> None:
-        """A failure of a version to load is already logged, and in its model's description."""
+        """Start loading a version; a failure is already logged and in its model's description."""
         self.begin(_swallow_failure(work))
 
-    async def to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
-        """Also where the caller is cancelled meanwhile."""
+    async def run_shielded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for work that goes on if the caller is cancelled."""
         await asyncio.shield(self.begin(work))
 
-    async def over(self) -> None:
+    async def wait_all(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -14,7 +14,7 @@ from typing import Any
 from tsx_runtime.core.elastic.decision import History, LatencyBound, ModelLoad, decide
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.models.plan import MOST_WORKERS
+from tsx_runtime.core.models.plan import MAX_WORKERS
 from tsx_runtime.core.workers.instance import ResourceUsage, WorkerInstance
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.shared.log_format import rounded
@@ -142,7 +142,7 @@ def _observe(
     return ModelLoad(
         now=now,
         minimum=version.min_workers,
-        maximum=min(version.max_workers, MOST_WORKERS),
+        maximum=min(version.max_workers, MAX_WORKERS),
         workers=len(states),
         starting=states.count(WorkerState.LOADING),
         failing=states.count(WorkerState.BACKING_OFF) + states.count(WorkerState.FAILED),

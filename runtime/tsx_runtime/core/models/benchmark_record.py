@@ -1,4 +1,4 @@
-"""The benchmark record of an archive, as a server shows it: figures, configuration and machine."""
+"""The benchmark record of an archive for the server: figures, configuration and machine."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from typing import Any, NamedTuple
 from tsx_runtime.core.placement.hardware import describe, hardware
 from tsx_runtime.shared.log_format import rounded
 
-FILE = "tsx-bench.json"  # in the archive
+FILE = "tsx-bench.json"  # the file's name in the archive
 FORMAT = 1
-LARGEST = 1 << 20  # bytes; more is not read
+MAX_RECORD_BYTES = 1 << 20  # bytes; a larger file is ignored
 VARIANT = ("device", "precision", "compiled", "threads", "form")
-_LONGEST = 200  # characters of a text
+_MAX_CHARS = 200  # limit of a text
 
 logger = logging.getLogger("tsx.server")
 
 
 class BenchmarkRecord(NamedTuple):
     date: str  # 2026-11-21
-    machine: str  # in words
-    here: bool  # whether this machine computes alike
-    configuration: str  # in words
+    machine: str  # a description
+    here: bool  # measured on a machine like this one
+    configuration: str  # a description
     throughput: float  # accepted answers per second
     p99_ms: float
-    slo: str | None  # the bounds that it was to keep
-    curve: tuple[
-        tuple[int, float], ...
-    ] = ()  # of that configuration: sizes of batches and the seconds that one worker takes for them
+    slo: str | None  # the bounds of the measurement
+    # Batch sizes and the seconds of one worker for each, in that configuration.
+    curve: tuple[tuple[int, float], ...] = ()
 
     def __str__(self) -> str:
         bound = f" under {self.slo}" if self.slo else ""
@@ -50,64 +49,64 @@ class BenchmarkRecord(NamedTuple):
 
 
 def read_benchmark_record(directory: Path) -> BenchmarkRecord | None:
-    """Of an unpacked archive.
+    """Return the record of an unpacked archive, or None.
 
-    What cannot be read is logged and counts as absent: it came with the archive.
+    An unreadable one is logged and ignored, since it came with the archive.
     """
     path = directory / FILE
     try:
         with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
+            content = file.read(MAX_RECORD_BYTES + 1)
     except OSError:
         return None
-    found = parse_measured(content)
-    if found is None:
+    record = parse_measured(content)
+    if record is None:
         logger.warning(
             "%s: %s is not a tsx bench measurement that this version can read; it is ignored",
             directory.name,
             FILE,
         )
-    return found
+    return record
 
 
 def parse_measured(content: bytes) -> BenchmarkRecord | None:
-    """None where it is none.
+    """Parse a record, or return None for anything else.
 
-    The archive may come from anybody, so its texts are cut, and its numbers are looked at.
+    Anybody may have made the archive, so texts are cut and numbers are checked.
     """
     try:
-        if len(content) > LARGEST:
+        if len(content) > MAX_RECORD_BYTES:
             return None
-        given = json.loads(content)
-        if given["format"] != FORMAT:
+        document = json.loads(content)
+        if document["format"] != FORMAT:
             return None
-        environment, best = given["environment"], given["best"]
+        environment, best = document["environment"], document["best"]
         machine = describe(
             _text(environment["cpu"]),
             _number(environment["cores"]),
             tuple(map(_text, environment["gpus"]))[:16],
         )
         return BenchmarkRecord(
-            _text(given["measured"])[:10],
-            machine[:_LONGEST],
+            _text(document["measured"])[:10],
+            machine[:_MAX_CHARS],
             environment["fingerprint"] == hardware().fingerprint,
             _text(best["describes"]),
             _number(best["throughput"]),
             _number(best["p99_ms"]),
-            _text(given["slo"]) if given.get("slo") else None,
-            _curve(given.get("curves") or [], best.get("configuration") or {}),
+            _text(document["slo"]) if document.get("slo") else None,
+            _curve(document.get("curves") or [], best.get("configuration") or {}),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
 def _curve(curves: list[Any], configuration: dict[str, Any]) -> tuple[tuple[int, float], ...]:
-    """That of the configuration's variant of the model, if there is one."""
+    """Return the curve of the configuration's variant of the model, or an empty one."""
     for curve in curves:
         if all(curve.get(name) == configuration.get(name, curve.get(name)) for name in VARIANT):
             return tuple(
                 (int(_number(point["batch_size"])), _number(point["median_ms"]) / 1000)
-                for point in curve["points"][:_LONGEST]
+                for point in curve["points"][:_MAX_CHARS]
             )
     return ()
 
@@ -115,7 +114,7 @@ def _curve(curves: list[Any], configuration: dict[str, Any]) -> tuple[tuple[int,
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(value)
-    return "".join(char for char in value[:_LONGEST] if char.isprintable())
+    return "".join(char for char in value[:_MAX_CHARS] if char.isprintable())
 
 
 def _number(value: object) -> Any:

@@ -1,4 +1,4 @@
-"""Chooses the handler of a model, and checks the handler of a registration."""
+"""The choice of a model's handler, and the check of the handler of a registration."""
 
 from __future__ import annotations
 
@@ -17,79 +17,80 @@ from tsx_archiver import (
 from tsx_runtime.errors import BadRequest
 
 CPP_RUNTIME = "LSP"
-CPP_HANDLERS = (
-    "",
-    "basehandler",
-    "torchscripthandler",
-    "torch_scripted_handler",
-)  # of the C++ backend, lower case: they load TorchScript
-IN_PYTHON = "torchscript_handler"  # the built-in handler that answers as these do
+# The handlers of the C++ backend, in lower case: they load TorchScript.
+CPP_HANDLERS = ("", "basehandler", "torchscripthandler", "torch_scripted_handler")
+IN_PYTHON = "torchscript_handler"  # the built-in handler that equals these
 BUILTIN = (*BUILTIN_HANDLERS, "torchscript_handler")
-PREFIX = (  # that TorchServe's users may write before the name of a built-in handler
-    "ts.torch_handler."
-)
+PREFIX = "ts.torch_handler."  # allowed before the name of a built-in handler, as in TorchServe
 
 
-def chosen_handler(archive: OpenArchive, asked: str | None, default: str | None) -> str:
-    """`asked` by the registration, else what the manifest names, else the `default` of the
-    settings.
+def chosen_handler(archive: OpenArchive, requested: str | None, default: str | None) -> str:
+    """Return the handler `requested` by the registration, or of the manifest, or the `default`.
 
-    A registration chooses among the archive's own files and the built-in handlers. A module that is
-    installed beside the server is for the manifest and the settings to name. Raises BadRequest.
+    A registration may choose among the archive's own files and the built-in handlers. Only the
+    manifest and the settings may name an installed module.
+
+    Raises:
+        BadRequest: The handler must not be used.
     """
-    named = archive.manifest.handler or default or ""
-    handler = asked or named
+    configured = archive.manifest.handler or default or ""
+    handler = requested or configured
     fault = handler_fault(handler) if handler else None
     if fault:
-        raise BadRequest(f"The handler {shown(handler)} is refused: {fault}. {_WANTED}")
+        raise BadRequest(f"The handler {shown(handler)} is refused: {fault}. {_ADVICE}")
     file = handler.strip(" ").partition(":")[0]
-    found = _find(file, archive.directory)
-    if found is not None and not is_inside(found, archive.directory):
+    path = _find(file, archive.directory)
+    if path is not None and not is_inside(path, archive.directory):
         raise BadRequest(
             f"The handler {shown(handler)} is refused: its file is a link to a file outside the"
-            f" model's directory. {_WANTED}"
+            f" model's directory. {_ADVICE}"
         )
     if (
-        asked
-        and asked != named
-        and found is None
+        requested
+        and requested != configured
+        and path is None
         and file.removeprefix(PREFIX).removesuffix(".py") not in BUILTIN
     ):
         raise BadRequest(
             f"The handler {shown(handler)} is refused: it is neither a file of the archive nor a"
-            f" built-in handler. {_WANTED}"
+            f" built-in handler. {_ADVICE}"
         )
     return handler
 
 
 def _find(name: str, directory: Path) -> Path | None:
-    """The file that a worker would import: as the path says, by its last part, or as a module of a
-    package.
+    """Find the file that a worker would import.
+
+    It is the file of the path, of its last part, or of a module of a package.
     """
     stem = name.removesuffix(".py")
-    places = (
+    modules = (
         stem,
         stem.rpartition("/")[2],
         stem.replace(".", "/"),
         f"{stem.replace('.', '/')}/__init__",
     )
-    return next((path for place in places if (path := directory / f"{place}.py").is_file()), None)
+    return next(
+        (path for module in modules if (path := directory / f"{module}.py").is_file()), None
+    )
 
 
-_WANTED = "Name a file of the archive, as file.py or file.py:function, or a built-in handler."
+_ADVICE = "Name a file of the archive, as file.py or file.py:function, or a built-in handler."
 
 
 def handler_of(archive: OpenArchive, handler: str, runtime: str) -> str:
-    """The handler to serve with: for an archive of the C++ backend (`runtime: LSP`), the one that
-    does in Python what its own would do.
+    """Return the handler to serve with.
 
-    Raises BadRequest where nothing in Python can.
+    An archive of the C++ backend (`runtime: LSP`) gets the equivalent handler in Python.
+
+    Raises:
+        BadRequest: No handler in Python is equivalent.
     """
     if runtime.upper() != CPP_RUNTIME:
         return handler
     file, _ = split_handler(handler)
     if file.endswith(".py") or (archive.directory / f"{file}.py").is_file():
-        return handler  # it was given a handler in Python
+        return handler  # It has a handler in Python.
     if file.rpartition("/")[2].lower() not in CPP_HANDLERS:
         raise BadRequest(
             f"{archive.source.name} is an archive of TorchServe's C++ backend (runtime LSP), and"

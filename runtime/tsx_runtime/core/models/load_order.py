@@ -1,6 +1,4 @@
-"""The load order of a worker, built from the archive, the plan, the worker's placement and the
-settings.
-"""
+"""The load order of a worker: the data from which it loads its model."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tsx_runtime.version import __version__
 def load_order(
     archive: OpenArchive,
     chosen: VersionPlan,
-    place: WorkerPlacement,
+    placement: WorkerPlacement,
     settings: Settings,
     *,
     name: str,
@@ -33,7 +31,7 @@ def load_order(
     gpus: int,
     output: str = "",
 ) -> wire.LoadOrder:
-    """`gpus`: how many the worker has. The others are described at `LoadOrder`."""
+    """Return the load order; `gpus` is the worker's number of GPUs, the rest as in `LoadOrder`."""
     in_files = settings.log_location is not None
     is_json = writes_json(settings.log_format, in_files=in_files)
     return wire.LoadOrder(
@@ -46,14 +44,14 @@ def load_order(
         model_config=archive.config.text,
         handler=handler,
         worker=worker,
-        gpu_id=place.gpu_id,
+        gpu_id=placement.gpu_id,
         batch_size=chosen.batch_size or 1,
         max_batch_cost=chosen.batch_cost,
         response_timeout=chosen.response_timeout,
-        threads=place.threads,
-        shares_cores=place.shares_cores,
-        cores=list(place.cores) or None,
-        variables=place.variables | passed_variables(settings, name, os.environ),
+        threads=placement.threads,
+        shares_cores=placement.shares_cores,
+        cores=list(placement.cores) or None,
+        variables=placement.variables | passed_variables(settings, name, os.environ),
         ranks=chosen.parallel.ranks,
         gpus=gpus,
         limit_max_image_pixels=settings.limit_max_image_pixels,
@@ -75,7 +73,7 @@ def load_order(
 
 
 def envelope_of(archive: OpenArchive, settings: Settings) -> str:
-    """What stands around its requests: what its manifest says goes before the setting."""
+    """Return the envelope of requests: that of the manifest, else of the settings."""
     return str(
         (archive.manifest.data.get("model") or {}).get("envelope")
         or settings.service_envelope
@@ -84,5 +82,5 @@ def envelope_of(archive: OpenArchive, settings: Settings) -> str:
 
 
 def _without_checksums(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """For a directory: its files may have been edited since the checksums were computed."""
+    """Omit the checksums for a directory, whose files may have been edited since."""
     return {key: value for key, value in manifest.items() if key != "sha256"}

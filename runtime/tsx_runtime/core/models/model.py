@@ -37,9 +37,8 @@ from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.shared.redaction import redacted
 
-HEARTBEAT_INTERVAL_S = (
-    2  # between checks of a worker: whether it is stopped, silent or due for replacement
-)
+# Between checks whether a worker is stopped, silent or due for replacement.
+HEARTBEAT_INTERVAL_S = 2
 
 logger = logging.getLogger("tsx.supervisor")
 
@@ -57,8 +56,10 @@ class ModelVersion:
         host: ServerResources,
         environment: ModelEnvironment | None = None,
     ) -> None:
-        """Raises BadRequest for an archive that no worker of this server can run, and for too many
-        workers.
+        """Prepare a version without workers.
+
+        Raises:
+            BadRequest: No worker of this server can run the archive, or there are too many workers.
         """
         settings = host.settings
         self.name = name
@@ -66,7 +67,7 @@ class ModelVersion:
         self.archive = archive
         self.plan = chosen
         self.order = order
-        self.url = redacted(order.url)  # as it is shown
+        self.url = redacted(order.url)  # shown to users, without secrets
         self.isolation = isolation_of(settings, name)
         if self.isolation is not None and chosen.parallel.is_group:
             raise BadRequest(
@@ -85,26 +86,23 @@ class ModelVersion:
         self.loaded_at_startup = order.loaded_at_startup
         self.workflow = order.workflow
         self.measured = read_benchmark_record(archive.directory)
-        self.changed: dict[str, Any] = {}  # limits, since it was registered
-        self.scaled = (
-            order.initial_workers is not None
-        )  # the client chose the number of workers, which the archive then does not change
-        self.replaced: str | None = None  # the version whose place it has taken
-        self.predecessors: list[
-            ModelVersion
-        ] = []  # whose places it has taken, and which have sequences that are not over
+        self.changed: dict[str, Any] = {}  # limits changed since the registration
+        # A client chose the number of workers, so that another archive does not change it.
+        self.scaled = order.initial_workers is not None
+        self.replaced: str | None = None  # the version that this one replaced
+        # Replaced versions with running sequences.
+        self.predecessors: list[ModelVersion] = []
         self.min_workers = chosen.min_workers
         self.max_workers = chosen.max_workers
-        self.last_scaling: str | None = (
-            None  # why its number of workers was last changed by itself, with the numbers
-        )
-        self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
+        # The reason of the last automatic change of the number of workers.
+        self.last_scaling: str | None = None
+        self.client_timeout = chosen.client_timeout / 1000  # s; 0: no timeout
         self.max_response_size = settings.max_response_size
         self._host = host
         self._check_workers(chosen.min_workers)
         self._environment = environment
         self._closed = False
-        self._wakes = False  # it has been scaled, and is not closed
+        self._wakes = False  # a request may start a worker
         self.label = label = f'Model "{name}" [Version {version}]'
         self._dispatcher = self._make_dispatcher(chosen)
         self._dispatcher.response_timeout = chosen.response_timeout
@@ -157,7 +155,7 @@ class ModelVersion:
 
     @property
     def slo(self) -> SloReport | None:
-        """Its latency target, and how well it is kept."""
+        """The latency target, and how well it is kept."""
         return self._dispatcher.report if isinstance(self._dispatcher, SloDispatcher) else None
 
     @property
@@ -174,8 +172,9 @@ class ModelVersion:
 
     @property
     def batch_places(self) -> int:
-        """Requests that fit into a batch; 0 where a batch has one, or workers take requests while
-        they work on others.
+        """The number of requests in a batch.
+
+        It is 0 if a batch has one, or if requests join a worker's running ones.
         """
         return self.batch_size if self.batch_size > 1 and self.plan.strategy.mode == "batch" else 0
 
@@ -189,12 +188,12 @@ class ModelVersion:
 
     @property
     def pending(self) -> int:
-        """Requests that wait for a worker."""
+        """The number of requests that wait for a worker."""
         return self._dispatcher.pending
 
     @property
     def ready(self) -> bool:
-        """Whether a worker serves it now; or it was unloaded, and requests load it."""
+        """Whether a worker serves it, or requests load it."""
         states = [worker.state for worker in self.workers]
         return (
             self.asleep
@@ -214,20 +213,16 @@ class ModelVersion:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all its workers could end now, and nothing would be lost: its next request may
-        wait for one.
-        """
+        """Whether its workers may be unloaded without loss, since the next request may wait."""
         return (
             self._dispatcher.unused
             and not self.plan.strategy.tickets
-            and {each.state for each in self.workers} <= {WorkerState.READY}
+            and {worker.state for worker in self.workers} <= {WorkerState.READY}
         )
 
     @property
     def last_used(self) -> float:
-        """time.monotonic() of its last answer, or when it was loaded; now where it has requests or
-        sequences.
-        """
+        """time.monotonic() of the last answer or of loading; now with requests or sequences."""
         if not self._dispatcher.unused:
             return time.monotonic()
         return max(
@@ -241,13 +236,11 @@ class ModelVersion:
 
     @property
     def can_shrink(self) -> bool:
-        """Where workers hold the state of sequences, only while there is none."""
+        """Whether workers may end: those of stateful models only without sequences."""
         return self.plan.strategy.sequences is None or self._dispatcher.unused
 
     def pressure(self) -> tuple[int, int, float]:
-        """Requests that no worker works on yet, workers that work on some, and requests per second
-        of one of these.
-        """
+        """Return waiting requests, busy workers, and the requests a second of a busy worker."""
         working = [channel.sent[0].jobs for channel in self._dispatcher.channels if channel.sent]
         joins = self.plan.strategy.mode != "batch" or self.plan.strategy.sequences is not None
         waiting = self.pending if joins else self.in_flight - sum(map(len, working))
@@ -255,33 +248,29 @@ class ModelVersion:
 
     @property
     def forms(self) -> Counter[str]:
-        """How many workers run each form of the model; empty if the archive configures no forms, or
-        no worker has loaded yet.
-        """
+        """The number of workers by form; empty without configured forms or loaded workers."""
         return Counter(worker.form for worker in self.workers if worker.form is not None)
 
     @property
     def forms_passed_over(self) -> list[str]:
-        """For each form that is configured before the one that workers run, why it is not used."""
+        """A reason for each configured form before the one in use."""
         return list(
             dict.fromkeys(reason for worker in self.workers for reason in worker.forms_passed_over)
         )
 
     @property
     def precision(self) -> str | None:
-        """That of its form, else that of the archive's configuration."""
+        """The precision of the form, else of the archive's configuration."""
         return next(filter(None, map(form_precision, self.forms)), None) or self.config.precision
 
     @property
     def in_flight(self) -> int:
-        """Requests that were accepted and are not answered yet, whether they wait or a worker has
-        them.
-        """
+        """The number of accepted requests without an answer, waiting or with a worker."""
         return self._dispatcher.in_flight
 
     @property
     def queue_capacity(self) -> int:
-        """Requests that may wait."""
+        """The largest number of waiting requests."""
         return self.plan.job_queue_size if self.slo is None else self.slo.waiting
 
     @property
@@ -289,46 +278,42 @@ class ModelVersion:
         return self._dispatcher.stats
 
     def by_head(self, headers: Headers) -> ModelVersion:
-        """No header makes it another one; see `Route`."""
+        """Return this version whatever the headers are; see `Route`."""
         return self
 
     def has_sequence_of(self, job: Job) -> bool:
-        """Whether it is a stateful model, and has the state of the sequence that the request
-        belongs to.
-        """
-        mine = isinstance(
+        """Tell whether this version has, or has lost, the request's sequence."""
+        has_own = isinstance(
             self._dispatcher, SequenceDispatcher
         ) and self._dispatcher.has_sequence_of(job)
-        return mine or any(old.carries(job) for old in self.predecessors)
+        return has_own or any(old.carries(job) for old in self.predecessors)
 
     def carries(self, job: Job) -> bool:
-        """As above, but for sequences that it lost."""
-        mine = isinstance(self._dispatcher, SequenceDispatcher) and self._dispatcher.carries(job)
-        return mine or any(old.carries(job) for old in self.predecessors)
+        """Tell whether this version has the request's sequence, and has not lost it."""
+        has_own = isinstance(self._dispatcher, SequenceDispatcher) and self._dispatcher.carries(job)
+        return has_own or any(old.carries(job) for old in self.predecessors)
 
     def learn_losses_of(self, old: ModelVersion) -> None:
-        """Report sequences that the old one lost, or will lose, to their clients."""
+        """Report sequences that the old version loses to their clients."""
         if isinstance(self._dispatcher, SequenceDispatcher) and isinstance(
             old._dispatcher, SequenceDispatcher
         ):
             self._dispatcher.sequences.share_losses(old._dispatcher.sequences)
 
     def continue_counts(self, old: ModelVersion) -> None:
-        """Of the same version: its metrics go on where the old one's are, and have both while that
-        is not over.
-        """
+        """Continue the metrics of the version that this one replaces; both count until it ends."""
         self._dispatcher.continue_counts(old._dispatcher.stats)
 
     def redirect(self, submit: Callable[[Job], None], leave: Callable[[Job], None]) -> None:
-        """Have requests, and the clients that leave, go there from now on: the version is replaced,
-        or has replaced another.
-        """
+        """Send requests, and reports of clients that left, elsewhere, because of a replacement."""
         self.submit, self.leave = submit, leave
 
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
-        """Have the minimum of workers at least and the maximum at most, as `Supervisor.scale` does.
+        """Have at least `min_workers` and at most `max_workers`, as `Supervisor.scale` does.
 
-        Raises BadRequest at once, LoadFailed when awaited.
+        Raises:
+            BadRequest: There would be too many workers.
+            LoadFailed: When awaited: a worker could not load the model.
         """
         self._check_workers(min_workers)
         self.min_workers, self.max_workers, self._wakes = min_workers, max_workers, True
@@ -349,7 +334,7 @@ class ModelVersion:
         )
 
     def adapt(self, count: int, reason: str, numbers: str) -> Coroutine[Any, Any, None]:
-        """Have `count` workers for a reason that the log, the description and the metrics tell."""
+        """Have `count` workers, for a reason that log, description and metrics report."""
         self.last_scaling = f"from {len(self.workers)} to {count} workers ({reason}): {numbers}"
         logger.info("%s: %s", self.label, self.last_scaling)
         self.stats.scalings[reason] += 1
@@ -358,7 +343,7 @@ class ModelVersion:
         return self._supervisor.scale(count, retry=False)
 
     def hold(self, reason: str, numbers: str) -> None:
-        """More workers are needed than memory or cores allow: tell it once."""
+        """Report that memory or cores do not allow the workers that the load needs."""
         self.last_scaling = f"kept at {len(self.workers)} workers ({reason}): {numbers}"
         logger.warning("%s: %s", self.label, self.last_scaling)
         self.stats.scalings[reason] += 1
@@ -373,7 +358,11 @@ class ModelVersion:
         return True
 
     def check_changes(self, changes: Mapping[str, Any]) -> None:
-        """Raises BadRequest where a latency target and what it stands in place of come together."""
+        """Refuse changes that exclude the latency target, or need one.
+
+        Raises:
+            BadRequest: A parameter cannot be changed.
+        """
         if names := [name for name in self.plan.unfit if name in changes]:
             has = (
                 f"its slo is {self.plan.slo}"
@@ -388,8 +377,9 @@ class ModelVersion:
             )
 
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it
-        was. See `check_changes`.
+        """Change limits by names of CHANGEABLE, after `check_changes`.
+
+        Batches on their way to a worker stay as they are.
         """
         before, self.plan = self.plan, replace(self.plan, **changes)
         if bool(before.response_timeout) != bool(self.plan.response_timeout):
@@ -403,9 +393,7 @@ class ModelVersion:
         self._supervision.set_timeouts(self.plan.response_timeout, self.plan.startup_timeout)
 
     def retry_after(self) -> int | None:
-        """Whole seconds until a worker serves, as far as is known; None where no worker serves or
-        is starting.
-        """
+        """Estimate the whole seconds until a worker serves; None without a starting worker."""
         seconds = self._supervisor.seconds_until_ready()
         return None if seconds is None else retry_after(0, 0.0, seconds)
 
@@ -413,23 +401,23 @@ class ModelVersion:
         """Have `listener` called when a worker's state may have changed."""
         self._supervisor.on_state = listener
 
-    async def finished(self) -> None:
+    async def wait_answered(self) -> None:
         """Wait until every accepted request is answered."""
         await self._dispatcher.wait_idle()
 
-    async def over(self) -> None:
-        """Wait until every accepted request is answered, and no sequence is under way."""
+    async def wait_drained(self) -> None:
+        """Wait until every accepted request is answered, and no sequence is running."""
         await self._dispatcher.wait_drained()
 
     def note_error(self, text: str) -> None:
-        """What is to stand in its description."""
+        """Show an error in the version's description."""
         self._supervision.last_error = text
 
     def refuse_waiting(self, error: TsxError) -> None:
         self._dispatcher.refuse_waiting(error)
 
     async def close(self) -> None:
-        """End all workers at once; what they hold is refused."""
+        """End all workers at once, and refuse their requests."""
         if self._closed:
             return
         self._closed, self._wakes = True, False
@@ -445,11 +433,10 @@ class ModelVersion:
         submit = entrance(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
         return submit if self.cache is None else self.cache.before(submit)
 
-    def _place(self, worker: Worker) -> WorkerPlacement:
+    def _placement(self, worker: Worker) -> WorkerPlacement:
         workers = self.workers
-        position = (
-            workers.index(worker) if worker in workers else 0
-        )  # one that ends is placed no more
+        # A worker that ends gets no new placement.
+        position = workers.index(worker) if worker in workers else 0
         plan = self.plan
         return placement_of(
             self._host.machine,
@@ -462,7 +449,7 @@ class ModelVersion:
         )
 
     def _launch(self, worker: Worker) -> Launch | None:
-        use_venv, threads = bool(self.config.use_venv), self._place(worker).threads
+        use_venv, threads = bool(self.config.use_venv), self._placement(worker).threads
         group, sandbox = f"{self.name}_{worker.id}", self._sandbox(worker)
         return launch_of(
             self.plan.parallel,
@@ -490,11 +477,11 @@ class ModelVersion:
         )
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:
-        place, settings = self._place(worker), self._host.settings
+        placement, settings = self._placement(worker), self._host.settings
         return load_order(
             self.archive,
             self.plan,
-            place,
+            placement,
             settings,
             name=self.name,
             version=self.version,
@@ -513,4 +500,4 @@ class Model:
         self.name = name
         self.versions: dict[str, ModelVersion] = {}
         self.default = ""
-        self.labels: dict[str, str] = {}  # other names of versions, which need not be registered
+        self.labels: dict[str, str] = {}  # further names of versions, which need not be registered

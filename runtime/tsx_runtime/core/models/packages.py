@@ -1,4 +1,4 @@
-"""Finds out, before a worker starts, that a package of an extra is missing."""
+"""The check for missing packages of an extra, before a worker starts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from tsx_archiver.metadata.mlmodel import PYFUNC
 from tsx_runtime.core.models.handlers import BUILTIN
 from tsx_runtime.errors import InvalidModel
 
-PACKAGES: Mapping[
-    str, tuple[str, str]
-] = {  # by handler or suffix: the package that loads the model, and its extra
+# By handler or suffix: the package that loads the model, and its extra.
+PACKAGES: Mapping[str, tuple[str, str]] = {
     HANDLER: ("transformers", "transformers"),
     GENERATION_HANDLER: ("transformers", "transformers"),
     PYFUNC: ("mlflow", "mlflow"),
@@ -22,10 +21,10 @@ PACKAGES: Mapping[
 
 
 def check_packages(archive: OpenArchive, handler: str) -> None:
-    """Refuse a model whose built-in handler needs a package that the server does not have.
+    """Refuse a model whose built-in handler needs a package that the server lacks.
 
     Raises:
-        InvalidModel: the package is not installed.
+        InvalidModel: The package is not installed.
     """
     file = archive.manifest.serialized_file or ""
     needed = PACKAGES.get(handler) or (

@@ -1,4 +1,4 @@
-"""The plan of a version: merges its registration, its model-config.yaml and the settings."""
+"""The plan of a version, from its registration, its model-config.yaml and the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.placement.placement import Parallel, candidates, gpus_for, parallel_of
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
-from tsx_runtime.core.scheduling.strategies import MOST_AT_ONCE, Strategy, strategy
+from tsx_runtime.core.scheduling.strategies import MAX_CONCURRENT, Strategy, strategy
 from tsx_runtime.core.slo.curve import SIZES
 from tsx_runtime.core.workers.health import Recycling
 from tsx_runtime.errors import BadRequest
@@ -23,27 +23,24 @@ from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 
-NOTHING_OWN = VersionSettings()
-KNOBS = ("batch_size", "max_batch_delay", "job_queue_size")  # what a latency target is in place of
-OWN_DEFAULTS: Mapping[str, Mapping[str, int]] = {
-    HANDLER: {"batch_size": 32}
-}  # by handler: what it has in place of `LIMITS`
-# at most, of a model of Hugging Face's tasks on a CPU: many with a thread each compute more than
-# one with many threads
-TASK_WORKERS = 4
-TASK_WEIGHTS = (
-    1 << 30
-    # bytes of a model that may have so many: a worker that changes their precision has a copy of
-    # its own
-)
-MOST_WORKERS = 1024  # of one version, whatever allows more
-PLAUSIBLE_WORKERS = 64  # of one version on up to 4 cores; its maxWorkers allows more
+NO_VERSION_SETTINGS = VersionSettings()
+KNOBS = ("batch_size", "max_batch_delay", "job_queue_size")  # replaced by a latency target
+# Defaults of a handler instead of those in `LIMITS`.
+HANDLER_DEFAULTS: Mapping[str, Mapping[str, int]] = {HANDLER: {"batch_size": 32}}
+# For a model of Hugging Face's tasks on a CPU. Many workers with one thread each compute more
+# than a worker with many threads.
+MAX_TASK_WORKERS = 4
+# Larger models have one worker: each worker that changes the precision copies the weights.
+MAX_TASK_WEIGHT_BYTES = 1 << 30
+MAX_WORKERS = 1024  # per version, whatever allows more
+MAX_PLAUSIBLE_WORKERS = 64  # per version on up to 4 cores, unless its maxWorkers allows more
 
 
 @dataclass(frozen=True)
 class RegisterOrder(ModelLimits["int | None"]):
-    """The parameters of a registration; None defers to the archive's model-config.yaml, then to the
-    settings.
+    """The parameters of a registration.
+
+    None defers to the archive's model-config.yaml, then to the settings.
     """
 
     url: str
@@ -52,28 +49,27 @@ class RegisterOrder(ModelLimits["int | None"]):
     handler: str | None = None
     runtime: str | None = None
     initial_workers: int | None = None
-    max_workers: int | None = None  # as many as at first if not set
-    archive_first: bool = (
-        False  # initial_workers only where the archive has no minWorkers, as in TorchServe's API
-    )
-    default_workers: int | None = None  # at start, where nothing else says how many
+    max_workers: int | None = None  # None: the initial number
+    # Use `initial_workers` only without minWorkers in the archive, as TorchServe's API does.
+    archive_first: bool = False
+    default_workers: int | None = None  # the number at the start, if nothing else gives one
     device_type: str | None = None
     scale_to_zero: float | None = None  # seconds
     batch_buckets: tuple[int, ...] | None = None
     cache: CacheConfig | None = None
     loaded_at_startup: bool = False
-    must_load: bool = False  # a failure ends the program, which reports it
-    workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
+    must_load: bool = False  # A failure ends the program, which reports it.
+    workflow: str = ""  # the workflow of a node; a node without a url is a function of the workflow
     s3_sse_kms: bool = False
-    slo: str | None = None  # a latency target, in place of KNOBS
-    # takes the place of the version of its number, else of the default one; just registers where
-    # there is none
+    slo: str | None = None  # a latency target, instead of KNOBS
+    # Replace the version of the same number, else the default one; just register if there is none.
     replaces: bool = False
 
 
 def addable(order: RegisterOrder, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of these values, those that the order leaves open: with a latency target no KNOBS, and the
-    other way round.
+    """Return the values that the order leaves open.
+
+    An order with a latency target excludes KNOBS, and the other way round.
     """
     decided = (
         KNOBS
@@ -89,44 +85,47 @@ def addable(order: RegisterOrder, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> RegisterOrder:
-    """The order, filled up with what the settings say of this model."""
-    if own is None:
+def with_model_settings(
+    order: RegisterOrder, model_settings: ModelSettings | None
+) -> RegisterOrder:
+    """Complete an order by the settings of its model."""
+    if model_settings is None:
         return order
-    own_values = addable(order, {name: getattr(own, name) for name in (*LIMITS, "slo")})
+    own_values = addable(order, {name: getattr(model_settings, name) for name in (*LIMITS, "slo")})
     own_values |= {
-        name: getattr(own, name)
+        name: getattr(model_settings, name)
         for name in ("max_workers", "scale_to_zero")
         if getattr(order, name) is None
     }
-    workers = own.workers if order.initial_workers is None else order.initial_workers
-    buckets = None if own.batch_buckets is None else tuple(own.batch_buckets)
+    workers = model_settings.workers if order.initial_workers is None else order.initial_workers
+    buckets = None if model_settings.batch_buckets is None else tuple(model_settings.batch_buckets)
     own_values |= {
-        "device_type": order.device_type or own.device,
+        "device_type": order.device_type or model_settings.device,
         "batch_buckets": buckets,
-        "cache": own.cache,
+        "cache": model_settings.cache,
     }
     return replace(order, initial_workers=workers, **own_values)
 
 
 @dataclass(frozen=True)
 class VersionPlan(ModelLimits[int]):
-    """The effective configuration of a version: registration, then model-config.yaml, then
-    settings.
+    """The effective configuration of a version.
+
+    The registration goes before model-config.yaml, and that before the settings.
     """
 
     max_retry_timeout: int  # s
     min_workers: int
     max_workers: int
-    scale_to_zero: float  # seconds without a request after which it is unloaded; 0: never
+    scale_to_zero: float  # seconds without a request before it is unloaded; 0: never
     device_type: str | None
     device_ids: tuple[int, ...]
     threads: int | None
     parallel: Parallel
-    gpus: tuple[int, ...]  # that workers are spread over; empty for the CPU
+    gpus: tuple[int, ...]  # the candidates for workers; empty for the CPU
     wait: bool
     strategy: Strategy
-    policy: BatchPolicy | None = None  # a plugin's; then `wait` is true
+    policy: BatchPolicy | None = None  # a plugin; requires `wait`
     slo: str | None = None  # a latency target; KNOBS then mean nothing
     cache: CacheConfig | None = None
     batch_buckets: tuple[int, ...] = ()
@@ -134,7 +133,7 @@ class VersionPlan(ModelLimits[int]):
     @property
     def limits(self) -> BatchLimits:
         wait = self.max_batch_delay / 1000 if self.wait else None
-        items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size or 1
+        items = MAX_CONCURRENT if self.strategy.mode == "async" else self.batch_size or 1
         size, cost = min(self.max_batch_bytes, wire.MAX_SIZE // 2), self.batch_cost or NEVER
         return BatchLimits(
             min(items, wire.MAX_ITEMS), size, wait, self.policy, cost, self.batch_buckets
@@ -142,14 +141,15 @@ class VersionPlan(ModelLimits[int]):
 
     @property
     def unfit(self) -> tuple[str, ...]:
-        """What a version cannot be given while it is served: a latency target and KNOBS exclude
-        each other.
+        """The parameters that a served version cannot get.
+
+        A latency target and KNOBS exclude each other.
         """
         return KNOBS if self.slo is not None else ("slo",)
 
     @property
     def batch_cost(self) -> int:
-        """0 where there is no limit."""
+        """The limit of a batch's cost; 0: no limit."""
         return self.max_batch_cost or self.max_batch_tokens
 
     @property
@@ -167,18 +167,27 @@ def plan(
     config: ModelConfig,
     settings: Settings,
     gpus: int,
-    own: VersionSettings = NOTHING_OWN,
+    version_settings: VersionSettings = NO_VERSION_SETTINGS,
     handler: str = "",
 ) -> VersionPlan:
-    """`gpus`: how many the server uses. `own` is what a config.properties says of this version.
+    """Merge the sources of a version's configuration.
 
-    Raises BadRequest for more GPUs a worker than there are.
+    Args:
+        order: The registration.
+        config: The model-config.yaml of the archive.
+        settings: The settings of the server.
+        gpus: The number of GPUs that the server uses.
+        version_settings: The settings of this version in config.properties.
+        handler: The handler, for its defaults.
+
+    Raises:
+        BadRequest: The values contradict each other, or a worker needs more GPUs than there are.
     """
     device_type = order.device_type or config.device_type
     gpus = gpus_for(device_type, gpus)
     parallel = parallel_of(config, gpus)
-    workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
-    most = max(most, order.max_workers or 0)
+    workers, maximum = _workers(order, config, settings, gpus // parallel.gpus, version_settings)
+    maximum = max(maximum, order.max_workers or 0)
     scale_to_zero = (
         order.scale_to_zero if order.scale_to_zero is not None else config.scale_to_zero or 0.0
     )
@@ -188,11 +197,11 @@ def plan(
             " request waits. Remove one of the two."
         )
     chosen = strategy(config)
-    slo = _slo(order, config, own, chosen)
-    defaults = OWN_DEFAULTS.get(handler, {})
+    slo = _slo(order, config, version_settings, chosen)
+    defaults = HANDLER_DEFAULTS.get(handler, {})
     limits: dict[str, Any] = {
         name: _first(
-            *(getattr(source, name, None) for source in (order, config, own)),
+            *(getattr(source, name, None) for source in (order, config, version_settings)),
             getattr(settings, limit.setting, defaults.get(name, limit.default)),
         )
         for name, limit in LIMITS.items()
@@ -203,7 +212,7 @@ def plan(
     return VersionPlan(
         max_retry_timeout=_first(config.max_retry_timeout, 300),
         min_workers=workers,
-        max_workers=max(most, 1) if scale_to_zero else most,
+        max_workers=max(maximum, 1) if scale_to_zero else maximum,
         scale_to_zero=scale_to_zero,
         device_type=device_type,
         device_ids=tuple(config.device_ids or ()),
@@ -224,22 +233,22 @@ def plan(
 
 
 def _slo(
-    order: RegisterOrder, config: ModelConfig, own: VersionSettings, chosen: Strategy
+    order: RegisterOrder, config: ModelConfig, version_settings: VersionSettings, chosen: Strategy
 ) -> str | None:
-    """Of the first source that says anything: a target, or the KNOBS that it is in place of."""
-    for source in (order, config, own):
+    """Return the target of the first source that has one or KNOBS, which exclude it."""
+    for source in (order, config, version_settings):
         slo: str | None = getattr(source, "slo", None)
         knobs = [LIMITS[name].key for name in KNOBS if getattr(source, name, None) is not None]
         if slo is None and not knobs:
             continue
         if slo is not None:
-            others = {
+            exclusive = {
                 "batchPolicy": config.batch_policy,
                 "sequenceBatching": chosen.sequences,
                 "useJobTicket": chosen.tickets,
             }
-            others |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
-            if unfit := [*knobs, *(name for name, value in others.items() if value)]:
+            exclusive |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
+            if unfit := [*knobs, *(name for name, value in exclusive.items() if value)]:
                 raise BadRequest(
                     f"slo: {slo} stands in place of {', '.join(unfit)}: the server then forms the"
                     " batches. Remove one of the two."
@@ -263,9 +272,9 @@ def _with_costs(chosen: Strategy, cost: int, tokens: int, buckets: tuple[int, ..
 
 
 def _with_rows(chosen: Strategy, rows: int, slo: str | None) -> Strategy:
-    others = {"slo": slo, "sequenceBatching": chosen.sequences, "useJobTicket": chosen.tickets}
-    others |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
-    if rows and (unfit := [name for name, value in others.items() if value]):
+    exclusive = {"slo": slo, "sequenceBatching": chosen.sequences, "useJobTicket": chosen.tickets}
+    exclusive |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
+    if rows and (unfit := [name for name, value in exclusive.items() if value]):
         raise BadRequest(f"splitRows cannot be had with {', '.join(unfit)}. Remove one of the two.")
     return chosen._replace(split_rows=rows)
 
@@ -283,33 +292,41 @@ def _cache(order: RegisterOrder, config: ModelConfig) -> CacheConfig | None:
 
 
 def check_workers(count: int, model: str, cores: int, *allowed: int) -> None:
-    """Raise BadRequest for more workers than fit `cores`, unless `allowed`, its own maxWorkers, is
-    higher.
+    """Refuse more workers than fit `cores`, unless `allowed`, the model's maxWorkers, is higher.
+
+    Raises:
+        BadRequest: There would be too many workers.
     """
-    if count > MOST_WORKERS:
+    if count > MAX_WORKERS:
         raise BadRequest(
-            f"{count} workers are too many: the limit is {MOST_WORKERS} per version of a model."
+            f"{count} workers are too many: the limit is {MAX_WORKERS} per version of a model."
             " Request fewer."
         )
-    most = max(PLAUSIBLE_WORKERS, PLAUSIBLE_WORKERS // 4 * cores, *allowed)
-    if count > most:
+    maximum = max(MAX_PLAUSIBLE_WORKERS, MAX_PLAUSIBLE_WORKERS // 4 * cores, *allowed)
+    if count > maximum:
         raise BadRequest(
-            f"{count} workers are too many for {cores} cores: at most {most} start. If they are"
+            f"{count} workers are too many for {cores} cores: at most {maximum} start. If they are"
             f" meant, set maxWorkers: {count} in the archive's model-config.yaml, or max_workers ="
             f" {count} in [models.{model}] of tsx.toml."
         )
 
 
 def _workers(
-    order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings
+    order: RegisterOrder,
+    config: ModelConfig,
+    settings: Settings,
+    gpus: int,
+    version_settings: VersionSettings,
 ) -> tuple[int, int]:
-    """`gpus`: for how many workers there are GPUs."""
+    """Return the initial and the largest number; `gpus` is how many workers fit the GPUs."""
     if order.initial_workers is not None:
         return order.initial_workers, order.initial_workers
     if config.min_workers and has_workers(config):
         return config.min_workers, config.max_workers or config.min_workers
-    if own.min_workers is not None:
-        return own.min_workers, max(own.min_workers, own.max_workers or 0)
+    if version_settings.min_workers is not None:
+        return version_settings.min_workers, max(
+            version_settings.min_workers, version_settings.max_workers or 0
+        )
     workers = settings.default_workers_per_model
     if order.loaded_at_startup:
         workers = workers or gpus or order.default_workers or 1
@@ -317,16 +334,20 @@ def _workers(
 
 
 def task_workers(handler: str, weights: int, cores: int) -> int | None:
-    """How many workers a model of Hugging Face's tasks has by default, without a GPU; None for
-    other models, and large ones.
+    """Return the default number of workers of a Hugging Face task without a GPU.
 
-    `weights`: bytes.
+    Returns:
+        The number, or None for other models, and for more than MAX_TASK_WEIGHT_BYTES weights.
     """
-    return min(cores, TASK_WORKERS) if handler == HANDLER and weights <= TASK_WEIGHTS else None
+    return (
+        min(cores, MAX_TASK_WORKERS)
+        if handler == HANDLER and weights <= MAX_TASK_WEIGHT_BYTES
+        else None
+    )
 
 
 def has_workers(config: ModelConfig) -> bool:
-    """Whether the archive itself says how many."""
+    """Tell whether the archive gives a valid number."""
     return bool(
         config.min_workers and (config.max_workers or config.min_workers) >= config.min_workers
     )

@@ -1,5 +1,6 @@
-"""The reply cache of a version: stands in front of its queue and answers requests that were
-answered before (docs/guides/caching.md).
+"""The reply cache of a version (docs/guides/caching.md).
+
+It precedes the queue, and answers requests that were answered before.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
 from tsx_runtime.core.isolation.hidden_credentials import USERS
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
-from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
+from tsx_runtime.core.telemetry.batch_times import NO_TIMES, Batch
 from tsx_runtime.core.telemetry.cold_starts import without_cold_start
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, TsxError
 from tsx_runtime.wire import Buffer
 
-LONGEST = (
-    4 << 20
-)  # bytes of a body that is looked up: a longer one would hold up the event loop while it is hashed
-OVERHEAD = 500  # bytes of an entry beside its answer
+# Bytes. Hashing a larger body would block the event loop for too long.
+MAX_BODY_BYTES = 4 << 20
+ENTRY_OVERHEAD_BYTES = 500  # memory of an entry besides its answer
 # The headers that are part of every key. Those of the second line come from the path; credentials
-# are here where the handler gets them.
-TELLING = (
+# belong to it if the handler gets them.
+KEY_HEADERS = (
     *(b"accept", b"content-encoding", b"content-type", wire.TENSORS_HEAD),
     *(b"describe", b"explain", b"url_path", b"x-tsx-protocol", wire.NODE_HEADER),
     *map(str.encode, (*CREDENTIALS, *USERS)),
 )
-_NOT_LOOKED_UP = re.compile(
+# The headers of a request that is not cached.
+_UNCACHED_REQUEST = re.compile(
     rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE
-)  # in a request's headers
+)
 _VARY = re.compile(rb"^vary:(.*)$", re.IGNORECASE | re.MULTILINE)
-_NOT_STORED = re.compile(
+# The headers of an answer that is not cached.
+_UNCACHED_RESPONSE = re.compile(
     rb"^(set-cookie:|cache-control:.*(no-cache|no-store|private))", re.IGNORECASE | re.MULTILINE
-)  # an answer's
+)
 
 
 class _Reply(NamedTuple):
@@ -52,9 +54,9 @@ class _Reply(NamedTuple):
 
 
 class ReplyCache:
-    """Answers of one version by their requests; the least recently used go first.
+    """The answers of a version by their requests; the least recently used are dropped first.
 
-    What equals a running request waits for its answer.
+    A request that equals a running one waits for its answer.
     """
 
     def __init__(
@@ -64,23 +66,23 @@ class ReplyCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.size = 0  # bytes of all entries
+        self.size = 0  # total bytes of the entries
         self.hits = 0
         self.misses = 0
-        self.evictions = 0  # entries that made room for others
+        self.evictions = 0  # entries dropped for others
         self._dispatcher = dispatcher
         self._clock = clock
         self._submit: Callable[[Job], None] = dispatcher.submit
-        self._telling = frozenset([*TELLING, *map(str.encode, config.key)])
+        self._key_headers = frozenset([*KEY_HEADERS, *map(str.encode, config.key)])
         self._replies: OrderedDict[bytes, _Reply] = OrderedDict()
         self._running: dict[bytes, _Miss] = {}
-        self._waiting: dict[Job, _Miss] = {}  # by the client's job
+        self._waiting: dict[Job, _Miss] = {}  # keys: the jobs of clients
 
     def __len__(self) -> int:
         return len(self._replies)
 
     def before(self, submit: Callable[[Job], None]) -> Callable[[Job], None]:
-        """The entrance of the version: `submit` gets what the cache does not answer."""
+        """Return the version's entry point; `submit` gets requests that the cache cannot answer."""
         self._submit = submit
         return self.submit
 
@@ -108,10 +110,9 @@ class ReplyCache:
         self._submit(miss)
 
     def leave(self, job: Job) -> None:
-        """Its client is gone.
+        """Note that a client has left.
 
-        A request that others wait for goes on; one that waits for another is refused at once, and
-        not kept.
+        A request that others wait for goes on. A request that waits for another is refused at once.
         """
         job.gone = True
         miss = self._waiting.get(job)
@@ -129,20 +130,20 @@ class ReplyCache:
         self._replies.clear()
         self.size = 0
 
-    # What misses call
+    # The methods that misses call
 
     def may_store(self, headers: bytes) -> bool:
         """Check that the key of equal requests has all that an answer varies by (RFC 9111, 4.1)."""
         varied = {
             name.strip().lower() for line in _VARY.findall(headers) for name in line.split(b",")
         }
-        return varied - {b""} <= self._telling and not _NOT_STORED.search(headers)
+        return varied - {b""} <= self._key_headers and not _UNCACHED_RESPONSE.search(headers)
 
     def answered(self, miss: _Miss, headers: bytes, body: bytes) -> None:
-        """Others may get the answer too."""
+        """Store an answer, and give it to the requests that wait for it."""
         now = self._clock()
         headers = without_cold_start(headers)
-        reply = _Reply(headers, body, now, len(headers) + len(body) + OVERHEAD)
+        reply = _Reply(headers, body, now, len(headers) + len(body) + ENTRY_OVERHEAD_BYTES)
         for job in self.release(miss):
             self._answer(job, reply, now)
         if reply.size <= self.config.size:
@@ -154,13 +155,13 @@ class ReplyCache:
             self.evictions += 1
 
     def not_shared(self, miss: _Miss, *, over: bool = True) -> None:
-        """Its answer is for its own client alone, so each of those that waited for it runs."""
+        """Run each request that waited for an answer, which is for its own client only."""
         for job in self.release(miss, over=over):
             self.misses += 1
             self._submit(job)
 
     def refused(self, miss: _Miss, error: TsxError) -> None:
-        """Equal requests would be refused alike, except for what concerned this client alone."""
+        """Refuse equal requests too, unless the error concerns only this client."""
         for job in self.release(miss):
             if isinstance(error, DeadlinePassed | ClientLeft) and not job.gone:
                 self.submit(job)
@@ -169,7 +170,7 @@ class ReplyCache:
                 job.refuse(error)
 
     def release(self, miss: _Miss, *, over: bool = True) -> list[Job]:
-        """The jobs that waited for it: from now on none does."""
+        """End the waiting for a miss, and return the jobs that waited."""
         if self._running.get(miss.key) is miss:
             del self._running[miss.key]
         followers, miss.followers = list(miss.followers), {}
@@ -179,7 +180,7 @@ class ReplyCache:
 
     def _answer(self, job: Job, reply: _Reply, now: float) -> None:
         self.hits += 1
-        batch: Batch = (now, now, now, 1, NOTHING, struct.pack("d", job.arrived), None)
+        batch: Batch = (now, now, now, 1, NO_TIMES, struct.pack("d", job.arrived), None)
         job.answer(
             200,
             b"%bage: %d\r\nx-cache: hit\r\n" % (reply.headers, now - reply.stored),
@@ -192,15 +193,15 @@ class ReplyCache:
             self.size -= reply.size
 
     def _key(self, job: Job) -> bytes | None:
-        """None for a request that the cache is not used for."""
+        """Return the key of a request, or None if it is not cached."""
         body = job.body
         _, query, block = job.meta.split(b"\r\n", 2)
-        if len(body) > LONGEST or _NOT_LOOKED_UP.search(block):
+        if len(body) > MAX_BODY_BYTES or _UNCACHED_REQUEST.search(block):
             return None
         lines = [query]
         for line in block.split(b"\r\n"):
             name, _, value = line.partition(b": ")
-            if name.lower() in self._telling:
+            if name.lower() in self._key_headers:
                 lines.append(b"%b: %b" % (name.lower(), value))
         digest = sha256(b"\r\n".join(lines) + b"\r\n\r\n")
         for piece in body.pieces if isinstance(body, wire.Parts) else (body,):
@@ -209,17 +210,17 @@ class ReplyCache:
 
 
 class _Miss(ObservedJob):
-    """A request that runs, and those that wait for its answer."""
+    """A running request, and the requests that wait for its answer."""
 
     def __init__(self, job: Job, key: bytes, cache: ReplyCache) -> None:
         super().__init__(job, self._end, math.inf)
         self.key = key
-        self.followers: dict[Job, None] = {}  # in the order of their arrival
+        self.followers: dict[Job, None] = {}  # ordered by arrival
         self.streamed = False
         self._cache = cache
 
     def is_soon_enough_for(self, job: Job) -> bool:
-        """Whether it is as urgent, and will not be given up later than the other."""
+        """Tell whether it is as urgent as another job, and ends by the other's deadline."""
         due = self.job.deadline
         return job.priority <= self.priority and (
             job.deadline is None or (due is not None and due <= job.deadline)

@@ -1,4 +1,4 @@
-"""Resources that all versions of a server share."""
+"""The resources that all versions of a server share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from tsx_runtime.settings.schema import Settings
 
 
 class ServerResources(NamedTuple):
-    """Resources that all versions of this server share."""
+    """The resources that all versions of this server share."""
 
     settings: Settings
     starter: Starter
     machine: Machine
-    ids: Iterator[int]  # of workers
-    gpus: int  # that this server uses
-    choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # for one more worker
-    batch_policies: Mapping[str, BatchPolicy]  # of plugins
-    count_workers: Callable[[], int]  # of all versions
-    room: Callable[
-        [Any, Worker], AbstractAsyncContextManager[None]
-    ]  # open while a process of the worker loads the model of a version
+    ids: Iterator[int]  # the ids of future workers
+    gpus: int  # the number of GPUs in use
+    choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # returns the GPUs of one more worker
+    batch_policies: Mapping[str, BatchPolicy]  # plugins by name
+    count_workers: Callable[[], int]  # returns the number of workers of all versions
+    # A context that is open while a process of the worker loads the model of a version.
+    room: Callable[[Any, Worker], AbstractAsyncContextManager[None]]
     background: TaskGroup
     arbiter: DeviceArbiter
     worker_output: str = ""  # see `LoadOrder.output`

@@ -79,7 +79,7 @@ class RecordingManager:
         """Everything that was noted is written."""
         for name in list(self._running):
             await self._end(name)
-        await self._ending.over()
+        await self._ending.wait_all()
 
     def _on_traffic(self, name: str) -> None:
         """A model may have come, or gone."""

@@ -1,1 +1,1 @@
-"""The registered models: register, replace, look up, unregister."""
+"""The registered models: registration, replacement, lookup, removal."""

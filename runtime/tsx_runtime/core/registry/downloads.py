@@ -1,5 +1,6 @@
-"""Downloaded archives, which are removed with their versions; and models of the Hugging Face Hub,
-which stay in its cache.
+"""Downloaded archives, and models of the Hugging Face Hub.
+
+Archives are removed with their versions. Models of the Hub stay in its cache.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tsx_runtime.sources.hub import (
     parse_hub,
 )
 
-MOST = 16  # at a time
+MAX_DOWNLOADS = 16
 
 ResultT = TypeVar("ResultT")
 logger = logging.getLogger("tsx.registry")
@@ -48,22 +49,26 @@ class Downloads:
         self._settings = settings
         self._fetcher = Fetcher(settings, sources=sources)
         self._closed = threading.Event()
-        self._threads = DaemonThreads(MOST, "downloads")
+        self._threads = DaemonThreads(MAX_DOWNLOADS, "downloads")
         self._files: dict[ModelVersion, Path] = {}
 
     def serve(self, path: Path) -> None:
-        """Let clients register again what the operator has named at the start."""
+        """Let clients register again a file that the operator named at the start."""
         self._fetcher.served.add(path)
 
     async def local_file(self, order: RegisterOrder, trust: Trust) -> Path | None:
-        """Where a `file:` URL leads; None for any other. Raises ModelNotFound."""
+        """Return the file of a `file:` URL, or None for another URL.
+
+        Raises:
+            ModelNotFound: The file cannot be used.
+        """
         return await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
 
     async def fetch(self, order: RegisterOrder, trust: Trust) -> Path:
-        """A thread cannot be broken off: where its client leaves, what it downloads later is
-        removed at once.
+        """Download an archive.
 
-        What replaces a version is laid beside the file that came for that, under another name.
+        A thread cannot be cancelled, so that a download whose client leaves is removed when it
+        ends. The archive of a replacement gets another name than the present one.
         """
         beside = frozenset(self._files.values()) if order.replaces else frozenset()
         work = partial(
@@ -74,16 +79,18 @@ class Downloads:
     async def from_hub(
         self, order: RegisterOrder, trust: Trust, progress: Progress
     ) -> tuple[OpenArchive, RegisterOrder]:
-        """A model of the Hub, and the order with its commit for a URL.
+        """Return a model of the Hub, and the order with its commit as URL.
 
-        Raises BadRequest, ModelNotFound, DownloadFailed.
+        Raises:
+            BadRequest: The model cannot be served.
+            ModelNotFound: The model does not exist.
+            DownloadFailed: The download failed.
         """
         model = parse_hub(order.url)
         if trust is Trust.CLIENT:
             check_allowed(model, self._settings.allowed_urls)
-        if (
-            order.handler is not None and order.handler not in BUILTIN_HANDLERS
-        ):  # it could name code in the model's directory
+        # The handler could name code in the model's directory.
+        if order.handler is not None and order.handler not in BUILTIN_HANDLERS:
             raise BadRequest(
                 f"The handler of {model} must be one that comes with tsx. With another: tsx archive"
                 f" {model} --handler FILE."
@@ -93,18 +100,18 @@ class Downloads:
         return archive, replace(order, url=str(model._replace(revision=commit)))
 
     def _open_hub(self, model: HubModel, progress: Progress) -> OpenArchive:
-        """In a thread."""
+        """Download and open a model, in a thread."""
         begun = time.monotonic()
         log = log_progress(model, logger.info)
 
-        def tell(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             progress(done, total)
             log(done, total)
 
         directory = download(
             model,
             max_bytes=self._settings.max_archive_size,
-            progress=tell,
+            progress=report,
             stopped=self._closed.is_set,
         )
         logger.info(
@@ -126,12 +133,12 @@ class Downloads:
     async def _call(
         self, work: Callable[[], ResultT], remove: Callable[[ResultT], None]
     ) -> ResultT:
-        """Where the client leaves, `remove` gets what comes later."""
+        """Run a call in a thread; after the client left, pass the result to `remove`."""
         fetching = asyncio.create_task(self._threads.call(work))
 
-        def clean(ended: asyncio.Task[ResultT]) -> None:
-            if not ended.cancelled() and ended.exception() is None:
-                remove(ended.result())
+        def clean(task: asyncio.Task[ResultT]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                remove(task.result())
 
         try:
             return await asyncio.shield(fetching)
@@ -139,11 +146,11 @@ class Downloads:
             fetching.add_done_callback(clean)
             raise
 
-    def belongs(self, version: ModelVersion, file: Path) -> None:
+    def assign(self, version: ModelVersion, file: Path) -> None:
         self._files[version] = file
 
     def remove(self, version: ModelVersion) -> None:
-        """What was downloaded for it, if anything was."""
+        """Remove the file that was downloaded for a version, if there is one."""
         file = self._files.pop(version, None)
         if file is not None:
             file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The versions of this server: registered ones, loading replacements, and those being removed."""
+"""The versions of this server: registered ones, loading replacements, and versions that end."""
 
 from __future__ import annotations
 
@@ -15,42 +15,40 @@ from tsx_runtime.settings.schema import Settings
 
 
 class ModelTable:
-    """Each change is one turn of the event loop, after which the traffic manager has the versions
-    that are ready.
+    """All versions by name.
+
+    Each change is one turn of the event loop. It ends with the ready versions reported to the
+    traffic manager.
     """
 
     def __init__(
         self, settings: Settings, state: StateStore, downloads: Downloads, background: TaskGroup
     ) -> None:
         self.models: dict[str, Model] = {}
-        self.on_change: list[
-            Callable[[], None]
-        ] = []  # called when a name or a version may mean another model than before
-        self.on_managed: list[
-            Callable[[], None]
-        ] = []  # called when what is served, or with what, was changed on request
-        self.on_readiness: list[
-            Callable[[], None]
-        ] = []  # called when a version may have become ready, or not ready any more
+        # Called when a name or a version may refer to another model than before.
+        self.on_change: list[Callable[[], None]] = []
+        # Called when a client has changed the models or their configuration.
+        self.on_managed: list[Callable[[], None]] = []
+        # Called when a version may have become ready or ceased to be.
+        self.on_readiness: list[Callable[[], None]] = []
         configured = {
-            name: own.traffic for name, own in settings.models.items() if own.traffic is not None
+            name: model_settings.traffic
+            for name, model_settings in settings.models.items()
+            if model_settings.traffic is not None
         }
         self.traffic = TrafficManager(
-            self.models, configured, state, self._tell_change, self.tell_managed
+            self.models, configured, state, self._notify_change, self.notify_managed
         )
-        self.timeout = (
-            settings.unregister_model_timeout
-        )  # seconds in which accepted requests are answered
+        self.timeout = settings.unregister_model_timeout  # seconds for answering accepted requests
         self._downloads = downloads
         self._background = background
         self._taken: set[tuple[str, str]] = set()
-        self._coming: set[ModelVersion] = (
-            set()
-        )  # not in `models` yet: each takes another's place once it has loaded
+        # Replacements that are loading, and not in `models` yet.
+        self._coming: set[ModelVersion] = set()
         self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
 
     def all(self) -> list[ModelVersion]:
-        """Also those that no request finds."""
+        """Return all versions, including those that no request reaches."""
         return [
             *self._coming,
             *self._leaving,
@@ -58,72 +56,76 @@ class ModelTable:
         ]
 
     def has(self, version: ModelVersion) -> bool:
-        """Whether requests find it."""
+        """Tell whether requests reach a version."""
         model = self.models.get(version.name)
         return model is not None and model.versions.get(version.version) is version
 
     def is_taken(self, name: str, version: str) -> bool:
-        """Also by one that is coming, or that is not closed yet."""
+        """Tell whether a version has this name, including versions that are loading or ending."""
         return (name, version) in self._taken
 
     def add(self, version: ModelVersion, *, beside: bool = False) -> None:
-        """`beside`: no request finds it, until `swap` gives it another's place."""
+        """Add a version; with `beside`, no request reaches it until `swap`."""
         self._taken.add((version.name, version.version))
         if beside:
             self._coming.add(version)
         else:
-            self._put_in(version)
+            self._insert(version)
 
     def swap(self, old: ModelVersion, new: ModelVersion) -> None:
-        """The old one is there until it is discarded, though no request finds it."""
+        """Put a version in the place of another, which exists until it is discarded."""
         new.replaced = old.version
         model = self.models[old.name]
         model.versions = {
-            each.version: each
-            for each in [new if version is old else version for version in model.versions.values()]
+            version.version: version
+            for version in [
+                new if present is old else present for present in model.versions.values()
+            ]
         }
         self._coming.discard(new)
         self._leaving.add(old)
         self.traffic.on_version_replaced(model, old.version, new.version)
-        new.watch(self.tell_readiness)
-        self._tell_change()
+        new.watch(self.notify_readiness)
+        self._notify_change()
         self.traffic.on_version_added(new)
-        self.tell_managed()
+        self.notify_managed()
 
-    async def withdraw(self, found: ModelVersion) -> None:
-        """No new request finds it; what is accepted is answered first.
+    async def withdraw(self, version: ModelVersion) -> None:
+        """Remove a version after its accepted requests are answered; no new one reaches it.
 
-        Raises CleanupTimeout, after which it is there again.
+        Raises:
+            CleanupTimeout: The requests took too long; the version is in place again.
         """
-        if (
-            not self.timeout and found.workers
-        ):  # as in TorchServe; the next call removes the version, which then has none
-            self._background.load(found.scale(0, 0))
-            raise CleanupTimeout(f"Timed out while cleaning resources: {found.name}")
-        self._take_out(found)
+        # TorchServe does the same. The next call removes the version, which then has no worker.
+        if not self.timeout and version.workers:
+            self._background.load(version.scale(0, 0))
+            raise CleanupTimeout(f"Timed out while cleaning resources: {version.name}")
+        self._take_out(version)
         try:
-            await asyncio.wait_for(found.finished(), self.timeout or None)
+            await asyncio.wait_for(version.wait_answered(), self.timeout or None)
         except BaseException as error:
-            self._leaving.discard(found)
-            self._put_in(found)
+            self._leaving.discard(version)
+            self._insert(version)
             if isinstance(error, TimeoutError | asyncio.TimeoutError):
-                raise CleanupTimeout(f"Timed out while cleaning resources: {found.name}") from None
+                raise CleanupTimeout(
+                    f"Timed out while cleaning resources: {version.name}"
+                ) from None
             raise
-        await self.discard(found)
+        await self.discard(version)
 
-    async def discard(self, found: ModelVersion) -> None:
-        """End it at once: what its workers hold is refused, what was downloaded for it goes.
+    async def discard(self, version: ModelVersion) -> None:
+        """End a version at once: its waiting requests are refused, its download is removed.
 
-        To the end, also where the caller is cancelled: half removed, a version would keep its name
-        and its processes for good.
+        This goes on if the caller is cancelled. A half removed version would keep its name and its
+        processes for ever.
         """
-        await self._background.to_the_end(self._discard(found))
+        await self._background.run_shielded(self._discard(version))
 
     async def close(self, drain: float) -> None:
-        """End all versions; with `drain`, give accepted requests that many seconds first."""
+        """End all versions; with `drain`, give accepted requests so many seconds first."""
         versions = self.all()
         if drain:
-            finished = [asyncio.ensure_future(version.finished()) for version in versions]
+            finished = [asyncio.ensure_future(version.wait_answered()) for version in versions]
             if finished:
                 _, late = await asyncio.wait(finished, timeout=drain)
                 for task in late:
@@ -132,34 +134,34 @@ class ModelTable:
             version.refuse_waiting(Unavailable("The server is stopping."))
         await asyncio.gather(*(self._remove(version) for version in versions))
 
-    def tell_readiness(self) -> None:
-        if self.traffic.refresh():  # a version that is not ready gets no requests
+    def notify_readiness(self) -> None:
+        if self.traffic.refresh():  # A version that is not ready gets no requests.
             for listener in self.on_change:
                 listener()
         for listener in self.on_readiness:
             listener()
 
-    def tell_managed(self) -> None:
+    def notify_managed(self) -> None:
         for listener in self.on_managed:
             listener()
 
-    def _tell_change(self) -> None:
+    def _notify_change(self) -> None:
         self.traffic.refresh()
         for listener in [*self.on_change, *self.on_readiness]:
             listener()
 
-    def _put_in(self, version: ModelVersion) -> None:
+    def _insert(self, version: ModelVersion) -> None:
         if version.name not in self.models:
             self.traffic.begin(version.name)
         model = self.models.setdefault(version.name, Model(version.name))
         model.versions[version.version] = version
         model.default = model.default or version.version
-        version.watch(self.tell_readiness)
-        self._tell_change()
+        version.watch(self.notify_readiness)
+        self._notify_change()
         self.traffic.on_version_added(version)
 
     def _take_out(self, version: ModelVersion) -> None:
-        """Its name stays taken until it is closed."""
+        """Remove a version from `models`; its name stays taken until it is closed."""
         self._leaving.add(version)
         model = self.models[version.name]
         del model.versions[version.version]
@@ -167,12 +169,12 @@ class ModelTable:
             del self.models[version.name]
         elif model.default == version.version:
             model.default = next(iter(model.versions))
-        self._tell_change()
+        self._notify_change()
         self.traffic.on_version_removed(version)
 
-    async def _discard(self, found: ModelVersion) -> None:
-        await self._remove(found)
-        self._downloads.remove(found)
+    async def _discard(self, version: ModelVersion) -> None:
+        await self._remove(version)
+        self._downloads.remove(version)
 
     async def _remove(self, version: ModelVersion) -> None:
         if self.has(version):
@@ -181,6 +183,6 @@ class ModelTable:
         self._leaving.discard(version)
         self._coming.discard(version)
         if not any(
-            (other.name, other.version) == (version.name, version.version) for other in self.all()
+            (known.name, known.version) == (version.name, version.version) for known in self.all()
         ):
             self._taken.discard((version.name, version.version))

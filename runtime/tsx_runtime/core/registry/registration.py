@@ -1,5 +1,6 @@
-"""Registration: turns a URL, a path or an open archive into a version with workers, or leaves
-nothing behind.
+"""Registration of a URL, a path or an open archive as a version with workers.
+
+A failure leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -19,30 +20,29 @@ from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.packages import check_packages
 from tsx_runtime.core.models.plan import (
-    NOTHING_OWN,
+    NO_VERSION_SETTINGS,
     RegisterOrder,
     VersionPlan,
     has_workers,
     plan,
     task_workers,
-    with_own_settings,
+    with_model_settings,
 )
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
-from tsx_runtime.core.registry.replacement import Replacer, in_place_of
+from tsx_runtime.core.registry.replacement import Replacer, inherit_settings
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, in_store, is_hub, is_url, store_hint
 
-PATHS = frozenset(
-    {"labels", "record", "rollback", "rollout", "shadow", "traffic"}
-)  # below /models/NAME/, where versions are
+# The words in paths below /models/NAME/, which cannot be versions.
+RESERVED_VERSIONS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})
 
 # The end of an error about a missing module.
-INSTALLS = (
+INSTALL_HINT = (
     "Or let the server install the packages of the requirements file: --set"
     " install_py_dep_per_model=true."
 )
@@ -51,7 +51,7 @@ logger = logging.getLogger("tsx.registry")
 
 
 class Registrar:
-    """See `Registry.register` for what is raised."""
+    """Registers versions; `Registry.register` documents the errors."""
 
     def __init__(
         self,
@@ -68,14 +68,13 @@ class Registrar:
         self._environments = environments
         self._background = background
         self._replacer = Replacer(table, background)
-        self.opening: dict[
-            Path, tuple[str, int, int]
-        ] = {}  # by archive that is being opened: the step, bytes so far, bytes in all
+        # Archives that are being opened: the step, bytes so far, bytes in all.
+        self.opening: dict[Path, tuple[str, int, int]] = {}
 
     async def from_url(
         self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT
     ) -> ModelVersion:
-        """From the model store, or from a URL by way of it."""
+        """Register an archive of the model store, or of a URL, which is downloaded there."""
         if not is_url(order.url):
             return await self.from_path(self._in_store(order.url), order, wait=wait)
         if is_hub(order.url):
@@ -91,7 +90,7 @@ class Registrar:
         except BaseException:
             downloaded.unlink(missing_ok=True)
             raise
-        self._downloads.belongs(version, downloaded)
+        self._downloads.assign(version, downloaded)
         return version
 
     async def _from_hub(self, order: RegisterOrder, wait: bool, trust: Trust) -> ModelVersion:
@@ -109,7 +108,7 @@ class Registrar:
     async def from_path(
         self, path: Path, order: RegisterOrder, *, wait: bool = True
     ) -> ModelVersion:
-        """An archive or directory that lies anywhere: what the command line names itself."""
+        """Register an archive or directory at any path, such as one of the command line."""
         if order.loaded_at_startup:
             self._downloads.serve(path)
         try:
@@ -124,21 +123,21 @@ class Registrar:
     async def from_archive(
         self, archive: OpenArchive, order: RegisterOrder, *, wait: bool = True
     ) -> ModelVersion:
-        """What is open already; it is closed where that fails, and with the model."""
-        version, old = await self._prepared(archive, order)
+        """Register an open archive, which is closed after a failure, or with the version."""
+        version, old = await self._prepare(archive, order)
         for problem in archive.problems:
             logger.warning("%s: %s", order.url, problem)
         if version.measured is not None:
             logger.info("%s %s: %s", version.name, version.version, version.measured)
         starting = version.scale(version.min_workers, version.max_workers)
         if old is not None:
-            starting = self._replacer.carry_out(old, version, starting)
+            starting = self._replacer.replace_version(old, version, starting)
         if not wait:
             self._background.load(starting)
             return version
         try:
             await starting
-        except BaseException as error:  # also where its client has left
+        except BaseException as error:  # This includes a client that has left.
             await self._table.discard(version)
             if isinstance(error, LoadFailed):
                 error.model, error.version = version.name, version.version
@@ -147,16 +146,14 @@ class Registrar:
                     or not archive.manifest.requirements_file
                 )
                 if not installs and "No module named" in error.message:
-                    error.message = f"{error.message} {INSTALLS}"
+                    error.message = f"{error.message} {INSTALL_HINT}"
             raise
         return version
 
-    async def _prepared(
+    async def _prepare(
         self, archive: OpenArchive, order: RegisterOrder
     ) -> tuple[ModelVersion, ModelVersion | None]:
-        """The version, which the table has but which has no worker yet, and the one whose place it
-        is to take.
-        """
+        """Return a version without workers, added to the table, and the one that it replaces."""
         name, number = (
             order.model_name or archive.manifest.model_name,
             order.version or archive.manifest.version,
@@ -165,9 +162,9 @@ class Registrar:
         try:
             if order.replaces:
                 old = self._replacer.begin(name, number)
-            self._check(name, number, old)  # before minutes are spent on its packages
+            self._check(name, number, old)  # checked before minutes are spent on packages
             environment = await self._environment(name, archive, order.url)
-            self._check(name, number, old)  # another may have come meanwhile
+            self._check(name, number, old)  # Another may have come meanwhile.
             version = self._version(name, number, archive, order, old, environment)
             self._table.add(version, beside=old is not None)
         except BaseException:
@@ -180,13 +177,13 @@ class Registrar:
         return version, old
 
     def _check(self, name: str, number: str, old: ModelVersion | None) -> None:
-        for what, value in (("model name", name), ("version", number)):
+        for kind, value in (("model name", name), ("version", number)):
             if not is_model_name(value):
                 raise BadRequest(
-                    f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only,"
+                    f"The {kind} {value!r} cannot be used: letters, digits, '_', '-' and '.' only,"
                     " a letter or digit first."
                 )
-        if number in PATHS:
+        if number in RESERVED_VERSIONS:
             raise BadRequest(
                 f"The version {number!r} cannot be used: it is a reserved word in the paths of the"
                 " management API."
@@ -197,7 +194,12 @@ class Registrar:
     async def _environment(
         self, name: str, archive: OpenArchive, url: str
     ) -> ModelEnvironment | None:
-        """What the archive needs beside the server's own packages. Raises InvalidModel."""
+        """Return the packages that an archive needs besides the server's own.
+
+        Raises:
+            BadRequest: The model is isolated, so its packages cannot be installed.
+            InvalidModel: The packages cannot be installed.
+        """
         requirements = archive.manifest.requirements_file
         if requirements and not self._settings.install_py_dep_per_model:
             text = (
@@ -227,9 +229,11 @@ class Registrar:
         if order.archive_first and has_workers(archive.config):
             order = replace(order, initial_workers=None, max_workers=None)
         if old is not None:
-            order = in_place_of(old, order, archive.config)
-        order = with_own_settings(order, self._settings.models.get(name))
-        own = self._settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
+            order = inherit_settings(old, order, archive.config)
+        order = with_model_settings(order, self._settings.models.get(name))
+        version_settings = self._settings.model_versions.get(name, {}).get(
+            number, NO_VERSION_SETTINGS
+        )
         handler = chosen_handler(archive, order.handler, self._settings.default_service_handler)
         if order.default_workers is None:
             cores = self._settings.cpus or cpu_count()
@@ -243,15 +247,20 @@ class Registrar:
             if handler == GENERATION_HANDLER
             else archive.config
         )
-        has_own_code = name in self._settings.trust_remote_code  # which may mix rows
+        has_own_code = name in self._settings.trust_remote_code  # Such code may mix rows.
         chosen = plan(
-            order, config, self._settings, self._host.gpus, own, "" if has_own_code else handler
+            order,
+            config,
+            self._settings,
+            self._host.gpus,
+            version_settings,
+            "" if has_own_code else handler,
         )
         chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)
         return ModelVersion(name, number, archive, order, chosen, self._host, environment)
 
     def _open(self, path: Path) -> OpenArchive:
-        """In a thread."""
+        """Open an archive, in a thread."""
 
         def note(step: str, done: int, total: int) -> None:
             self.opening[path] = step, done, total
@@ -265,8 +274,7 @@ class Registrar:
             )
         finally:
             self.opening.pop(path, None)
-        # which takes half a second where the configuration is large: not on the event loop, where
-        # workers start
+        # Parsing a large configuration takes half a second, and must not happen in the event loop.
         _ = archive.config.text
         return archive
 
@@ -279,7 +287,7 @@ class Registrar:
 def _with_policy(
     chosen: VersionPlan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]
 ) -> VersionPlan:
-    """With the plugin that its model-config.yaml names as the batch policy."""
+    """Return the plan with the batch policy that model-config.yaml names, if a plugin has it."""
     if wanted is None or wanted == "wait":
         return chosen
     policy = policies.get(wanted)

@@ -42,10 +42,11 @@ from tsx_runtime.sources import Trust
 
 EXPORTED = ".pt2"
 FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
+# TorchServe's first worker port; here only a number
 
 
 class Registry:
-    """All models of this server. Not thread safe: it lives on the event loop."""
+    """All models of this server. It is not thread safe, and used only in the event loop."""
 
     def __init__(
         self,
@@ -57,11 +58,15 @@ class Registry:
         replaces: bool = False,
         gpu_processes: GpuProcesses | None = None,
     ) -> None:
-        """`worker_files`: how many files a worker may have open; as many as this process if not
-        set. `worker_output`: see `LoadOrder`.
+        """Prepare an empty registry.
 
-        `starter`: of workers that are no processes of their own. `replaces`: another server runs at
-        the addresses, and ends soon. `gpu_processes`: what processes hold of each GPU.
+        Args:
+            settings: The settings of the server.
+            worker_files: The limit of a worker's open files; None: the limit of this process.
+            worker_output: See `LoadOrder.output`.
+            starter: The starter of workers that are not processes.
+            replaces: Whether another server runs at the addresses, and ends soon.
+            gpu_processes: What processes use of each GPU.
         """
         check_isolation(settings)
         self.settings = settings
@@ -75,7 +80,7 @@ class Registry:
         self._background = TaskGroup()
         self._table = table = ModelTable(settings, self.state, self._downloads, self._background)
         self.models, self.withdraw, self.discard = table.models, table.withdraw, table.discard
-        # Why what a snapshot names could not be loaded at the start, by name and version.
+        # Reasons why models of a snapshot were not loaded at the start, by name and version.
         self.unloaded: dict[tuple[str, str], str] = {}
         self.on_change, self.on_managed, self.on_readiness = (
             table.on_change,
@@ -103,13 +108,11 @@ class Registry:
         self.rollouts = RolloutController(traffic, self.state, stopping=lambda: self.stopping)
         self.recorders = RecordingManager(traffic, self.state, settings.record_headers)
         self.shadows = ShadowManager(traffic, self.plugins.comparisons)
-        self.loaded_on_request: Collection[
-            str
-        ] = ()  # names of models that a replica of Ray registers when a request names them
-        self.tracer: Tracer | None = (
-            None  # set before anything is served, where requests are traced
-        )
-        self.stopping = False  # a stop was asked for: no balancer should send anything more
+        # The names of models that a replica of Ray registers at their first request.
+        self.loaded_on_request: Collection[str] = ()
+        # Set before anything is served, if requests are traced.
+        self.tracer: Tracer | None = None
+        self.stopping = False  # A stop was requested: load balancers should send nothing more.
         self.gpus = (
             gpu_count()
             if settings.number_of_gpu is None
@@ -165,14 +168,12 @@ class Registry:
         )
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
-        """Have the process that workers come from import torch, and what `paths` will need, while
-        the rest of the server starts.
-        """
+        """Start the process that workers are forked from, with imports that `paths` need."""
         self._starter.warm_up(exported=any(map(holds_exported_program, paths)))
 
     @property
     def names(self) -> list[str]:
-        """Of all models that can be asked for."""
+        """The names of all models that can be requested."""
         return sorted({*self.models, *self.loaded_on_request})
 
     def _serving(self) -> Iterator[Channel]:
@@ -181,23 +182,28 @@ class Registry:
                 yield worker.channel
 
     def stop(self) -> None:
-        """Be ready no more; what is asked for is still done."""
+        """Report that the server is not ready; requests are still answered."""
         self.stopping = True
-        self._table.tell_readiness()
+        self._table.notify_readiness()
 
     async def register(
         self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT
     ) -> ModelVersion:
-        """Register from the model store, or from a URL by way of it.
+        """Register an archive of the model store, or of a URL, which is downloaded there.
 
         With `wait`, its workers are ready on return, or it is not registered.
 
-        Raises ModelNotFound, BadRequest (the archive cannot be used), Conflict, LoadFailed,
-        DownloadFailed, ModelFileExists.
+        Raises:
+            ModelNotFound: There is no such archive.
+            BadRequest: The archive cannot be used.
+            Conflict: The version is already registered.
+            LoadFailed: A worker could not load the model.
+            DownloadFailed: The download failed.
+            ModelFileExists: The model store already has a file of that name.
         """
         version = await self._registrar.from_url(order, wait=wait, trust=trust)
         self.unloaded.pop((version.name, version.version), None)
-        self._table.tell_managed()
+        self._table.notify_managed()
         return version
 
     async def scale(
@@ -210,41 +216,51 @@ class Registry:
         wait: bool = True,
         changes: Mapping[str, int] | None = None,
     ) -> None:
-        """With `changes`, also do what `ModelVersion.change` does.
+        """Set the number of workers; with `changes`, also do what `ModelVersion.change` does.
 
-        Raises BadRequest, ModelNotFound, ModelVersionNotFound (then nothing is changed), LoadFailed
-        (only with `wait`).
+        Raises:
+            BadRequest: The values contradict each other; nothing is changed.
+            ModelNotFound: There is no such model.
+            ModelVersionNotFound: There is no such version.
+            LoadFailed: A worker could not load the model (only with `wait`).
         """
-        most = min_workers if max_workers is None else max_workers
-        if min_workers < 0 or most < min_workers:
+        maximum = min_workers if max_workers is None else max_workers
+        if min_workers < 0 or maximum < min_workers:
             raise BadRequest("max_worker cannot be less than min_worker.")
-        found = self.find(name, version)
-        found.check_changes(changes or {})
-        scaling = found.scale(min_workers, most)
-        found.scaled = True
+        target = self.find(name, version)
+        target.check_changes(changes or {})
+        scaling = target.scale(min_workers, maximum)
+        target.scaled = True
         if changes:
-            found.change(changes)
+            target.change(changes)
         if wait:
             await scaling
         else:
             self._background.load(scaling)
-        self._table.tell_managed()
+        self._table.notify_managed()
 
     def change(self, name: str, version: str | None, changes: Mapping[str, int]) -> ModelVersion:
-        """Values for names of CHANGEABLE. Raises BadRequest, ModelNotFound,
-        ModelVersionNotFound.
+        """Change limits of a version, by names of CHANGEABLE.
+
+        Raises:
+            BadRequest: The values contradict each other.
+            ModelNotFound: There is no such model.
+            ModelVersionNotFound: There is no such version.
         """
-        found = self.find(name, version)
-        found.check_changes(changes)
-        found.change(changes)
-        self._table.tell_managed()
-        return found
+        target = self.find(name, version)
+        target.check_changes(changes)
+        target.change(changes)
+        self._table.notify_managed()
+        return target
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """Withdraw it from new requests; what is accepted is answered first.
+        """Remove a version after its accepted requests are answered; no new one reaches it.
 
-        What could not be loaded at the start is forgotten.
-        Raises CannotRemoveDefault, and CleanupTimeout, after which the model is there again.
+        A model that could not be loaded at the start is forgotten.
+
+        Raises:
+            CannotRemoveDefault: The version is the default one of several.
+            CleanupTimeout: The requests took too long; the version is in place again.
         """
         absent = self.unloaded_of(name, version)
         if absent and (version is not None or name not in self.models):
@@ -257,19 +273,20 @@ class Registry:
                     f"Model {name} is a node of workflow {present.workflow}. Unregister the"
                     f" workflow: DELETE /workflows/{present.workflow}"
                 )
-            others = [
+            other_versions = [
                 version for version in self.models[name].versions if version != present.version
             ]
-            if present.version == self.models[name].default and others:
+            if present.version == self.models[name].default and other_versions:
                 raise CannotRemoveDefault(
                     f"Cannot remove default version for model {name}. Version {present.version} is"
                     f" the default: set another one first (`tsx models set-default {name}"
-                    f" {others[0]}`), or to remove all versions, first remove {', '.join(others)}."
+                    f" {other_versions[0]}`), or to remove all versions, first remove"
+                    f" {', '.join(other_versions)}."
                 )
             await self.withdraw(present)
         if name not in self.models and not self.unloaded_of(name):
             self._table.traffic.forget(name)
-        self._table.tell_managed()
+        self._table.notify_managed()
 
     def unloaded_of(self, name: str, version: str | None = None) -> dict[tuple[str, str], str]:
         """Select from `unloaded` one version of a model, or all of its versions."""
@@ -280,12 +297,12 @@ class Registry:
         }
 
     async def close(self, drain: float = 0.0) -> None:
-        """End all workers; with `drain`, give accepted requests that many seconds first."""
+        """End all workers; with `drain`, give accepted requests so many seconds first."""
         self._downloads.close()
         self.rollouts.close()
         self.shadows.close()
         await self._table.close(drain)
-        await self._background.over()
+        await self._background.wait_all()
         await self.recorders.close()
         await asyncio.to_thread(self.rollouts.logs.close)
         await asyncio.to_thread(self.state.close)
@@ -293,14 +310,14 @@ class Registry:
         await asyncio.to_thread(self._starter.close)
 
     def workers(self) -> list[Worker]:
-        """Of all versions that requests find."""
+        """Return the workers of all versions that requests reach."""
         return [worker for version in self._versions() for worker in version.workers]
 
     def _versions(self) -> list[ModelVersion]:
         return [version for model in self.models.values() for version in model.versions.values()]
 
     def _choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:
-        """For one more worker: those with the fewest workers of all models."""
+        """Choose GPUs for one more worker: those with the fewest workers of all models."""
         used = Counter(
             gpu
             for version in self._table.all()
@@ -311,14 +328,14 @@ class Registry:
 
 
 def holds_exported_program(path: Path) -> bool:
-    """Whether an archive or directory has a `.pt2` file.
+    """Tell whether an archive or directory has a `.pt2` file.
 
-    False for what cannot be read: opening it says why.
+    The result is False for an unreadable one: opening it reports the reason.
     """
     try:
         if path.is_dir():
             return any(path.glob(f"**/*{EXPORTED}"))
-        if not path.is_file():  # opening a pipe would wait for its writer
+        if not path.is_file():  # Opening a pipe would wait for its writer.
             return False
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(EXPORTED) for name in archive.namelist())
@@ -335,9 +352,9 @@ async def open_model(
     batch_size: int | None = None,
     handler: str | None = None,
 ) -> AsyncIterator[ModelVersion]:
-    """A model without a server, with that many workers ready.
+    """Open an archive or directory without a server, with so many ready workers.
 
-    `path`: an archive or directory. Raises as `Registry.register_path` does.
+    The errors are those of `Registry.register_path`.
     """
     registry = Registry(settings)
     registry.warm_up([path])
@@ -348,7 +365,7 @@ async def open_model(
         initial_workers=workers,
         loaded_at_startup=True,
         must_load=True,
-        # instead of a latency target: nothing is refused that no client waits for
+        # This sets a queue instead of a latency target: every request must be answered.
         job_queue_size=settings.job_queue_size,
     )
     try:

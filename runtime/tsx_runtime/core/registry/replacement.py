@@ -1,6 +1,4 @@
-"""Hot replacement: a loaded version replaces another between two requests, and no request is
-lost.
-"""
+"""Hot replacement: a loaded version replaces another between two requests, without losing any."""
 
 from __future__ import annotations
 
@@ -22,26 +20,26 @@ from tsx_runtime.errors import Conflict, LoadFailed
 logger = logging.getLogger("tsx.registry")
 
 
-def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) -> RegisterOrder:
-    """The order, filled up with what was asked for at the old version's registration and since.
+def inherit_settings(old: ModelVersion, order: RegisterOrder, config: ModelConfig) -> RegisterOrder:
+    """Complete an order by the requested values of the old version, from registration and later.
 
-    `config` is the new archive's own. It sets the number of workers where neither the order nor a
-    scaling did.
+    `config` is the new archive's own. It sets the number of workers unless the order or a scaling
+    did.
     """
-    kept = addable(
+    inherited = addable(
         order,
         {name: getattr(old.order, name) for name in (*LIMITS, "device_type", "slo")} | old.changed,
     )
     if order.initial_workers is None and (old.scaled or not config.min_workers):
-        kept |= {
+        inherited |= {
             "initial_workers": old.min_workers,
             "max_workers": old.max_workers if order.max_workers is None else order.max_workers,
         }
-    return replace(order, loaded_at_startup=old.loaded_at_startup, **kept)
+    return replace(order, loaded_at_startup=old.loaded_at_startup, **inherited)
 
 
 class Adjustments(NamedTuple):
-    """The changes that the management API has made to a version."""
+    """The changes to a version by the management API."""
 
     limits: dict[str, Any]
     workers: tuple[int, int]
@@ -54,9 +52,10 @@ class Adjustments(NamedTuple):
 def catch_up(
     old: ModelVersion, new: ModelVersion, before: Adjustments
 ) -> Coroutine[Any, Any, None] | None:
-    """Apply what was set on the old version since `before`.
+    """Apply the changes of the old version since `before`.
 
-    Returns the scaling, where its number of workers was changed.
+    Returns:
+        The scaling, if its number of workers was changed.
     """
     now = Adjustments.of(old)
     unseen = object()
@@ -76,11 +75,10 @@ def catch_up(
 
 
 class Handover:
-    """From the swap on, the new version gets the requests of both; but those of a sequence go to
-    the version that holds its state.
+    """The redirection of requests from an old version to a new one, from the swap on.
 
-    A caller that found the old version before the swap, and submits to it afterwards, reaches the
-    new one.
+    Requests of a sequence go to the version with its state. A caller that found the old version
+    before the swap reaches the new one.
     """
 
     def __init__(self, old: ModelVersion, new: ModelVersion) -> None:
@@ -92,17 +90,16 @@ class Handover:
             new.predecessors.append(old)
             new.learn_losses_of(old)
             new.redirect(self._submit, self._leave)
-        old.redirect(
-            lambda job: new.submit(job), self._leave
-        )  # late bound: the new one may be replaced itself
+        # `new.submit` is looked up for each job, since `new` may be replaced itself.
+        old.redirect(lambda job: new.submit(job), self._leave)
 
     def end(self) -> None:
-        """The old one has ended: release it."""
+        """Release the old version, which has ended."""
         self._stateful = False
         new = self._new
         if self._old in new.predecessors:
             new.predecessors.remove(self._old)
-        if new.submit == self._submit:  # else it was replaced itself meanwhile
+        if new.submit == self._submit:  # False: it was replaced itself meanwhile
             new.redirect(self._enter_new, self._leave_new)
 
     def _submit(self, job: Job) -> None:
@@ -112,7 +109,7 @@ class Handover:
             self._enter_new(job)
 
     def _leave(self, job: Job) -> None:
-        """Either may hold it; the other ignores the call."""
+        """Report a client that left to both versions; one of them ignores it."""
         self._leave_old(job)
         self._leave_new(job)
 
@@ -123,11 +120,15 @@ class Replacer:
     def __init__(self, table: ModelTable, background: TaskGroup) -> None:
         self._table = table
         self._background = background
-        self._under_way: set[str] = set()  # names of models
+        self._under_way: set[str] = set()  # models that are being replaced
 
     def begin(self, name: str, number: str) -> ModelVersion | None:
-        """The version whose place is to be taken: that of the number, else the default one; None
-        where there is none. Raises Conflict.
+        """Start a replacement; return the version to replace, or None if there is none.
+
+        It is the version of the number, else the default one.
+
+        Raises:
+            Conflict: The model cannot be replaced now.
         """
         model = self._table.models.get(name)
         if model is None:
@@ -146,36 +147,42 @@ class Replacer:
         return old
 
     def end(self, old: ModelVersion) -> None:
-        """Another replacement may begin."""
+        """Let another replacement begin."""
         self._under_way.discard(old.name)
 
-    async def carry_out(
+    async def replace_version(
         self, old: ModelVersion, new: ModelVersion, starting: Coroutine[Any, Any, None]
     ) -> None:
-        """Where this fails, the old version continues unchanged."""
+        """Replace a version once the new one has loaded; a failure leaves the old one unchanged."""
         before = Adjustments.of(old)
         try:
             await starting
             self._swap(old, new, before)
         except BaseException as error:
             if isinstance(error, LoadFailed | Conflict):
-                why = f"version {new.version} of {new.url} has not taken its place: {error.message}"
+                text = (
+                    f"version {new.version} of {new.url} has not taken its place: {error.message}"
+                )
                 old.note_error(
-                    why
+                    text
                     + (
                         f"\n\n{error.traceback}"
                         if isinstance(error, LoadFailed) and error.traceback
                         else ""
                     )
                 )
-                logger.error("%s goes on: %s", old.label, why)
+                logger.error("%s goes on: %s", old.label, text)
             await self._table.discard(new)
             raise
         finally:
             self.end(old)
 
     def _swap(self, old: ModelVersion, new: ModelVersion, before: Adjustments) -> None:
-        """In one turn of the loop: no request sees anything between the two. Raises Conflict."""
+        """Swap the versions in one turn of the event loop.
+
+        Raises:
+            Conflict: The old version was unregistered.
+        """
         if not self._table.has(old):
             raise Conflict(
                 f"Version {old.version} of model {old.name} was unregistered while its replacement"
@@ -189,9 +196,9 @@ class Replacer:
         self._background.begin(self._drain(old, handover))
 
     async def _drain(self, old: ModelVersion, handover: Handover) -> None:
-        """Until it has neither requests nor sequences, or for `unregister_model_timeout`."""
+        """Discard the old version once it is unused, or after `unregister_model_timeout`."""
         try:
-            await asyncio.wait_for(old.over(), self._table.timeout)
+            await asyncio.wait_for(old.wait_drained(), self._table.timeout)
         except (TimeoutError, asyncio.TimeoutError):
             text = (
                 "%s: was replaced and is stopped with requests unanswered: draining took longer"

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tsx_runtime.core.rollouts.significance import above, worse
-from tsx_runtime.core.telemetry.histogram import FINE, quantile
+from tsx_runtime.core.telemetry.histogram import FINE_BOUNDS, quantile
 
 Status = Literal["running", "finished", "went back", "stopped"]
 EARLY, FINAL = 0.0005, 0.025  # chance of a false alarm at one look
@@ -278,13 +278,13 @@ def slower(latencies: Sequence[int], seconds: float) -> int:
     the version.
     """
     total, lower = 0.0, 0.0
-    for number, upper in zip(latencies, FINE, strict=False):
+    for number, upper in zip(latencies, FINE_BOUNDS, strict=False):
         if seconds <= lower:
             total += number
         elif seconds < upper:
             total += number * (upper - seconds) / (upper - lower)
         lower = upper
-    return int(total + sum(latencies[len(FINE) :]))
+    return int(total + sum(latencies[len(FINE_BOUNDS) :]))
 
 
 class RolloutState(BaseModel):

@@ -1,1 +1,1 @@
-"""From a queued request to a batch on a worker's channel."""
+"""The way of a request from the queue to a batch on a worker's channel."""

@@ -1,4 +1,4 @@
-"""Assigns queued requests to workers: the whole decision, without I/O and without a clock."""
+"""The assignment of queued requests to workers: a decision without I/O and without a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Slot(Protocol):
 
     @property
     def batches(self) -> int:
-        """How many batches it holds: 0 = idle."""
+        """The number of batches that it holds; 0: idle."""
 
     @property
     def prefetch(self) -> bool:
@@ -29,20 +29,20 @@ class Slot(Protocol):
 SlotT = TypeVar("SlotT", bound=Slot)
 
 
-BLAMELESS = (
-    -1
-)  # deaths of a batch that was with a worker that was stopped: it runs again as it is, once
+# The deaths of a batch whose worker was stopped: it runs again unchanged, once.
+BLAMELESS = -1
 
 
-@dataclass(slots=True)  # a named tuple cannot be generic in Python 3.10
+# A named tuple cannot be generic in Python 3.10.
+@dataclass(slots=True)
 class Assignment(Generic[SlotT]):
+    """The decision of `assign`: what to send to which worker."""
+
     batches: list[tuple[SlotT, list[Job]]]
     retries: list[tuple[SlotT, Suspects]]
-    skipped: list[
-        Job
-    ]  # their client is gone, or their deadline has passed: to be answered, not to be run
-    # when to ask again although nothing arrives: for a deadline, or where requests wait to fill a
-    # batch
+    # Requests to refuse: their client has left, or their deadline has passed.
+    skipped: list[Job]
+    # The time of the next call without arrivals: a deadline, or the end of a wait to fill a batch.
     wake: float
 
 
@@ -53,24 +53,22 @@ def assign(
     limits: BatchLimits,
     early: bool = True,
 ) -> Assignment[SlotT]:
-    """Take from `queue` what is to be done now; its only effect is that what it returns has left
-    the queue.
+    """Take the requests to send now out of `queue`; it has no other effect.
 
-    Requests whose client is gone or whose deadline has passed are skipped, whether a worker is
-    there for them or not. Then there are three cases for a worker:
+    Requests whose client has left or whose deadline has passed are skipped, even without a free
+    worker. For each worker there are three cases:
 
-    1. It is idle: it takes what is there, up to the caps; suspects first, as they have waited
-       longest. Only where the model configures a wait does it leave a batch that is not full, until
-       one request in it has waited for `limits.wait`, or for half of the time until its deadline.
-    2. It holds one batch and is the model's only worker: it takes one more, early, but only a full
-       one, so that late arrivals still join the next. With several workers a batch sent early could
-       wait behind a slow one while another worker idles, so it stays in the queue, unless the
-       worker would prepare it meanwhile and no other is idle. Behind suspects it stays as well:
-       should the worker die, it is not to be asked which of the two batches did it. No rule of the
-       queue reaches what was sent. So nothing is sent early while a request there has a deadline or
-       a priority, nor where `early` is not set, except to a worker that prepares it: that saves a
-       share of each batch, however long it is, and not only the way to the worker.
-    3. Otherwise it takes nothing.
+    1. An idle worker takes all requests, up to the caps. Suspects go first, as they have waited
+       longest. If the model configures a wait, a batch that is not full stays. It leaves when a
+       request in it has waited for `limits.wait`, or for half of the time until its deadline.
+    2. A worker with one batch may take one more early: only a full one, so that late arrivals
+       still join the next. `early` must be set and it must be the only worker. With several
+       workers, the early batch could wait behind a slow one while another worker idles. A worker
+       that prepares batches needs neither, unless another is idle: it saves a share of each batch.
+       Nothing is sent behind suspects, because after a death both batches would be suspects.
+       Nothing is sent early while a request has a deadline or a priority, since the queue cannot
+       reorder sent requests.
+    3. Any other worker takes nothing.
     """
     batches: list[tuple[SlotT, list[Job]]] = []
     retries: list[tuple[SlotT, Suspects]] = []
@@ -95,7 +93,8 @@ def assign(
             and _may_go_early(queue, worker, limits)
         ):
             batches.append((worker, queue.take(limits)))
-    if len(workers) > 1 and queue.fills(limits):  # after the loop: no worker is idle now
+    if len(workers) > 1 and queue.fills(limits):
+        # No worker is idle after the loop.
         for worker in workers:
             if worker.batches == 1 and worker.prefetch and _may_go_early(queue, worker, limits):
                 batches.append((worker, queue.take(limits)))
@@ -106,19 +105,19 @@ def _may_go_early(queue: RequestQueue, worker: Slot, limits: BatchLimits) -> boo
     return not queue.ordered and not worker.suspected and queue.fills(limits)
 
 
-def apart(jobs: list[Job]) -> list[Suspects]:
-    """The groups of a batch that a worker was only preparing when it died: it may have been the
-    cause, as much as the batch that ran.
+def split_unstarted(jobs: list[Job]) -> list[Suspects]:
+    """Return the groups of a batch that a worker was only preparing when it died.
+
+    Both this batch and the running one may be the cause.
     """
     return halves(Suspects(jobs, 0)) or [Suspects(jobs, 1)]
 
 
 def halves(group: Suspects) -> list[Suspects]:
-    """The next groups to try when one more worker has died with this one.
+    """Return the groups to try next when one more worker has died with a group.
 
-    First two halves, then each request alone, so that one that kills workers has ended three at
-    most when it is found, and the others are answered. A request that was alone is found: nothing
-    is left to try.
+    These are two halves first, then single requests. A request that kills workers thus ends at most
+    three, and the others are answered. A single request is the cause, so no group is left to try.
     """
     jobs, deaths = group
     if len(jobs) == 1:

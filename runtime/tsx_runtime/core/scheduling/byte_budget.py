@@ -1,15 +1,15 @@
-"""One limit for the bytes of all bodies that a server holds: arriving, waiting or running requests,
-and unread answers.
+"""The limit for the bytes of all bodies of a server: requests in any state, and unread answers.
 
-Bodies of up to `UNCOUNTED` bytes, and as much of any answer, are left out over HTTP: there is at
-most one a connection, and so a small request costs nothing here and still passes where large ones
+Over HTTP, bodies of up to `MAX_UNCOUNTED_BYTES` are not counted, and as much of any answer. There
+is at most one per connection. A small request thus costs nothing here, and passes while large ones
 are refused.
 
-    bodies     at most 7/8 of the limit: what comes beyond is refused
-    answers    at most 1/2 of the limit, and all together at most the limit: beyond it the clients that have the most to read are cut off
+    bodies     at most 7/8 of the limit; further ones are refused
+    answers    at most 1/2 of the limit, and at most the limit together with bodies; beyond it the
+               clients with the most unread bytes are cut off
 
 So neither clients that do not read nor bodies that do not end can take everything from the others.
-Once most of what was held is given back, the memory is returned to the system.
+After most of the bytes are given back, the memory is returned to the system.
 """
 
 from __future__ import annotations
@@ -21,36 +21,40 @@ from typing import Protocol
 from tsx_runtime.errors import NoRoom
 from tsx_runtime.heap import return_freed_memory
 
-UNCOUNTED = 64 << 10  # bytes
-LARGE = 32 << 20  # bytes that were held at once, from which on memory is returned
-RETURN_AFTER = 5.0  # seconds: the next bodies may need it again
+MAX_UNCOUNTED_BYTES = 64 << 10
+MIN_RETURNED_BYTES = 32 << 20  # peak from which memory is returned
+RETURN_DELAY_S = 5.0  # The next bodies may need the memory again.
 
 
 class Reader(Protocol):
     """The client of an answer."""
 
     def cut_off(self) -> None:
-        """Throw away what it has not read; `set_unread` follows with 0, now or later."""
+        """Discard its unread bytes; `set_unread` follows with 0, now or later."""
 
 
 class ByteBudget:
     """Counts bytes against `max_inflight_bytes`.
 
-    What is taken must be given back once, whatever happens to the request.
+    Taken bytes must be given back once, whatever happens to the request.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self.refused = 0  # requests, for /metrics
-        self.unread = 0  # of `used`: bytes of answers
+        self.unread = 0  # the part of `used` in answers
         self.cut_off = 0  # clients, for /metrics
         self._readers: dict[Reader, int] = {}
-        self._most = 0  # bytes held at once since memory was returned
+        self._peak = 0  # largest `used` since memory was returned
         self._returning: asyncio.TimerHandle | None = None
 
     def check(self, size: int) -> None:
-        """Raises NoRoom where a body of that many bytes does not fit now."""
+        """Check that so many bytes of a body fit now.
+
+        Raises:
+            NoRoom: They do not fit.
+        """
         if self.used + size > self.limit - self.limit // 8:
             self.refused += 1
             raise NoRoom(
@@ -61,8 +65,10 @@ class ByteBudget:
             )
 
     def take(self, size: int) -> None:
-        """Raises NoRoom, which is an Unavailable, where that many more bytes do not fit; nothing is
-        taken then.
+        """Take so many bytes.
+
+        Raises:
+            NoRoom: They do not fit, and nothing is taken.
         """
         self.check(size)
         self._change(size)
@@ -71,34 +77,38 @@ class ByteBudget:
         self._change(-size)
 
     def set_unread(self, reader: Reader, size: int) -> None:
-        """`size` bytes of answers wait for this client now."""
-        more = size - self._readers.pop(reader, 0)
+        """Set the bytes of answers that wait for this client."""
+        increase = size - self._readers.pop(reader, 0)
         if size:
             self._readers[reader] = size
-        self.unread += more
-        self._change(more)
+        self.unread += increase
+        self._change(increase)
 
     def _change(self, size: int) -> None:
         self.used += size
-        if self.used > self._most:
-            self._most = self.used
-        elif self._most >= LARGE and self.used < self._most // 4 and self._returning is None:
-            with suppress(RuntimeError):  # no loop runs
+        if self.used > self._peak:
+            self._peak = self.used
+        elif (
+            self._peak >= MIN_RETURNED_BYTES
+            and self.used < self._peak // 4
+            and self._returning is None
+        ):
+            with suppress(RuntimeError):  # No loop runs.
                 self._returning = asyncio.get_running_loop().call_later(
-                    RETURN_AFTER, self._return_memory
+                    RETURN_DELAY_S, self._return_memory
                 )
 
     def _return_memory(self) -> None:
-        self._returning, self._most = None, self.used
+        self._returning, self._peak = None, self.used
         asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
 
     @property
     def overdrawn(self) -> bool:
-        """Whether `shed` has something to do."""
+        """Whether `shed` has to cut clients off."""
         return bool(self._readers) and (self.used > self.limit or self.unread > self.limit // 2)
 
     def shed(self) -> None:
-        """Cut clients off, those with the most to read first, until what is left fits."""
+        """Cut clients off, those with the most unread bytes first, until the rest fits."""
         while self.overdrawn:
             reader = max(self._readers, key=self._readers.__getitem__)
             self.cut_off += 1

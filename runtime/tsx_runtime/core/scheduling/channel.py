@@ -1,4 +1,4 @@
-"""The front end's end of a worker's socket: sends a batch as one frame, and receives one frame."""
+"""The front end's side of a worker's socket: it sends batches and receives replies."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
-SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
-MOST_FACTS = (
-    8 << 20
-    # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written
-    # its own
-)
-PIECES_PER_TURN = 32  # parts of streams before other connections have their turn
-JOINED = 64 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
-_PACK = [
-    struct.Struct(f"{count}d").pack for count in range(129)
-]  # of nearly all batches; `struct.pack` looks for its format first
+MAX_SMALL_BYTES = 256 << 10  # frames up to this size are read without a separate allocation
+# Bytes of a report. Workers bound their own ones to less, but an archive may send others.
+MAX_REPORT_BYTES = 8 << 20
+MAX_PIECES_PER_TURN = 32  # parts of streams before other connections have their turn
+MAX_JOINED_BYTES = 64 << 10  # up to this size one copy is cheaper than a list of buffers
+# The sizes of nearly all batches; `struct.pack` would look for its format first.
+_PACK = [struct.Struct(f"{count}d").pack for count in range(129)]
 
 logger = logging.getLogger("tsx.channel")
 
@@ -37,8 +33,8 @@ class SentBatch(NamedTuple):
     jobs: list[Job]
     at: float
     deaths: int  # workers that died with all of these jobs before
-    free: float  # since when there was room for it
-    arrivals: bytes  # of its jobs, see `arrivals`
+    free: float  # time.monotonic() since when the worker had room for it
+    arrivals: bytes  # the result of `arrivals` for the jobs
 
 
 class Owner(Protocol):
@@ -49,23 +45,22 @@ class Owner(Protocol):
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None: ...
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        """An answer begins to stream: its headers, as the client gets them."""
+        """Return the headers of an answer that begins to stream, for its client."""
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
-        """What the handler raised, printed and counted, in the form of `wire`."""
+        """Receive a report of the handler's errors, output and metrics (see `wire`)."""
 
     def on_closed(self, channel: Channel) -> None: ...
 
     def on_proven(self) -> None:
-        """Requests with which a worker died have not killed this one: others may join them."""
+        """Learn that requests with which a worker died have not killed this one."""
 
     def remove(self, channel: Channel) -> None:
-        """Nothing more is to be sent on it."""
+        """Send nothing more on a channel."""
 
 
 class Channel(asyncio.BufferedProtocol):
-    """Holds at most a few batches, in order; the worker runs the first, the others have not
-    started.
+    """The connection to a worker. It holds a few batches in order, of which the first runs.
 
     `loaded` gets the facts of the LOADED frame, or the `LoadFailed` of a FAILED frame or of an
     early end.
@@ -77,34 +72,31 @@ class Channel(asyncio.BufferedProtocol):
         self.loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.sent: deque[SentBatch] = deque()
-        self.worker = ""  # whose it is
-        self.prefetch = False  # whether the worker prepares a second batch while it runs the first
-        self.answered = 0  # requests
-        self.threads = 0  # that its torch may use
+        self.worker = ""  # the worker's id
+        self.prefetch = False  # the worker prepares a second batch while it runs the first
+        self.answered = 0  # number of requests
+        self.threads = 0  # threads of torch in the worker
         self.shares_cores = False  # see `LoadOrder`
-        self.devices: Sequence[int | None] = (
-            None,
-        )  # that the worker uses: numbers of GPUs, or the CPU
-        self.pings = 0  # that the worker has not answered
+        # The worker's devices: numbers of GPUs, or None for the CPU.
+        self.devices: Sequence[int | None] = (None,)
+        self.pings = 0  # missing answers to pings
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
-        # time.monotonic() when the worker began its first batch, or last sent a piece of it; of an
-        # idle one, since when
+        # time.monotonic() when the worker began its first batch, last sent a piece, or became idle.
         self.began = 0.0
-        self._called_off = (
-            False  # whether the worker was told that no client waits for the first batch
-        )
-        self._held: set[Job] = set()  # whose clients are slower than the worker
+        # The worker was told that no client waits for the first batch.
+        self._is_cancelled = False
+        self._held: set[Job] = set()  # jobs whose clients are slower than the worker
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._next_batch = 0
-        self._small = bytearray(SMALL)
+        self._small = bytearray(MAX_SMALL_BYTES)
         self._view = memoryview(self._small)
         self._end = 0
         self._large: bytearray | None = None
         self._large_end = 0
         self._pieces = 0  # parts of streams that were read in this turn of the event loop
-        self._has_turn = False  # a turn is scheduled, in which the frames that have come are read
+        self._has_turn = False  # a turn is scheduled that reads the received frames
 
     @property
     def batches(self) -> int:
@@ -115,7 +107,7 @@ class Channel(asyncio.BufferedProtocol):
         """Whether it works on requests with which a worker died."""
         return bool(self.sent) and self.sent[0].deaths != 0
 
-    # What the owner calls
+    # The methods that the owner calls
 
     def load(self, order: wire.LoadOrder) -> None:
         assert self._transport is not None
@@ -133,36 +125,34 @@ class Channel(asyncio.BufferedProtocol):
             fields += (job.meta, job.body)
         buffers = wire.encode_fields(wire.Kind.BATCH, batch, [0] * len(jobs), fields)
         self.sent.append(SentBatch(batch, jobs, now, deaths, free, arrivals(jobs)))
-        if sum([*map(len, buffers)]) <= JOINED:
+        if sum([*map(len, buffers)]) <= MAX_JOINED_BYTES:
             self._transport.write(b"".join(buffers))
         else:
             self._transport.writelines(buffers)
 
     def set_threads(self, threads: int) -> None:
-        """From its next batch on."""
+        """Set the number of threads from the next batch on."""
         assert self._transport is not None
         if threads != self.threads:
             self.threads = threads
             self._transport.writelines(wire.encode(wire.Kind.THREADS, threads))
 
     def ping(self) -> None:
-        """Ask for a sign of life; `pings` is 0 again when it is there."""
+        """Request a sign of life; `pings` is 0 again when it has come."""
         assert self._transport is not None
         self.pings += 1
         if not self._transport.is_closing():
             self._transport.writelines(wire.encode(wire.Kind.PING, 0))
 
     def close(self) -> None:
-        """The worker ends when it has read to the end; `closed` tells when it has let go of the
-        socket.
-        """
+        """Close the socket; the worker ends when it has read to the end, which `closed` reports."""
         if self._transport is not None:
             self._transport.close()
 
     def hold(self, job: Job) -> None:
-        """Read nothing more from the worker; the others of its batch wait as well.
+        """Stop reading from the worker, which holds up its whole batch.
 
-        Its time does not run meanwhile.
+        The batch's time limit does not run meanwhile.
         """
         if not self._held and self._transport is not None:
             self._transport.pause_reading()
@@ -176,15 +166,15 @@ class Channel(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def cancel(self, job: Job) -> None:
-        """No client waits for this answer any more.
+        """Note that no client waits for an answer.
 
-        Once that is so for all of its batch, the worker is told.
+        The worker is told once that is so for its whole batch.
         """
         if self.sent and job in self.sent[0].jobs:
-            self._call_off()
+            self._cancel_batch()
 
     def holds(self, job: Job) -> bool:
-        """Whether it holds `job`, and its answer has not begun."""
+        """Tell whether it holds a job whose answer has not begun."""
         return any(
             job in sent.jobs
             and not (sent is self.sent[0] and sent.jobs.index(job) in self.streaming)
@@ -202,7 +192,7 @@ class Channel(asyncio.BufferedProtocol):
                 self._drained = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._drained, self.closed], return_when=asyncio.FIRST_COMPLETED)
 
-    # What the event loop calls
+    # The methods that the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -217,10 +207,8 @@ class Channel(asyncio.BufferedProtocol):
             if self._large is not None:
                 self._large_end += nbytes
                 if self._large_end == len(self._large):
-                    whole, self._large = memoryview(self._large), None
-                    self._on_frame(
-                        wire.decode(wire.decode_header(whole), whole[wire.HEADER.size :])
-                    )
+                    data, self._large = memoryview(self._large), None
+                    self._on_frame(wire.decode(wire.decode_header(data), data[wire.HEADER.size :]))
             else:
                 self._end += nbytes
                 self._read_small()
@@ -239,7 +227,7 @@ class Channel(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.loaded.done():
             self.loaded.set_exception(EOFError("the worker ended before it had loaded the model"))
-            self.loaded.exception()  # marks it as retrieved: its starter may be gone
+            self.loaded.exception()  # marks it as retrieved: the starter may be gone
         if not self.closed.done():
             self.closed.set_result(None)
         self.owner.on_closed(self)
@@ -249,12 +237,12 @@ class Channel(asyncio.BufferedProtocol):
     def _read_small(self) -> None:
         start = self._pieces = 0
         while self._end - start >= wire.HEADER.size:
-            if self._pieces > PIECES_PER_TURN:
+            if self._pieces > MAX_PIECES_PER_TURN:
                 self._take_turn()
                 break
             header = wire.decode_header(self._view[start : self._end])
             end = start + wire.HEADER.size + header.size
-            if end - start > SMALL:
+            if end - start > MAX_SMALL_BYTES:
                 self._large = bytearray(end - start)
                 self._large_end = self._end - start
                 self._large[: self._large_end] = self._view[start : self._end]
@@ -264,15 +252,13 @@ class Channel(asyncio.BufferedProtocol):
                 break
             self._on_frame(wire.decode(header, self._view[start + wire.HEADER.size : end]))
             start = end
-        rest = self._end - start
-        if start and rest:
-            self._small[:rest] = self._small[start : self._end]
-        self._end = rest
+        unread = self._end - start
+        if start and unread:
+            self._small[:unread] = self._small[start : self._end]
+        self._end = unread
 
     def _take_turn(self) -> None:
-        """Read the frames that have come in another turn, and nothing from the socket until
-        then.
-        """
+        """Read the received frames in another turn, and nothing from the socket until then."""
         assert self._transport is not None
         if not self._has_turn:
             self._has_turn = True
@@ -302,7 +288,7 @@ class Channel(asyncio.BufferedProtocol):
             self.sent.popleft()
             self.answered += len(sent.jobs)
             self.streaming.clear()
-            self._called_off = False
+            self._is_cancelled = False
             self.began = time.monotonic()
             if self._drained is not None and not self.sent:
                 self._drained.set_result(None)
@@ -321,7 +307,7 @@ class Channel(asyncio.BufferedProtocol):
                 job = sent.jobs[position]
                 job.piece(self.owner.on_begun(job, meta) if meta else meta, body, self)
                 if job.gone:
-                    self._call_off()
+                    self._cancel_batch()
         elif frame.kind in (wire.Kind.LOADED, wire.Kind.FAILED) and not self.loaded.done():
             self._on_loaded(frame)
         elif frame.kind is wire.Kind.PONG and self.pings:
@@ -334,19 +320,19 @@ class Channel(asyncio.BufferedProtocol):
         else:
             raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
 
-    def _call_off(self) -> None:
-        """Where no client of the first batch waits: the handler stops at its next part.
+    def _cancel_batch(self) -> None:
+        """Tell the worker that no client waits for the first batch, if that is so.
 
-        The batch is still closed by a reply.
+        The handler stops at its next part. A reply still closes the batch.
         """
         assert self._transport is not None
         first = self.sent[0]
         if (
-            not self._called_off
+            not self._is_cancelled
             and all(job.gone for job in first.jobs)
             and not self._transport.is_closing()
         ):
-            self._called_off = True
+            self._is_cancelled = True
             self._transport.writelines(wire.encode(wire.Kind.CANCEL, first.batch))
 
     def _expect(self, frame: wire.Frame) -> SentBatch:
@@ -372,9 +358,9 @@ class Channel(asyncio.BufferedProtocol):
 
 
 def _facts(frame: wire.Frame) -> dict[str, Any]:
-    if len(frame.extra) > MOST_FACTS:
+    if len(frame.extra) > MAX_REPORT_BYTES:
         raise wire.FrameError(
-            f"the worker's report has {len(frame.extra)} bytes; at most {MOST_FACTS} are read"
+            f"the worker's report has {len(frame.extra)} bytes; at most {MAX_REPORT_BYTES} are read"
         )
     try:
         facts: dict[str, Any] = json.loads(bytes(frame.extra))
@@ -384,7 +370,11 @@ def _facts(frame: wire.Frame) -> dict[str, Any]:
 
 
 def check_extra(frame: wire.Frame) -> None:
-    """Of a reply, before anything is done with it. Raises FrameError."""
+    """Check the extra of a reply before the reply is used.
+
+    Raises:
+        FrameError: The extra is too short.
+    """
     if 0 < len(frame.extra) < wire.TIMES.size:
         raise wire.FrameError(
             f"the extra of a reply has {len(frame.extra)} bytes, fewer than its times"
@@ -392,10 +382,10 @@ def check_extra(frame: wire.Frame) -> None:
 
 
 def arrivals(jobs: Sequence[Job]) -> bytes:
-    """When each arrived, in the order of a queue (`queue.urgency`).
+    """Pack the arrival times of jobs in the order of a queue (`queue.urgency`).
 
-    To be asked when they are sent: when they are answered, each of them would have to be brought
-    into the processor's cache again.
+    They are packed when jobs are sent: at the reply, each job would have to be loaded into the
+    processor's cache again.
     """
     count = len(jobs)
     if count == 1:
@@ -407,18 +397,20 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
 def without_late(
     sent: SentBatch, frame: wire.Frame
 ) -> tuple[list[Job], bytes, Sequence[int], list[wire.Item]]:
-    """The jobs of an answered batch that were not refused while it ran, with their arrivals,
-    statuses and answers.
+    """Return the jobs of a reply that were not refused meanwhile.
+
+    Returns:
+        The jobs, and their arrivals, statuses and answers.
     """
     _, jobs, _, _, _, arrived = sent
     items = frame.items
-    left = [position for position, job in enumerate(jobs) if not job.takes(items[position])]
-    if len(left) == len(jobs):
+    positions = [position for position, job in enumerate(jobs) if not job.takes(items[position])]
+    if len(positions) == len(jobs):
         return jobs, arrived, frame.codes, items
-    kept = [jobs[position] for position in left]
+    counted_jobs = [jobs[position] for position in positions]
     return (
-        kept,
-        arrivals(kept),
-        [frame.codes[position] for position in left],
-        [items[position] for position in left],
+        counted_jobs,
+        arrivals(counted_jobs),
+        [frame.codes[position] for position in positions],
+        [items[position] for position in positions],
     )

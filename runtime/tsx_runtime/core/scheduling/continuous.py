@@ -1,8 +1,7 @@
-"""Dispatches to workers that accept requests while they work on others: continuous batching and
-asynchronous handlers.
+"""Dispatch to workers whose running requests others may join.
 
-`join` is to `JoiningDispatcher` what `assign` is to `Dispatcher`: the whole decision, without I/O
-and without a clock.
+These are workers with continuous batching or an asynchronous handler. `join` makes the decisions of
+`JoiningDispatcher`, as `assign` does for `Dispatcher`: without I/O and without a clock.
 """
 
 from __future__ import annotations
@@ -21,24 +20,22 @@ from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue, Suspects
 from tsx_runtime.errors import TsxError, WorkerDied
 
-# of workers with one request: the first, those that find the guilty, and one that was not its fault
-MOST_DEATHS = 4
+# Workers that died with one request: at first, twice to find the cause, and one by accident.
+MAX_DEATHS = 4
 
 
 def join(
     queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits
 ) -> Assignment[SlotT]:
-    """Take from `queue` what is to be done now; its only effect is that what it returns has left
-    the queue.
+    """Take the requests to send now out of `queue`; it has no other effect.
 
-    A slot's `batches` are the requests that its worker has under way; it takes `limits.max_items`
-    of them at most.
+    The `batches` of a slot are the running requests of its worker, at most `limits.max_items`.
 
-    1. Suspects first, a group at a time: it goes to the worker with the fewest under way that has
-       none in quarantine. No request joins them there until they have left it. While a group waits
-       for room, the worker with the fewest takes nothing else.
-    2. Each request goes to the worker with the fewest under way that has room, in the queue's
-       order. Nothing waits to fill a batch.
+    1. Suspects go first. A group goes to the worker with the fewest running requests that has
+       none in quarantine. Further requests join only after the quarantine. While a group waits for
+       room, the worker with the fewest requests takes nothing else.
+    2. Each request goes to the worker with the fewest running requests that has room, in the
+       queue's order. Nothing waits to fill a batch.
     """
     skipped = queue.drop_over(now) if queue.some_left or queue.earliest <= now else []
     load = {index: worker.batches for index, worker in enumerate(workers) if not worker.suspected}
@@ -50,46 +47,48 @@ def join(
             break
         retries.append((workers[index], queue.take_suspects()))
     taken: dict[int, list[Job]] = {}
-    one = BatchLimits(1, limits.max_bytes)
+    single = BatchLimits(1, limits.max_bytes)
     while queue.jobs and load:
         index = min(load, key=lambda index: load[index])
         if load[index] >= limits.max_items:
             break
-        taken.setdefault(index, []).extend(queue.take(one))
+        taken.setdefault(index, []).extend(queue.take(single))
         load[index] += 1
     batches = [(workers[index], jobs) for index, jobs in taken.items()]
     return Assignment(batches, retries, skipped, queue.earliest)
 
 
-def blame(left: list[Job], blamed: list[Job], lost: int) -> list[Suspects]:
-    """The groups to try when a worker has died with so many `lost` requests, of which `left` have
-    not begun to be answered.
+def blame(unanswered: list[Job], blamed: list[Job], lost: int) -> list[Suspects]:
+    """Return the groups to try after a worker died with `lost` requests.
 
-    Those that were in quarantine are to blame, each apart; one that was alone in it is found. Where
-    none was, all are suspects, in halves; a request that was the worker's only one is found.
+    Args:
+        unanswered: The lost requests whose answer had not begun.
+        blamed: Those of them that were in quarantine. They are the suspects, each on its own; a
+            single one is the cause. Without any, all are suspects, in halves.
+        lost: The number of requests; the only request of a worker is the cause.
     """
     if blamed:
         return halves(Suspects(blamed, 1))
-    if len(left) == 1:
-        return [Suspects(left, 1)] if lost > 1 else []
-    return halves(Suspects(left, 0)) if left else []
+    if len(unanswered) == 1:
+        return [Suspects(unanswered, 1)] if lost > 1 else []
+    return halves(Suspects(unanswered, 0)) if unanswered else []
 
 
 class JoiningDispatcher(Dispatcher):
-    """Requests join what a worker has under way as soon as there is room; each has
-    `response_timeout` to itself, counted again from each piece of its answer.
+    """The dispatcher of a version whose workers let requests join running ones.
 
-    What a worker had under way when it died is tried again unless its answer had begun: in halves
-    and then alone, but only for as long as the quarantine lasts. Those that are in it when another
-    worker dies did it. One that kills later takes others with it; no request is tried more often
-    than `MOST_DEATHS` times.
+    Each request has `response_timeout` for itself, counted again from each piece of its answer.
+
+    Requests of a worker that died are tried again unless their answer had begun: first in halves,
+    then alone, during a quarantine. Requests in quarantine are blamed when another worker dies. One
+    that kills later affects others. No request is tried more than `MAX_DEATHS` times.
     """
 
     def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
         super().__init__(label, limits, bounds)
-        self._watch: asyncio.TimerHandle | None = None  # for answers that are overdue
-        self._deaths: Counter[Job] = Counter()  # workers that have died with a request
-        self._blamed: set[Job] = set()  # they were in quarantine when a worker died
+        self._watch: asyncio.TimerHandle | None = None  # the timer for overdue answers
+        self._deaths: Counter[Job] = Counter()  # workers that died with a request
+        self._blamed: set[Job] = set()  # requests in quarantine when a worker died
 
     def new_channel(self) -> Channel:
         return OpenChannel(self)
@@ -106,20 +105,20 @@ class JoiningDispatcher(Dispatcher):
 
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         if self._deaths:
-            del self._deaths[sent.jobs[0]]  # a Counter takes that also for what it does not have
+            del self._deaths[sent.jobs[0]]  # A Counter accepts missing keys here.
         super().on_reply(channel, sent, frame)
 
     def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        left = self._count_death(
+        unanswered = self._count_death(
             [job for position, job in enumerate(lost.jobs) if position not in streaming]
         )
-        blamed = [job for job in left if job in self._blamed]
-        innocent = [job for job in left if job not in self._blamed] if blamed else []
+        blamed = [job for job in unanswered if job in self._blamed]
+        innocent = [job for job in unanswered if job not in self._blamed] if blamed else []
         self._blamed.difference_update(lost.jobs)
         if not self.accepting:
             self.refuse_all(lost.jobs, error)
             return
-        groups = blame(left, blamed, len(lost.jobs))
+        groups = blame(unanswered, blamed, len(lost.jobs))
         again = {*innocent, *(job for group in groups for job in group.jobs)}
         self.refuse_all([job for job in lost.jobs if job not in again], error)
         self.queue.put_back(innocent)
@@ -127,22 +126,22 @@ class JoiningDispatcher(Dispatcher):
         self._flush()
 
     def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        left = self._count_death(
+        unanswered = self._count_death(
             [job for position, job in enumerate(lost.jobs) if position not in streaming]
         )
         self._blamed.difference_update(lost.jobs)
         if not self.accepting:
-            left = []
-        again = set(left)
+            unanswered = []
+        again = set(unanswered)
         self.refuse_all([job for job in lost.jobs if job not in again], error)
-        self.queue.put_back(left)
+        self.queue.put_back(unanswered)
         self._flush()
 
     def _count_death(self, jobs: list[Job]) -> list[Job]:
-        """Those that may be tried once more."""
+        """Count a death for each job, and return the jobs that may be tried again."""
         self._deaths.update(jobs)
         self._begun.update(self._due.keys() & jobs)
-        return [job for job in jobs if self._deaths[job] < MOST_DEATHS]
+        return [job for job in jobs if self._deaths[job] < MAX_DEATHS]
 
     def _refuse(self, job: Job, error: TsxError) -> None:
         del self._deaths[job]
@@ -161,7 +160,7 @@ class JoiningDispatcher(Dispatcher):
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         super().change(limits, bounds)
-        if self._watch is not None:  # `response_timeout` may be another
+        if self._watch is not None:  # `response_timeout` may have changed.
             self._watch.cancel()
             self._refuse_overdue()
 
@@ -177,18 +176,17 @@ class JoiningDispatcher(Dispatcher):
             self._watch = self._loop.call_later(self.response_timeout, self._refuse_overdue)
 
     def _refuse_overdue(self) -> None:
-        """Refuse whose answer, or next piece, has not come in time, though the worker lives.
+        """Refuse requests whose answer or next piece is overdue, while the worker is alive.
 
-        A worker of which nothing at all is heard is killed by its supervisor, at the same age.
+        The supervisor kills a worker that sends nothing at all, after the same time.
         """
         self._watch = None
         before = time.monotonic() - self.response_timeout
         oldest: float | None = None
         for channel in list(self._all_channels):
             assert isinstance(channel, OpenChannel)
-            if (
-                channel.began > before and not channel.held
-            ):  # nothing is read from it while a client is slow
+            # Nothing is read from the worker while a client is slow.
+            if channel.began > before and not channel.held:
                 for job in channel.overdue(before):
                     text = (
                         f"Worker did not answer within {self.response_timeout:g} s"

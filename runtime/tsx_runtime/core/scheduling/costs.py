@@ -1,5 +1,6 @@
-"""The queue of a model whose batches are bounded by the cost of their requests, or have preferred
-sizes (docs/guides/batching.md).
+"""The queue of a model whose batches have a bounded cost, or preferred sizes.
+
+See docs/guides/batching.md.
 """
 
 from __future__ import annotations
@@ -12,47 +13,49 @@ from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.wire import BATCH_COST, MetricDelta
 
-AHEAD = 4  # batches of `max_items` requests, among which those of like cost are looked for
-MEMORY = 0.9  # the weight of what was measured before, with each batch that is measured
-_HEADER = re.compile(rb"\r\nx-tsx-cost: *(\d{1,15}) *\r\n")  # in a request's meta in lower case
+# Requests of similar cost are sought among so many times `max_items` requests.
+WINDOW_BATCHES = 4
+MEAN_WEIGHT = 0.9  # the weight of earlier measurements, per measured batch
+# Matches a request's meta in lower case.
+_HEADER = re.compile(rb"\r\nx-tsx-cost: *(\d{1,15}) *\r\n")
 
 
 class CostQueue(RequestQueue):
-    """A batch takes the first request and those of like cost, so that each waits for no more
-    batches than requests stood before it.
+    """A queue whose batches take the first request, and others of similar cost.
 
-    A request costs what its header `x-tsx-cost` says, else the bytes of its body times the cost of
-    a byte.
+    Each request waits for at most as many batches as requests were before it. Its cost is that of
+    its header `x-tsx-cost`, else the bytes of its body times the cost of a byte.
     """
 
-    __slots__ = ("_cost", "_most", "_rate", "_size")
+    __slots__ = ("_cost", "_max_cost", "_rate", "_size")
 
-    def __init__(self, cost_per_byte: float, most: float = 0) -> None:
-        """`cost_per_byte`: until workers have measured it.
+    def __init__(self, cost_per_byte: float, max_cost: float = 0) -> None:
+        """Make an empty queue.
 
-        Infinite where bytes say nothing: each request is a batch then.
-
-        `most`: of a batch, and so the most that a header is believed; 0: there is no bound, and no
-        header is read.
+        Args:
+            cost_per_byte: The cost of a byte until workers have measured it. If it is infinite,
+                each request is a batch, since bytes say nothing.
+            max_cost: The limit of a batch, and of the value of a header; 0: no limit, and headers
+                are not read.
         """
         super().__init__()
-        self._most = most
+        self._max_cost = max_cost
         self._rate = cost_per_byte
-        self._cost = self._size = 0.0  # measured
+        self._cost = self._size = 0.0  # sums of measurements
 
     def cost(self, job: Job) -> float:
-        found = _HEADER.search(job.meta.lower()) if self._most else None
+        match = _HEADER.search(job.meta.lower()) if self._max_cost else None
         return (
-            min(max(float(found[1]), 1.0), self._most)
-            if found
+            min(max(float(match[1]), 1.0), self._max_cost)
+            if match
             else self._rate * max(len(job.body), 1)
         )
 
     def learn(self, jobs: Sequence[Job], metrics: Sequence[MetricDelta]) -> None:
         cost = sum(metric["value"] for metric in metrics if metric["name"] == BATCH_COST)
         if cost > 0:
-            self._cost = MEMORY * self._cost + cost
-            self._size = MEMORY * self._size + sum(max(len(job.body), 1) for job in jobs)
+            self._cost = MEAN_WEIGHT * self._cost + cost
+            self._size = MEAN_WEIGHT * self._size + sum(max(len(job.body), 1) for job in jobs)
             self._rate = self._cost / self._size
 
     def fills(self, limits: BatchLimits) -> bool:
@@ -63,7 +66,7 @@ class CostQueue(RequestQueue):
 
     def take(self, limits: BatchLimits) -> list[Job]:
         jobs = self.jobs
-        window = list(islice(jobs, AHEAD * limits.max_items))
+        window = list(islice(jobs, WINDOW_BATCHES * limits.max_items))
         costs = [self.cost(job) if limits.max_cost < NEVER else 0.0 for job in window]
         chosen = choose(window, costs, len(jobs), limits)
         for _ in window:
@@ -72,15 +75,16 @@ class CostQueue(RequestQueue):
         batch = [window[at] for at in sorted(chosen)]
         self.size -= sum(len(job.body) for job in batch)
         if not jobs:
-            self._emptied()
+            self._reset()
         return batch
 
 
 def choose(
     window: Sequence[Job], costs: Sequence[float], waiting: int, limits: BatchLimits
 ) -> set[int]:
-    """Of the first of `waiting` requests, those that make a batch with the very first: the more
-    urgent before those of like cost.
+    """Choose a batch from the first of `waiting` requests, beginning with the very first.
+
+    More urgent requests go before those of similar cost.
     """
     chosen: list[int] = []
     cost, size = limits.max_cost, limits.max_bytes
@@ -95,10 +99,10 @@ def choose(
     return set(chosen[: preferred(len(chosen), waiting - len(chosen), limits.buckets)])
 
 
-def preferred(count: int, left: int, buckets: Sequence[int]) -> int:
-    """How many of so many requests a batch takes where `left` others wait in any case.
+def preferred(count: int, later: int, buckets: Sequence[int]) -> int:
+    """Return how many of `count` requests a batch takes, if `later` ones wait in any case.
 
-    A preferred size, unless one of these would wait for longer than until the next batch.
+    It is a preferred size, unless a request would then wait longer than for the next batch.
     """
     size = max((size for size in buckets if size <= count), default=count)
-    return size if left or size == count or count - size in buckets else count
+    return size if later or size == count or count - size in buckets else count

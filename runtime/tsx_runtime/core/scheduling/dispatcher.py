@@ -1,5 +1,6 @@
-"""A version's queue and its workers: calls `assign` on arrivals and replies, and applies the
-assignment.
+"""A version's queue and its workers.
+
+The dispatcher calls `assign` on arrivals and replies, and applies the assignment.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from weakref import WeakSet
 
 from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, assign, halves
+from tsx_runtime.core.scheduling.batching import (
+    BLAMELESS,
+    Assignment,
+    assign,
+    halves,
+    split_unstarted,
+)
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_late
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
@@ -33,7 +40,7 @@ from tsx_runtime.errors import (
 
 TIMES_SIZE = wire.TIMES.size
 
-# TorchServe's words, which its clients look for, also where the queue is full
+# TorchServe's words, for which its clients look, even if the queue is full.
 NO_WORKER = "has no worker to serve inference request. Please use scale workers API to add workers."
 
 
@@ -43,67 +50,60 @@ class Bounds(NamedTuple):
     items: int = 100
     size: int = 1 << 30  # bytes of bodies; one request alone may exceed it
     overload_status: int = 503
-    slo: LatencyTarget | None = None  # of a version whose dispatcher has one
+    slo: LatencyTarget | None = None  # a latency target, for the dispatcher that has one
 
 
 class Dispatcher:
-    """Holds the queued and the running jobs of one version; every job it accepts is answered or
-    refused exactly once.
+    """The queued and running jobs of one version; each is answered or refused exactly once.
 
-    Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue
-    has room.
+    Jobs are accepted while a worker serves the version or is starting (`accept`), and the queue has
+    room.
     """
 
-    no_worker_words = NO_WORKER
+    no_worker_message = NO_WORKER
 
     def __init__(
         self, label: str, limits: BatchLimits, bounds: Bounds, queue: RequestQueue | None = None
     ) -> None:
-        self.label = label  # as errors name it: Model "m" [Version 1.0]
+        self.label = label  # the name in errors: Model "m" [Version 1.0]
         self.limits = limits
         self.bounds = bounds
         self.queue = RequestQueue() if queue is None else queue
         self.channels: list[Channel] = []
-        self._all_channels: WeakSet[Channel] = (
-            WeakSet()
-        )  # also those that get nothing more, and may hold something
+        # All channels that may hold jobs, including those that get no more.
+        self._all_channels: WeakSet[Channel] = WeakSet()
         self.stats = Stats(label, self)
         self.service_rate = ServiceRate()
         self.accepting = False
-        self.why_not = ""
-        self.seconds_until_ready: Callable[[], float | None] = lambda: None  # the supervisor knows
-        self.wake: Callable[[], bool] = lambda: (
-            False
-        )  # have an unloaded model loaded; False where there is none
+        self.no_worker_reason = ""
+        self.seconds_until_ready: Callable[[], float | None] = lambda: None  # set by the supervisor
+        # Loads an unloaded model; returns False if there is none.
+        self.wake: Callable[[], bool] = lambda: False
         self.cold_starts = ColdStarts()
-        self.response_timeout = 120.0  # seconds; the supervisor holds workers to it
+        self.response_timeout = 120.0  # seconds; enforced by the supervisor
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
-        self._timer: asyncio.TimerHandle | None = (
-            None  # the one for whatever is to be done next although nothing arrives
-        )
+        # The only timer for actions without an arrival.
+        self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
-        # the deadlines of accepted jobs that have one; NEVER of those that may not be counted
+        # The deadlines of accepted jobs; NEVER for jobs whose answer may not be counted.
         self._due: dict[Job, float] = {}
-        self._begun: set[Job] = (
-            set()
-        )  # of those: what waits again after it had begun at a worker that was lost
-        self._full: tuple[bool, str, int] | None = (
-            None  # what is said when the queue is full, by requests or by bytes
-        )
-        self._open = 0  # accepted and neither answered nor refused yet
+        # Jobs of `_due` that wait again after their worker was lost.
+        self._begun: set[Job] = set()
+        # The message for a full queue: whether by requests or by bytes, text, seconds.
+        self._full: tuple[bool, str, int] | None = None
+        self._open = 0  # accepted jobs that are neither answered nor refused
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # What routes call
+    # The methods that routes call
 
     def submit(self, job: Job) -> None:
         queue, bounds = self.queue, self.bounds
         size = len(job.body)
         full = len(queue.jobs) >= bounds.items or queue.size + size > bounds.size
         if full:
-            # a burst may fill the queue while workers idle, and jobs whose clients have left hold a
-            # place until now
+            # A burst may fill the queue while workers idle, and left jobs hold a place until now.
             if self._flush_due:
                 self._flush()
             full = len(queue.jobs) >= bounds.items or (
@@ -122,15 +122,14 @@ class Dispatcher:
                 start = latest_start(job.arrived, job.deadline, self.service_rate.answer_time)
                 job.deadline = min(start, job.arrived + job.patience)
             queue.put(job, size)
-            if (
-                not self._flush_due
-            ):  # one flush a turn of the loop: what arrived together leaves together
+            # One flush per turn of the loop: jobs that arrived together leave together.
+            if not self._flush_due:
                 self._flush_due = True
                 self._loop.call_soon(self._flush)
 
     @property
     def pending(self) -> int:
-        """Requests that wait for a worker."""
+        """The number of requests that wait for a worker."""
         return len(self.queue)
 
     @property
@@ -138,14 +137,14 @@ class Dispatcher:
         return self._open
 
     def room(self) -> int:
-        """How many more requests could leave for a worker now."""
+        """Return how many more requests could be sent to a worker now."""
         return (
             self.limits.max_items * sum(channel.batches == 0 for channel in self.channels)
             - self.pending
         )
 
     def reject_busy(self, job: Job) -> None:
-        """Where nothing may wait (`useJobTicket`)."""
+        """Refuse a request that must not wait (`useJobTicket`)."""
         busy = (
             " All workers are busy, and with useJobTicket nothing waits for one."
             if self.channels
@@ -154,8 +153,9 @@ class Dispatcher:
         self._reject(job, NoWorker(f"{self._no_worker().message}.{busy}"))
 
     def reject_without_time(self, job: Job) -> None:
-        """Where `responseTimeout` is 0: TorchServe's words, without the end of a worker for each
-        request.
+        """Refuse a request because `responseTimeout` is 0, in TorchServe's words.
+
+        No worker is ended for it.
         """
         self._reject(
             job,
@@ -171,10 +171,9 @@ class Dispatcher:
         return not self._open
 
     def leave(self, job: Job) -> None:
-        """Its client is gone.
+        """Note that a client has left.
 
-        If it waits, it gives its place up in this turn of the loop and is refused; else its answer
-        goes nowhere.
+        If its job waits, it is refused in this turn of the loop; else its answer is dropped.
         """
         self.queue.leave(job)
         for channel in self._all_channels:
@@ -184,24 +183,24 @@ class Dispatcher:
             self._loop.call_soon(self._flush)
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
-        """From now on. What waits beyond a lower bound stays."""
+        """Set new limits; requests that wait beyond a lower bound stay."""
         self.limits, self.bounds, self._full = limits, bounds, None
         self._flush()
 
     def continue_counts(self, stats: Stats) -> None:
-        """Count on where another dispatcher has begun, and goes on while it has requests."""
+        """Continue the counts of another dispatcher, which counts until its requests have ended."""
         self.stats = stats
-        stats.counts_for(self)
+        stats.add_serving(self)
 
-    # What the supervisor calls
+    # The methods that the supervisor calls
 
     def new_channel(self) -> Channel:
         return Channel(self)
 
     def add(self, channel: Channel) -> None:
-        if channel.closed.done():  # its worker has died since it was ready
+        if channel.closed.done():  # The worker has died since it was ready.
             return
-        channel.began = time.monotonic()  # from now on it is free for a batch
+        channel.began = time.monotonic()  # It is free for a batch from now on.
         self.cold_starts.end(channel.began)
         self.channels.append(channel)
         self._all_channels.add(channel)
@@ -209,24 +208,22 @@ class Dispatcher:
         self._flush()
 
     def remove(self, channel: Channel) -> None:
-        """Send it nothing more; what it holds it still answers."""
+        """Send nothing more on a channel; its jobs are still answered."""
         if channel in self.channels:
             self.channels.remove(channel)
 
     async def release(self, channel: Channel) -> None:
-        """Another process serves in its place: send it nothing more, and wait until it holds
-        nothing.
-        """
+        """Send nothing more to a process that has a successor; wait until it holds no job."""
         self.remove(channel)
         await channel.drained()
 
-    def accept(self, accepting: bool, why_not: str = "") -> None:
-        """Whether there is a worker that serves, or will.
+    def accept(self, accepting: bool, no_worker_reason: str = "") -> None:
+        """Set whether a worker serves or will serve.
 
-        When there is none, what waits is refused, with the reason if it is known.
+        Without one, waiting requests are refused, with the reason if it is known.
         """
         self.accepting = accepting
-        self.why_not = why_not
+        self.no_worker_reason = no_worker_reason
         if not accepting:
             self.refuse_waiting(self._no_worker())
 
@@ -234,43 +231,44 @@ class Dispatcher:
         self.refuse_all(self.queue.drop_all(), error)
 
     def refuse_all(self, jobs: Iterable[Job], error: TsxError) -> None:
-        """Answer accepted requests that no worker will."""
+        """Refuse accepted requests that no worker will answer."""
         for job in jobs:
             self._refuse(job, error)
 
     def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        """Try what a worker had begun when it died again, in smaller groups; refuse what cannot be,
-        and what is found guilty.
+        """Try the jobs of a dead worker again, in smaller groups; refuse the rest.
+
+        Jobs whose answer had begun are refused, and the job that is found to be the cause.
         """
-        left = self._left_of(lost, streaming, error)
+        unanswered = self._refuse_streamed(lost, streaming, error)
         groups = (
-            halves(Suspects(left, lost.deaths))
-            if len(left) == len(lost.jobs)
-            else [Suspects([job], lost.deaths + 1) for job in left]
+            halves(Suspects(unanswered, lost.deaths))
+            if len(unanswered) == len(lost.jobs)
+            else [Suspects([job], lost.deaths + 1) for job in unanswered]
         )
-        self._run_again(left, groups, error)
+        self._run_again(unanswered, groups, error)
 
     def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        """Run again, as it is, what a worker had begun that was stuck through no fault of its
-        requests; once: one may have stopped it.
-        """
-        left = self._left_of(lost, streaming, error)
-        self._run_again(left, [Suspects(left, BLAMELESS)] if left else [], error)
+        """Run the jobs of a stuck worker again, unchanged; once only, as one may be the cause."""
+        unanswered = self._refuse_streamed(lost, streaming, error)
+        self._run_again(unanswered, [Suspects(unanswered, BLAMELESS)] if unanswered else [], error)
 
-    def _left_of(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> list[Job]:
+    def _refuse_streamed(
+        self, lost: SentBatch, streaming: Collection[int], error: TsxError
+    ) -> list[Job]:
         self.refuse_all(
             [job for position, job in enumerate(lost.jobs) if position in streaming], error
         )
-        left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
-        self._begun.update(self._due.keys() & left)
-        return left
+        unanswered = [job for position, job in enumerate(lost.jobs) if position not in streaming]
+        self._begun.update(self._due.keys() & unanswered)
+        return unanswered
 
-    def _run_again(self, left: list[Job], groups: list[Suspects], error: TsxError) -> None:
+    def _run_again(self, unanswered: list[Job], groups: list[Suspects], error: TsxError) -> None:
         if groups and self.accepting:
             self.queue.suspect(groups)
             self._flush()
         else:
-            self.refuse_all(left, error)
+            self.refuse_all(unanswered, error)
 
     async def wait_idle(self) -> None:
         """Wait until no job is queued or running."""
@@ -281,19 +279,19 @@ class Dispatcher:
         await self.wait_idle()
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Stop the timer, since no job comes any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._timer_at = None, NEVER
 
-    # What channels call
+    # The methods that channels call
 
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
-        self._flush()  # the next batch leaves before this one's answers are written
+        self._flush()  # The next batch leaves before these answers are written.
         if self.cold_starts.until:
             frame = self.cold_starts.with_headers(sent.jobs, frame)
-        _, jobs, at, _, free, arrivals = sent  # by name, each field costs as much as all of them
+        _, jobs, at, _, free, arrivals = sent  # Unpacking is as cheap as one field.
         _, _, codes, items, extra = frame
         size = len(jobs)
         self.service_rate.add(size, now - max(at, channel.replied), now - at)
@@ -308,7 +306,7 @@ class Dispatcher:
         times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else times_in(extra)
         batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
         self._full = None
-        # The channel has counted the items.
+        # The channel has checked the number of items.
         for job, (status, headers, body) in zip(jobs, items, strict=False):
             job.answer(status, headers, body, batch)
         if size:
@@ -332,17 +330,18 @@ class Dispatcher:
         self.stats.add_report(channel.worker, facts)
 
     def on_closed(self, channel: Channel) -> None:
-        """What it had not begun goes back to its old place; what it had begun stays in
-        `channel.sent` for the supervisor.
+        """Put unstarted jobs back in their old places.
+
+        Started jobs stay in `channel.sent` for the supervisor.
         """
         self.remove(channel)
         while len(channel.sent) > 1:
             jobs = channel.sent.pop().jobs
             if channel.prefetch:
-                self.queue.suspect(apart(jobs))
+                self.queue.suspect(split_unstarted(jobs))
             else:
                 self.queue.put_back(jobs)
-        if not self.accepting:  # it was the last, on its way out
+        if not self.accepting:  # It was the last worker, on its way out.
             self.refuse_waiting(self._no_worker())
         else:
             self._flush()
@@ -355,22 +354,23 @@ class Dispatcher:
         now = time.monotonic()
         if now < at_least:
             now = at_least
-        todo = self._decide(now)
-        for channel, jobs in todo.batches:
+        assignment = self._decide(now)
+        for channel, jobs in assignment.batches:
             channel.send(jobs, now)
-        for channel, group in todo.retries:
+        for channel, group in assignment.retries:
             channel.send(group.jobs, now, group.deaths)
-        for job in todo.skipped:
+        for job in assignment.skipped:
             self._refuse(job, self._gone_or_late(job))
-        if todo.wake < self._timer_at:
-            self._set_timer(todo.wake, now)
+        if assignment.wake < self._timer_at:
+            self._set_timer(assignment.wake, now)
 
     def _decide(self, now: float) -> Assignment[Channel]:
         return assign(self.queue, self.channels, now, self.limits, self.service_rate.short)
 
     def _set_timer(self, at: float, now: float) -> None:
-        """One that is set already and goes off earlier stays: it costs one flush, and sets the
-        next.
+        """Set the timer to an earlier time.
+
+        An earlier timer stays: it costs one flush, and sets the next.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -379,9 +379,8 @@ class Dispatcher:
 
     def _on_timer(self) -> None:
         at, self._timer, self._timer_at = self._timer_at, None, NEVER
-        self._flush(
-            at
-        )  # loops round to milliseconds, and one that is early would have to be set again
+        # Loops round to milliseconds, and a timer that is early would have to be set again.
+        self._flush(at)
         if self._due:
             self._refuse_late(max(at, time.monotonic()))
 
@@ -391,8 +390,9 @@ class Dispatcher:
             self._set_timer(due, time.monotonic())
 
     def _refuse_late(self, now: float) -> None:
-        """Refuse what still runs at its deadline, unless its answer has begun: the worker is told,
-        and what it answers goes nowhere.
+        """Refuse jobs that run past their deadline, unless their answer has begun.
+
+        The worker is told, and its answer is dropped.
         """
         for job in [job for job, due in self._due.items() if due <= now]:
             if job.late:  # given up with another part of its request
@@ -404,7 +404,7 @@ class Dispatcher:
             self._set_timer(earliest, now)
 
     def _runs(self, job: Job) -> bool:
-        """Whether a worker holds it, and its answer has not begun."""
+        """Tell whether a worker holds a job whose answer has not begun."""
         return any(channel.holds(job) for channel in self._all_channels)
 
     def _refuse_running(self, job: Job) -> None:
@@ -412,7 +412,7 @@ class Dispatcher:
         self._give_up(job)
 
     def _give_up(self, job: Job) -> None:
-        """What its worker answers goes nowhere; it is counted as open until that is done."""
+        """Drop the future answer of a job, which counts as open until its worker is done."""
         self._begun.discard(job)
         self._due[job] = NEVER
         job.give_up()
@@ -420,23 +420,21 @@ class Dispatcher:
             channel.cancel(job)
 
     def _reject(self, job: Job, error: TsxError) -> None:
-        """Refuse what was never accepted."""
+        """Refuse a job that was never accepted."""
         self.stats.add_refusal(job, error, time.monotonic())
         job.refuse(error)
 
     def _no_worker(self) -> NoWorker:
-        return NoWorker(f"{self._no_worker_text()}{self.why_not}")
+        return NoWorker(f"{self._no_worker_text()}{self.no_worker_reason}")
 
     def _no_worker_text(self) -> str:
         model, _, version = self.label.partition(" [Version ")
-        return f"{model} {self.no_worker_words}" + (
+        return f"{model} {self.no_worker_message}" + (
             f" (version {version.rstrip(']')})" if version else ""
         )
 
     def _displace_for(self, job: Job) -> bool:
-        """Where the queue is full, the least urgent request gives way to one of a greater
-        priority.
-        """
+        """Refuse the least urgent request of a full queue for one of a greater priority."""
         queue, bounds = self.queue, self.bounds
         if not queue.jobs or queue.jobs[-1].priority >= job.priority:
             return False
@@ -451,25 +449,26 @@ class Dispatcher:
         return True
 
     def _queue_full(self) -> QueueFull:
-        """Overload is no time to word the same text again and again: while workers serve, it is
-        kept until the next reply.
+        """Return the error for a full queue.
+
+        Its text is made once per reply while workers serve, as overload leaves no time for more.
         """
         by_items = len(self.queue.jobs) >= self.bounds.items
         if self._full is None or self._full[0] != by_items or not self.channels:
-            self._full = self._word_full(by_items)
+            self._full = self._full_message(by_items)
         _, text, seconds = self._full
         return QueueFull(text, retry_after=seconds, status=self.bounds.overload_status)
 
-    def _word_full(self, by_items: bool) -> tuple[bool, str, int]:
+    def _full_message(self, by_items: bool) -> tuple[bool, str, int]:
         queue, seconds = self.queue, self._seconds_to_empty()
-        why = (
+        cause = (
             f"{len(queue.jobs)} requests wait (jobQueueSize)"
             if by_items
             else f"requests with {queue.size} bytes wait (maxQueueBytes)"
         )
         return (
             by_items,
-            f"{self._no_worker_text()}. The queue is full: {why}; try again in {seconds} s.",
+            f"{self._no_worker_text()}. The queue is full: {cause}; try again in {seconds} s.",
             seconds,
         )
 
@@ -489,9 +488,7 @@ class Dispatcher:
         return (AnswerLate if begun else DeadlinePassed)(text, retry_after=seconds)
 
     def _seconds_to_empty(self) -> int:
-        """What waits is done, by all workers that serve; where none does, by the first that
-        will.
-        """
+        """Estimate the seconds until serving or starting workers have done the waiting requests."""
         later = 0.0 if self.channels else self.seconds_until_ready() or 0.0
         return retry_after(
             len(self.queue), self.service_rate.rate * (len(self.channels) or 1), later
@@ -500,7 +497,7 @@ class Dispatcher:
     def _refuse(self, job: Job, error: TsxError) -> None:
         self._due.pop(job, None)
         self._begun.discard(job)
-        if not job.late:  # it is refused already
+        if not job.late:  # False: it is refused already
             self._reject(job, error)
         self._close(1)
 

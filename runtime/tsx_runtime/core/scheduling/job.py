@@ -13,13 +13,11 @@ from tsx_runtime.errors import PredictionFailed, TsxError
 from tsx_runtime.wire import Body, Buffer, Item, Parts
 
 Headers = Collection[tuple[bytes, bytes]]  # names in lower case
-AHEAD = 1 << 20  # bytes of one streamed answer that may wait for its client
+MAX_UNREAD_BYTES = 1 << 20  # unread bytes of a streamed answer before the worker waits
 
 
 class Flow(Protocol):
-    """Where a streamed answer comes from: it can be held while its client is slower than the
-    handler.
-    """
+    """The source of a streamed answer, which can wait for a slow client."""
 
     def hold(self, job: Job) -> None:
         """Take no more from the worker until `release`, or until the job is gone."""
@@ -28,16 +26,18 @@ class Flow(Protocol):
 
 
 class Job:
-    """A request on its way to a worker and back. Exactly one of `answer` and `refuse` is called,
-    exactly once; what is told here goes nowhere, so a subclass says where it goes.
+    """A request on its way to a worker and back.
+
+    Exactly one of `answer` and `refuse` is called, exactly once. Here they do nothing; a subclass
+    passes the result on.
 
     Attributes:
         meta: The head of the request, see `wire.request_meta`.
         arrived: `time.monotonic()` when the request was complete.
-        deadline: When its answer is of no use any more, by the same clock; a job that waits for
-            too long is refused.
-        priority: Greater goes first.
-        patience: Seconds that a job with a deadline may wait for a worker at most.
+        deadline: When its answer becomes useless, by the same clock; a job that waits for too long
+            is refused.
+        priority: A greater one goes first.
+        patience: The longest wait for a worker of a job with a deadline, in seconds.
         gone: Whether the client has left.
         late: Whether the job was refused while it ran.
         destination: The route that the client's lane submitted it to.
@@ -65,73 +65,84 @@ class Job:
         self.priority = priority
 
     def route(self, version: Any, added: bytes) -> None:
-        """Set `routed`, and have header lines of the server's own go out with the answer."""
+        """Set `routed`, and add header lines of the server to the answer."""
 
     def takes(self, item: Item) -> bool:
-        """Whether a worker's answer goes no further, and is not counted."""
+        """Tell whether a worker's answer goes no further, and is not counted."""
         return self.late
 
     def give_up(self) -> None:
-        """Let go of what a worker still runs, once the job is refused."""
+        """Release the body of a job that a worker still runs, after the job was refused."""
         self.late = self.gone = True
         self.body = Parts([], len(self.body))
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        """The handler's answer: an HTTP status, a header block (see `wire`), the body, and the
-        times of its batch (see `batch_times`).
+        """Pass on the handler's answer; the buffers are valid during the call.
 
-        The buffers are valid during the call.
+        Args:
+            status: The HTTP status.
+            headers: A header block, see `wire`.
+            body: The body, or the last part of a stream.
+            batch: The times of the batch, see `batch_times`.
         """
 
     def refuse(self, error: TsxError) -> None:
-        """An error of tsx's own."""
+        """Pass on an error of tsx itself."""
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        """A part of a streamed answer; `answer` brings the last part. Only the first piece's
-        headers count.
+        """Pass on a part of a streamed answer; `answer` follows with the last part.
+
+        Only the headers of the first piece count.
         """
 
 
 class Answer:
-    """What a `WaitingJob` yields.
+    """The answer to a `WaitingJob`.
 
-    A streamed answer is there from its first piece on; its parts come from `parts()`.
+    A streamed answer exists from its first piece on; `parts()` yields its parts.
     """
 
-    __slots__ = ("_rest", "body", "headers", "status")
+    __slots__ = ("_stream", "body", "headers", "status")
 
-    def __init__(self, status: int, headers: bytes, body: bytes, rest: _Rest | None = None) -> None:
+    def __init__(
+        self, status: int, headers: bytes, body: bytes, stream: _PendingParts | None = None
+    ) -> None:
         self.status = status
         self.headers = headers
         self.body = body
-        self._rest = rest
+        self._stream = stream
 
     @property
     def streamed(self) -> bool:
-        return self._rest is not None
+        return self._stream is not None
 
     def leave(self) -> None:
-        """The client takes no further parts."""
-        if self._rest is not None:
-            self._rest.leave()
+        """Note that the client takes no further parts."""
+        if self._stream is not None:
+            self._stream.leave()
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """All parts in order; raises `TsxError` where the worker failed in the middle."""
+        """Yield all parts in order.
+
+        Raises:
+            TsxError: The worker failed in the middle.
+        """
         yield self.body
-        while self._rest is not None:
-            part = await self._rest.get()
+        while self._stream is not None:
+            part = await self._stream.get()
             if part is None:
                 return
             if isinstance(part, TsxError):
                 raise part
             yield part
 
-    async def whole(self, most: int) -> bytes:
-        """The body; of a streamed answer, once all its parts are there.
+    async def read_all(self, most: int) -> bytes:
+        """Return the body, of a streamed answer after all its parts have come.
 
-        Raises as `parts` does, and for more than so many bytes of them.
+        Raises:
+            TsxError: The worker failed in the middle, or the parts have more than `most` bytes.
         """
-        if self._rest is None:
+        if self._stream is None:
             return self.body
         parts, size = [], 0
         async for part in self.parts():
@@ -148,10 +159,10 @@ class Answer:
         return b"".join(parts)
 
 
-class _Rest:
+class _PendingParts:
     """The parts of a streamed answer that its client has not taken yet.
 
-    Beyond `AHEAD` bytes the worker is held.
+    Beyond `MAX_UNREAD_BYTES` the worker waits.
     """
 
     def __init__(self, job: Job, flow: Flow) -> None:
@@ -165,7 +176,7 @@ class _Rest:
         self._queue.put_nowait(part)
         if isinstance(part, bytes):
             self._size += len(part)
-            if self._size > AHEAD and not self._held and not self._job.gone:
+            if self._size > MAX_UNREAD_BYTES and not self._held and not self._job.gone:
                 self._held = True
                 self._flow.hold(self._job)
 
@@ -173,7 +184,7 @@ class _Rest:
         part = await self._queue.get()
         if isinstance(part, bytes):
             self._size -= len(part)
-            if self._size <= AHEAD // 2:
+            if self._size <= MAX_UNREAD_BYTES // 2:
                 self.leave()
         return part
 
@@ -196,28 +207,29 @@ class WaitingJob(Job):
     ) -> None:
         super().__init__(meta, body, arrived, deadline, priority)
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        # makes header lines of the times of an answer
+        # Makes header lines out of the times of an answer.
         self.on_times: Callable[[Job, int, Batch], bytes] | None = None
         self._added = b""
         self._trace: JobTrace | None = None
-        self._rest: _Rest | None = None
+        self._stream: _PendingParts | None = None
 
     def route(self, version: Any, added: bytes) -> None:
         self.routed, self._added = version, added
 
     def trace(self, above: OpenSpan, route: Any) -> None:
-        """Have spans made of it, below this one."""
+        """Make spans for the job, below this one."""
         self.destination, self._trace = route, JobTrace(above)
         self.meta = self._trace.with_traceparent(self.meta)
 
-    async def whole(self, most: int) -> Answer:
-        """Wait for the answer with all its parts, of which nothing more is read after an error.
+    async def read_all(self, most: int) -> Answer:
+        """Wait for the answer with all its parts; after an error nothing more is read.
 
-        Raises as `Answer.whole` does.
+        Raises:
+            TsxError: As in `Answer.read_all`.
         """
         answer = await self.done
         try:
-            return Answer(answer.status, answer.headers, await answer.whole(most))
+            return Answer(answer.status, answer.headers, await answer.read_all(most))
         except BaseException:
             self.gone = True
             answer.leave()
@@ -228,50 +240,54 @@ class WaitingJob(Job):
             self._trace.answered(self.routed or self.destination, self.arrived, status, batch)
         if self.on_times is not None:
             self._added += self.on_times(self, status, batch)
-        # An error in the middle of a stream is no part of the answer.
-        if self._rest is not None and status >= 400:
-            self._rest.put(PredictionFailed(str(body, "utf-8", "replace")))
-        elif self._rest is not None:
-            self._rest.put(bytes(body))
-            self._rest.put(None)
-        elif not self.done.done():  # a cancelled waiter leaves a cancelled future behind
+        # An error in the middle of a stream is not a part of the answer.
+        if self._stream is not None and status >= 400:
+            self._stream.put(PredictionFailed(str(body, "utf-8", "replace")))
+        elif self._stream is not None:
+            self._stream.put(bytes(body))
+            self._stream.put(None)
+        elif not self.done.done():  # Cancelling a waiter cancels the future.
             self.done.set_result(Answer(status, bytes(headers) + self._added, bytes(body)))
 
     def refuse(self, error: TsxError) -> None:
         if self._trace is not None:
             self._trace.refused(self.routed or self.destination, self.arrived, error)
-        if self._rest is not None:
-            self._rest.put(error)
+        if self._stream is not None:
+            self._stream.put(error)
         elif not self.done.done():
             self.done.set_exception(error)
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        if self._rest is not None:
-            if not self.gone:  # it would never be taken out again
-                self._rest.put(bytes(body))
+        if self._stream is not None:
+            if not self.gone:  # False: nobody would take it
+                self._stream.put(bytes(body))
         elif not self.done.done():
-            self._rest = _Rest(self, flow)
-            self.done.set_result(Answer(200, bytes(headers) + self._added, bytes(body), self._rest))
+            self._stream = _PendingParts(self, flow)
+            self.done.set_result(
+                Answer(200, bytes(headers) + self._added, bytes(body), self._stream)
+            )
 
 
 class ObservedAnswer(NamedTuple):
-    """What an observer gets."""
+    """The answer for an observer."""
 
     status: int
     headers: bytes = b""
-    body: bytes | None = None  # None where it is too long, and of a refusal
+    body: bytes | None = None  # None for a refusal, or if it is too long
     error: TsxError | None = None
 
 
 class ObservedJob(Job):
-    """A job in place of another, whose answer is shown to an observer once the client has it."""
+    """A job in place of another, whose answer an observer gets after the client."""
 
-    def __init__(self, job: Job, seen: Callable[[ObservedAnswer], None], most: float) -> None:
-        """`most`: bytes of a body that `seen` gets."""
+    def __init__(
+        self, job: Job, observe: Callable[[ObservedAnswer], None], max_bytes: float
+    ) -> None:
+        """Call `observe` with the answer; the body has at most `max_bytes`."""
         super().__init__(job.meta, job.body, job.arrived, job.deadline, job.priority)
         self.job = job
-        self._seen = seen
-        self._room = most
+        self._observe = observe
+        self._room = max_bytes
         self._headers: bytes | None = None
         self._parts: list[bytes] = []
 
@@ -290,12 +306,12 @@ class ObservedJob(Job):
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         self.job.answer(status, headers, body, batch)
         self._add(headers, body)
-        whole = b"".join(self._parts) if self._room >= 0 else None
-        self._seen(ObservedAnswer(status, self._headers or b"", whole))
+        complete = b"".join(self._parts) if self._room >= 0 else None
+        self._observe(ObservedAnswer(status, self._headers or b"", complete))
 
     def refuse(self, error: TsxError) -> None:
         self.job.refuse(error)
-        self._seen(ObservedAnswer(error.status, error=error))
+        self._observe(ObservedAnswer(error.status, error=error))
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         self._flow = flow
@@ -312,7 +328,7 @@ class ObservedJob(Job):
         else:
             self._parts.clear()
 
-    # The worker's end knows this job, the client's end the one inside.
+    # The worker's side knows this job, the client's side the inner one.
 
     def hold(self, job: Job) -> None:
         self._flow.hold(self)
@@ -329,12 +345,10 @@ class Route(Protocol):
 
     @property
     def client_timeout(self) -> float:
-        """Seconds; 0 where there is no limit, or where the version that a splitter picks sets
-        it.
-        """
+        """The timeout in seconds; 0: none, or that of the version that a splitter picks."""
 
     def by_head(self, headers: Headers) -> Route:
-        """What is left to decide once the headers of a request are known: that is submitted to."""
+        """Return the route that the headers of a request choose; the job is submitted to it."""
 
     @property
     def submit(self) -> Callable[[Job], None]: ...

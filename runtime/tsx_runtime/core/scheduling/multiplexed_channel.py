@@ -1,9 +1,8 @@
-"""The channel of a worker that accepts requests while it works on others, and answers them in any
-order.
+"""The channel of a worker whose requests join running ones and are answered in any order.
 
-Each request is a batch of its own. What a client is too slow for must not hold up its neighbours,
-so a stream that is held goes on being read, until `HELD_MOST` bytes wait for its client; only then
-nothing is read from the worker until the client has taken them or is closed (`write_timeout`).
+Each request is a batch of its own. A slow client must not hold up others: its stream is read until
+`MAX_HELD_BYTES` wait for it. Beyond that nothing is read from the worker until the client has taken
+them or is closed (`write_timeout`).
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch, arrivals, check_extra
 from tsx_runtime.core.scheduling.job import Job
 
-HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait
-# seconds; a request that kills workers mostly does so at once, but on a busy machine that takes a
-# while
-QUARANTINE = 2.0
+MAX_HELD_BYTES = 4 << 20  # unread bytes of a streamed answer before all answers wait
+# Seconds. Most requests that kill workers do so at once, but a busy machine takes longer.
+QUARANTINE_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
@@ -30,18 +28,16 @@ class Flight:
     job: Job
     at: float
     deaths: int
-    last: float  # time.monotonic() when it was sent, or a piece of its answer came
+    last: float  # time.monotonic() of sending, or of the last piece of the answer
     streaming: bool = False
     ahead: int = 0  # bytes of its answer since its client was found too slow
 
 
 class OpenChannel(Channel):
-    """As a `Channel`, but `sent` holds at most one entry: all that is under way.
+    """A `Channel` whose `sent` has at most one entry with all running requests.
 
-    `began` is when the worker was last heard of.
-
-    Requests with which a worker died are in quarantine until each has begun to be answered, or some
-    time has passed.
+    `began` is the time of the worker's last frame. Requests with which a worker died are in
+    quarantine until each has begun to be answered, or `QUARANTINE_S` has passed.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -49,9 +45,9 @@ class OpenChannel(Channel):
         self.quarantine: set[Job] = set()
         self._quarantine_over: asyncio.TimerHandle | None = None
         self.flights: dict[int, Flight] = {}
-        self._of: dict[Job, Flight] = {}
-        self._given_up: set[int] = set()  # batches whose answers, should they come, are dropped
-        self._slow: set[Job] = set()  # their clients are slower than the worker
+        self._flight_of: dict[Job, Flight] = {}
+        self._abandoned: set[int] = set()  # batches whose late answers are dropped
+        self._slow: set[Job] = set()  # jobs whose clients are slower than the worker
 
     @property
     def batches(self) -> int:
@@ -61,7 +57,7 @@ class OpenChannel(Channel):
     def suspected(self) -> bool:
         return bool(self.quarantine)
 
-    # What the owner calls
+    # The methods that the owner calls
 
     def send(self, jobs: list[Job], now: float, deaths: int = 0) -> None:
         assert self._transport is not None
@@ -71,7 +67,7 @@ class OpenChannel(Channel):
         buffers: list[wire.Buffer] = []
         for job in jobs:
             batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
-            self.flights[batch] = self._of[job] = Flight(batch, job, now, deaths, now)
+            self.flights[batch] = self._flight_of[job] = Flight(batch, job, now, deaths, now)
             self.sent[0].jobs.append(job)
             buffers += wire.encode_fields(wire.Kind.BATCH, batch, [0], [job.meta, job.body])
         self._transport.writelines(buffers)
@@ -80,37 +76,37 @@ class OpenChannel(Channel):
             if self._quarantine_over is not None:
                 self._quarantine_over.cancel()
             self._quarantine_over = asyncio.get_running_loop().call_later(
-                QUARANTINE, self._end_quarantine
+                QUARANTINE_S, self._end_quarantine
             )
 
     def cancel(self, job: Job) -> None:
-        """Tell the worker that no client waits for this answer any more.
+        """Tell the worker that no client waits for an answer.
 
         The worker still closes it with a reply.
         """
-        flight = self._of.get(job)
+        flight = self._flight_of.get(job)
         if flight is not None and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(wire.encode(wire.Kind.CANCEL, flight.batch))
             self.release(job)
 
     def holds(self, job: Job) -> bool:
-        flight = self._of.get(job)
+        flight = self._flight_of.get(job)
         return flight is not None and not flight.streaming
 
     def overdue(self, before: float) -> list[Job]:
-        """Those of which nothing was heard since `before`.
+        """Remove and return jobs without an answer or a piece since `before`.
 
-        Their places are free; what still comes of them is thrown away.
+        Their places become free; late answers are dropped.
         """
         late = [flight for flight in self.flights.values() if flight.last <= before]
         for flight in late:
             self.cancel(flight.job)
-            self._given_up.add(flight.batch)
-            self._land(flight)
+            self._abandoned.add(flight.batch)
+            self._remove_flight(flight)
         return [flight.job for flight in late]
 
     def earliest(self) -> float | None:
-        """When the one that was heard of least lately was."""
+        """Return the oldest time at which a running request was last heard of."""
         return min([flight.last for flight in self.flights.values()], default=None)
 
     def hold(self, job: Job) -> None:
@@ -118,17 +114,16 @@ class OpenChannel(Channel):
 
     def release(self, job: Job) -> None:
         self._slow.discard(job)
-        flight = self._of.get(job)
+        flight = self._flight_of.get(job)
         if flight is not None:
             flight.ahead = 0
         if job in self._held:
             super().release(job)
-            for (
-                each
-            ) in self.flights.values():  # nothing was read meanwhile, so that time does not count
-                each.last = max(each.last, self.began)
+            # Nothing was read meanwhile, so that this time does not count.
+            for late_flight in self.flights.values():
+                late_flight.last = max(late_flight.last, self.began)
 
-    # What the event loop calls
+    # The methods that the event loop calls
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._quarantine_over is not None:
@@ -136,11 +131,11 @@ class OpenChannel(Channel):
         self.streaming = {
             position
             for position, job in enumerate(self.sent[0].jobs if self.sent else [])
-            if self._of[job].streaming
+            if self._flight_of[job].streaming
         }
         super().connection_lost(exc)
-        self.flights.clear()  # what was under way is in `sent`, for the supervisor
-        self._of.clear()
+        self.flights.clear()  # `sent` still has the running jobs, for the supervisor.
+        self._flight_of.clear()
 
     def _on_frame(self, frame: wire.Frame) -> None:
         if frame.kind is wire.Kind.REPLY:
@@ -154,16 +149,16 @@ class OpenChannel(Channel):
         self.began = time.monotonic()
         flight = self.flights.get(frame.batch)
         if flight is None:
-            if frame.batch not in self._given_up:
+            if frame.batch not in self._abandoned:
                 raise wire.FrameError(
                     f"an answer for batch {frame.batch}, which is not in progress"
                 )
-            self._given_up.discard(frame.batch)
+            self._abandoned.discard(frame.batch)
             return
         if len(frame.items) != 1:
             raise wire.FrameError(f"{len(frame.items)} answers for a request")
         check_extra(frame)
-        self._land(flight)
+        self._remove_flight(flight)
         self.answered += 1
         self.owner.on_reply(
             self,
@@ -182,7 +177,7 @@ class OpenChannel(Channel):
         self.began = now = time.monotonic()
         self._pieces += len(frame.items)
         flight = self.flights.get(frame.batch)
-        if flight is None:  # a thread of the handler's goes on with an answer that is complete
+        if flight is None:  # A thread of the handler continues an answer that is complete.
             return
         flight.last = now
         flight.streaming = True
@@ -194,7 +189,7 @@ class OpenChannel(Channel):
             flight.job.piece(self.owner.on_begun(flight.job, meta) if meta else meta, body, self)
             if flight.job in self._slow:
                 flight.ahead += len(body)
-                if flight.ahead > HELD_MOST and flight.job not in self._held:
+                if flight.ahead > MAX_HELD_BYTES and flight.job not in self._held:
                     super().hold(flight.job)
 
     def _end_quarantine(self) -> None:
@@ -204,10 +199,10 @@ class OpenChannel(Channel):
         self.quarantine.clear()
         self.owner.on_proven()
 
-    def _land(self, flight: Flight) -> None:
+    def _remove_flight(self, flight: Flight) -> None:
         self.quarantine.discard(flight.job)
         del self.flights[flight.batch]
-        del self._of[flight.job]
+        del self._flight_of[flight.job]
         self.sent[0].jobs.remove(flight.job)
         if not self.flights:
             self.sent.clear()

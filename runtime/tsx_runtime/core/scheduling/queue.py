@@ -19,27 +19,27 @@ class BatchLimits(NamedTuple):
     max_items: int = 1
     max_bytes: int = 64 << 20
     wait: float | None = None  # seconds a request may wait to fill a batch; None: never
-    policy: BatchPolicy | None = None  # a plugin, which may end that earlier
-    max_cost: float = NEVER  # of a batch; one request alone may exceed it
+    policy: BatchPolicy | None = None  # a plugin, which may end the wait earlier
+    max_cost: float = NEVER  # limit of a batch; one request alone may exceed it
     buckets: tuple[int, ...] = ()  # preferred numbers of requests
 
 
 class Suspects(NamedTuple):
-    """Requests with which a worker died: they run among themselves, so that the one that did it
-    takes no others with it.
+    """Requests with which a worker died.
+
+    They run only among themselves, so that the cause does not affect other requests.
     """
 
     jobs: list[Job]
-    deaths: int  # workers that died with all of them, so far
+    deaths: int  # workers that died with all of them so far
 
 
 class RequestQueue:
-    """Requests by priority, then by deadline, and those alike in the order of their arrival;
-    suspects go before all.
+    """Requests by priority, then deadline, then arrival; suspects go before all.
 
-    As long as no request names a priority or a deadline this is a plain deque, and a request costs
-    one append. With them, one that is not more urgent than the last is appended as well (deadlines
-    that are all as far off come in order), and only one that overtakes is looked up a place.
+    Without priorities and deadlines this is a plain deque, and a request costs one append. With
+    them, a request that is not more urgent than the last is appended too. Only a request that
+    overtakes others needs a search.
     """
 
     __slots__ = ("earliest", "jobs", "ordered", "size", "some_left", "suspects")
@@ -48,11 +48,10 @@ class RequestQueue:
         self.jobs: deque[Job] = deque()
         self.suspects: deque[Suspects] = deque()
         self.size = 0  # bytes of the bodies of `jobs`
-        # no deadline of what waits is before this; it may be one of a request that waits no more
+        # No waiting request has an earlier deadline; this may be that of a request that has left.
         self.earliest = NEVER
-        self.ordered = (
-            False  # a request with a priority or a deadline has come since the queue was last empty
-        )
+        # A request with a priority or a deadline has come since the queue was last empty.
+        self.ordered = False
         self.some_left = False  # a client may have left since `drop_over` was last called
         for job in jobs:
             self.put(job, len(job.body))
@@ -61,7 +60,7 @@ class RequestQueue:
         return len(self.jobs) + sum(len(group.jobs) for group in self.suspects)
 
     def put(self, job: Job, size: int) -> None:
-        """`size` is that of its body."""
+        """Add a request; `size` is that of its body."""
         self.size += size
         if self.ordered or job.deadline is not None or job.priority:
             self._insert(job, before_equals=False)
@@ -69,25 +68,26 @@ class RequestQueue:
             self.jobs.append(job)
 
     def put_back(self, jobs: list[Job]) -> None:
-        """To their old places: what is just as urgent came later."""
+        """Return requests to their old places, before equally urgent ones."""
         for job in reversed(jobs):
             self.size += len(job.body)
             self._insert(job, before_equals=True)
-        self.some_left = True  # while they were away
+        self.some_left = True  # while they were with the worker
 
     def suspect(self, groups: Iterable[Suspects]) -> None:
         self.suspects.extend(groups)
-        self.some_left = True  # while they were away
-        self._reckon()
+        self.some_left = True  # while they were with the worker
+        self._recompute()
 
     def leave(self, job: Job) -> None:
-        """Its client is gone: `drop_over` takes the job out, if it is here."""
+        """Note that a client has left; `drop_over` removes its job, if it is here."""
         job.gone = True
         self.some_left = True
 
     def drop_over(self, now: float) -> list[Job]:
-        """Take out jobs whose client has left or whose deadline has passed: there are some only
-        where `some_left` or `earliest` say so.
+        """Remove jobs whose client has left or whose deadline has passed.
+
+        There are some only if `some_left` or `earliest` say so.
         """
         everyone = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
         dropped = [job for job in everyone if _is_over(job, now)]
@@ -100,7 +100,7 @@ class RequestQueue:
             )
             self.suspects = deque(group for group in groups if group.jobs)
         self.some_left = False
-        self._reckon()
+        self._recompute()
         return dropped
 
     def drop_last(self) -> Job:
@@ -112,17 +112,17 @@ class RequestQueue:
         dropped = [*(job for group in self.suspects for job in group.jobs), *self.jobs]
         self.jobs.clear()
         self.suspects.clear()
-        self._emptied()
+        self._reset()
         return dropped
 
     def take(self, limits: BatchLimits) -> list[Job]:
-        """The next batch, up to a cap. One request alone may exceed the cap on bytes."""
+        """Remove the next batch, up to the caps; one request alone may exceed the cap on bytes."""
         jobs = self.jobs
         if len(jobs) <= limits.max_items and self.size <= limits.max_bytes:
             batch = list(jobs)
             jobs.clear()
             if self.ordered:
-                self._emptied()
+                self._reset()
             else:
                 self.size = 0
             return batch
@@ -135,32 +135,28 @@ class RequestQueue:
             batch.append(jobs.popleft())
         self.size -= sum([len(job.body) for job in batch])
         if not jobs:
-            self._emptied()
+            self._reset()
         return batch
 
     def learn(self, jobs: Sequence[Job], metrics: Sequence[MetricDelta]) -> None:
-        """What a worker measured of a batch. Where batches have no cost, there is nothing to
-        learn.
-        """
+        """Learn from measurements of a worker; this queue, without costs, ignores them."""
 
     def take_suspects(self) -> Suspects:
         group = self.suspects.popleft()
         if not self.jobs:
-            self._emptied()
+            self._reset()
         return group
 
     def fills(self, limits: BatchLimits) -> bool:
-        """Whether the next batch is full: no later request could join it."""
+        """Tell whether the next batch is full, so that no later request could join it."""
         return len(self.jobs) >= limits.max_items or self.size > limits.max_bytes
 
     def due(self, limits: BatchLimits, now: float) -> float:
-        """When the next batch must leave where requests wait to fill it: when it is full, or when
-        one has waited long enough.
-        """
+        """Return when the next batch must leave: at once if full, else after the wait."""
         assert limits.wait is not None
         if self.fills(limits):
             return -NEVER
-        latest = min([_latest_leave(job, limits.wait) for job in self.jobs], default=NEVER)
+        latest = min([_latest_departure(job, limits.wait) for job in self.jobs], default=NEVER)
         if limits.policy is None or not self.jobs:
             return latest
         oldest = now - min([job.arrived for job in self.jobs])
@@ -185,14 +181,14 @@ class RequestQueue:
         else:
             jobs.insert(bisect_right(jobs, key, key=urgency), job)
 
-    def _reckon(self) -> None:
+    def _recompute(self) -> None:
         waiting = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
         self.earliest = min(
             (job.deadline for job in waiting if job.deadline is not None), default=NEVER
         )
         self.ordered = self.ordered and bool(self.jobs)
 
-    def _emptied(self) -> None:
+    def _reset(self) -> None:
         self.size = 0
         self.ordered = False
         if not self.suspects:
@@ -200,7 +196,7 @@ class RequestQueue:
 
 
 def urgency(job: Job) -> tuple[int, float]:
-    """What requests are ordered by, the most urgent first."""
+    """Return the sort key of requests, the most urgent first."""
     return -job.priority, NEVER if job.deadline is None else job.deadline
 
 
@@ -208,8 +204,8 @@ def _is_over(job: Job, now: float) -> bool:
     return job.gone or (job.deadline is not None and job.deadline <= now)
 
 
-def _latest_leave(job: Job, wait: float) -> float:
-    """The wait to fill a batch may take half of the time that a request has, no more."""
+def _latest_departure(job: Job, wait: float) -> float:
+    """Return when a request must leave: the wait takes at most half of its time."""
     if job.deadline is not None:
         wait = min(wait, (job.deadline - job.arrived) / 2)
     return job.arrived + wait

@@ -1,5 +1,6 @@
-"""Dispatch for stateful models: the requests of a sequence go to one worker, one after the other.
-`sequences.py` decides.
+"""Dispatch for stateful models: one worker runs the requests of a sequence, one by one.
+
+`sequences.py` makes the decisions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tsx_runtime.core.scheduling.dispatcher import NO_WORKER, Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequences import (
-    LONGEST_REMEMBERED,
+    MAX_ID_CHARS,
     Refusal,
     SequenceConfig,
     SequenceMark,
@@ -31,30 +32,28 @@ NOT_BEGUN = (
 
 
 class SequenceDispatcher(Dispatcher):
-    """A worker that dies, or is scaled away, takes its sequences with it: the next request of each
-    is refused with the reason.
+    """The dispatcher of a stateful model.
 
-    A request of a sequence is never run twice, since its first run may have changed the state.
+    A worker that ends takes its sequences with it: the next request of each is refused with the
+    reason. A request is never run twice, since its first run may have changed the state.
     """
 
-    no_worker_words = (
+    no_worker_message = (
         f"{NO_WORKER} If this is a sequence inference, please check if it is closed, or expired; or"
         " exceeds maxSequenceJobQueueSize"
     )
-    joins = False  # whether requests join what a worker has under way
+    joins = False  # whether requests join running ones in a worker
 
     def __init__(
         self, label: str, limits: BatchLimits, bounds: Bounds, config: SequenceConfig
     ) -> None:
         super().__init__(label, limits, bounds)
         self.sequences: Sequences[Channel] = Sequences(config)
-        self._given: set[Job] = (
-            set()
-        )  # whose sequence's id was generated here, and is sent to the client
-        self._over = asyncio.Event()  # set when there may be no sequence any more
-        self._leaving: dict[
-            Channel, asyncio.Event
-        ] = {}  # they serve the sequences that they have, and no new one
+        # Jobs with a generated sequence id, which is sent to the client.
+        self._generated: set[Job] = set()
+        self._none_active = asyncio.Event()  # set when there may be no sequence any more
+        # Channels that serve their present sequences, but no new one.
+        self._leaving: dict[Channel, asyncio.Event] = {}
 
     @property
     def pending(self) -> int:
@@ -64,12 +63,11 @@ class SequenceDispatcher(Dispatcher):
         mark = read_mark(job.meta)
         if not self.accepting and not self.wake():
             self._reject(job, self._no_worker())
-        elif len(mark.id) > LONGEST_REMEMBERED:
+        elif len(mark.id) > MAX_ID_CHARS:
             self._reject(
                 job,
                 BadRequest(
-                    f"The sequence's id has {len(mark.id)} characters; the limit is"
-                    f" {LONGEST_REMEMBERED}."
+                    f"The sequence's id has {len(mark.id)} characters; the limit is {MAX_ID_CHARS}."
                 ),
             )
         elif self.sequences.size and self.sequences.size + len(job.body) > self.bounds.size:
@@ -87,7 +85,7 @@ class SequenceDispatcher(Dispatcher):
         return self.sequences.knows(read_mark(job.meta).id)
 
     def carries(self, job: Job) -> bool:
-        """Whether it belongs to a sequence that is under way."""
+        """Tell whether a job belongs to a running sequence."""
         return self.sequences.is_active(read_mark(job.meta).id)
 
     @property
@@ -96,8 +94,8 @@ class SequenceDispatcher(Dispatcher):
 
     async def wait_drained(self) -> None:
         while self.sequences.active:
-            self._over.clear()
-            await self._over.wait()
+            self._none_active.clear()
+            await self._none_active.wait()
         await self.wait_idle()
 
     def leave(self, job: Job) -> None:
@@ -111,10 +109,10 @@ class SequenceDispatcher(Dispatcher):
                 channel, "is over: the worker that held its state was removed. Start a new sequence"
             )
         )
-        self._tell_leaving()
+        self._notify_released()
 
     async def release(self, channel: Channel) -> None:
-        """Its successor serves.
+        """Release a process that has a successor.
 
         Sequences stay with the process that has their state until they are over.
         """
@@ -133,7 +131,7 @@ class SequenceDispatcher(Dispatcher):
             ],
             error,
         )
-        self._tell_leaving()
+        self._notify_released()
 
     def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         self.refuse_all(lost.jobs, error)
@@ -145,9 +143,9 @@ class SequenceDispatcher(Dispatcher):
         now = time.monotonic()
         end = f"\r\n{wire.SEQUENCE_END}: "
         for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True):
-            said = f"\r\n{str(headers, 'latin-1').lower()}" if headers else ""
-            self._refuse_each(self.sequences.answered(job, now, last=end in said))
-        if not self._given.isdisjoint(sent.jobs):
+            header_text = f"\r\n{str(headers, 'latin-1').lower()}" if headers else ""
+            self._refuse_each(self.sequences.answered(job, now, last=end in header_text))
+        if not self._generated.isdisjoint(sent.jobs):
             pairs = zip(sent.jobs, frame.items, strict=True)
             frame = frame._replace(
                 items=[
@@ -155,7 +153,7 @@ class SequenceDispatcher(Dispatcher):
                     for job, (status, headers, body) in pairs
                 ]
             )
-        self._tell_leaving()
+        self._notify_released()
         super().on_reply(channel, sent, frame)
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
@@ -167,20 +165,20 @@ class SequenceDispatcher(Dispatcher):
                 channel, "is over: the worker that held its state has died. Start a new sequence"
             )
         )
-        self._tell_leaving()
+        self._notify_released()
         super().on_closed(channel)
 
     def _admit(self, job: Job, mark: SequenceMark) -> None:
         now = time.monotonic()
         self._refuse_each(self.sequences.expire(now))
-        made_up = not mark.id  # as TorchServe does
+        made_up = not mark.id  # TorchServe does the same.
         if made_up:
             mark = mark._replace(id=f"ts-seq-{uuid.uuid4()}")
             start = "" if mark.start else f"{wire.SEQUENCE_START}: true\r\n"
             job.meta += f"{wire.SEQUENCE_ID}: {mark.id}\r\n{start}".encode("latin-1")
-        why = self.sequences.admit(job, mark, now)
-        if why is not None:
-            self._reject(job, self._refusal(f"{why}."))
+        reason = self.sequences.admit(job, mark, now)
+        if reason is not None:
+            self._reject(job, self._refusal(f"{reason}."))
             return
         if not self._open:
             self._idle.clear()
@@ -188,7 +186,7 @@ class SequenceDispatcher(Dispatcher):
         if job.deadline is not None:
             self._watch_deadline(job, job.deadline)
         if made_up:
-            self._given.add(job)
+            self._generated.add(job)
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -202,7 +200,7 @@ class SequenceDispatcher(Dispatcher):
                 over = job.gone or (job.deadline is not None and job.deadline <= now)
                 self._refuse(job, self._gone_or_late(job) if over else self._refusal(NOT_BEGUN))
         self._refuse_each(sequences.expire(now))
-        self._tell_leaving()
+        self._notify_released()
         workers = [
             *self.channels,
             *(channel for channel in self._leaving if channel not in self.channels),
@@ -218,13 +216,13 @@ class SequenceDispatcher(Dispatcher):
             self._set_timer(wake, now)
 
     def _on_sent(self) -> None:
-        """Hook: called after a batch was sent."""
+        """React to a batch that was sent (a hook for subclasses)."""
 
     def _with_id(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        """Sends the client the generated id of its sequence once, unless the handler does."""
-        if job not in self._given:
+        """Add a generated sequence id to the first answer, unless the handler does."""
+        if job not in self._generated:
             return headers
-        self._given.discard(job)
+        self._generated.discard(job)
         if f"\r\n{wire.SEQUENCE_ID}: " in f"\r\n{str(headers, 'latin-1').lower()}":
             return headers
         return bytes(headers) + f"{wire.SEQUENCE_ID}: {read_mark(job.meta).id}\r\n".encode(
@@ -232,33 +230,34 @@ class SequenceDispatcher(Dispatcher):
         )
 
     def _refuse_each(self, refusals: Iterable[Refusal]) -> None:
-        for job, why in refusals:
-            self._refuse(job, self._refusal(f"{why}."))
+        for job, reason in refusals:
+            self._refuse(job, self._refusal(f"{reason}."))
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        self._given.discard(job)
+        self._generated.discard(job)
         self._refuse_each(self.sequences.answered(job, time.monotonic()))
         super()._refuse(job, error)
 
     def _refuse_running(self, job: Job) -> None:
-        self._given.discard(job)
+        self._generated.discard(job)
         super()._refuse_running(job)
 
-    def _refusal(self, why: str) -> Unavailable:
-        return Unavailable(f"{self._no_worker().message}. {why}")
+    def _refusal(self, reason: str) -> Unavailable:
+        return Unavailable(f"{self._no_worker().message}. {reason}")
 
-    def _tell_leaving(self) -> None:
+    def _notify_released(self) -> None:
         for channel in [
             channel for channel in self._leaving if not self.sequences.held_by(channel)
         ]:
             self._leaving.pop(channel).set()
         if not self.sequences.active:
-            self._over.set()
+            self._none_active.set()
 
 
 class JoiningSequenceDispatcher(SequenceDispatcher, JoiningDispatcher):
-    """As above, with workers that take requests of some sequences while they work on others, and
-    with continuous batching also of sequences of which they stream answers.
+    """A dispatcher of sequences whose workers let requests join running ones.
+
+    With continuous batching these may be of a sequence whose answers are streaming.
     """
 
     joins = True
@@ -274,7 +273,7 @@ class JoiningSequenceDispatcher(SequenceDispatcher, JoiningDispatcher):
 
 
 def read_mark(meta: wire.Buffer) -> SequenceMark:
-    """What a request's headers say of its sequence; an empty id where they name none."""
+    """Return the sequence headers of a request; the id is empty without one."""
     headers = {
         name.lower(): value
         for name, value in wire.parse_header_block(wire.parse_request_meta(meta)[2])

@@ -1,6 +1,7 @@
 """The sequences of a stateful model: their requests, their worker, and their end.
 
-Everything here is decided without I/O and without a clock. Contract section 6.3.
+All decisions are without I/O and without a clock. docs/reference/torchserve.md has TorchServe's
+rules.
 """
 
 from __future__ import annotations
@@ -15,27 +16,25 @@ from tsx_runtime.core.scheduling.batching import SlotT
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, urgency
 
-REMEMBERED = 4096  # sequences that were lost, and why, for clients that go on with them
-LONGEST_REMEMBERED = (
-    512  # characters of an id: clients choose them, and together they must not fill the memory
-)
-LEFT_OVER = 64  # entries of sequences that have ended, which the heap may hold before it is rebuilt
-AT_ONCE = 1000
+MAX_LOST = 4096  # lost sequences whose reason is remembered for their clients
+MAX_ID_CHARS = 512  # Clients choose ids, which must not fill the memory together.
+MAX_STALE_ENTRIES = 64  # entries of ended sequences in the heap before it is rebuilt
+MAX_EXPIRED = 1000  # sequences that end in one call
 CLOSED = "is closed"
 
 
 class SequenceConfig(NamedTuple):
     """The sequence settings of a model."""
 
-    max_idle: float  # seconds without a request after which one is over
-    timeout: float | None = None  # seconds after its start; None: any time
-    most: int = 1  # at a time
-    queue: int = 1  # requests of one that may wait
-    # whether a request is sent while those before it stream: it may tell the handler to end these
+    max_idle: float  # seconds without a request before a sequence is over
+    timeout: float | None = None  # seconds after the start of a sequence; None: no limit
+    most: int = 1  # sequences at a time
+    queue: int = 1  # waiting requests of a sequence
+    # Send a request while earlier ones stream: it may tell the handler to end them.
     overlap: bool = False
 
 
-Refusal: TypeAlias = tuple[Job, str]  # a request that waited, and why it will not be answered
+Refusal: TypeAlias = tuple[Job, str]  # a request that waited, and the reason of its refusal
 
 
 class SequenceMark(NamedTuple):
@@ -47,76 +46,73 @@ class SequenceMark(NamedTuple):
 
 
 class Chain(Generic[SlotT]):
-    """One sequence: its requests are answered by the same worker, one after the other; where they
-    overlap, beside those that stream.
+    """One sequence. Its requests are answered by the same worker, one after the other.
+
+    If they overlap, one runs beside those that stream.
     """
 
     __slots__ = (
         "began",
         "ending",
         "id",
-        "looked_at",
+        "last_activity",
+        "next_check",
+        "running",
         "streams",
-        "touched",
-        "under_way",
         "waiting",
         "worker",
     )
 
     def __init__(self, id: str, now: float) -> None:
         self.id = id
-        self.worker: SlotT | None = None  # from its first request that leaves the queue
+        self.worker: SlotT | None = None  # set when the first request leaves the queue
         self.waiting: deque[Job] = deque()
-        self.under_way: Job | None = None
-        self.streams: set[Job] = (
-            set()
-        )  # whose answers have begun, where others may be sent meanwhile
+        self.running: Job | None = None
+        # Jobs whose answers have begun, if others may be sent meanwhile.
+        self.streams: set[Job] = set()
         self.began = now
-        self.touched = now  # when its last request came, or was answered
+        self.last_activity = now  # arrival of the last request, or of its answer
         self.ending = False  # a request has said that it is the last
-        self.looked_at = NEVER  # when it is next asked whether its time is over
+        self.next_check = NEVER  # the time of the next check whether it is over
 
     @property
     def ready(self) -> bool:
-        return self.under_way is None and bool(self.waiting)
+        return self.running is None and bool(self.waiting)
 
     @property
     def busy(self) -> bool:
-        return self.under_way is not None or bool(self.streams)
+        return self.running is not None or bool(self.streams)
 
 
 class Sequences(Generic[SlotT]):
     """The active sequences of one version.
 
-    A sequence is over once its last request is answered, once it was idle for `max_idle`, `timeout`
-    after its start, or with the worker that has its state. What it still has waiting then is given
-    back as refusals.
+    A sequence is over once its last request is answered, after `max_idle` without a request,
+    `timeout` after its start, or with the worker that has its state. Its waiting requests are then
+    returned as refusals.
 
-    What a request costs here grows with those that wait, never with the sequences that only live.
+    The cost of a request here depends on the number of waiting requests, but not of sequences.
     """
 
     def __init__(self, config: SequenceConfig) -> None:
         self.config = config
-        self.size = 0  # bytes of the bodies that wait
+        self.size = 0  # bytes of waiting bodies
         self.some_left = False  # a client may have left since `drop_over` was last called
-        self.earliest = NEVER  # no deadline of what waits is before this
+        self.earliest = NEVER  # lower bound of the waiting requests' deadlines
         self._chains: dict[str, Chain[SlotT]] = {}
-        self._of: dict[Job, Chain[SlotT]] = {}  # of all jobs that are here
-        self._queued: dict[Chain[SlotT], None] = {}  # those with requests that wait
-        self._streaming: dict[
-            Chain[SlotT], None
-        ] = {}  # those with requests that stream while others may be sent
-        self._held: Counter[SlotT] = Counter()  # sequences that have their state in a worker
-        self._ends: list[
-            tuple[float, int, Chain[SlotT]]
-        ] = []  # a heap: when to ask of which whether its time is over
-        self._entries = itertools.count()  # numbers of what comes into the heap
-        self._lost: OrderedDict[str, str] = (
-            OrderedDict()
-        )  # sequences that ended before their end: id -> why
+        self._chain_of: dict[Job, Chain[SlotT]] = {}  # the sequences of all jobs
+        self._queued: dict[Chain[SlotT], None] = {}  # sequences with waiting requests
+        # Sequences with requests that stream while others may be sent.
+        self._streaming: dict[Chain[SlotT], None] = {}
+        self._held: Counter[SlotT] = Counter()  # sequences whose state is in a worker
+        # A heap of the times to check whether a sequence is over.
+        self._ends: list[tuple[float, int, Chain[SlotT]]] = []
+        self._entries = itertools.count()  # numbers of the entries of the heap
+        # The reasons by id of lost sequences.
+        self._lost: OrderedDict[str, str] = OrderedDict()
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         return sum(len(chain.waiting) for chain in self._queued)
 
     @property
@@ -125,36 +121,35 @@ class Sequences(Generic[SlotT]):
 
     @property
     def next_end(self) -> float:
-        """No sequence is over by its time before this."""
+        """The earliest time at which a sequence may be over."""
         return self._ends[0][0] if self._ends else NEVER
 
     def held_by(self, worker: SlotT) -> int:
-        """How many sequences have their state in this worker."""
+        """Return the number of sequences whose state is in this worker."""
         return self._held[worker]
 
     def knows(self, id: str) -> bool:
-        """Whether a sequence of that id is under way, or was lost and its client does not know
-        yet.
-        """
+        """Tell whether a sequence is running, or was lost without its client knowing."""
         return id in self._chains or id in self._lost
 
     def is_active(self, id: str) -> bool:
         return id in self._chains
 
     def share_losses(self, old: Sequences[SlotT]) -> None:
-        """From now on, a client that continues a sequence here that was lost there gets the error
-        too.
+        """Share the record of lost sequences with those of a replaced version.
+
+        A client that continues a sequence that was lost there then gets the error here.
         """
         self._lost.update(old._lost)
         old._lost = self._lost
-        while len(self._lost) > REMEMBERED:
+        while len(self._lost) > MAX_LOST:
             self._lost.popitem(last=False)
 
     def admit(self, job: Job, mark: SequenceMark, now: float) -> str | None:
-        """Take a request, or say why not.
+        """Accept a request, or return the reason against it.
 
-        The first of an id starts a sequence, also where it does not say so. But where one of that
-        id was lost, a request that continues it gets an error, once.
+        The first request of an id starts a sequence, even if it does not say so. But after a
+        sequence of the id was lost, one request that continues it gets an error.
         """
         chain = self._chains.get(mark.id)
         if chain is None:
@@ -178,12 +173,12 @@ class Sequences(Generic[SlotT]):
                 f"{len(chain.waiting)} requests of sequence {mark.id} wait, which is the limit"
                 " (maxSequenceJobQueueSize)"
             )
-        chain.touched = now
+        chain.last_activity = now
         chain.ending = mark.end
         chain.waiting.append(job)
         self._queued[chain] = None
         self._watch(chain)
-        self._of[job] = chain
+        self._chain_of[job] = chain
         self.size += len(job.body)
         if job.deadline is not None:
             self.earliest = min(self.earliest, job.deadline)
@@ -198,19 +193,20 @@ class Sequences(Generic[SlotT]):
         joining: bool = False,
         leaving: Collection[SlotT] = (),
     ) -> list[tuple[SlotT, list[Job]]]:
-        """Take out what is to be done now: of each sequence one request at a time.
+        """Take out the requests to send now: one request of each sequence at a time.
 
-        A worker has room while it is idle, for `limits.max_items` requests; where requests may be
-        `joining`, while it has fewer than so many sequences under way. A sequence that streams has
-        its place already. The most urgent goes first. A sequence goes to the worker that has its
-        state. A new one goes to the worker with room that has the fewest, but to none of those that
-        are `leaving`.
+        An idle worker has room for `limits.max_items` requests. If requests may be `joining`, a
+        worker has room while it runs fewer sequences than that; a sequence that streams already has
+        its place.
+
+        The most urgent request goes first. A sequence goes to the worker that has its state. A new
+        one goes to the worker with the fewest sequences that has room and is not `leaving`.
         """
         if joining:
             room = {worker: limits.max_items - worker.batches for worker in workers}
             for chain in self._streaming:
                 if chain.worker in room:
-                    room[chain.worker] += len(chain.streams) - (chain.under_way is None)
+                    room[chain.worker] += len(chain.streams) - (chain.running is None)
         else:
             room = {worker: 0 if worker.batches else limits.max_items for worker in workers}
         if all(places <= 0 for places in room.values()) and not self._streaming:
@@ -241,7 +237,7 @@ class Sequences(Generic[SlotT]):
             chain.waiting.popleft()
             if not chain.waiting:
                 del self._queued[chain]
-            chain.under_way = job
+            chain.running = job
             self.size -= len(job.body)
             room[worker] -= not chain.streams
             space[worker] -= len(job.body)
@@ -249,74 +245,67 @@ class Sequences(Generic[SlotT]):
         return list(batches.items())
 
     def begun(self, job: Job) -> bool:
-        """A request's answer has begun to stream.
-
-        Whether the next one of its sequence may be sent now.
-        """
-        chain = self._of.get(job)
-        if not self.config.overlap or chain is None or chain.under_way is not job:
+        """Note that an answer begins to stream; tell whether its sequence's next request may go."""
+        chain = self._chain_of.get(job)
+        if not self.config.overlap or chain is None or chain.running is not job:
             return False
-        chain.under_way = None
+        chain.running = None
         chain.streams.add(job)
         self._streaming[chain] = None
         return bool(chain.waiting)
 
     def answered(self, job: Job, now: float, *, last: bool = False) -> list[Refusal]:
-        """A request's answer is complete, or will never be.
-
-        Its sequence is over where it was the `last`.
-        """
-        chain = self._of.pop(job, None)
-        if chain is None:  # its sequence was over before
+        """Note that a request is answered or refused; the `last` one ends its sequence."""
+        chain = self._chain_of.pop(job, None)
+        if chain is None:  # Its sequence was over before.
             return []
-        if chain.under_way is job:
-            chain.under_way = None
+        if chain.running is job:
+            chain.running = None
         chain.streams.discard(job)
         if not chain.streams:
             self._streaming.pop(chain, None)
-        chain.touched = now
+        chain.last_activity = now
         if last or (chain.ending and not chain.waiting and not chain.busy):
             return self._end(chain, CLOSED)
         self._watch(chain)
         return []
 
-    def lost(self, worker: SlotT, why: str) -> list[Refusal]:
-        """The worker is gone, and the state of its sequences with it.
+    def lost(self, worker: SlotT, reason: str) -> list[Refusal]:
+        """End the sequences whose state was in this worker.
 
-        What is under way is not among what is to be refused.
+        Returns:
+            The waiting requests to refuse, without running ones.
         """
         gone = [chain for chain in self._chains.values() if chain.worker is worker]
-        return [refusal for chain in gone for refusal in self._end(chain, why)]
+        return [refusal for chain in gone for refusal in self._end(chain, reason)]
 
     def expire(self, now: float) -> list[Refusal]:
-        """End what is over by its time.
+        """End sequences whose time is over, but none with a running request.
 
-        One that has a request under way is not over before that is answered.
-
-        Of many at once some are left for the next call, since nothing else is done meanwhile;
-        `next_end` is past then.
+        Of many sequences, some are left for the next call, so that other work can be done;
+        `next_end` is then in the past.
         """
         refused: list[Refusal] = []
-        for _ in range(AT_ONCE):
+        for _ in range(MAX_EXPIRED):
             if self.next_end > now:
                 break
             at, _, chain = heappop(self._ends)
-            if at != chain.looked_at or self._chains.get(chain.id) is not chain:
+            if at != chain.next_check or self._chains.get(chain.id) is not chain:
                 continue
-            chain.looked_at = NEVER
-            if chain.busy:  # its answer sees to it
+            chain.next_check = NEVER
+            if chain.busy:  # The end of its answer checks it.
                 continue
             if now >= self._end_of(chain):
-                refused += self._end(chain, self._why_over(chain, now))
+                refused += self._end(chain, self._expiry_reason(chain, now))
             else:
                 self._watch(chain)
         return refused
 
     def drop_over(self, now: float) -> list[Job]:
-        """Take out jobs whose client has left or whose deadline has passed: there are some only
-        where `some_left` or `earliest` say so.
+        """Remove jobs whose client has left or whose deadline has passed.
 
-        The request that starts a sequence takes those that follow it along.
+        There are some only if `some_left` or `earliest` say so. If the first request of a sequence
+        is removed, those that follow it are removed too.
         """
         dropped: list[Job] = []
         for chain in list(self._queued):
@@ -329,7 +318,7 @@ class Sequences(Generic[SlotT]):
                 dropped += [job for job, _ in self._end(chain, CLOSED)]
                 continue
             for job in over:
-                del self._of[job]
+                del self._chain_of[job]
                 chain.waiting.remove(job)
                 self.size -= len(job.body)
             dropped += over
@@ -345,34 +334,33 @@ class Sequences(Generic[SlotT]):
         )
         return dropped
 
-    def drop_all(self, why: str) -> list[Refusal]:
-        """End all sequences; what is under way is still answered."""
+    def drop_all(self, reason: str) -> list[Refusal]:
+        """End all sequences; running requests are still answered."""
         return [
-            refusal for chain in list(self._chains.values()) for refusal in self._end(chain, why)
+            refusal for chain in list(self._chains.values()) for refusal in self._end(chain, reason)
         ]
 
     def _watch(self, chain: Chain[SlotT]) -> None:
-        """Have it looked at when it may be over.
+        """Schedule a check for the time at which a sequence may be over.
 
-        An end that has moved since is found then, and scheduled again.
+        The check finds an end that has moved, and is then scheduled again.
         """
         end = self._end_of(chain)
-        if end < chain.looked_at:
-            chain.looked_at = end
+        if end < chain.next_check:
+            chain.next_check = end
             heappush(self._ends, (end, next(self._entries), chain))
-            if (
-                len(self._ends) > 2 * len(self._chains) + LEFT_OVER
-            ):  # most are of sequences that have ended
-                live = [chain for chain in self._chains.values() if chain.looked_at < NEVER]
-                self._ends = [(chain.looked_at, next(self._entries), chain) for chain in live]
+            # Most entries belong to sequences that have ended.
+            if len(self._ends) > 2 * len(self._chains) + MAX_STALE_ENTRIES:
+                live = [chain for chain in self._chains.values() if chain.next_check < NEVER]
+                self._ends = [(chain.next_check, next(self._entries), chain) for chain in live]
                 heapify(self._ends)
 
     def _end_of(self, chain: Chain[SlotT]) -> float:
-        """When it is over if nothing happens. One that waits for a worker does not idle."""
-        idle = NEVER if chain.waiting else chain.touched + self.config.max_idle
+        """Return the end of a sequence without further events; waiting for a worker is not idle."""
+        idle = NEVER if chain.waiting else chain.last_activity + self.config.max_idle
         return idle if self.config.timeout is None else min(idle, chain.began + self.config.timeout)
 
-    def _why_over(self, chain: Chain[SlotT], now: float) -> str:
+    def _expiry_reason(self, chain: Chain[SlotT], now: float) -> str:
         config = self.config
         if config.timeout is not None and now >= chain.began + config.timeout:
             return (
@@ -380,7 +368,7 @@ class Sequences(Generic[SlotT]):
             )
         return f"has expired: no request of it came for {config.max_idle:g} s (sequenceMaxIdleMSec)"
 
-    def _end(self, chain: Chain[SlotT], why: str) -> list[Refusal]:
+    def _end(self, chain: Chain[SlotT], reason: str) -> list[Refusal]:
         del self._chains[chain.id]
         self._queued.pop(chain, None)
         if chain.worker is not None:
@@ -392,15 +380,15 @@ class Sequences(Generic[SlotT]):
         for job in [
             *jobs,
             *chain.streams,
-            *([chain.under_way] if chain.under_way is not None else []),
+            *([chain.running] if chain.running is not None else []),
         ]:
-            del self._of[job]
+            del self._chain_of[job]
         self.size -= sum(len(job.body) for job in jobs)
-        if why != CLOSED and len(chain.id) <= LONGEST_REMEMBERED:
-            self._lost[chain.id] = why
-            if len(self._lost) > REMEMBERED:
+        if reason != CLOSED and len(chain.id) <= MAX_ID_CHARS:
+            self._lost[chain.id] = reason
+            if len(self._lost) > MAX_LOST:
                 self._lost.popitem(last=False)
-        return [(job, f"Sequence {chain.id} {why}") for job in jobs]
+        return [(job, f"Sequence {chain.id} {reason}") for job in jobs]
 
     def _waiting(self) -> Iterator[Job]:
         return (job for chain in self._queued for job in chain.waiting)

@@ -1,14 +1,15 @@
-"""Chooses the dispatcher of a version by its model-config.yaml: one of five, and an optional gate.
+"""The choice of a version's dispatcher by its model-config.yaml: one of five.
 
-| model-config.yaml                          | dispatcher                | the worker's loop                       |
-|--------------------------------------------|---------------------------|-----------------------------------------|
-| (nothing)                                  | Dispatcher                | batch: one batch after the other        |
-| continuousBatching                         | JoiningDispatcher         | continuous: join between two calls      |
-| asyncCommunication                         | JoiningDispatcher         | async: each request is a task           |
-| sequenceBatching                           | SequenceDispatcher        | batch                                   |
-| sequenceBatching and one of the two others | JoiningSequenceDispatcher | continuous or async                     |
-| splitRows                                  | RowsDispatcher            | batch                                   |
-| useJobTicket                               | any of them, and no request waits                                   |
+| model-config.yaml                      | dispatcher                | the worker's loop           |
+|----------------------------------------|---------------------------|-----------------------------|
+| (nothing)                              | Dispatcher                | batch: one after the other  |
+| continuousBatching                     | JoiningDispatcher         | continuous: between calls   |
+| asyncCommunication                     | JoiningDispatcher         | async: a task per request   |
+| sequenceBatching                       | SequenceDispatcher        | batch                       |
+| sequenceBatching, one of the two above | JoiningSequenceDispatcher | continuous or async         |
+| splitRows                              | RowsDispatcher            | batch                       |
+
+With useJobTicket, no request waits in front of any of them.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ from tsx_runtime.core.scheduling.sequence_dispatcher import (
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import BadRequest
 
-# requests that an asynchronous handler has under way; its engine knows best how many it runs at a
-# time
-MOST_AT_ONCE = 1024
+# The requests of an asynchronous handler; its engine knows best how many it runs at a time.
+MAX_CONCURRENT = 1024
 
 
 class Strategy(NamedTuple):
     """The dispatch settings of model-config.yaml."""
 
     mode: str = "batch"  # the worker's loop: batch, continuous or async
-    sequences: SequenceConfig | None = None  # of a stateful model
+    sequences: SequenceConfig | None = None  # only for a stateful model
     tickets: bool = False
-    cost_per_byte: float | None = (
-        None  # where batches have a cost, or preferred sizes: see `CostQueue`
-    )
-    max_cost: int = 0  # of a batch; 0: no bound
-    split_rows: int = 0  # of a part of a request; 0: requests stay whole
+    # Given if batches have a cost or preferred sizes: see `CostQueue`.
+    cost_per_byte: float | None = None
+    max_cost: int = 0  # limit of a batch; 0: none
+    split_rows: int = 0  # rows of a part of a request; 0: requests stay whole
 
 
 def strategy(config: ModelConfig) -> Strategy:
-    """Raises BadRequest for what cannot be had together; `parallel_of` says what a group of
-    processes cannot have.
+    """Return the strategy of a configuration; `parallel_of` checks groups of processes.
+
+    Raises:
+        BadRequest: The settings exclude each other.
     """
     if config.continuous_batching and config.async_communication:
         raise BadRequest(
@@ -109,7 +110,7 @@ def make_dispatcher(
 
 
 def queue_of(chosen: Strategy) -> RequestQueue | None:
-    """None for the plain one."""
+    """Return the queue, or None for the plain one."""
     return (
         None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte, chosen.max_cost)
     )
@@ -118,7 +119,7 @@ def queue_of(chosen: Strategy) -> RequestQueue | None:
 def entrance(
     dispatcher: Dispatcher, chosen: Strategy, response_timeout: float
 ) -> Callable[[Job], None]:
-    """Where requests are submitted; with `useJobTicket` none waits for a worker."""
+    """Return the function that accepts requests; with `useJobTicket` none waits for a worker."""
     if not response_timeout:
         return dispatcher.reject_without_time
 

@@ -234,9 +234,9 @@ class SloDispatcher(Dispatcher):
         self.attainment.refused += 1
         return super()._queue_full()
 
-    def _word_full(self, by_items: bool) -> tuple[bool, str, int]:
+    def _full_message(self, by_items: bool) -> tuple[bool, str, int]:
         if not by_items:
-            return super()._word_full(by_items)
+            return super()._full_message(by_items)
         until = (
             self.control.opens - time.monotonic()
             if self.channels

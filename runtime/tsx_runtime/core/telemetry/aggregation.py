@@ -1,5 +1,6 @@
-"""Aggregates the statistics of batches: appended one by one, and counted many at a time, which
-costs a third.
+"""The sums over the batches of a version.
+
+Batches are appended one by one, and counted many at a time: this costs a third.
 """
 
 from __future__ import annotations
@@ -12,17 +13,15 @@ from itertools import chain
 from typing import Any, get_args
 
 from tsx_runtime.core.telemetry.batch_times import Batch
-from tsx_runtime.core.telemetry.histogram import FINE, Durations
+from tsx_runtime.core.telemetry.histogram import FINE_BOUNDS, Durations
 
-ROOM, OF_A_BATCH = (
-    16384,
-    8,
-)  # requests that are counted at a time, less so many for each batch: about a millisecond's work
+MAX_UNCOUNTED = 16384  # requests that are counted at a time: about a millisecond's work
+BATCH_COST_IN_REQUESTS = 8  # the additional work for a batch
 WIDTH = len(get_args(Batch))
 
 
 class Totals:
-    """Sums over the batches of a version that its workers have answered."""
+    """Sums over the answered batches of a version."""
 
     __slots__ = (
         "answers",
@@ -40,34 +39,33 @@ class Totals:
 
     def __init__(self) -> None:
         self.batches = 0
-        self.answers: Counter[int] = Counter()  # by HTTP status
-        self.batch_sizes: Counter[int] = Counter()  # batches by the number of their items
-        self.latency = Durations(FINE)  # of requests: arrival to reply
-        self.queue = Durations()  # of requests: see batch_times.py
-        self.batch_wait = Durations()  # of requests, too
-        self.preprocess = Durations()  # of batches, as are those that follow: in the worker
+        self.answers: Counter[int] = Counter()  # requests by HTTP status
+        self.batch_sizes: Counter[int] = Counter()  # batches by their number of items
+        self.latency = Durations(FINE_BOUNDS)  # requests: arrival to reply
+        self.queue = Durations()  # requests: see batch_times.py
+        self.batch_wait = Durations()  # requests: see batch_times.py
+        self.preprocess = Durations()  # batches: seconds in the worker, as the two below
         self.inference = Durations()
         self.postprocess = Durations()
-        # sum over requests: arrival to the frame's leaving, which is TorchServe's queue time
+        # Sum over requests: arrival to the sending of the frame. This is TorchServe's queue time.
         self.queue_seconds = 0.0
-        # sum over batches: from where the worker began to its reply; not what it waited for there
+        # Sum over batches: the worker's start to its reply, without the wait in the worker.
         self.busy_seconds = 0.0
 
 
 class BatchAggregator:
-    """Grows on the hot path, once a batch, and is settled at intervals; readers call `totals()`,
-    from any thread.
+    """Batches that are not counted yet, and the totals of the counted ones.
 
-    `rows` is always the same list, since another thread may be about to add to it, and flat:
-    `WIDTH` entries for each batch, which is added at once. `room` is about what is left until it is
-    to be settled.
+    The hot path appends a batch to `rows` in one step: `WIDTH` values. `rows` stays the same list,
+    since several threads may use it. `room` is about the number of further requests before
+    `settle`. `totals` may be called in any thread.
     """
 
     __slots__ = ("_lock", "_totals", "room", "rows")
 
     def __init__(self) -> None:
-        self.rows: list[Any] = []  # of `times.Batch`
-        self.room = ROOM
+        self.rows: list[Any] = []  # flattened `batch_times.Batch` tuples
+        self.room = MAX_UNCOUNTED
         self._totals = Totals()
         self._lock = threading.Lock()
 
@@ -80,50 +78,51 @@ class BatchAggregator:
         with self._lock:
             rows = self.rows[:]
             del self.rows[: len(rows)]
-            self.room = ROOM
+            self.room = MAX_UNCOUNTED
             if rows:
                 self._count(rows)
 
     def _count(self, rows: Sequence[Any]) -> None:
-        """As `batch_times` and `BatchTimes` have it for one."""
+        """Add batches to the totals, by the rules of `batch_times` and `BatchTimes`."""
         import numpy as np
 
-        of_free, of_sent, of_answered, numbers, times, arrivals, odd = (
-            rows[place::WIDTH] for place in range(WIDTH)
+        free_column, sent_column, answered_column, numbers, times, arrivals, failed_statuses = (
+            rows[column::WIDTH] for column in range(WIDTH)
         )
-        counted, size = self._totals, len(numbers)
+        totals, size = self._totals, len(numbers)
         free, sent, answered = np.frombuffer(
-            struct.pack(f"{3 * size}d", *of_free, *of_sent, *of_answered)
+            struct.pack(f"{3 * size}d", *free_column, *sent_column, *answered_column)
         ).reshape(3, size)
         began, seconds, *steps = np.frombuffer(b"".join(times), "<f8").reshape(size, -1).T.copy()
         arrived = np.frombuffer(b"".join(arrivals))
-        most = answered - sent
+        max_seconds = answered - sent
         free = np.minimum(free, sent)
-        seconds = np.where((seconds >= 0) & (seconds <= most), seconds, most)
+        seconds = np.where((seconds >= 0) & (seconds <= max_seconds), seconds, max_seconds)
         latest = answered - seconds
         began = np.where((began >= sent) & (began <= latest), began, latest)
-        counted.batches += size
-        counted.busy_seconds += float((answered - began).sum())
+        totals.batches += size
+        totals.busy_seconds += float((answered - began).sum())
         for durations, step in zip(
-            (counted.preprocess, counted.inference, counted.postprocess), steps, strict=True
+            (totals.preprocess, totals.inference, totals.postprocess), steps, strict=True
         ):
-            known = step >= 0  # NaN is not
+            known = step >= 0  # False for NaN
             if known.any():
                 durations.add(np.minimum(step, seconds)[known])
         if len(arrived) == size:
-            counted.batch_sizes[1] += size
-        else:  # from here on: by request
-            counted.batch_sizes.update(numbers)
+            totals.batch_sizes[1] += size
+        else:
+            # One value for each request instead of each batch.
+            totals.batch_sizes.update(numbers)
             sizes = np.array(numbers)
             free, sent, began, answered = (
-                np.repeat(each, sizes) for each in (free, sent, began, answered)
+                np.repeat(column, sizes) for column in (free, sent, began, answered)
             )
-        counted.queue_seconds += float((sent - arrived).sum())
+        totals.queue_seconds += float((sent - arrived).sum())
         ready = np.maximum(free, arrived)
-        counted.latency.add(answered - arrived)
-        counted.queue.add(ready - arrived)
-        counted.batch_wait.add(began - ready)
-        statuses = [*chain.from_iterable(filter(None, odd))]
-        counted.answers.update(statuses)
-        if others := len(arrived) - len(statuses):
-            counted.answers[200] += others
+        totals.latency.add(answered - arrived)
+        totals.queue.add(ready - arrived)
+        totals.batch_wait.add(began - ready)
+        statuses = [*chain.from_iterable(filter(None, failed_statuses))]
+        totals.answers.update(statuses)
+        if successes := len(arrived) - len(statuses):
+            totals.answers[200] += successes

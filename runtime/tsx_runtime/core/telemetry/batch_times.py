@@ -1,13 +1,11 @@
-"""The times of a batch: a few timestamps are recorded with its answers; durations are computed only
-when they are read.
+"""The times of a batch: timestamps are recorded with its replies, durations computed when read.
 
     arrived ... free ... sent ... began ... done ... answered
        |  queue  |    batch wait    |  worker  |
 
-`queue`: no worker was free for the request. `batch wait`: one was, but the request waited for its
-batch to fill, where the model asks for that, or behind the batch before it where its own was sent
-early. Within the worker's time are the handler's steps. All points are time.monotonic(), which all
-processes of a machine share.
+In `queue`, no worker was free for the request. In `batch wait`, one was, but the batch was not full
+yet, or it was sent early and waited for the batch before it. The worker's time holds the handler's
+steps. All points are time.monotonic(), which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -20,35 +18,35 @@ from typing import NamedTuple, TypeAlias
 from tsx_runtime.wire import TIMES, Buffer
 
 NAN = math.nan
-WorkerTimes: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
-# free, sent, answered, requests, `wire.TIMES`, `channel.arrivals`, and the statuses if not all are
-# 200. What could be lists is packed: thousands of floats that are kept until they are counted would
-# each lie elsewhere
+WorkerTimes: TypeAlias = tuple[float, float, float, float, float]  # see `wire.TIMES`
+# free, sent, answered, requests, `wire.TIMES`, `channel.arrivals`, and the statuses unless all are
+# 200. Arrivals are packed: thousands of separate floats would lie scattered in memory.
 Batch: TypeAlias = tuple[float, float, float, int, bytes, bytes, Sequence[int] | None]
-NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that sends none
+NO_TIMES = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # stands for the times that a worker did not send
 
 
 def times_in(extra: Buffer) -> bytes:
-    """As a copy: it outlives the frame, which may be large."""
-    return bytes(extra[: TIMES.size]) if len(extra) >= TIMES.size else NOTHING
+    """Copy the times from a frame, which may be large and ends earlier."""
+    return bytes(extra[: TIMES.size]) if len(extra) >= TIMES.size else NO_TIMES
 
 
 class BatchTimes(NamedTuple):
-    # when a worker had room for the batch: it had nothing to do since, or took it ahead of time
+    # The worker had room for the batch: it was idle, or takes batches ahead of time.
     free: float
     sent: float
-    began: float  # the worker, with this batch
-    done: float  # the worker was
-    answered: float  # the reply was here
+    began: float  # The worker began with this batch.
+    done: float  # The worker had finished it.
+    answered: float  # The reply arrived.
     size: int  # requests
-    preprocess: float  # seconds; NaN where the handler has no such step
-    inference: float  # of a handler without steps: all of the worker's time
+    preprocess: float  # seconds; NaN if the handler has no such step
+    inference: float  # a handler without steps: all of the worker's time
     postprocess: float
 
     @property
-    def way(self) -> float:
-        """To the worker and back, and the wait there: what TorchServe's thread for a worker is busy
-        with beside the worker's own time.
+    def transit(self) -> float:
+        """The seconds between front end and worker, both ways, with the wait there.
+
+        TorchServe's thread for a worker is busy for this time and the worker's own.
         """
         return max(0.0, self.answered - self.sent - (self.done - self.began))
 
@@ -62,8 +60,10 @@ class BatchTimes(NamedTuple):
         return self.answered - arrived
 
     def seconds(self, arrived: float) -> dict[str, float]:
-        """Of one request, part by part in their order; `other` is what is left: reading and writing
-        bodies, the way there and back.
+        """Return the seconds of a request's stages in their order.
+
+        `other` is the remaining time: reading and writing bodies, and the way to the worker and
+        back.
         """
         steps = {
             "preprocess": self.preprocess,
@@ -82,18 +82,18 @@ class BatchTimes(NamedTuple):
 def batch_times(
     free: float, sent: float, answered: float, size: int, worker: WorkerTimes
 ) -> BatchTimes:
-    """`worker` comes from a process that runs user code: whatever it sends, the points are in order
-    and the steps within them.
+    """Return the times of a batch, with the points in order and the steps within them.
 
-    `BatchAggregator.settle` does the same for many batches at a time.
+    `worker` comes from a process that runs user code, and is not trusted. `BatchAggregator.settle`
+    does the same for many batches at a time.
     """
     began, seconds, *steps = worker
-    most = answered - sent
-    if not 0.0 <= seconds <= most:
-        seconds = most
+    max_seconds = answered - sent
+    if not 0.0 <= seconds <= max_seconds:
+        seconds = max_seconds
     if not sent <= began <= answered - seconds:
         began = answered - seconds
-    # Steps that ran side by side, as with micro-batches, add up to more than their time.
+    # Steps that ran at the same time (micro-batches) add up to more than their time.
     steps = [min(step, seconds) if step >= 0.0 else NAN for step in steps]
     return BatchTimes(
         min(free, sent),
@@ -111,11 +111,11 @@ def times_of(batch: Batch) -> BatchTimes:
     return batch_times(free, sent, answered, size, TIMES.unpack(worker))
 
 
-def moments(batch: Batch) -> tuple[float, ...]:
-    """When each of its requests arrived."""
+def arrival_times(batch: Batch) -> tuple[float, ...]:
+    """Return the arrival of each request."""
     return struct.unpack(f"{batch[3]}d", batch[5])
 
 
 def oldest(batch: Batch) -> float:
-    """When the first of its requests arrived."""
-    return min(moments(batch))
+    """Return the first arrival of a request."""
+    return min(arrival_times(batch))

@@ -1,4 +1,4 @@
-"""Which requests waited for an unloaded model to be loaded, and for how long."""
+"""The requests that waited for an unloaded model, and for how long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tsx_runtime.wire import Buffer, Frame
 
-COLD_START = "x-tsx-cold-start"  # the header with the seconds
+COLD_START = "x-tsx-cold-start"  # value: seconds
 
 
 class Arrival(Protocol):
@@ -16,8 +16,9 @@ class Arrival(Protocol):
 
 
 class ColdStarts:
-    """`until`: requests that came before it have waited; inf while the model is loaded, 0 where no
-    answer is missing that did.
+    """The cold start of a model: requests that came before `until` have waited.
+
+    `until` is inf while the model loads, and 0 once all that waited are answered.
     """
 
     __slots__ = ("until",)
@@ -33,7 +34,7 @@ class ColdStarts:
         self.until = math.inf
 
     def end(self, now: float) -> None:
-        """A worker serves."""
+        """Note that a worker serves."""
         if self.is_waking:
             self.until = now
 
@@ -57,5 +58,5 @@ class ColdStarts:
 
 
 def without_cold_start(headers: bytes) -> bytes:
-    """As an answer is kept for others. The header stands last."""
+    """Return headers without the cold start, which stands last, for an answer that is cached."""
     return headers.partition(f"{COLD_START}: ".encode())[0]

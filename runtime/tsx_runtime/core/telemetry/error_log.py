@@ -9,16 +9,13 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.errors import shortened
 
-KEPT_ERRORS = 50
-KEPT_ALIKE = 10  # of them, of one kind
-KEPT_IDS = 50  # of an error: the newest requests that met it
-KEPT_LINES = 1000
-LONGEST = (
-    16 << 10
-    # characters of a traceback; of a longer one the middle is left out, since what matters stands
-    # at its ends
-)
-LONGEST_ID = 200  # characters
+MAX_ERRORS = 50
+MAX_ERRORS_OF_KIND = 10
+MAX_REQUEST_IDS = 50  # the newest requests of an error
+MAX_LINES = 1000
+# A longer traceback loses its middle: the ends matter.
+MAX_TEXT_CHARS = 16 << 10
+MAX_ID_CHARS = 200  # characters
 
 
 class LoggedError(NamedTuple):
@@ -32,46 +29,48 @@ class LoggedError(NamedTuple):
 
 
 class KindCount(NamedTuple):
-    """Errors of one kind, also those that are not kept."""
+    """The number of errors of one kind, including forgotten ones."""
 
     times: int
     first: float  # time.time()
 
 
 class OutputLine(NamedTuple):
-    number: int  # each has one of its own, and a later one has a greater
+    number: int  # unique and increasing
     at: float  # time.time()
     worker: str
     stream: str  # stdout, stderr
     text: str
-    request_ids: list[str]  # of the batch that ran then
+    request_ids: list[str]  # the requests of the batch that ran then
 
 
 class ErrorLog:
-    """Bounded, whatever a worker says.
+    """The newest errors and lines, in bounded memory.
 
-    The same error again is one entry that counts, so that it does not push out all others.
+    A repeated error is one entry with a count, so that it does not displace the others.
     """
 
     __slots__ = ("_clock", "errors", "kinds", "lines", "number", "total")
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.errors: deque[LoggedError] = deque(maxlen=KEPT_ERRORS)  # newest first
-        self.kinds: dict[str, KindCount] = {}  # of these errors
-        self.lines: deque[OutputLine] = deque(maxlen=KEPT_LINES)
+        self.errors: deque[LoggedError] = deque(maxlen=MAX_ERRORS)  # newest first
+        self.kinds: dict[str, KindCount] = {}  # the kinds of these errors
+        self.lines: deque[OutputLine] = deque(maxlen=MAX_LINES)
         self.total = 0  # errors
-        self.number = 0  # of the newest line
+        self.number = 0  # the number of the newest line
 
     def add_report(self, worker: str, facts: Mapping[str, Any]) -> None:
-        """What a REPORT frame holds."""
+        """Add the errors and lines of a REPORT frame."""
         for error in facts["errors"]:
-            ids = [str(each)[:LONGEST_ID] for each in error["request_ids"]]
+            ids = [str(request_id)[:MAX_ID_CHARS] for request_id in error["request_ids"]]
             self.add_error(str(error["message"]), str(error["traceback"]), int(error["count"]), ids)
         if facts["lost"]:
             self.add_line(self._clock(), worker, "stderr", f"[{facts['lost']} lines omitted]")
         for at, stream, text, ids in facts["lines"]:
-            self.add_line(float(at), worker, str(stream), str(text), [str(each) for each in ids])
+            self.add_line(
+                float(at), worker, str(stream), str(text), [str(request_id) for request_id in ids]
+            )
 
     def add_error(
         self, message: str, traceback: str = "", count: int = 1, ids: Sequence[str] = ()
@@ -79,12 +78,13 @@ class ErrorLog:
         self.total += count
         now = self._clock()
         message, cut = (
-            shortened(text, LONGEST, tail=LONGEST // 2) for text in (message, traceback)
+            shortened(text, MAX_TEXT_CHARS, tail=MAX_TEXT_CHARS // 2)
+            for text in (message, traceback)
         )
         kind = kind_of(message, cut)
-        before = self.kinds.get(kind, KindCount(0, now))
-        counted = KindCount(before.times + count, before.first)
-        known = next(
+        old_count = self.kinds.get(kind, KindCount(0, now))
+        counted = KindCount(old_count.times + count, old_count.first)
+        previous = next(
             (
                 error
                 for error in self.errors
@@ -92,19 +92,19 @@ class ErrorLog:
             ),
             None,
         )
-        if known is not None:
-            self.errors.remove(known)
+        if previous is not None:
+            self.errors.remove(previous)
         first, count, ids = (
             (now, count, ids)
-            if known is None
-            else (known.first, known.times + count, (*known.request_ids, *ids))
+            if previous is None
+            else (previous.first, previous.times + count, (*previous.request_ids, *ids))
         )
         self.errors.appendleft(
-            LoggedError(now, first, count, message, cut, tuple(ids[-KEPT_IDS:]), kind)
+            LoggedError(now, first, count, message, cut, tuple(ids[-MAX_REQUEST_IDS:]), kind)
         )
-        alike = [error for error in self.errors if error.kind == kind]
-        if len(alike) > KEPT_ALIKE:
-            self.errors.remove(alike[-1])
+        same_kind = [error for error in self.errors if error.kind == kind]
+        if len(same_kind) > MAX_ERRORS_OF_KIND:
+            self.errors.remove(same_kind[-1])
         self.kinds = {error.kind: self.kinds.get(error.kind, counted) for error in self.errors} | {
             kind: counted
         }
@@ -117,9 +117,10 @@ class ErrorLog:
 
 
 def kind_of(message: str, traceback: str) -> str:
-    """The same for the same exception raised at the same place, whatever it says: the traceback
-    without the exception's own words.
+    """Return the traceback without the exception's message, or the message if there is none.
+
+    It is the same for an exception that is raised again at the same line.
     """
     lines = traceback.rstrip().split("\n")
-    last = next((place for place in reversed(range(len(lines))) if lines[place][:1].strip()), None)
+    last = next((index for index in reversed(range(len(lines))) if lines[index][:1].strip()), None)
     return message if last is None else "\n".join([*lines[:last], lines[last].partition(":")[0]])

@@ -1,5 +1,6 @@
-"""Text generation in the preceding second, from the metrics `tsx_generation_*` that a handler
-reports: for the charts of the web page.
+"""Text generation in the last second, for the charts of the web page.
+
+It is computed from the metrics `tsx_generation_*` that a handler reports.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tsx_runtime.core.telemetry.histogram import SHOWN, quantile
+from tsx_runtime.core.telemetry.histogram import SHOWN_BOUNDS, quantile
 from tsx_runtime.core.telemetry.version_stats import GENERATION, HandlerMetric, MetricKey
 
 TIMES = ("time_to_first_token_seconds", "time_per_output_token_seconds")
@@ -16,17 +17,17 @@ GAUGES = ("running_sequences", "waiting_sequences", "cache_use_ratio")
 
 
 class GenerationSnapshot(NamedTuple):
-    """The metrics at one moment, of all adapters and workers together; of the cache the fullest."""
+    """The metrics at one moment, summed over adapters and workers; `cache_use` is the largest."""
 
-    buckets: tuple[tuple[int, ...], ...]  # of each of TIMES
-    counts: tuple[float, ...]  # of each of COUNTERS
+    buckets: tuple[tuple[int, ...], ...]  # parallel to TIMES
+    counts: tuple[float, ...]  # parallel to COUNTERS
     running: float
     waiting: float
     cache_use: float
 
 
 class GenerationPoint(NamedTuple):
-    """Times are in seconds, None where no sequence told one; rates are tokens a second."""
+    """One second; times are in seconds, None without a sequence; rates are tokens a second."""
 
     ttft_p50: float | None
     ttft_p99: float | None
@@ -36,26 +37,29 @@ class GenerationPoint(NamedTuple):
     tokens: float
     running: float
     waiting: float
-    cache_use: float  # from 0 to 1
+    cache_use: float  # 0 to 1
 
 
 def read_generation(metrics: Mapping[MetricKey, HandlerMetric]) -> GenerationSnapshot | None:
-    """None for a model that generates no text."""
-    found: dict[str, list[HandlerMetric]] = {}
+    """Return the metrics, or None for a model that generates no text."""
+    by_name: dict[str, list[HandlerMetric]] = {}
     for (name, *_), metric in metrics.items():
         if name.startswith(GENERATION):
-            found.setdefault(name[len(GENERATION) :], []).append(metric)
-    if not found:
+            by_name.setdefault(name[len(GENERATION) :], []).append(metric)
+    if not by_name:
         return None
-    none = (0,) * (len(SHOWN) + 1)
+    none = (0,) * (len(SHOWN_BOUNDS) + 1)
     buckets = (
-        tuple(map(sum, zip(none, *(each.buckets for each in found.get(name, ())), strict=True)))
+        tuple(
+            map(sum, zip(none, *(metric.buckets for metric in by_name.get(name, ())), strict=True))
+        )
         for name in TIMES
     )
-    counts = (sum(each.sum for each in found.get(name, ())) for name in COUNTERS)
+    counts = (sum(metric.sum for metric in by_name.get(name, ())) for name in COUNTERS)
+    # One value for each worker's engine.
     running, waiting, cache_use = (
-        [each.last for each in found.get(name, ())] for name in GAUGES
-    )  # of each worker's engine
+        [metric.last for metric in by_name.get(name, ())] for name in GAUGES
+    )
     return GenerationSnapshot(
         tuple(buckets), tuple(counts), sum(running), sum(waiting), max(cache_use, default=0.0)
     )
@@ -74,10 +78,10 @@ def generation_between(
     ttft, tpot = times
     prompt_tokens, tokens = (round(rate / seconds, 2) for rate in rates)
     return GenerationPoint(
-        quantile(ttft, 0.5, SHOWN),
-        quantile(ttft, 0.99, SHOWN),
-        quantile(tpot, 0.5, SHOWN),
-        quantile(tpot, 0.99, SHOWN),
+        quantile(ttft, 0.5, SHOWN_BOUNDS),
+        quantile(ttft, 0.99, SHOWN_BOUNDS),
+        quantile(tpot, 0.5, SHOWN_BOUNDS),
+        quantile(tpot, 0.99, SHOWN_BOUNDS),
         prompt_tokens,
         tokens,
         after.running,

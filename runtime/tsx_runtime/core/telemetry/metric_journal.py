@@ -1,4 +1,4 @@
-"""Entries of the metric log for one version's batches, kept until they are written."""
+"""The entries for the metric log of one version's batches, until they are written."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import NamedTuple
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.wire import MetricDelta
 
-MOST = 20_000  # entries between two writes; a log that could not follow must not fill the memory
+# A log that cannot follow must not fill the memory between two writes.
+MAX_ENTRIES = 20_000
 
 
 class BatchEntry(NamedTuple):
     at: float  # time.time()
-    request_ids: bytes  # of the batch, separated by commas
+    request_ids: bytes  # separated by commas
     batch: Batch
 
 
@@ -25,7 +26,7 @@ class ValueEntry(NamedTuple):
 
 
 class MetricJournal:
-    """The hot path adds to it once a batch, and only where a log is written."""
+    """The entries that are not written yet; the hot path adds one for each batch."""
 
     __slots__ = ("_entries",)
 
@@ -36,17 +37,17 @@ class MetricJournal:
         return len(self._entries)
 
     def add_batch(self, batch: Batch, request_ids: Iterable[bytes]) -> None:
-        if len(self._entries) < MOST:
+        if len(self._entries) < MAX_ENTRIES:
             self._entries.append(BatchEntry(time.time(), b",".join(request_ids), batch))
 
     def add_values(self, values: Iterable[MetricDelta], request_ids: Iterable[bytes]) -> None:
         now, ids = time.time(), b",".join(request_ids)
         self._entries += [ValueEntry(now, ids, value) for value in values][
-            : MOST - len(self._entries)
+            : MAX_ENTRIES - len(self._entries)
         ]
 
-    def take(self, most: int = MOST) -> list[BatchEntry | ValueEntry]:
-        """The oldest, in the order in which they came."""
-        taken = self._entries[:most]
-        del self._entries[:most]
+    def take(self, max_entries: int = MAX_ENTRIES) -> list[BatchEntry | ValueEntry]:
+        """Remove and return the oldest entries, in the order of their arrival."""
+        taken = self._entries[:max_entries]
+        del self._entries[:max_entries]
         return taken

@@ -1,4 +1,4 @@
-"""`metrics.yaml`: the metrics that TorchServe's users declare (contract 1.7 and 5.6)."""
+"""`metrics.yaml`: the metrics that TorchServe's users declare (docs/reference/torchserve.md)."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ SECTIONS = ("dimensions", "ts_metrics", "model_metrics")
 
 
 class MetricsConfig(NamedTuple):
-    """None: no file, so everything is shown."""
+    """The declared metrics; None stands for no file, which shows everything."""
 
-    server: frozenset[str] | None = (
-        None  # names of the server's own metrics that TorchServe has too
-    )
-    model: tuple[DeclaredMetric, ...] | None = None  # that handlers report
+    # The names of TorchServe's own metrics.
+    server: frozenset[str] | None = None
+    # The metrics that handlers report.
+    model: tuple[DeclaredMetric, ...] | None = None
 
     def shows(self, name: str) -> bool:
-        """Whether a metric of the server's own is to be seen; those that only tsx has always
-        are.
-        """
+        """Tell whether a metric of the server is shown; metrics that only tsx has always are."""
         return self.server is None or name in self.server or name.startswith(("tsx_", "process_"))
 
     def declares(self, name: str, kind: str) -> bool:
-        return any(one["name"] == name and one["type"] == kind for one in self.model or ())
+        return any(metric["name"] == name and metric["type"] == kind for metric in self.model or ())
 
 
 @lru_cache(maxsize=8)
 def read_metrics_config(path: Path | None) -> MetricsConfig:
-    """Raises SettingError, which names the entry that is wrong."""
+    """Read the file, or return an empty configuration for None.
+
+    Raises:
+        SettingError: The file has a wrong entry.
+    """
     if path is None:
         return MetricsConfig()
     try:
@@ -42,43 +44,45 @@ def read_metrics_config(path: Path | None) -> MetricsConfig:
     except InvalidConfig as error:
         raise SettingError(f"metrics_config: {error}") from error
     if not isinstance(document, dict):
-        raise _wrong(path, f"it must hold {' and '.join(SECTIONS)}")
+        raise _error(path, f"it must hold {' and '.join(SECTIONS)}")
     for section in document:
         if section not in SECTIONS:
-            raise _wrong(path, f"{section!r} is none of {', '.join(SECTIONS)}")
+            raise _error(path, f"{section!r} is none of {', '.join(SECTIONS)}")
     server = _read_section(path, "ts_metrics", document.get("ts_metrics"))
     model = _read_section(path, "model_metrics", document.get("model_metrics"))
-    return MetricsConfig(frozenset(one["name"] for one in server), tuple(model))
+    return MetricsConfig(frozenset(metric["name"] for metric in server), tuple(model))
 
 
 def _read_section(path: Path, section: str, content: Any) -> list[DeclaredMetric]:
     if content is None:
         return []
     if not isinstance(content, dict):
-        raise _wrong(
+        raise _error(
             path, f"{section} must be a mapping from {', '.join(KINDS)} to lists of metrics"
         )
-    found: list[DeclaredMetric] = []
+    metrics: list[DeclaredMetric] = []
     for kind, entries in content.items():
         if kind not in KINDS:
-            raise _wrong(path, f"{section} has {kind!r}, which is none of {', '.join(KINDS)}")
+            raise _error(path, f"{section} has {kind!r}, which is none of {', '.join(KINDS)}")
         if not isinstance(entries, list | None):
-            raise _wrong(path, f"{section}.{kind} must be a list of metrics, not {entries!r}")
-        found += [_read_entry(path, f"{section}.{kind}", kind, entry) for entry in entries or []]
-    return found
+            raise _error(path, f"{section}.{kind} must be a list of metrics, not {entries!r}")
+        metrics += [_read_entry(path, f"{section}.{kind}", kind, entry) for entry in entries or []]
+    return metrics
 
 
-def _read_entry(path: Path, place: str, kind: str, entry: Any) -> DeclaredMetric:
+def _read_entry(path: Path, group: str, kind: str, entry: Any) -> DeclaredMetric:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
-        raise _wrong(
+        raise _error(
             path,
-            f"{place} has {entry!r}, which is not a mapping with a name, a unit and dimensions",
+            f"{group} has {entry!r}, which is not a mapping with a name, a unit and dimensions",
         )
     dimensions = entry.get("dimensions") or []
-    if not isinstance(dimensions, list) or not all(isinstance(one, str) for one in dimensions):
-        raise _wrong(
+    if not isinstance(dimensions, list) or not all(
+        isinstance(dimension, str) for dimension in dimensions
+    ):
+        raise _error(
             path,
-            f"the dimensions of {place}.{entry['name']} are {dimensions!r}; they must be a list of"
+            f"the dimensions of {group}.{entry['name']} are {dimensions!r}; they must be a list of"
             " names",
         )
     return DeclaredMetric(
@@ -86,5 +90,5 @@ def _read_entry(path: Path, place: str, kind: str, entry: Any) -> DeclaredMetric
     )
 
 
-def _wrong(path: Path, why: str) -> SettingError:
-    return SettingError(f"metrics_config '{path}' cannot be used: {why}")
+def _error(path: Path, reason: str) -> SettingError:
+    return SettingError(f"metrics_config '{path}' cannot be used: {reason}")

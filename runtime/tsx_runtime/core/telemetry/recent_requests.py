@@ -1,5 +1,6 @@
-"""The newest and the slowest requests of a version, with their times: for `tsx explain`, `tsx
-slowest` and /debug.
+"""The newest and the slowest requests of a version, with their times.
+
+`tsx explain`, `tsx slowest` and /debug show them.
 """
 
 from __future__ import annotations
@@ -10,37 +11,44 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, moments, oldest, times_of
+from tsx_runtime.core.telemetry.batch_times import (
+    Batch,
+    BatchTimes,
+    arrival_times,
+    oldest,
+    times_of,
+)
 
-NEWEST = 2000  # requests
-# seconds for each request that is kept: of more than 250 a second the newest are a part, which
-# reaches eight seconds back
-PAUSE = 4e-3
-SAVED = 2.0  # seconds of a pause that are made up for: 500 requests at once are all kept
-# requests that asked where their time went, or whose trace is kept; these are remembered in any
-# case
-ASKED = 200
-SLOWEST = 100
-# seconds; the slowest are those of this period and of the one before it, so that a slow start is
-# forgotten
-PERIOD = 1800.0
+MAX_NEWEST = 2000  # requests
+# Seconds per remembered request. Above 250 requests a second only a part is remembered, which
+# reaches eight seconds back.
+PAUSE_PER_REQUEST_S = 4e-3
+MAX_SAVED_PAUSE_S = (
+    2.0  # seconds of unused pause that count: 500 requests at once are all remembered
+)
+# Requests that asked for their times, or are traced. They are always remembered.
+MAX_ASKED = 200
+MAX_SLOWEST = 100
+# Seconds. The slowest are those of this period and the one before, so that a slow start is
+# forgotten.
+PERIOD_S = 1800.0
 
 
 class RequestRecord(NamedTuple):
-    """One request that was answered, by a worker or by a refusal."""
+    """A request that was answered by a worker, or refused."""
 
     request_id: bytes
     arrived: float  # time.monotonic()
     status: int
     took: float  # seconds
-    times: BatchTimes | None  # of the batch that it was in; None where no worker answered it
+    times: BatchTimes | None  # the times of its batch; None if no worker answered
     error: str = ""  # the class of the refusal
 
 
-def _seen(batch: Batch, ids: bytes) -> list[RequestRecord]:
+def _records(batch: Batch, ids: bytes) -> list[RequestRecord]:
     _, _, answered, size, _, _, statuses = batch
     times = times_of(batch)
-    requests = zip(ids.split(b"\n"), moments(batch), statuses or (200,) * size, strict=True)
+    requests = zip(ids.split(b"\n"), arrival_times(batch), statuses or (200,) * size, strict=True)
     return [
         RequestRecord(request_id, arrived, status, answered - arrived, times)
         for request_id, arrived, status in requests
@@ -48,102 +56,105 @@ def _seen(batch: Batch, ids: bytes) -> list[RequestRecord]:
 
 
 class RecentRequests:
-    """A batch costs one entry however many requests it has; the slowest are looked for only among
-    those that might be.
+    """The remembered requests of a version.
 
-    `add` is to be called for a batch that was answered at `due` or later, or a request of which
-    took longer than `threshold`.
+    A batch costs one entry, whatever its size. Only a batch answered at `due` or later, or with a
+    request slower than `threshold`, needs `add`.
     """
 
     __slots__ = (
-        "_before",
-        "_kept",
         "_newest",
+        "_newest_count",
         "_number",
+        "_period_end",
+        "_previous",
         "_slowest",
-        "_turn",
         "asked",
         "due",
         "threshold",
     )
 
     def __init__(self) -> None:
-        self.asked: deque[RequestRecord] = deque(maxlen=ASKED)
+        self.asked: deque[RequestRecord] = deque(maxlen=MAX_ASKED)
         self._newest: deque[tuple[Batch, bytes] | RequestRecord] = deque()
-        self._kept = 0  # requests in it
-        self.due = 0.0  # time.monotonic() from which on the next batch is kept
-        self._number = itertools.count()  # tells those apart that took as long
+        self._newest_count = 0  # requests in `_newest`
+        self.due = 0.0  # time.monotonic() from which the next batch is remembered
+        self._number = itertools.count()  # distinguishes records of the same duration in the heap
         self._slowest: list[tuple[float, int, RequestRecord]] = []  # a heap
-        self._before: list[tuple[float, int, RequestRecord]] = []  # that of the period before
-        self._turn = 0.0  # time.monotonic() when the period ends
-        self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
+        self._previous: list[tuple[float, int, RequestRecord]] = []  # the heap of the period before
+        self._period_end = 0.0  # time.monotonic() at the end of the period
+        self.threshold = -1.0  # seconds; a slower request is among the slowest
 
     def add(self, batch: Batch, ids: bytes) -> None:
-        """`ids`: those of its requests, with newlines between: hundreds of pieces would be out of
-        the cache when they are freed.
+        """Remember a batch; `ids` are the ids of its requests, separated by newlines.
+
+        One string stays in the CPU's cache until it is freed, unlike hundreds of small ones.
         """
         answered, size = batch[2], batch[3]
         if answered >= self.due:
-            since = answered - SAVED
-            self.due = (since if since > self.due else self.due) + PAUSE * size
+            since = answered - MAX_SAVED_PAUSE_S
+            self.due = (since if since > self.due else self.due) + PAUSE_PER_REQUEST_S * size
             self._newest.append((batch, ids))
-            self._kept += size
-            if self._kept > NEWEST:
+            self._newest_count += size
+            if self._newest_count > MAX_NEWEST:
                 self._forget()
-        if answered >= self._turn:
+        if answered >= self._period_end:
             self._begin_period(answered)
         if answered - oldest(batch) > self.threshold:
-            self._rank(_seen(batch, ids))
+            self._rank(_records(batch, ids))
 
-    def refused(self, seen: RequestRecord) -> None:
-        self._newest.append(seen)
-        self._kept += 1
-        if self._kept > NEWEST:
+    def add_refusal(self, record: RequestRecord) -> None:
+        self._newest.append(record)
+        self._newest_count += 1
+        if self._newest_count > MAX_NEWEST:
             self._forget()
-        if (now := seen.arrived + seen.took) >= self._turn:
+        if (now := record.arrived + record.took) >= self._period_end:
             self._begin_period(now)
-        if seen.took > self.threshold:
-            self._rank((seen,))
+        if record.took > self.threshold:
+            self._rank((record,))
 
     def find(self, request_id: bytes) -> RequestRecord | None:
-        return next((seen for seen in self._all(request_id) if seen.request_id == request_id), None)
+        return next(
+            (record for record in self._candidates(request_id) if record.request_id == request_id),
+            None,
+        )
 
-    def _all(self, wanted: bytes) -> Iterator[RequestRecord]:
-        """Whose id that may be."""
+    def _candidates(self, request_id: bytes) -> Iterator[RequestRecord]:
+        """Yield all records that may have this id."""
         yield from self.asked
         for entry in reversed(self._newest):
             if isinstance(entry, RequestRecord):
                 yield entry
-            elif wanted in entry[1]:
-                yield from _seen(*entry)
-        yield from (seen for _, _, seen in itertools.chain(self._slowest, self._before))
+            elif request_id in entry[1]:
+                yield from _records(*entry)
+        yield from (record for _, _, record in itertools.chain(self._slowest, self._previous))
 
     def newest(self) -> Iterator[RequestRecord]:
-        """The newest first."""
+        """Yield the newest requests, newest first."""
         for entry in reversed(self._newest):
-            yield from (entry,) if isinstance(entry, RequestRecord) else _seen(*entry)
+            yield from (entry,) if isinstance(entry, RequestRecord) else _records(*entry)
 
     def slowest(self) -> list[RequestRecord]:
-        """The slowest first."""
-        seen = [seen for _, _, seen in itertools.chain(self._slowest, self._before)]
-        return heapq.nlargest(SLOWEST, seen, key=lambda each: each.took)
+        """Return the slowest requests, slowest first."""
+        records = [record for _, _, record in itertools.chain(self._slowest, self._previous)]
+        return heapq.nlargest(MAX_SLOWEST, records, key=lambda record: record.took)
 
     def _begin_period(self, now: float) -> None:
-        self._before, self._slowest = self._slowest, []
-        self._turn, self.threshold = now + PERIOD, -1.0
+        self._previous, self._slowest = self._slowest, []
+        self._period_end, self.threshold = now + PERIOD_S, -1.0
 
-    def _rank(self, seen: Iterable[RequestRecord]) -> None:
+    def _rank(self, records: Iterable[RequestRecord]) -> None:
         heap = self._slowest
-        for each in seen:
-            if each.took > self.threshold:
-                heapq.heappush(heap, (each.took, next(self._number), each))
-                if len(heap) > SLOWEST:
+        for record in records:
+            if record.took > self.threshold:
+                heapq.heappush(heap, (record.took, next(self._number), record))
+                if len(heap) > MAX_SLOWEST:
                     heapq.heappop(heap)
                     self.threshold = heap[0][0]
 
     def _forget(self) -> None:
-        """The newest batch stays, however large it is."""
+        """Forget the oldest batches, but never the newest one, however large it is."""
         newest = self._newest
-        while self._kept > NEWEST and len(newest) > 1:
+        while self._newest_count > MAX_NEWEST and len(newest) > 1:
             entry = newest.popleft()
-            self._kept -= 1 if isinstance(entry, RequestRecord) else entry[0][3]
+            self._newest_count -= 1 if isinstance(entry, RequestRecord) else entry[0][3]

@@ -1,5 +1,6 @@
-"""Throughput and latency of each version, one point per second for ten minutes, for the charts of
-the web page.
+"""Throughput and latency of each version, for the charts of the web page.
+
+There is one point per second for ten minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tsx_runtime.core.telemetry.generation import (
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.telemetry.version_stats import Stats
 
-KEPT = 600  # points
+MAX_POINTS = 600  # points
 
 
 class SampledVersion(Protocol):
@@ -49,21 +50,16 @@ class CounterSnapshot(NamedTuple):
     answers: int
     failed: int
     latency: tuple[int, ...]  # see `Durations.counts`
-    refused: int  # of the failed, those that no worker answered
+    refused: int  # the failed requests that no worker answered
     batches: int
-    stages: tuple[
-        float,
-        ...,
-        # seconds: of all requests the total, the queue and the wait for a batch; of all batches the
-        # handler's steps
-    ]
+    # Total seconds: of requests in all, in the queue and waiting for a batch; of batches in the
+    # handler's steps.
+    stages: tuple[float, ...]
     generation: GenerationSnapshot | None = None
 
 
 class SeriesPoint(NamedTuple):
-    """The values of the preceding second. A latency is in seconds, or None if nothing was
-    answered.
-    """
+    """The values of one second; a latency is in seconds, or None without answers."""
 
     number: int
     rate: float  # answers a second
@@ -71,12 +67,11 @@ class SeriesPoint(NamedTuple):
     p50: float | None
     p99: float | None
     waiting: int
-    refused: float = 0.0  # of the failures, those that no worker answered
-    places: float = 0.0  # for requests, in the batches of that second; 0 where there are no batches
-    stages: tuple[float, ...] | None = (
-        None  # mean seconds of a request: queue, batch, preprocess, inference, postprocess, other
-    )
-    generation: GenerationPoint | None = None  # of a model that generates text
+    refused: float = 0.0  # the failures that no worker answered, a second
+    places: float = 0.0  # request slots in the batches of the second; 0 without batches
+    # Mean seconds of a request: queue, batch, preprocess, inference, postprocess, other.
+    stages: tuple[float, ...] | None = None
+    generation: GenerationPoint | None = None  # only for a model that generates text
 
 
 def read(stats: Stats, now: float) -> CounterSnapshot:
@@ -95,7 +90,7 @@ def read(stats: Stats, now: float) -> CounterSnapshot:
         stats.latency.counts(),
         stats.failed_refusals,
         stats.batches,
-        tuple(each.sum for each in sums),
+        tuple(durations.sum for durations in sums),
         read_generation(stats.handler_metrics),
     )
 
@@ -128,8 +123,10 @@ def between(
 def _stages(
     before: tuple[float, ...], after: tuple[float, ...], requests: int, batches: int
 ) -> tuple[float, ...] | None:
-    """A handler's step takes as long for each request of a batch as for the batch: here, as for a
-    mean batch.
+    """Return the mean seconds of a request in each stage, or None without requests.
+
+    A handler's step takes as long for each request of a batch as for the batch: the mean is over
+    batches.
     """
     if not requests or not batches:
         return None
@@ -145,16 +142,18 @@ def _before_any_request(reading: CounterSnapshot) -> CounterSnapshot:
 
 
 class _Track:
-    """One version's points, and its counters when the newest was made."""
+    """A version's points, and its counters at the newest one."""
 
     def __init__(self, version: SampledVersion, last: CounterSnapshot) -> None:
         self.version = version
         self.last = last
-        self.points: deque[SeriesPoint] = deque(maxlen=KEPT)
+        self.points: deque[SeriesPoint] = deque(maxlen=MAX_POINTS)
 
 
 class TimeSeries:
-    """`sample` is called once a second; its cost grows with the number of versions, not of
+    """The points of all versions.
+
+    `sample` is called once a second. Its cost grows with the number of versions, but not of
     requests.
     """
 
@@ -166,7 +165,7 @@ class TimeSeries:
         self._models = models
         self._clock = clock
         self._tracks: dict[tuple[str, str], _Track] = {}
-        self.number = 0  # of the newest point; each second has one, the same for all versions
+        self.number = 0  # the newest point; the same for all versions
 
     def sample(self) -> None:
         now = self._clock()
@@ -177,7 +176,7 @@ class TimeSeries:
             track, reading = tracks.get(key), read(version.stats, now)
             if track is None:
                 track = _Track(version, _before_any_request(reading))
-            elif track.version is not version:  # a replacement has counters of its own
+            elif track.version is not version:  # A replacement has counters of its own.
                 track.version, track.last = version, _before_any_request(reading)
             track.points.append(
                 between(track.last, reading, self.number, version.pending, version.batch_places)
@@ -186,11 +185,11 @@ class TimeSeries:
             self._tracks[key] = track
 
     def since(self, number: int) -> dict[tuple[str, str], list[SeriesPoint]]:
-        """The points behind that number, oldest first."""
-        return {key: _behind(track.points, number) for key, track in self._tracks.items()}
+        """Return the points after that number, oldest first."""
+        return {key: _points_after(track.points, number) for key, track in self._tracks.items()}
 
 
-def _behind(points: deque[SeriesPoint], number: int) -> list[SeriesPoint]:
+def _points_after(points: deque[SeriesPoint], number: int) -> list[SeriesPoint]:
     newer: list[SeriesPoint] = []
     for point in reversed(points):
         if point.number <= number:

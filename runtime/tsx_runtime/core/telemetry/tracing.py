@@ -1,15 +1,14 @@
-"""Spans of traced requests: which requests are traced (W3C Trace Context), and the stages of each,
-emitted after the answer.
+"""Spans of traced requests (W3C Trace Context), made after the answer.
 
-    server span                                   a request of HTTP, a call of gRPC
-      +-- node NAME                               of a workflow, an attempt or several
-      +-- queue                                   as in `batch_times.py`, made afterwards of what is known of its batch
+    server span            a request of HTTP, a call of gRPC
+      +-- node NAME        in a workflow: one attempt or several
+      +-- queue            from the times of the batch, see `batch_times.py`
       +-- batch wait
-      +-- handler                                 in the worker; the handler gets it as `traceparent`, so that its own spans are below
+      +-- handler          in the worker; the handler's `traceparent`, so its own spans are below
             +-- preprocess, inference, postprocess
 
-A request that is not traced pays for one question, and one that is for little more: its spans are
-made where they are sent. `targets/observability/otlp.py` sends them; nothing here depends on it.
+Tracing is cheap: an untraced request costs one check, and the spans of a traced one are made by the
+thread that sends them. `targets/observability/otlp.py` sends them; nothing here depends on it.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from typing import Any, NamedTuple
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes
 from tsx_runtime.errors import TsxError, is_failure
 
-LONGEST_STATE = 512  # characters of a tracestate; a longer one is not passed on
-MAX_LINKS = 32  # of one batch
+MAX_STATE_CHARS = 512  # A longer tracestate is not passed on.
+MAX_LINKS = 32  # links of one span
 
 _PARENT = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
-_OLD = re.compile(rb"(?im)^traceparent: [^\r\n]*\r\n")
+_TRACEPARENT_LINE = re.compile(rb"(?im)^traceparent: [^\r\n]*\r\n")
 
-Make = Callable[[], list["Span"]]  # may be called in any thread, and once
-Links = tuple[tuple[int, int], ...]  # trace and span
+SpanFactory = Callable[[], list["Span"]]  # called once, in any thread
+Links = tuple[tuple[int, int], ...]  # trace id and span id
 
 
 class Parent(NamedTuple):
@@ -48,36 +47,36 @@ class Parent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A finished span. Times are of time.monotonic()."""
+    """A finished span; its times are time.monotonic()."""
 
     trace_id: int
     span_id: int
-    parent_id: int  # 0: none
-    is_remote: bool  # the parent is a client's
+    parent_id: int  # 0: no parent
+    is_remote: bool  # the parent belongs to the client
     name: str
     kind: str  # server, internal
     start: float
     end: float
     attributes: dict[str, Any]
-    error: str  # empty where there is none
+    error: str  # empty without an error
     state: str
     links: Links = ()
 
 
 def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
-    """None where there is no `traceparent`, or none that W3C's form allows.
+    """Return the parent, or None without a valid `traceparent`.
 
-    Names are in lower case.
+    Header names are in lower case.
     """
-    found, states = None, []
+    traceparent, states = None, []
     for name, value in headers:
         if name == b"traceparent":
-            if found is not None:
+            if traceparent is not None:
                 return None  # ambiguous
-            found = value.strip()
+            traceparent = value.strip()
         elif name == b"tracestate":
             states.append(value)
-    match = _PARENT.fullmatch(found) if found else None
+    match = _PARENT.fullmatch(traceparent) if traceparent else None
     if match is None or (match[1] == b"00" and match[5]):
         return None
     state = b",".join(states).decode("latin-1")
@@ -85,31 +84,34 @@ def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
         int(match[2], 16),
         int(match[3], 16),
         bool(int(match[4], 16) & 1),
-        state if len(state) <= LONGEST_STATE else "",
+        state if len(state) <= MAX_STATE_CHARS else "",
     )
 
 
 class Tracer:
-    """Decides which requests are traced: those whose `traceparent` is sampled, and a share of those
-    without one.
+    """Decides which requests are traced.
+
+    A `traceparent` decides for its request. Of the others, a share is traced.
     """
 
     def __init__(
-        self, share: float, emit: Callable[[Make], None], draw: Callable[[], float] = random.random
+        self,
+        share: float,
+        emit: Callable[[SpanFactory], None],
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self.share = share
         self.emit = emit
         self._draw = draw
-        self._batch: Batch | None = (
-            None  # the newest that a traced request was in, and the traced requests in it:
-        )
+        # The newest batch with a traced request, and the traced requests in it.
+        self._batch: Batch | None = None
         self._members: list[tuple[int, int]] = []
 
     def wants(self, parent: Parent | None) -> bool:
         return self._draw() < self.share if parent is None else parent.sampled
 
     def begin(self, parent: Parent | None, started: float) -> OpenSpan:
-        """The span of a request that `wants` has let through."""
+        """Start the span of a request for which `wants` returned True."""
         if parent is None:
             return OpenSpan(self, new_id(128), 0, "", "server", started)
         return OpenSpan(
@@ -124,7 +126,7 @@ class Tracer:
         )
 
     def batch_links(self, batch: Batch, trace_id: int, span_id: int) -> Links:
-        """Links to the handler spans of the same batch that were made before this one."""
+        """Return links to the earlier handler spans of the same batch."""
         if self._batch is not batch:
             self._batch, self._members = batch, []
         links = tuple(self._members[:MAX_LINKS])
@@ -155,7 +157,7 @@ class OpenSpan:
     def finish(
         self, end: float, error: str = "", describe: Callable[[], None] | None = None
     ) -> None:
-        """`describe` adds attributes, later and in another thread."""
+        """End the span; `describe` adds attributes later, in another thread."""
         self.tracer.emit(partial(self._make, end, error, describe))
 
     def _make(self, end: float, error: str, describe: Callable[[], None] | None) -> list[Span]:
@@ -179,39 +181,46 @@ class OpenSpan:
 
 
 class JobTrace:
-    """The spans of one job in the queue, its batch and the worker, below the span of a request or a
-    node.
+    """The spans of a job in the queue, its batch and the worker.
+
+    They are below the span of a request or of a workflow's node.
     """
 
-    __slots__ = ("_above", "_handler")
+    __slots__ = ("_handler", "_parent")
 
-    def __init__(self, above: OpenSpan) -> None:
-        self._above = above
+    def __init__(self, parent: OpenSpan) -> None:
+        self._parent = parent
         self._handler = new_id(64)
 
     def with_traceparent(self, meta: bytes) -> bytes:
-        """A request's meta (see `wire`) whose `traceparent` is this, in place of the client's."""
+        """Return a request's meta (see `wire`) with the handler's span as `traceparent`."""
         at = meta.find(b"\r\n", meta.find(b"\r\n") + 2) + 2
         return b"%b%btraceparent: 00-%032x-%016x-01\r\n" % (
             meta[:at],
-            _OLD.sub(b"", meta[at:]),
-            self._above.trace_id,
+            _TRACEPARENT_LINE.sub(b"", meta[at:]),
+            self._parent.trace_id,
             self._handler,
         )
 
     def answered(self, version: Any, arrived: float, status: int, batch: Batch) -> None:
-        self._name(version)
-        above = self._above
-        links = above.tracer.batch_links(batch, above.trace_id, self._handler)
+        self._name_version(version)
+        parent = self._parent
+        links = parent.tracer.batch_links(batch, parent.trace_id, self._handler)
         times = version.stats.times(batch)
-        version.stats.point_out(f"{above.trace_id:032x}", arrived, times)
-        above.tracer.emit(
+        version.stats.add_exemplar(f"{parent.trace_id:032x}", arrived, times)
+        parent.tracer.emit(
             partial(
-                self._parts, times, arrived, f"status {status}" if is_failure(status) else "", links
+                self._make_spans,
+                times,
+                arrived,
+                f"status {status}" if is_failure(status) else "",
+                links,
             )
         )
 
-    def _parts(self, times: BatchTimes, arrived: float, error: str, links: Links) -> list[Span]:
+    def _make_spans(
+        self, times: BatchTimes, arrived: float, error: str, links: Links
+    ) -> list[Span]:
         free = max(times.free, arrived)
         spans = [
             self._span("queue", arrived, free),
@@ -222,27 +231,30 @@ class JobTrace:
         ]
         start = times.began
         for name, took in (("preprocess", times.preprocess), ("inference", times.inference)):
-            if took >= 0.0:  # NaN is not
-                spans.append(self._span(name, start, start + took, below=self._handler))
+            if took >= 0.0:  # False for NaN
+                spans.append(self._span(name, start, start + took, parent_id=self._handler))
                 start += took
         if times.postprocess >= 0.0:
             spans.append(
                 self._span(
-                    "postprocess", times.done - times.postprocess, times.done, below=self._handler
+                    "postprocess",
+                    times.done - times.postprocess,
+                    times.done,
+                    parent_id=self._handler,
                 )
             )
         return spans
 
     def refused(self, version: Any, arrived: float, error: TsxError) -> None:
-        """`version`: or a split that has picked none."""
-        self._name(version)
+        """Emit the span of a refusal; `version` may be a split that has picked none."""
+        self._name_version(version)
         now, name = time.monotonic(), type(error).__name__
-        self._above.tracer.emit(lambda: [self._span("queue", arrived, now, error=name)])
+        self._parent.tracer.emit(lambda: [self._span("queue", arrived, now, error=name)])
 
-    def _name(self, version: Any) -> None:
-        self._above.attributes["tsx.model.name"] = version.name
-        if hasattr(version, "version"):  # a split that has picked none has none
-            self._above.attributes["tsx.model.version"] = version.version
+    def _name_version(self, version: Any) -> None:
+        self._parent.attributes["tsx.model.name"] = version.name
+        if hasattr(version, "version"):  # A split has none before it picks one.
+            self._parent.attributes["tsx.model.version"] = version.version
 
     def _span(
         self,
@@ -252,14 +264,14 @@ class JobTrace:
         attributes: dict[str, Any] | None = None,
         error: str = "",
         links: Links = (),
-        below: int = 0,
+        parent_id: int = 0,
     ) -> Span:
-        above = self._above
+        parent = self._parent
         span_id = self._handler if name == "handler" else new_id(64)
         return Span(
-            above.trace_id,
+            parent.trace_id,
             span_id,
-            below or above.span_id,
+            parent_id or parent.span_id,
             False,
             name,
             "internal",
@@ -267,12 +279,12 @@ class JobTrace:
             end,
             attributes or {},
             error,
-            above.state,
+            parent.state,
             links,
         )
 
 
-# The span that what runs in this task is below, for lanes where a request is a task.
+# The parent of spans that this task starts, for servers with a task per request.
 current: ContextVar[OpenSpan | None] = ContextVar("tsx_span", default=None)
 
 

@@ -1,6 +1,4 @@
-"""The statistics of a version's requests, as plain integers and floats that `/metrics` renders on
-demand.
-"""
+"""The statistics of a version's requests: plain numbers that `/metrics` renders on demand."""
 
 from __future__ import annotations
 
@@ -12,38 +10,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, BatchAggregator
+from tsx_runtime.core.telemetry.aggregation import BATCH_COST_IN_REQUESTS, BatchAggregator
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, oldest, times_of
 from tsx_runtime.core.telemetry.error_log import ErrorLog
-from tsx_runtime.core.telemetry.histogram import SHOWN, Durations, Exemplar
+from tsx_runtime.core.telemetry.histogram import SHOWN_BOUNDS, Durations, Exemplar
 from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.recent_requests import RecentRequests, RequestRecord
 from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.wire import MetricDelta
 
-MOST_LABEL_SETS = 1000  # of one metric that a handler reports
-MOST_METRICS = 1000  # that the handler of one version reports
-OTHERS = ""  # stands for the names of those beyond
+MAX_LABEL_SETS = 1000  # label sets per metric
+MAX_METRICS = 1000  # metrics per version
+OTHER_METRICS = ""  # stands for the names of further metrics
 BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-VALUE_BOUNDS = (
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-)  # of handlers' histograms, as TorchServe's
-# the metrics of text generation: their histograms have the bounds of the server's own, as tokens
-# take less
+# The bounds of handlers' histograms, as in TorchServe.
+VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+# The prefix of metrics of text generation. Tokens take less time, so that their histograms have the
+# bounds of the server's own.
 GENERATION = "tsx_generation_"
 
 T = TypeVar("T")
@@ -68,21 +52,23 @@ class QueuedRequest(Protocol):
 class Serving(Protocol):
     @property
     def in_flight(self) -> int:
-        """Requests that are accepted and have not ended."""
+        """The number of accepted requests that have not ended."""
         ...
 
 
 class HandlerMetric:
     """A metric that a handler reported.
 
-    A gauge keeps the last value, a counter the sum, a histogram sum, count and buckets.
+    A gauge keeps the last value, a counter the sum, and a histogram sum, count and buckets.
     """
 
     __slots__ = ("bounds", "buckets", "count", "last", "sum")
 
     def __init__(self, kind: str = "gauge", bounds: Sequence[float] = VALUE_BOUNDS) -> None:
         self.bounds = bounds
-        self.buckets = [0] * (len(bounds) + 1) if kind == "histogram" else []  # each for itself
+        self.buckets = (
+            [0] * (len(bounds) + 1) if kind == "histogram" else []
+        )  # counts that are not cumulative
         self.last = 0.0
         self.sum = 0.0
         self.count = 0
@@ -96,18 +82,18 @@ class HandlerMetric:
 
 
 class _Sum(Generic[T]):
-    """A field of `Totals`, read when all that was gathered is counted."""
+    """A field of `Totals`, read after all batches are counted."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, stats: Stats, owner: type) -> T:
-        found: T = getattr(stats._aggregator.totals(), self._name)
-        return found
+        value: T = getattr(stats._aggregator.totals(), self._name)
+        return value
 
 
 class Stats:
-    """The statistics of one version. The hot path updates them once per batch."""
+    """The statistics of one version, updated by the hot path once per batch."""
 
     batches = _Sum[int]()
     answers = _Sum[Counter[int]]()
@@ -144,82 +130,76 @@ class Stats:
     )
 
     def __init__(self, label: str = "", serving: Serving | None = None) -> None:
-        self.label = label  # as the log names it
-        self.ended = 0  # requests that were accepted and are answered or refused
+        self.label = label  # the name in the log
+        self.ended = 0  # accepted requests that are answered or refused
         self._serving: WeakSet[Serving] = WeakSet([] if serving is None else [serving])
-        self.refusals: Counter[str] = Counter()  # by the name of the error class
+        self.refusals: Counter[str] = Counter()  # refusals by the name of the error class
         self.failed_refusals = 0  # see `is_failure`
         self._aggregator = BatchAggregator()
         self.newest: Batch | None = None
         self._timed: Batch | None = None
-        self._times: BatchTimes | None = None  # of that
+        self._times: BatchTimes | None = None  # the times of `_timed`
         self.recent = RecentRequests()
         self.restarts = 0
-        self.scalings: Counter[str] = (
-            Counter()
-        )  # changes of the number of workers that the load made, by reason
-        self.recycled: Counter[str] = (
-            Counter()
-        )  # workers that were replaced for their requests, memory, age or cores
-        self.stuck: Counter[str] = (
-            Counter()
-        )  # workers that were killed because they were stopped or silent
+        # Changes of the number of workers by the load, by reason.
+        self.scalings: Counter[str] = Counter()
+        # Workers that were replaced for their requests, memory, age or cores.
+        self.recycled: Counter[str] = Counter()
+        # Workers that were killed because they were stopped or silent.
+        self.stuck: Counter[str] = Counter()
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}
-        self.dropped_metrics: Counter[str] = (
-            Counter()
-        )  # values that handlers reported and that are not kept, by the name of the metric
-        self._label_sets: Counter[str] = (
-            Counter()
-        )  # in `handler_metrics`, by the name of the metric
-        self.journal: MetricJournal | None = None  # where a metric log is written
-        self.error_log = ErrorLog()  # what handlers raised and printed, and how workers ended
+        # Reported values that are dropped, by the name of the metric.
+        self.dropped_metrics: Counter[str] = Counter()
+        # The sets of labels in `handler_metrics`, by the name of the metric.
+        self._label_sets: Counter[str] = Counter()
+        self.journal: MetricJournal | None = None  # only with a metric log
+        self.error_log = ErrorLog()  # errors and output of handlers, and ends of workers
 
-    def counts_for(self, serving: Serving) -> None:
-        """For one more that serves the version."""
+    def add_serving(self, serving: Serving) -> None:
+        """Count the requests of a further object that serves the version."""
         self._serving.add(serving)
 
     @property
     def requests(self) -> int:
-        """Accepted: counted when they end, many at a time, which costs nothing, and with those that
-        have not.
+        """The number of accepted requests: those that ended, and those in flight.
+
+        Requests are counted when they end, many at a time, so that accepting one is free.
         """
-        return self.ended + sum(each.in_flight for each in self._serving)
+        return self.ended + sum(serving.in_flight for serving in self._serving)
 
     @property
     def errors(self) -> int:
-        """Requests that failed, as `is_failure` says."""
+        """The number of failed requests, see `is_failure`."""
         return self.failed_refusals + sum(
             count for status, count in self.answers.items() if is_failure(status)
         )
 
     @property
     def last_queue_seconds(self) -> float:
-        """Of the newest batch: the wait of its request that came first."""
+        """The longest wait of a request of the newest batch."""
         newest = self.newest
         return 0.0 if newest is None else newest[1] - oldest(newest)
 
     @property
     def last_worker_seconds(self) -> float:
-        """Of the newest batch, what TorchServe's thread for a worker is busy with: the way to it
-        and back, and its wait there.
-        """
-        return 0.0 if self.newest is None else self.times(self.newest).way
+        """The seconds that TorchServe's thread for a worker is busy besides the worker's own."""
+        return 0.0 if self.newest is None else self.times(self.newest).transit
 
     def add_batch(self, newest: Batch, jobs: Sequence[QueuedRequest]) -> None:
-        """Once a batch, on the hot path: after its answers are written, in the same turn.
+        """Add a batch on the hot path, after its answers are written, in the same turn.
 
-        `jobs`: in the order of a queue.
+        `jobs` are in the order of a queue.
         """
         self.newest = newest
         answered, size = newest[2], newest[3]
         aggregator = self._aggregator
         rows = aggregator.rows
         rows += newest
-        aggregator.room = room = aggregator.room - size - OF_A_BATCH
+        aggregator.room = room = aggregator.room - size - BATCH_COST_IN_REQUESTS
         if room < 0:
             aggregator.settle()
         job, recent = jobs[0], self.recent
-        # those that are as urgent as each other are in the order in which they came
+        # Requests of equal urgency are in the order of their arrival.
         first = (
             job.arrived
             if size == 1 or (job.deadline is None and job.priority == jobs[-1].priority)
@@ -231,24 +211,24 @@ class Stats:
             self.journal.add_batch(newest, [job.request_id for job in jobs])
 
     def add_late_batch(self, batch: Batch) -> None:
-        """One whose requests were all refused while it ran: its worker was busy all the same."""
+        """Add a batch whose requests were all refused while it ran, since its worker was busy."""
         times = times_of(batch)
         self._aggregator.totals().busy_seconds += times.answered - times.began
 
     def times(self, batch: Batch) -> BatchTimes:
-        """Computed once for the requests of a batch."""
+        """Return the times of a batch, computed once for all its requests."""
         if self._times is None or self._timed is not batch:
             self._timed, self._times = batch, times_of(batch)
         return self._times
 
-    def keep(self, request_id: bytes, arrived: float, status: int, times: BatchTimes) -> None:
-        """Remember this request, however many others there are. `times`: of its batch."""
+    def remember(self, request_id: bytes, arrived: float, status: int, times: BatchTimes) -> None:
+        """Remember this request in any case; `times` are of its batch."""
         self.recent.asked.append(
             RequestRecord(request_id, arrived, status, times.total(arrived), times)
         )
 
-    def point_out(self, trace_id: str, arrived: float, times: BatchTimes) -> None:
-        """A request of this batch belongs to a trace that its caller keeps."""
+    def add_exemplar(self, trace_id: str, arrived: float, times: BatchTimes) -> None:
+        """Remember a request of a trace that its caller keeps as an exemplar."""
         now = time.time()
         for durations, seconds in (
             (self.latency, times.total(arrived)),
@@ -258,20 +238,20 @@ class Stats:
             (self.inference, times.inference),
             (self.postprocess, times.postprocess),
         ):
-            if seconds >= 0.0:  # NaN is not
-                durations.point_out(Exemplar(trace_id, seconds, now))
+            if seconds >= 0.0:  # False for NaN
+                durations.add_exemplar(Exemplar(trace_id, seconds, now))
 
     def add_refusal(self, job: QueuedRequest, error: TsxError, now: float) -> None:
         name = type(error).__name__
         self.refusals[name] += 1
         if is_failure(error):
             self.failed_refusals += 1
-        self.recent.refused(
+        self.recent.add_refusal(
             RequestRecord(job.request_id, job.arrived, error.status, now - job.arrived, None, name)
         )
 
     def add_report(self, worker: str, facts: Mapping[str, Any]) -> None:
-        """What a REPORT frame holds."""
+        """Add the content of a REPORT frame."""
         self.error_log.add_report(worker, facts)
         if metrics := facts.get("metrics"):
             self.add_handler_metrics(metrics)
@@ -279,7 +259,7 @@ class Stats:
     def add_handler_metrics(
         self, deltas: Collection[MetricDelta], jobs: Iterable[QueuedRequest] = ()
     ) -> None:
-        """`jobs`: those of the batch that reported them, where it is known."""
+        """Add reported values; `jobs` is their batch, if known."""
         for delta in deltas:
             key = (
                 delta["name"],
@@ -290,28 +270,30 @@ class Stats:
             metric = self.handler_metrics.get(key) or self._begin_metric(key)
             if metric is not None:
                 metric.add(delta["value"])
-        if self.journal is not None:  # only what is complete: the loop raises for what is not
+        if self.journal is not None:
+            # The journal gets complete values only: the loop raises for others.
             self.journal.add_values(deltas, [job.request_id for job in jobs])
 
     def _begin_metric(self, key: MetricKey) -> HandlerMetric | None:
-        """None where a handler reports without bound, as one does whose labels hold ids: each would
-        be kept for good.
+        """Add a metric, or return None if a handler reports too many.
+
+        Labels that hold ids would fill the memory.
         """
         name = key[0]
-        if self._label_sets[name] < MOST_LABEL_SETS and (
-            name in self._label_sets or len(self._label_sets) < MOST_METRICS
+        if self._label_sets[name] < MAX_LABEL_SETS and (
+            name in self._label_sets or len(self._label_sets) < MAX_METRICS
         ):
             self._label_sets[name] += 1
             metric = self.handler_metrics[key] = HandlerMetric(
-                key[1], SHOWN if name.startswith(GENERATION) else VALUE_BOUNDS
+                key[1], SHOWN_BOUNDS if name.startswith(GENERATION) else VALUE_BOUNDS
             )
             return metric
-        shown = name if name in self._label_sets else OTHERS
+        shown = name if name in self._label_sets else OTHER_METRICS
         if not self.dropped_metrics[shown]:
             many = (
-                f"the metric {name} with more than {MOST_LABEL_SETS} sets of labels"
+                f"the metric {name} with more than {MAX_LABEL_SETS} sets of labels"
                 if shown
-                else f"more than {MOST_METRICS} metrics"
+                else f"more than {MAX_METRICS} metrics"
             )
             text = (
                 "%s: its handler reports %s; further ones are dropped, and"

@@ -76,11 +76,11 @@ class TrafficManager:
         configured: Mapping[str, Traffic],
         state: StateStore,
         tell: Callable[[], None],
-        tell_managed: Callable[[], None],
+        notify_managed: Callable[[], None],
     ) -> None:
         """`tell` is called when requests may go elsewhere than before; it calls `refresh`.
 
-        `tell_managed` is called when the default
+        `notify_managed` is called when the default
         version was changed on request. `configured` is what the settings say.
         """
         self.checks: list[
@@ -93,7 +93,7 @@ class TrafficManager:
         self._configured = configured
         self._state = state
         self._tell = tell
-        self._tell_managed = tell_managed
+        self._notify_managed = notify_managed
         self._traffic: dict[str, Traffic] = {}
         self._undo: dict[str, list[UndoPoint]] = {}  # the newest last
         self._observers: dict[str, list[Observer]] = {}
@@ -187,7 +187,7 @@ class TrafficManager:
         if number not in model.versions:
             raise ModelVersionNotFound(f"Model version {version} does not exist for model {name}")
         self._change(model, TrafficState(self.traffic(name), number), undoable=undoable)
-        self._tell_managed()
+        self._notify_managed()
 
     def start_with(self, name: str, default: str, *, explicit: bool) -> None:
         """The default version at the start of the server: what was set before it was restarted,
@@ -227,7 +227,7 @@ class TrafficManager:
         if not dry_run:
             self._undo[name] = points
             self._change(model, before.state, undoable=False)
-            self._tell_managed()
+            self._notify_managed()
         return before
 
     def set_rollback_point(self, name: str, before: TrafficState, rollout: float) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from tsx_runtime.core.scheduling.job import Headers
 from tsx_runtime.errors import ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Pattern, Rule, Traffic, compile_pattern
-from tsx_runtime.wire import COPIED, Body, Parts
+from tsx_runtime.wire import MAX_COPIED_BYTES, Body, Parts
 
 MOST_TRIED = 8  # headers of one name that a rule is tried on
 MOST_COOKIES = (
@@ -189,7 +189,7 @@ def key_in_body(table: Table, body: Body) -> bytes | None:
     if (
         table.by != "field"
         or isinstance(body, Parts)
-        or len(body) > COPIED
+        or len(body) > MAX_COPIED_BYTES
         or bytes(body[:16]).lstrip()[:1] not in (b"{", b"[")
     ):
         return None

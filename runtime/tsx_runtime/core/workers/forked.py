@@ -1,7 +1,6 @@
-"""Worker processes, forked from a server that has torch imported, or spawned where fork is not
-available.
+"""Worker processes, forked from a server that has imported torch, or spawned without fork.
 
-A worker with packages of its own, or of several processes, is a program instead
+A worker with its own packages or with several processes is a program instead
 (`core/workers/subprocesses.py`).
 """
 
@@ -37,21 +36,19 @@ from tsx_runtime.core.workers.subprocesses import (
     CommandProcess,
     ProcessState,
     open_pidfd,
-    readable,
     start_program,
+    wait_readable,
 )
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_directory
 from tsx_runtime.worker.launch.entry import run
 
 PRELOAD = "tsx_runtime.worker.launch.preload"
-# a second longer, so only where it is known to be wanted
+# This module takes a second longer, so it is imported only if it is needed.
 PRELOAD_EXPORTED = "tsx_runtime.worker.launch.preload_export"
-REPORT_GRACE = 5.0  # seconds that the fork server may take to tell how a worker has ended
-START_TIMEOUT = (
-    300.0  # seconds that a start may take: most of it is for importing torch from a slow disk
-)
-LOOK = 2.0  # seconds between looks at a start that takes long
+REPORT_GRACE_S = 5.0  # limit of the fork server's report of a worker's end
+START_TIMEOUT_S = 300.0  # importing torch from a slow disk takes most of it
+START_CHECK_S = 2.0  # between checks of a start that takes long
 
 logger = logging.getLogger("tsx.processes")
 
@@ -73,11 +70,10 @@ class Process(Protocol):
 
 
 class WorkerProcess(ProcessState):
-    """One process. It ends by itself when its socket is closed.
+    """A worker's process. It ends by itself when its socket is closed.
 
-    On Linux its end is reported by a descriptor of the process itself: the pipe that
-    multiprocessing has for it would also end with the fork server, whose death no worker needs to
-    share.
+    On Linux a pidfd reports its end. multiprocessing's own pipe would also end with the fork
+    server, which workers outlive.
     """
 
     def __init__(self, process: BaseProcess, forked: bool) -> None:
@@ -96,25 +92,31 @@ class WorkerProcess(ProcessState):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def members(self) -> Iterator[psutil.Process]:
-        """Itself: a worker's programs are its handler's business. Raises psutil.Error."""
+        """Yield the process, without the programs that its handler runs.
+
+        Raises:
+            psutil.Error: The process has ended.
+        """
         yield psutil.Process(self.pid)
 
     async def ended(self) -> int | None:
-        """Wait for the end: the exit code, minus the signal's number, or None where it could not be
-        seen. To be called once.
+        """Wait for the end; return the exit code, minus the signal's number, or None.
+
+        None stands for an unknown code. Call it once.
         """
         if self._pidfd is not None:
-            await readable(self._pidfd)
-        reported = await readable(
-            self._process.sentinel, REPORT_GRACE if self._pidfd is not None else None
+            await wait_readable(self._pidfd)
+        reported = await wait_readable(
+            self._process.sentinel, REPORT_GRACE_S if self._pidfd is not None else None
         )
         code = self._exit_code() if reported else None
         self._release()
         return code
 
     def _exit_code(self) -> int | None:
-        """Its parent knows: where that is the fork server, it tells on the sentinel, or is dead
-        itself.
+        """Return the exit code from the parent.
+
+        A fork server reports it on the sentinel, unless it has ended itself.
         """
         if not self._forked:
             self._process.join()
@@ -125,18 +127,18 @@ class WorkerProcess(ProcessState):
             return _exit_code_of_orphan(self.pid)
 
     def _release(self) -> None:
-        """Give back its descriptors now, not when the garbage is collected."""
+        """Close its descriptors now instead of in the garbage collector."""
         self.alive = False
         if self._pidfd is not None:
             os.close(self._pidfd)
-        with suppress(ValueError):  # its fork server hangs: then the garbage collector does it
+        with suppress(ValueError):  # If the fork server hangs, the garbage collector closes it.
             self._process.close()
 
 
 class Starter(Protocol):
     """The interface that starts workers."""
 
-    hidden: Collection[str]  # environment variables that are none of the workers' business
+    hidden: Collection[str]  # environment variables that workers do not get
 
     def warm_up(self, *, exported: bool = False) -> None: ...
 
@@ -150,14 +152,13 @@ class Starter(Protocol):
 class ProcessStarter:
     """Starts workers.
 
-    Holds the one thread in which that may block: the first start waits for the fork server to
-    import torch.
+    Its only thread may block: the first start waits until the fork server has imported torch.
     """
 
     def __init__(
         self, *, preload: bool = True, worker_files: int | None = None, hidden: Collection[str] = ()
     ) -> None:
-        """`hidden`: names of environment variables that are none of the workers' business."""
+        """Remove the environment variables `hidden` from the workers."""
         method = (
             "forkserver"
             if "forkserver" in multiprocessing.get_all_start_methods() and sys.platform == "linux"
@@ -167,24 +168,22 @@ class ProcessStarter:
         self._forks = method == "forkserver"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tsx-start")
         self._alive: set[WorkerProcess | CommandProcess] = set()
-        self._lock = (
-            threading.Lock()
-        )  # of that set: forks and programs are started in different threads
+        # It protects `_alive`: forks and programs are started in different threads.
+        self._lock = threading.Lock()
         self._preload = preload
         self._worker_files = worker_files
         self.hidden = hidden
-        self._began: float | None = None  # when the start that is under way began
+        self._began: float | None = None  # time.monotonic() of the current start
         if self._forks:
-            _have_room_for_sockets()
+            _choose_short_socket_directory()
             self._set_preload(exported=False)
-        atexit.register(
-            self._kill_all
-        )  # runs before multiprocessing's own, which would wait for them
+        # It runs before multiprocessing's own function, which would wait for the workers.
+        atexit.register(self._kill_all)
 
     def warm_up(self, *, exported: bool = False) -> None:
-        """Start the fork server now, so that it imports torch while the front end starts.
+        """Start the fork server, so that it imports torch while the front end starts.
 
-        `exported`: for `.pt2` models.
+        `exported`: also import what `.pt2` models need.
         """
         if self._forks:
             self._set_preload(exported)
@@ -197,29 +196,33 @@ class ProcessStarter:
     async def start(
         self, name: str, launch: Launch | None = None
     ) -> tuple[WorkerProcess | CommandProcess, socket.socket]:
-        """A new worker and the front end's end of its socket.
+        """Start a worker; return it and the front end's end of its socket.
 
-        Raises OSError or EOFError. `launch`: as a program of its own.
+        Args:
+            name: The name of the process.
+            launch: The program to start instead of a fork.
+
+        Raises:
+            OSError, EOFError: The worker cannot be started.
         """
         if launch is not None:
             if launch.sandbox is None:
                 program, front = start_program(launch, self._worker_files, self.hidden)
-            # cgroups and directories are made, which may block; the thread lives as long as the
-            # workers, whose parent it is
             else:
+                # Making cgroups and directories may block. The thread must outlive its children.
                 loop = asyncio.get_running_loop()
                 program, front = await loop.run_in_executor(
                     self._thread, start_program, launch, self._worker_files, self.hidden
                 )
-            self._keep(program)
+            self._track(program)
             return program, front
         starting = asyncio.get_running_loop().run_in_executor(self._thread, self._start, name)
         stopped = 0
         while not starting.done():
-            await asyncio.wait([starting], timeout=LOOK)
+            await asyncio.wait([starting], timeout=START_CHECK_S)
             stopped = stopped + 1 if not starting.done() and _fork_server_is_stopped() else 0
             if stopped > 1 or (
-                self._began is not None and time.monotonic() - self._began > START_TIMEOUT
+                self._began is not None and time.monotonic() - self._began > START_TIMEOUT_S
             ):
                 _kill_fork_server()
         return await starting
@@ -232,7 +235,7 @@ class ProcessStarter:
     def _start(self, name: str) -> tuple[WorkerProcess, socket.socket]:
         try:
             return self._start_once(name)
-        except (EOFError, ConnectionError):  # the fork server died under it: another one will do
+        except (EOFError, ConnectionError):  # The fork server died; a new one is started.
             if not self._forks:
                 raise
             _wait_for_end(_fork_server_pid())
@@ -253,20 +256,20 @@ class ProcessStarter:
         finally:
             self._began = None
         front.setblocking(False)
-        self._keep(started)
+        self._track(started)
         return started, front
 
-    def _keep(self, process: WorkerProcess | CommandProcess) -> None:
+    def _track(self, process: WorkerProcess | CommandProcess) -> None:
         with self._lock:
-            self._alive = {each for each in self._alive if each.alive} | {process}
+            self._alive = {worker for worker in self._alive if worker.alive} | {process}
 
     def _start_process(self, name: str, back: socket.socket) -> WorkerProcess:
         args = (back, self._worker_files, self.hidden)
         process = self._context.Process(target=run, args=args, name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
-        with _no_main(), _started_clean(self.hidden):
+        with _main_hidden(), _clean_start(self.hidden):
             process.start()
-        # multiprocessing would look at it from this thread at the next start, and take its exit
-        # code from under the event loop
+        # At the next start, multiprocessing would wait for it in this thread and take its exit
+        # code.
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
         return WorkerProcess(process, self._forks)
 
@@ -275,13 +278,14 @@ class ProcessStarter:
             process.kill()
 
 
-def _have_room_for_sockets() -> None:
-    """Multiprocessing chooses the directory of its sockets once, without a look at how long their
-    paths will be.
+def _choose_short_socket_directory() -> None:
+    """Make multiprocessing choose a directory whose socket paths are short enough.
+
+    It chooses the directory once, and does not check the length.
     """
-    place = socket_directory()
-    if place != tempfile.gettempdir():
-        usual, tempfile.tempdir = tempfile.tempdir, place
+    directory = socket_directory()
+    if directory != tempfile.gettempdir():
+        usual, tempfile.tempdir = tempfile.tempdir, directory
         try:
             util.get_temp_dir()
         finally:
@@ -289,48 +293,48 @@ def _have_room_for_sockets() -> None:
 
 
 def _ensure_fork_server(hidden: Collection[str] = ()) -> None:
-    """With both stops held back, since a terminal and a service manager send them to every process
-    of the server.
+    """Start the fork server with SIGINT and SIGTERM blocked.
 
-    SIGINT: multiprocessing ignores it only once torch is imported, and until then it is a
-    traceback. SIGTERM would end the fork server, and with it the workers, while the front end still
-    has requests to answer; it ends by itself when the front end has. What the fork server starts
-    inherits this; a worker lets go of it once it ignores both itself.
+    Terminals and service managers send both to every process of the server. multiprocessing ignores
+    SIGINT only after the import of torch. SIGTERM would end the fork server and its workers while
+    the front end still has requests to answer; it ends by itself after the front end. Its children
+    inherit the mask; a worker resets it once it ignores both signals.
     """
-    with _started_clean(hidden):
-        resource_tracker.ensure_running()  # it would let signals through again
+    with _clean_start(hidden):
+        # It would unblock the signals.
+        resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:
-        with _started_clean(hidden):
+        with _clean_start(hidden):
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
-def _started_clean(hidden: Collection[str]) -> Iterator[None]:
-    """What multiprocessing starts meanwhile has no hidden variables and does not import from the
-    working directory.
-    """
+def _clean_start(hidden: Collection[str]) -> Iterator[None]:
+    """Hide variables and the working directory from programs that multiprocessing starts."""
+    # The order matters: the second calls the first.
     with (
         starting_without(hidden, os.environ),
         _without_working_directory(),
-    ):  # in this order: the second one calls the first
+    ):
         yield
 
 
 @contextmanager
 def _without_working_directory() -> Iterator[None]:
-    """What multiprocessing starts meanwhile is a program of `-c`, which would import from the
-    working directory before all else.
+    """Keep programs that multiprocessing starts from importing out of the working directory.
+
+    They are programs of `-c`, which would look there first.
     """
     start = util.spawnv_passfds
 
     def start_clean(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
-        words = list(args)
-        at = words.index("-c") + 1
-        words[at] = CLEAN + words[at]
-        return start(path, words, passfds)
+        arguments = list(args)
+        at = arguments.index("-c") + 1
+        arguments[at] = CLEAN + arguments[at]
+        return start(path, arguments, passfds)
 
     util.spawnv_passfds = start_clean
     try:
@@ -340,10 +344,8 @@ def _without_working_directory() -> Iterator[None]:
 
 
 @contextmanager
-def _no_main() -> Iterator[None]:
-    """Hide `__main__`: multiprocessing would import the program that started us into every
-    worker.
-    """
+def _main_hidden() -> Iterator[None]:
+    """Hide `__main__`, which multiprocessing would import into every worker."""
     with _main_lock:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")
@@ -354,7 +356,7 @@ def _no_main() -> Iterator[None]:
 
 
 def _fork_server_is_stopped() -> bool:
-    """Whether a SIGSTOP was sent to it: no worker starts until it goes on."""
+    """Tell whether SIGSTOP holds the fork server, so that no worker can start."""
     pid = _fork_server_pid()
     try:
         return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
@@ -363,13 +365,13 @@ def _fork_server_is_stopped() -> bool:
 
 
 def _kill_fork_server() -> None:
-    """The start that waits for it fails, and the next one has a fork server of its own.
+    """Kill the fork server; the start that waits for it fails, and the next one starts another.
 
-    Workers that run do not notice.
+    Running workers do not notice.
     """
     if (pid := _fork_server_pid()) is not None:
         logger.error("the fork server (pid %d) does not answer, so it is restarted", pid)
-        os.kill(pid, signal.SIGKILL)  # ours, and not waited for yet: the number is still its own
+        os.kill(pid, signal.SIGKILL)  # The child was not waited for, so its number is still in use.
 
 
 def _fork_server_pid() -> int | None:
@@ -377,22 +379,25 @@ def _fork_server_pid() -> int | None:
 
 
 def _wait_for_end(pid: int | None) -> None:
-    """It is about to end: multiprocessing makes a new one only of a process that has."""
+    """Wait until a fork server that is dying has ended: only then is a new one started."""
     fd = None if pid is None else open_pidfd(pid)
     if fd is not None:
         poller = select.poll()
         poller.register(fd, select.POLLIN)
-        poller.poll(1000 * REPORT_GRACE)
+        poller.poll(1000 * REPORT_GRACE_S)
         os.close(fd)
 
 
 def _exit_code_of_orphan(pid: int) -> int | None:
-    """An orphan goes to the first process of a container, which may be this one."""
+    """Return the exit code of a worker without its fork server, if this process adopted it.
+
+    The first process of a container, which may be this one, adopts orphans.
+    """
     try:
-        found, status = os.waitpid(pid, os.WNOHANG)
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return None
-    return os.waitstatus_to_exitcode(status) if found else None
+    return os.waitstatus_to_exitcode(status) if ended_pid else None
 
 
 _main_lock = threading.Lock()

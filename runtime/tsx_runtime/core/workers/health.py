@@ -1,6 +1,6 @@
-"""Periodic health checks of a worker: whether it is stuck or due for replacement.
+"""Periodic health checks of a worker, as decisions without I/O.
 
-Decisions without I/O.
+They find whether a worker is stuck or due for replacement.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ import enum
 from typing import NamedTuple
 
 MEGA = 1 << 20
-# in a row: when a whole server goes on after a Ctrl-Z, the front end may be the first of its
-# processes
-STOPPED_LOOKS = 2
-# the part of a limit by which a worker may come before it, so that those of one model do not come
-# together
+# Consecutive checks. When a whole server goes on after a Ctrl-Z, the front end may be its first
+# process.
+MIN_STOPPED_CHECKS = 2
+# The part of a limit by which a worker may be early, so that a model's workers are not replaced
+# together.
 JITTER = 0.1
 
 
 class Verdict(enum.Enum):
     FINE = "fine"
-    ASK = "ask"  # for a sign of life
+    ASK = "ask"  # request a sign of life
     SILENT = "silent"
     STOPPED = "stopped"
 
 
 class Heartbeat:
-    """Finds a worker that will not answer any more, although it has not ended.
+    """Finds a worker that does not answer any more, although it has not ended.
 
-    It counts its own looks, not the clock's seconds: time in which the front end itself was held up
-    is not the worker's. A worker that is at work is left to its response timeout, unless its
-    process is stopped.
+    It counts its own checks instead of seconds, so that delays of the front end do not count. A
+    worker that runs a batch has its response timeout instead, unless its process is stopped.
     """
 
     def __init__(self, interval: float, bound: float) -> None:
@@ -39,14 +38,20 @@ class Heartbeat:
         self._silent = 0.0
         self._answered = 0
 
-    def look(self, *, stopped: bool, busy: bool, answered: int, pings: int) -> Verdict:
-        """`answered`: requests so far; `pings`: signs of life that were asked for and have not
-        come.
+    def check(self, *, stopped: bool, busy: bool, answered: int, pings: int) -> Verdict:
+        """Judge a worker.
+
+        Args:
+            stopped: Whether its process is stopped (SIGSTOP).
+            busy: Whether it runs a batch.
+            answered: Its number of answered requests so far.
+            pings: The requested signs of life that are missing.
         """
         self._stopped = self._stopped + 1 if stopped else 0
         if stopped:
-            return Verdict.STOPPED if self._stopped >= STOPPED_LOOKS else Verdict.FINE
-        if pings:  # also of one that got a batch meanwhile: the sign was to come first
+            return Verdict.STOPPED if self._stopped >= MIN_STOPPED_CHECKS else Verdict.FINE
+        # This includes a worker that got a batch meanwhile: the sign is due before it.
+        if pings:
             self._silent += self._interval
             return Verdict.SILENT if self._silent >= self._bound else Verdict.FINE
         self._silent = 0.0
@@ -63,9 +68,13 @@ class Recycling(NamedTuple):
     age: int = 0  # seconds
 
     def reason(self, early: float, *, requests: int, memory: int, age: float) -> str | None:
-        """Which limit is reached.
+        """Return the limit that is reached, or None.
 
-        `early`, from 0 to 1, is how much of the jitter this worker got; `memory` is in bytes.
+        Args:
+            early: This worker's part of the jitter, from 0 to 1.
+            requests: Its answered requests.
+            memory: Its resident bytes.
+            age: Its age in seconds.
         """
         share = 1 - JITTER * early
         if self.requests and requests >= self.requests * share:

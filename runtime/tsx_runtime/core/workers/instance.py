@@ -1,4 +1,4 @@
-"""One process of a worker and its channel, from the start to the end."""
+"""One process of a worker and its channel, from start to end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tsx_runtime.core.workers.forked import Process, Starter
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
 
-EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was closed
-UNHEARD_GRACE = 0.5  # that one may which closed it while requests wait for its answer
+EXIT_GRACE_S = 5.0  # limit of a worker's end after its socket was closed
+UNHEARD_GRACE_S = 0.5  # while requests wait for the answer of a worker that closed it
 
 
 class ResourceUsage(NamedTuple):
@@ -30,43 +30,42 @@ class ResourceUsage(NamedTuple):
 
 
 class WorkerInstance:
-    """A worker has one at a time, or two while one takes over from the other."""
+    """A process of a worker. A worker has one, or two while a successor takes over."""
 
     def __init__(self, process: Process, channel: Channel, began: float) -> None:
         self.process = process
         self.channel = channel
         self.began = began
-        self.load_seconds: float | None = (
-            None  # with the start of its process, and of the fork server where it was the first
-        )
-        self.model_seconds = 0.0  # of these, after the start
-        self.device: str | None = (
-            None  # what the loaded model runs on, by its own account: cpu, cuda:0
-        )
-        self.input: str | None = (
-            None  # what the handler takes, where it says so: image, text, json, file, chat
-        )
-        self.example = False  # whether the handler's description has an example of a request
-        self.form: str | None = None  # which of the configured `forms` the model has
-        self.forms_passed_over: tuple[str, ...] = ()  # for each form before it, why it is not used
-        self.cores: list[int] | None = None  # that it was pinned to
-        self.loaded_memory = 0  # bytes, when the model was loaded
+        # Seconds, including the start of the process, and of the fork server for the first one.
+        self.load_seconds: float | None = None
+        self.model_seconds = 0.0  # the part of `load_seconds` after the start
+        self.device: str | None = None  # reported by the worker: cpu, cuda:0
+        # The handler's kind of input, if it reports one: image, text, json, file, chat.
+        self.input: str | None = None
+        self.example = False  # the handler's description has an example of a request
+        self.form: str | None = None  # the one of the configured `forms` in use
+        self.forms_passed_over: tuple[str, ...] = ()  # a reason for each form before `form`
+        self.cores: list[int] | None = None  # CPU affinity
+        self.loaded_memory = 0  # bytes after loading the model
         self.killed_because: str | None = None
-        self.stuck = False  # it was killed although its requests had done nothing wrong
-        self.unheard = (
-            False  # it was killed because it had closed its connection: as good as dead before
-        )
-        self.early = random.random()  # of the jitter in its recycling
-        self.due = asyncio.Event()  # to be replaced, for `reason`
+        self.stuck = False  # It was killed, but not because of its requests.
+        # It was killed after it had closed its connection, so it was already useless.
+        self.unheard = False
+        self.early = random.random()  # its part of the jitter in recycling
+        self.due = asyncio.Event()  # set when it is to be replaced, for `reason`
         self.reason = ""
-        self.not_before = 0.0  # time.monotonic() of the next attempt, when one has failed
+        self.not_before = 0.0  # time.monotonic() of the next attempt after a failed one
         self.ended = asyncio.create_task(self._watch_process())
 
     @classmethod
     async def start(
         cls, starter: Starter, owner: Owner, name: str, launch: Launch | None = None
     ) -> WorkerInstance:
-        """Raises OSError or EOFError when there is no process to be had."""
+        """Start a process.
+
+        Raises:
+            OSError, EOFError: No process can be started.
+        """
         began = time.monotonic()
         process, sock = await starter.start(name, launch)
         channel = owner.new_channel()
@@ -82,7 +81,13 @@ class WorkerInstance:
         return time.monotonic() - self.began
 
     async def load(self, order: wire.LoadOrder, timeout: float) -> None:
-        """Raises LoadError (the worker's own report), EOFError (it ended), TimeoutError."""
+        """Load the model.
+
+        Raises:
+            LoadFailed: The worker reported an error.
+            EOFError: The worker ended.
+            TimeoutError: Loading took too long.
+        """
         started = self.age
         self.channel.load(order)
         self.cores = order["cores"]
@@ -102,17 +107,16 @@ class WorkerInstance:
         self.process.kill()
 
     async def exit_code(self) -> int | None:
-        """How the process ended, once its channel is closed.
+        """Wait for the process after its channel was closed, and return its exit code.
 
-        A thread that the handler left behind would keep it alive, unheard.
+        A thread that the handler left running would keep the process alive; it is killed.
         """
         late = await self._is_late(
-            self.process.unheard_grace or UNHEARD_GRACE if self.channel.sent else EXIT_GRACE
+            self.process.unheard_grace or UNHEARD_GRACE_S if self.channel.sent else EXIT_GRACE_S
         )
-        if (
-            late and not self.memory()
-        ):  # it has given that back: only its files and devices are still being closed
-            late = await self._is_late(EXIT_GRACE)
+        # A process without memory has ended, but its files and devices are still being closed.
+        if late and not self.memory():
+            late = await self._is_late(EXIT_GRACE_S)
         if late:
             self.unheard = self.killed_because is None
             self.kill(
@@ -125,45 +129,46 @@ class WorkerInstance:
         return bool(late)
 
     def memory(self) -> int:
-        """Resident bytes; 0 where there is no process."""
+        """Return its resident bytes, or 0 without a process."""
         try:
             return (
-                sum(int(each.memory_info().rss) for each in self.process.members())
+                sum(int(member.memory_info().rss) for member in self.process.members())
                 if self.process.alive
                 else 0
             )
-        except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
+        except (psutil.Error, OSError):  # It has ended, or descriptors are exhausted.
             return 0
 
     def usage(self) -> ResourceUsage | None:
-        """None where there is no process. To be called from any thread."""
+        """Return its resource usage, or None without a process, in any thread."""
         try:
             members = self.process.members() if self.process.alive else ()
-            each = [
+            rows = [
                 (member.pid, member.memory_info().rss, member.cpu_times(), _descriptors(member))
                 for member in members
             ]
-        except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
+        except (psutil.Error, OSError):  # It has ended, or descriptors are exhausted.
             return None
-        if not each:
+        if not rows:
             return None
-        pids, memory, times, descriptors = zip(*each, strict=True)
+        pids, memory, times, descriptors = zip(*rows, strict=True)
         return ResourceUsage(
             pids, sum(memory), sum(spent.user + spent.system for spent in times), sum(descriptors)
         )
 
     def is_stopped(self) -> bool:
-        """Whether a SIGSTOP holds the process. A debugger that does is there on purpose."""
+        """Tell whether SIGSTOP holds the process; a debugger is not counted."""
         try:
             return self.process.alive and any(
-                each.status() == psutil.STATUS_STOPPED for each in self.process.members()
+                member.status() == psutil.STATUS_STOPPED for member in self.process.members()
             )
-        except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
+        except (psutil.Error, OSError):  # It has ended, or descriptors are exhausted.
             return False
 
     async def _watch_process(self) -> int | None:
-        """A child of the worker may hold the socket open after the worker's end; then the channel
-        is closed from here.
+        """Wait for the process's end and close the channel.
+
+        A child of the worker may hold the socket open longer.
         """
         code = await self.process.ended()
         await asyncio.wait([self.channel.closed], timeout=1.0)
@@ -172,11 +177,11 @@ class WorkerInstance:
 
 
 def _descriptors(process: psutil.Process) -> int:
-    return process.num_fds() if hasattr(process, "num_fds") else 0  # Windows has handles
+    return process.num_fds() if hasattr(process, "num_fds") else 0  # Windows has handles.
 
 
 def describe_exit(code: int | None) -> str:
-    """A process's end in words."""
+    """Describe an exit code in words."""
     if code is None:
         return "exit code unknown, because the fork server had already exited"
     if code >= 0:
@@ -190,15 +195,16 @@ def describe_exit(code: int | None) -> str:
 
 
 def was_out_of_memory(code: int | None) -> bool:
-    """Whether the system ended the process as it does where memory runs out."""
+    """Tell whether the process was ended like when the system runs out of memory."""
     return code in (-signal.SIGKILL, 137)
 
 
-def death(
+def death_error(
     instance: WorkerInstance, code: int | None, lost: SentBatch, *, stopping: bool
 ) -> TsxError:
-    """What is said of a request with which a worker died: TorchServe's first words, which its
-    clients look for, then why and what now.
+    """Return the error for a request with which a worker died.
+
+    It begins with TorchServe's words, which its clients look for, then gives cause and advice.
     """
     because = instance.killed_because
     if because is None and was_out_of_memory(code):

@@ -1,5 +1,6 @@
-"""The command line of a worker that cannot be forked: another interpreter, the model's own
-packages, a torchrun group.
+"""The command line of a worker that cannot be forked.
+
+This is a worker with another interpreter, with the model's own packages, or a torchrun group.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.placement.placement import Parallel
 from tsx_runtime.shared.safe_path import CLEAN
 
-# The new interpreter has to find this installation, and nothing by accident.
+# The new interpreter must find this installation, and nothing else.
 BOOT = (
     CLEAN + "import json; options = json.loads(sys.argv[1]); "
     "sys.path += [root for root in options.pop('roots') if root not in sys.path]; "
@@ -25,23 +26,25 @@ BOOT = (
 
 
 class Launch(NamedTuple):
-    """A program instead of a fork.
+    """The start of a program instead of a fork.
 
-    With `torchrun` it starts that many processes, of which rank 0 speaks to the front end.
+    With `torchrun` it starts several processes. Rank 0 talks to the front end.
     """
 
     python: str = sys.executable
-    packages: str | None = None  # a directory of packages that come before those of the server
+    packages: str | None = None  # a directory of packages that precede those of the server
     variables: dict[str, str] = {}
-    torchrun: tuple[str, ...] = ()  # its arguments; without them the program is the worker itself
-    ranks: int = 1  # on this machine
-    broadcast: bool = True  # whether every rank gets the requests, or only rank 0
-    sandbox: Sandbox | None = None  # of this one process
+    torchrun: tuple[str, ...] = ()  # the arguments of torchrun; empty: the program is the worker
+    ranks: int = 1  # processes on this machine
+    broadcast: bool = True  # every rank gets the requests, not only rank 0
+    sandbox: Sandbox | None = None  # the sandbox of this process
 
     def command(self, fd: int, files: int | None) -> list[str]:
-        """`fd`: the worker's end of its socket, which the program inherits.
+        """Return the command line.
 
-        `files`: how many it may have open.
+        Args:
+            fd: The worker's end of its socket, which the program inherits.
+            files: The limit of its open files.
         """
         roots = [
             str(Path(package.__file__ or "").parents[1]) for package in (tsx_runtime, tsx_archiver)
@@ -70,8 +73,9 @@ def launch_of(
     group: str,
     sandbox: Sandbox | None = None,
 ) -> Launch | None:
-    """None where a fork will do: packages of the model's own must come before those that a fork has
-    imported already.
+    """Return how to start a program, or None if a fork will do.
+
+    Packages of the model precede those that a fork has already imported.
     """
     if environment is None and not parallel.is_group and sandbox is None:
         return None

@@ -1,17 +1,16 @@
-"""The lifecycle of one worker: a process that loads the model and serves, then its successors,
-until the worker is stopped or failed.
+"""The lifecycle of one worker: processes that load the model and serve, one after the other.
 
 The end of the stream on the channel is a process's death, whatever killed it. Restarts back off as
-TorchServe's do, and give up visibly: after the same load error three times in a row, or when the
-next wait would go past `maxRetryTimeoutInSec` without a process that was of use. One that has
-answered a batch was: a request that kills workers must not shut out the others by being sent again
-and again. A worker that was given up is tried again after pauses of minutes, since the cause may be
-gone: a file is there again, or memory is free.
+TorchServe's do. A worker is given up after the same load error three times in a row. It is also
+given up when the waits would exceed `maxRetryTimeoutInSec` without a useful process. A process that
+has answered a batch was useful: a request that kills workers must not shut out the others by being
+sent again and again. A worker that was given up is tried again after minutes, since the cause may
+be gone: a file is there again, or memory is free.
 
-Two things give no event, so each process is looked at every `heartbeat` seconds: that it is stuck
-(it is killed, and what it held is answered by another), and that it has served for long enough
-(`Recycling`). Then its successor starts and loads beside it, and takes over before the old one is
-drained; workers of one version are replaced one at a time.
+Each process is checked every `heartbeat` seconds, because two things give no event. A stuck process
+is killed, and another answers its requests. A process that has served long enough (`Recycling`)
+gets a successor: that loads beside it, then takes over, and the old process is drained. Workers of
+one version are replaced one at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.health import MEGA, Heartbeat, Recycling, Verdict
 from tsx_runtime.core.workers.instance import (
     WorkerInstance,
-    death,
+    death_error,
     describe_exit,
     was_out_of_memory,
 )
@@ -40,18 +39,12 @@ from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
-BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds
-SAME_LOAD_ERROR = 3
-GIVEN_UP_PAUSES = (
-    60,
-    120,
-    300,
-    600,
-)  # seconds until a worker that was given up is tried again; the last one repeats
-SERVED_WELL = (
-    60.0  # seconds; a worker that ran this long resets its back-off, even without a request
-)
-TRY_AGAIN = 30.0  # seconds until a worker that could not be replaced is tried to be replaced again
+BACK_OFF_S = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds
+MAX_SAME_LOAD_ERRORS = 3
+# Seconds until a worker that was given up is tried again; the last one repeats.
+GIVEN_UP_PAUSES_S = (60, 120, 300, 600)
+MIN_HEALTHY_S = 60.0  # a worker that ran this long resets its back-off, even without a request
+REPLACE_RETRY_S = 30.0  # until the next attempt to replace a worker
 NOT_NEEDED = "it is no longer needed"
 
 logger = logging.getLogger("tsx.supervisor")
@@ -65,46 +58,44 @@ class SupervisionConfig:
     """
 
     label: str
-    way_back: str  # for a person, where the workers were given up
+    retry_hint: str  # advice for users about workers that were given up
     dispatcher: Dispatcher
     starter: Starter
-    order: Callable[
-        [Worker], wire.LoadOrder
-    ]  # made for each start, since threads depend on how many workers there are
-    launch: Callable[[Worker], Launch | None]  # as a program of its own, where a fork will not do
+    # Made for each start, since threads depend on the number of workers.
+    order: Callable[[Worker], wire.LoadOrder]
+    launch: Callable[[Worker], Launch | None]  # None: a fork will do
     response_timeout: float
     startup_timeout: float
     max_retry_timeout: float
     recycling: Recycling
     heartbeat: float
     heartbeat_timeout: float
-    room: Callable[[Worker], AbstractAsyncContextManager[None]] = lambda worker: (
-        nullcontext()
-    )  # open while a process loads the model
-    on_state: Callable[[], None] = lambda: None  # a worker's has changed
-    must_load: bool = False  # a failure ends the program, which reports it
+    # A context that is open while a process loads the model.
+    room: Callable[[Worker], AbstractAsyncContextManager[None]] = lambda worker: nullcontext()
+    on_state: Callable[[], None] = lambda: None  # called when a worker's state has changed
+    must_load: bool = False  # A failure ends the program, which reports it.
     last_error: str | None = None
-    logged_failure: str | None = None  # to load the model, since a worker last did
-    logged_form: tuple[
-        str, ...
-    ] = ()  # the form that the log named last, with the reasons why others are not used
-    load_seconds: float | None = None  # that a process last took until it had loaded the model
-    # one worker at a time, so that a model never needs more than one worker's room beside its own
+    # The last logged failure to load the model, until a worker loads it.
+    logged_failure: str | None = None
+    # The last logged form, with the reasons against others.
+    logged_form: tuple[str, ...] = ()
+    load_seconds: float | None = None  # the last time a process took to load the model
+    # One worker is replaced at a time, so that a model needs additional memory for only one.
     replacing: bool = False
     timeouts_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set_timeouts(self, response: float, startup: float) -> None:
-        """From now on, also for what workers have begun."""
+        """Change the timeouts, including those of running batches and starts."""
         self.response_timeout, self.startup_timeout = response, startup
         changed, self.timeouts_changed = self.timeouts_changed, asyncio.Event()
         changed.set()
 
-    def tell_error(self, message: str, trace: str | None = None) -> None:
+    def note_error(self, message: str, trace: str | None = None) -> None:
         self.last_error = f"{message}\n\n{trace}" if trace else message
         self.dispatcher.stats.error_log.add_error(message, trace or "")
 
     def log_form(self, form: str | None, passed_over: tuple[str, ...]) -> None:
-        """One line for all workers that run the same form."""
+        """Log the form of a worker, once for all workers with the same one."""
         if form is None or (form, *passed_over) == self.logged_form:
             return
         self.logged_form = (form, *passed_over)
@@ -125,7 +116,7 @@ class SupervisionConfig:
 
 
 class WorkerLifecycle:
-    """`run` returns when the worker is stopped."""
+    """The lifecycle of a worker; `run` returns when the worker is stopped."""
 
     def __init__(self, worker: Worker, config: SupervisionConfig) -> None:
         self._worker = worker
@@ -133,25 +124,30 @@ class WorkerLifecycle:
 
     async def run(self) -> None:
         errors: list[str] = []
-        waits, pauses = iter(BACK_OFF), iter(GIVEN_UP_PAUSES)
+        waits, pauses = iter(BACK_OFF_S), iter(GIVEN_UP_PAUSES_S)
         waited = 0.0
         while not self._worker.stopping.is_set():
             served = await self._serve_once(errors)
             if self._worker.stopping.is_set():
                 return
             if served:
-                waits, pauses, waited = iter(BACK_OFF), iter(GIVEN_UP_PAUSES), 0.0
-            wait, state = next(waits, BACK_OFF[-1]), WorkerState.BACKING_OFF
+                waits, pauses, waited = iter(BACK_OFF_S), iter(GIVEN_UP_PAUSES_S), 0.0
+            wait, state = next(waits, BACK_OFF_S[-1]), WorkerState.BACKING_OFF
             waited += wait
-            same = len(errors) >= SAME_LOAD_ERROR and len(set(errors[-SAME_LOAD_ERROR:])) == 1
-            if self._worker.given_up or waited > self._config.max_retry_timeout or same:
-                wait, state = next(pauses, GIVEN_UP_PAUSES[-1]), WorkerState.FAILED
+            is_same_error = (
+                len(errors) >= MAX_SAME_LOAD_ERRORS
+                and len(set(errors[-MAX_SAME_LOAD_ERRORS:])) == 1
+            )
+            if self._worker.given_up or waited > self._config.max_retry_timeout or is_same_error:
+                wait, state = next(pauses, GIVEN_UP_PAUSES_S[-1]), WorkerState.FAILED
                 self._worker.given_up = True
                 text = (
                     "%s: worker %s is given up and tried again in %d s; the last error is in its"
                     " description. To try again at once: %s"
                 )
-                logger.error(text, self._config.label, self._worker.id, wait, self._config.way_back)
+                logger.error(
+                    text, self._config.label, self._worker.id, wait, self._config.retry_hint
+                )
             self._worker.next_start = time.monotonic() + wait
             self._config.set_state(self._worker, state)
             await wait_for_event(self._worker.stopping, wait)
@@ -163,9 +159,10 @@ class WorkerLifecycle:
         self._config.dispatcher.stats.restarts += 1
 
     async def _serve_once(self, errors: list[str]) -> bool:
-        """One process from start to end, and those that take over from it.
+        """Run a process from start to end, and its successors.
 
-        Whether the last was of use: it answered a request, or ran for a minute.
+        Returns:
+            Whether the last process answered a request or ran for a minute.
         """
         self._config.set_state(self._worker, WorkerState.LOADING)
         self._worker.started = datetime.now(timezone.utc)
@@ -178,19 +175,18 @@ class WorkerLifecycle:
                 await instance.load(self._config.order(self._worker), self._config.startup_timeout)
         except (LoadFailed, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
             if instance is None:
-                self._note_failure(
-                    _cannot_start(error), []
-                )  # which is no fault of the model, and may pass
+                # It is no fault of the model, and may pass.
+                self._note_failure(_cannot_start(error), [])
             else:
-                self._note_failure(await self._why_not_loaded(instance, error), errors)
+                self._note_failure(await self._end_failed_load(instance, error), errors)
             return False
         errors.clear()
         last: WorkerInstance | None = instance
         while last is not None:
             instance = last
             self._take_over(instance)
-            last = await self._until_over(instance)
-        return instance.channel.answered > 0 or instance.age > SERVED_WELL
+            last = await self._wait_for_end_or_successor(instance)
+        return instance.channel.answered > 0 or instance.age > MIN_HEALTHY_S
 
     async def _begin(self) -> WorkerInstance:
         name, launch = f"{self._config.label} {self._worker.id}", self._config.launch(self._worker)
@@ -236,30 +232,28 @@ class WorkerLifecycle:
             )
         self._worker.settle(None)
 
-    async def _until_over(self, instance: WorkerInstance) -> WorkerInstance | None:
-        """Wait until it has ended, or until another process has loaded the model and is to take
-        over: that one.
-        """
-        over = asyncio.create_task(self._until_end(instance))
+    async def _wait_for_end_or_successor(self, instance: WorkerInstance) -> WorkerInstance | None:
+        """Wait until a process has ended or its successor is loaded, and return the successor."""
+        end = asyncio.create_task(self._wait_for_end(instance))
         while True:
             due = asyncio.ensure_future(instance.due.wait())
-            await asyncio.wait([over, due], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([end, due], return_when=asyncio.FIRST_COMPLETED)
             due.cancel()
             successor = (
                 None
-                if over.done() or self._worker.stopping.is_set()
-                else await self._succeed(instance)
+                if end.done() or self._worker.stopping.is_set()
+                else await self._start_successor(instance)
             )
             if successor is not None:
-                self._worker.retiring[instance] = asyncio.create_task(self._retire(instance, over))
+                self._worker.retiring[instance] = asyncio.create_task(self._retire(instance, end))
                 return successor
-            if over.done() or self._worker.stopping.is_set():
-                await over
+            if end.done() or self._worker.stopping.is_set():
+                await end
                 return None
 
-    async def _until_end(self, instance: WorkerInstance) -> None:
+    async def _wait_for_end(self, instance: WorkerInstance) -> None:
         watching = [
-            asyncio.create_task(self._keep(watch, instance))
+            asyncio.create_task(self._restart_on_error(watch, instance))
             for watch in (self._watch_response, self._watch_health)
         ]
         channel = instance.channel
@@ -269,27 +263,24 @@ class WorkerLifecycle:
         code = await instance.exit_code()
         lost = channel.sent.popleft() if channel.sent else None
         if lost or not (self._worker.stopping.is_set() or instance is not self._worker.instance):
-            why = instance.killed_because or describe_exit(code)
-            self._config.tell_error(f"worker {self._worker.id} (pid {instance.pid}) ended: {why}")
+            cause = instance.killed_because or describe_exit(code)
+            self._config.note_error(f"worker {self._worker.id} (pid {instance.pid}) ended: {cause}")
             logger.error("%s: %s", self._config.label, self._config.last_error)
         if lost is None:
             return
-        error = death(instance, code, lost, stopping=self._worker.stopping.is_set())
+        error = death_error(instance, code, lost, stopping=self._worker.stopping.is_set())
         if instance.stuck and lost.deaths == 0:
             self._config.dispatcher.requeue(lost, channel.streaming, error)
-        elif (
-            instance.killed_because and not instance.stuck and not instance.unheard
-        ):  # by us: for its time, or for its end
+        # Killed by the supervision, for a timeout or at the end.
+        elif instance.killed_because and not instance.stuck and not instance.unheard:
             self._config.dispatcher.refuse_all(lost.jobs, error)
         else:
             self._config.dispatcher.retry_lost(lost, channel.streaming, error)
 
-    async def _keep(
+    async def _restart_on_error(
         self, watch: Callable[[WorkerInstance], Awaitable[None]], instance: WorkerInstance
     ) -> None:
-        """A watch is not awaited; one that ended with an error would leave a hanging worker
-        alone.
-        """
+        """Run a watch, again after an error: nothing else would kill a hanging worker."""
         while True:
             try:
                 return await watch(instance)
@@ -302,36 +293,35 @@ class WorkerLifecycle:
                 await asyncio.sleep(self._config.heartbeat)
 
     async def _watch_response(self, instance: WorkerInstance) -> None:
-        """Kill the worker when the batch it works on takes too long.
+        """Kill the worker when its batch takes too long.
 
-        Wakes once a timeout, not once a batch.
+        This wakes up once per timeout instead of once per batch.
         """
         while True:
-            left = self._config.response_timeout
-            if not left:  # no request gets to a worker
+            remaining_s = self._config.response_timeout
+            if not remaining_s:  # No request gets to a worker.
                 await self._config.timeouts_changed.wait()
                 continue
             if instance.channel.sent and not instance.channel.held:
-                left += instance.channel.began - time.monotonic()
-            if left <= 0:
+                remaining_s += instance.channel.began - time.monotonic()
+            if remaining_s <= 0:
                 instance.kill(
                     f"it did not answer within {self._config.response_timeout:g} s"
                     " (responseTimeout)"
                 )
                 return
-            await wait_for_event(self._config.timeouts_changed, left)
+            await wait_for_event(self._config.timeouts_changed, remaining_s)
 
     async def _watch_health(self, instance: WorkerInstance) -> None:
-        """Kill the worker when it is stuck, and see when it is due to be replaced."""
+        """Kill the worker when it is stuck, and find out when it is due to be replaced."""
         heartbeat = Heartbeat(self._config.heartbeat, self._config.heartbeat_timeout)
         channel = instance.channel
         while True:
             await asyncio.sleep(self._config.heartbeat)
             stopped, busy = instance.is_stopped(), bool(channel.sent)
-            pings = (
-                0 if channel.held else channel.pings
-            )  # nothing is read from it while a client is slow
-            verdict = heartbeat.look(
+            # Nothing is read from the worker while a client is slow.
+            pings = 0 if channel.held else channel.pings
+            verdict = heartbeat.check(
                 stopped=stopped, busy=busy, answered=channel.answered, pings=pings
             )
             if verdict is Verdict.ASK:
@@ -362,25 +352,25 @@ class WorkerLifecycle:
             instance.cores is not None
             and instance.cores != self._config.order(self._worker)["cores"]
         ):
-            # the number of workers has changed since, and with it what each of them has
+            # The number of workers has changed since, and with it the cores of each.
             return "cores"
         limits = self._config.recycling
-        if (
-            instance.loaded_memory >= limits.memory * MEGA
-        ):  # a fresh one would be due at once, and so on without end
+        # A new worker would be due at once, and so on without end.
+        if instance.loaded_memory >= limits.memory * MEGA:
             limits = limits._replace(memory=0)
         memory = instance.memory() if limits.memory else 0
         return limits.reason(
             instance.early, requests=instance.channel.answered, memory=memory, age=instance.age
         )
 
-    async def _succeed(self, instance: WorkerInstance) -> WorkerInstance | None:
-        """A new process that has loaded the model while the old one serves.
+    async def _start_successor(self, instance: WorkerInstance) -> WorkerInstance | None:
+        """Load the model in a new process while the old one serves.
 
-        None where there is none: the old one goes on.
+        Returns:
+            The new process, or None if the old one goes on.
         """
         instance.due.clear()
-        if self._config.replacing:  # another one has come first
+        if self._config.replacing:  # Another worker came first.
             return None
         self._config.replacing = True
         try:
@@ -390,11 +380,11 @@ class WorkerLifecycle:
                     successor.kill(NOT_NEEDED)
                 await successor.load(self._config.order(self._worker), self._config.startup_timeout)
         except (LoadFailed, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
-            await self._put_off(instance, error)
+            await self._postpone_replacement(instance, error)
             return None
         finally:
             self._config.replacing, self._worker.successor = False, None
-        if instance.channel.closed.done():  # it died meanwhile, which is no recycling
+        if instance.channel.closed.done():  # It died meanwhile, which is no recycling.
             self._count_restart()
             return successor
         text = "%s: worker %s (pid %s) has reached its limit of %s; pid %s takes over"
@@ -405,15 +395,15 @@ class WorkerLifecycle:
         self._worker.started = datetime.now(timezone.utc)
         return successor
 
-    async def _put_off(self, instance: WorkerInstance, error: Exception) -> None:
-        """The successor did not come to be. Try again later, while the old one serves."""
+    async def _postpone_replacement(self, instance: WorkerInstance, error: Exception) -> None:
+        """Record that a successor failed; the old process serves until the next attempt."""
         if self._worker.successor is not None:
-            why = await self._why_not_loaded(self._worker.successor, error)
+            failure = await self._end_failed_load(self._worker.successor, error)
         else:
-            why = _cannot_start(error)
+            failure = _cannot_start(error)
         if self._worker.stopping.is_set():
             return
-        self._config.tell_error(why.message, why.traceback)
+        self._config.note_error(failure.message, failure.traceback)
         text = (
             "%s: worker %s (pid %s) has reached its limit of %s but continues, since no other"
             " worker could take over: %s"
@@ -424,26 +414,26 @@ class WorkerLifecycle:
             self._worker.id,
             instance.pid,
             instance.reason,
-            _with_outline(why),
+            _with_outline(failure),
         )
-        instance.not_before = time.monotonic() + TRY_AGAIN
+        instance.not_before = time.monotonic() + REPLACE_RETRY_S
 
-    async def _retire(self, instance: WorkerInstance, over: asyncio.Task[None]) -> None:
-        """Its successor serves: it answers what it holds, then ends."""
+    async def _retire(self, instance: WorkerInstance, end: asyncio.Task[None]) -> None:
+        """Drain a process that has a successor, then end it."""
         try:
             await self._config.dispatcher.release(instance.channel)
             instance.channel.close()
-            await over
+            await end
         finally:
             del self._worker.retiring[instance]
 
-    async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> LoadFailed:
-        """The process is ended."""
+    async def _end_failed_load(self, instance: WorkerInstance, error: Exception) -> LoadFailed:
+        """End a process that has not loaded the model, and return the reason."""
         instance.channel.close()
         if isinstance(error, TimeoutError | asyncio.TimeoutError) or (
             isinstance(error, LoadFailed) and instance.process.unheard_grace
         ):
-            # of a group, the other ranks wait in vain for the one that failed
+            # The other ranks of a group wait in vain for the failed one.
             instance.process.kill()
         code = await instance.exit_code()
         if isinstance(error, LoadFailed):
@@ -463,24 +453,24 @@ class WorkerLifecycle:
             " startupTimeout if it needs longer"
         )
 
-    def _note_failure(self, why: LoadFailed, errors: list[str]) -> None:
-        errors.append(why.message)
+    def _note_failure(self, failure: LoadFailed, errors: list[str]) -> None:
+        errors.append(failure.message)
         if self._worker.stopping.is_set():
             return
-        self._config.tell_error(why.message, why.traceback)
-        if why.message != self._config.logged_failure and not self._config.must_load:
+        self._config.note_error(failure.message, failure.traceback)
+        if failure.message != self._config.logged_failure and not self._config.must_load:
             text = "%s: worker %s could not load the model: %s"
-            logger.error(text, self._config.label, self._worker.id, _with_outline(why))
-        self._config.logged_failure = why.message
-        self._worker.settle(why)
+            logger.error(text, self._config.label, self._worker.id, _with_outline(failure))
+        self._config.logged_failure = failure.message
+        self._worker.settle(failure)
 
 
-def _with_outline(why: LoadFailed) -> str:
-    return f"{why.message}\n{why.outline}" if why.outline else why.message
+def _with_outline(failure: LoadFailed) -> str:
+    return f"{failure.message}\n{failure.outline}" if failure.outline else failure.message
 
 
 def _cannot_start(error: Exception) -> LoadFailed:
-    """Out of descriptors or memory, or the fork server was ended."""
-    if isinstance(error, LoadFailed):  # there is no room
+    """Return the error for a process that could not be started."""
+    if isinstance(error, LoadFailed):  # There is no room.
         return error
     return LoadFailed(f"its process could not be started: {error!r}")

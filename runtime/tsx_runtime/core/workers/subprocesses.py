@@ -1,5 +1,6 @@
-"""A worker that is a separate program, with its child processes: watched, measured and stopped
-together.
+"""A worker that is a separate program.
+
+It is watched, measured and stopped together with its child processes.
 """
 
 from __future__ import annotations
@@ -18,15 +19,13 @@ from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
 from tsx_runtime.core.workers.launch import Launch
 
-GROUP_GRACE = (
-    5.0  # seconds: torchrun looks at its processes from time to time, then ends the others
-)
+GROUP_GRACE_S = 5.0  # torchrun checks its processes from time to time, then ends the others
 
 
 class ProcessState:
-    """A process and, where the system has one, a descriptor that tells its end.
+    """A process and, if the system has it, a descriptor that reports its end.
 
-    `alive` is true until its end was waited for.
+    `alive` is true until `ended` has returned.
     """
 
     def __init__(self, pid: int, unheard_grace: float | None = None) -> None:
@@ -37,32 +36,34 @@ class ProcessState:
 
 
 class CommandProcess(ProcessState):
-    """The same as a forked `WorkerProcess`, for a program.
+    """A program with the interface of a `WorkerProcess`.
 
-    It leads a session, so no terminal's Ctrl-C reaches it.
+    It leads a session, so that Ctrl-C in a terminal does not reach it.
     """
 
     def __init__(
         self, process: subprocess.Popen[bytes], *, is_group: bool, sandbox: Sandbox | None = None
     ) -> None:
-        super().__init__(process.pid, GROUP_GRACE if is_group else None)
+        super().__init__(process.pid, GROUP_GRACE_S if is_group else None)
         self._process = process
         self._is_group = is_group
         self._sandbox = sandbox
 
     def kill(self) -> None:
-        """Its process group; the ranks of a torchrun, which have groups of their own, see to it
-        themselves that they end with it.
+        """Kill its process group.
+
+        The ranks of a torchrun have their own groups, and end by themselves.
         """
         if self.alive:
-            with suppress(ProcessLookupError, PermissionError):  # macOS: no process is left in it
+            with suppress(ProcessLookupError, PermissionError):  # macOS: the group is empty.
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def ended(self) -> int | None:
-        """Wait for the end: the exit code, minus the signal's number. To be called once."""
+        """Wait for the end; return the exit code or minus the signal's number. Call it once."""
         if self._pidfd is not None:
-            await readable(self._pidfd)
-            self.kill()  # what it has left behind, while its number is still its own
+            await wait_readable(self._pidfd)
+            # Kill the remaining children while the group's number is still in use.
+            self.kill()
             os.close(self._pidfd)
             code = self._process.wait()
         else:
@@ -73,7 +74,11 @@ class CommandProcess(ProcessState):
         return code
 
     def members(self) -> Iterator[psutil.Process]:
-        """Itself, and the ranks of its group. Raises psutil.Error."""
+        """Yield the process, and the ranks of its group.
+
+        Raises:
+            psutil.Error: The process has ended.
+        """
         first = psutil.Process(self.pid)
         yield first
         if self._is_group:
@@ -83,9 +88,15 @@ class CommandProcess(ProcessState):
 def start_program(
     launch: Launch, files: int | None, hidden: Collection[str] = ()
 ) -> tuple[CommandProcess, socket.socket]:
-    """A worker and the front end's end of its socket.
+    """Start a worker; return it and the front end's end of its socket.
 
-    `hidden`: variables that it must not have. Raises OSError.
+    Args:
+        launch: The program.
+        files: The limit of its open files.
+        hidden: Environment variables that it must not have.
+
+    Raises:
+        OSError: The program cannot be started.
     """
     if os.name == "nt":
         raise OSError(
@@ -125,17 +136,15 @@ def start_program(
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that stands for the process; None where the system has none, or the process is
-    gone already.
-    """
+    """Return a pidfd, or None if the system has none or the process has ended."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
 
 
-async def readable(fd: int, timeout: float | None = None) -> bool:
-    """Whether it was in time."""
+async def wait_readable(fd: int, timeout: float | None = None) -> bool:
+    """Wait until a descriptor is readable; return False after the timeout."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(fd, _resolve, ready)

@@ -1,6 +1,6 @@
-"""The workers of one version: starts and stops as many as configured.
+"""The workers of one version, started and stopped to match their configured number.
 
-`lifecycle.py` runs each of them.
+`lifecycle.py` runs each worker.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from tsx_runtime.core.workers.instance import EXIT_GRACE
+from tsx_runtime.core.workers.instance import EXIT_GRACE_S
 from tsx_runtime.core.workers.lifecycle import NOT_NEEDED, SupervisionConfig, WorkerLifecycle
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
@@ -30,8 +30,9 @@ logger = logging.getLogger("tsx.supervisor")
 
 
 class Supervisor:
-    """Starts and stops the workers of a version, and tells the dispatcher whether a worker serves
-    or is starting.
+    """The workers of a version.
+
+    It tells the dispatcher whether a worker serves or is starting.
     """
 
     def __init__(
@@ -42,46 +43,46 @@ class Supervisor:
         next_gpus: Callable[[], tuple[int, ...]],
     ) -> None:
         self.workers: list[Worker] = []
-        self.on_state: Callable[[], None] = lambda: (
-            None
-        )  # called when a worker's state may have changed
+        # Called when a worker's state may have changed.
+        self.on_state: Callable[[], None] = lambda: None
         self._config = config
         self._dispatcher = config.dispatcher
         self._ids = ids
         self._next_gpus = next_gpus
-        config.on_state = self._tell_dispatcher
+        config.on_state = self._notify_dispatcher
         config.dispatcher.seconds_until_ready = self.seconds_until_ready
 
     def seconds_until_ready(self) -> float | None:
-        """Until the first starting worker serves, as far as is known. None where none is
-        starting.
-        """
+        """Estimate the seconds until a starting worker serves; None if there is none."""
         now = time.monotonic()
-        left = [
+        waits = [
             worker.seconds_until_ready(now, self._config.load_seconds) for worker in self.workers
         ]
-        return min((seconds for seconds in left if seconds is not None), default=None)
+        return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def scale(
         self, count: int, *, drain: bool = True, retry: bool = True
     ) -> Coroutine[Any, Any, None]:
-        """Have `count` workers, from now on: requests are accepted at once.
+        """Have `count` workers from now on; requests are accepted at once.
 
-        What is returned waits until they are ready or gone.
+        The returned coroutine waits until all workers are ready or gone.
 
-        Those that end answer what they hold first, unless `drain` is off. With `retry`, new ones
-        take the places of those that failed, whose next attempt would be later.
+        Args:
+            count: The number of workers.
+            drain: Whether a worker finishes its work before it ends.
+            retry: Whether new workers replace those that failed or back off.
 
-        Raises `LoadFailed` when a new worker could not load the model; workers that could go on.
+        Raises:
+            LoadFailed: A new worker could not load the model. The workers that could go on.
         """
         failed = [
             worker
             for worker in self.workers
             if retry and (worker.given_up or worker.state in _NOT_STARTED)
         ]
-        going_on = [worker for worker in self.workers if worker not in failed]
-        ending, new = failed + going_on[count:], []
-        self.workers = going_on[:count]
+        running = [worker for worker in self.workers if worker not in failed]
+        ending, new = failed + running[count:], []
+        self.workers = running[:count]
         while len(self.workers) < count:
             new.append(Worker(str(next(self._ids)), self._next_gpus(), time.monotonic()))
             self.workers.append(new[-1])
@@ -91,23 +92,20 @@ class Supervisor:
                 name=f"{self._config.label} worker {worker.id}",
             )
             worker.task.add_done_callback(functools.partial(self._on_task_done, worker))
-        self._tell_dispatcher()
-        return self._settled(
+        self._notify_dispatcher()
+        return self._wait_settled(
             new, [asyncio.ensure_future(self._end(worker, drain)) for worker in ending]
         )
 
-    async def _settled(self, new: list[Worker], ending: list[asyncio.Future[None]]) -> None:
-        await asyncio.shield(
-            asyncio.gather(*ending)
-        )  # the caller may be cancelled; a worker that ends half way would stay for good
+    async def _wait_settled(self, new: list[Worker], ending: list[asyncio.Future[None]]) -> None:
+        # The caller may be cancelled, and a worker that is half ended would never go away.
+        await asyncio.shield(asyncio.gather(*ending))
         for error in await asyncio.gather(*(worker.settled for worker in new)):
             if error is not None:
                 raise error
 
     def _on_task_done(self, worker: Worker, task: asyncio.Task[None]) -> None:
-        """The boundary for unexpected errors: the worker is given up, and its starter gets the
-        error.
-        """
+        """Give a worker up after an unexpected error, and report the error to its starter."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         logger.error("%s: worker %s is given up", self._config.label, worker.id, exc_info=error)
@@ -116,9 +114,7 @@ class Supervisor:
         worker.settle(LoadFailed(f"the worker's supervision failed: {error!r}"))
 
     async def _end(self, worker: Worker, drain: bool) -> None:
-        """Let it answer what it holds, then close its socket; one that does not end by itself is
-        killed.
-        """
+        """Drain a worker and close its socket; kill it if it does not end by itself."""
         worker.stopping.set()
         worker.settle(None)
         instance = worker.instance
@@ -131,28 +127,30 @@ class Supervisor:
             self._dispatcher.remove(instance.channel)
             if drain:
                 await instance.channel.drained()
-        for retiring in worker.retiring:  # they would wait for the ends of their sequences
+        # Retiring processes would wait for the ends of their sequences.
+        for retiring in worker.retiring:
             self._dispatcher.remove(retiring.channel)
-        for each in [instance, *worker.retiring]:
-            if each is not None:
-                if each.channel.sent and not drain:
-                    each.kill(_STOPPED)
-                elif not drain or each is instance:
-                    each.channel.close()
+        for process_instance in [instance, *worker.retiring]:
+            if process_instance is not None:
+                if process_instance.channel.sent and not drain:
+                    process_instance.kill(_STOPPED)
+                elif not drain or process_instance is instance:
+                    process_instance.channel.close()
         assert worker.task is not None
-        _, late = await asyncio.wait([worker.task], timeout=EXIT_GRACE)
+        _, late = await asyncio.wait([worker.task], timeout=EXIT_GRACE_S)
         if late:
             worker.kill("it did not stop when requested")
             await asyncio.wait([worker.task])
         if worker.retiring:
             await asyncio.wait(list(worker.retiring.values()))
 
-    def _tell_dispatcher(self) -> None:
-        """A worker that serves now is one that will serve again when it dies."""
-        over = (WorkerState.UNLOADING, WorkerState.FAILED)
+    def _notify_dispatcher(self) -> None:
+        """Report to the dispatcher whether a worker serves, or will serve after a restart."""
+        ended_states = (WorkerState.UNLOADING, WorkerState.FAILED)
         failed = any(worker.state is WorkerState.FAILED for worker in self.workers)
-        accepting = any(worker.state not in over for worker in self.workers)
+        accepting = any(worker.state not in ended_states for worker in self.workers)
         self._dispatcher.accept(
-            accepting, "" if accepting else (_GIVEN_UP if failed else ": ") + self._config.way_back
+            accepting,
+            "" if accepting else (_GIVEN_UP if failed else ": ") + self._config.retry_hint,
         )
         self.on_state()

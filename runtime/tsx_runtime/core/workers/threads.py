@@ -1,10 +1,9 @@
-"""Workers as threads of this process: for Lambda, which has no shared memory and freezes the
-process between requests.
+"""Workers as threads of this process, for Lambda.
 
-A thread cannot be killed. One that is to be killed loses its socket, and counts as ended; while it
-still runs no other is started. One that ends by itself may leave a process behind that is of no
-more use to another, as a lost device does. So the owner of the starter asks `stuck` and
-`restarted`, and ends the process.
+Lambda has no shared memory and freezes the process between requests. A thread cannot be killed: it
+loses its socket and counts as ended, but blocks further starts while it runs. A thread that ends by
+itself may leave this process unusable, such as with a lost device. The owner of the starter
+therefore checks `stuck` and `restarted`, and ends the process.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from tsx_runtime.worker.launch.entry import run_thread
 
 
 class WorkerThread:
-    """The same as a forked `WorkerProcess`.
+    """A thread with the interface of a `WorkerProcess`.
 
-    It ends by itself when its socket is closed, once its handler has returned.
+    It ends by itself when its socket is closed and its handler has returned.
     """
 
     unheard_grace: float | None = None
@@ -48,21 +47,25 @@ class WorkerThread:
 
     @property
     def stuck(self) -> bool:
-        """Whether it was killed, and runs all the same."""
+        """Whether it runs although it was killed."""
         return self._killed and self._thread.is_alive()
 
     def kill(self) -> None:
         self._killed = True
-        with suppress(OSError):  # it has closed it
+        with suppress(OSError):  # The worker has closed it.
             self._sock.shutdown(socket.SHUT_RDWR)
         self._end(None)
 
     def members(self) -> Iterator[psutil.Process]:
-        """The process that it shares. Raises psutil.Error."""
+        """Yield this process.
+
+        Raises:
+            psutil.Error: The process cannot be examined.
+        """
         yield psutil.Process()
 
     async def ended(self) -> int | None:
-        """Wait for the end: 0, or 1 where it raised, or None where it was killed."""
+        """Wait for the end; return 0, 1 after an error, or None if it was killed."""
         return await asyncio.shield(self._ended)
 
     def _run(self) -> None:
@@ -71,7 +74,7 @@ class WorkerThread:
             run_thread(self._sock, self._hidden)
             code = 0
         finally:
-            with suppress(RuntimeError):  # the loop has ended, and with it every waiter
+            with suppress(RuntimeError):  # A loop that has ended has no waiter.
                 self._loop.call_soon_threadsafe(self._end, code)
 
     def _end(self, code: int | None) -> None:
@@ -80,17 +83,15 @@ class WorkerThread:
 
 
 class ThreadStarter:
-    """In the place of a `ProcessStarter`.
+    """Starts workers as threads, with the interface of a `ProcessStarter`.
 
-    A model with packages of its own, or of several processes, still is a program.
+    A model with its own packages or with several processes is still a program.
     """
 
     def __init__(self, *, hidden: Collection[str] = ()) -> None:
-        """`hidden`: names of environment variables that are none of the workers' business; this
-        process loses them too.
-        """
+        """Remove the variables `hidden` from the environment of workers and of this process."""
         self.hidden = hidden
-        self.restarted = False  # a thread has ended by itself, and another was started in its place
+        self.restarted = False  # A thread ended by itself, and another was started.
         self._threads: list[WorkerThread] = []
         self._programs: list[CommandProcess] = []
 
@@ -99,12 +100,16 @@ class ThreadStarter:
         return any(thread.stuck for thread in self._threads)
 
     def warm_up(self, *, exported: bool = False) -> None:
-        """Nothing is forked, so nothing is there to be made ready."""
+        """Do nothing, since no process is forked."""
 
     async def start(
         self, name: str, launch: Launch | None = None
     ) -> tuple[WorkerThread | CommandProcess, socket.socket]:
-        """A new worker and the front end's end of its socket. Raises OSError."""
+        """Return a new worker and the front end's end of its socket.
+
+        Raises:
+            OSError: The worker cannot be started.
+        """
         if launch is not None:
             program, front = start_program(launch, None, self.hidden)
             self._programs.append(program)
@@ -116,9 +121,8 @@ class ThreadStarter:
         front, back = socket.socketpair()
         front.setblocking(False)
         newest = next((thread for thread in reversed(self._threads) if thread.name == name), None)
-        self.restarted |= (
-            newest is not None and not newest.alive
-        )  # one that is alive has a successor, which is no restart
+        # A successor of a thread that is still alive is no restart.
+        self.restarted |= newest is not None and not newest.alive
         self._threads = [thread for thread in self._threads if thread.alive]
         self._threads.append(WorkerThread(name, back, self.hidden))
         return self._threads[-1], front

@@ -1,4 +1,4 @@
-"""A worker as the rest of the server sees it: one id for all its processes."""
+"""A worker for the rest of the server: one id for all its processes."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ class WorkerState(enum.Enum):
 
 
 class Worker:
-    """One worker of a version, over all the processes it has had."""
+    """A worker of a version, with all the processes that it has had."""
 
     def __init__(self, id: str, gpus: tuple[int, ...], now: float) -> None:
         self.id = id
-        self.gpus = gpus  # as the server numbers them; empty on a CPU
+        self.gpus = gpus  # the server's numbers; empty on a CPU
         self.state = WorkerState.LOADING
         self.started = datetime.now(timezone.utc)
-        self.since = now  # time.monotonic() when it came into its state
-        # the same clock: where it backs off or was given up, when its next process is started
+        self.since = now  # time.monotonic() of the last change of `state`
+        # time.monotonic() of the next start, while the worker backs off or is given up.
         self.next_start = 0.0
         self.restarts = 0
-        self.given_up = False  # it failed too often, and has not loaded the model since
+        self.given_up = False  # too many failures, and the model not loaded since
         self.instance: WorkerInstance | None = None
-        self.successor: WorkerInstance | None = None  # it loads while `instance` serves
-        self.retiring: dict[
-            WorkerInstance, asyncio.Task[None]
-        ] = {}  # a successor serves; they answer what they hold
+        self.successor: WorkerInstance | None = None  # loads while `instance` serves
+        # Processes that have a successor and finish their work.
+        self.retiring: dict[WorkerInstance, asyncio.Task[None]] = {}
         self.settled: asyncio.Future[TsxError | None] = asyncio.get_running_loop().create_future()
         self.stopping = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
     @property
     def gpu_id(self) -> int | None:
-        """The first of its GPUs."""
+        """The first GPU, or None on a CPU."""
         return self.gpus[0] if self.gpus else None
 
     @property
@@ -79,35 +78,35 @@ class Worker:
         return self.instance.forms_passed_over if self.instance else ()
 
     def seconds_until_ready(self, now: float, usual: float | None) -> float | None:
-        """None where it is not on its way.
+        """Estimate the seconds until it serves; None if it is not being started.
 
-        `usual` is what a process of this model last took to load it, None before the first has:
-        then, or where it takes longer than usual, as long again as it has taken.
+        `usual` is the last load time of this model, None before the first. Without it, or when it
+        is exceeded, the remaining time equals the elapsed time.
         """
         if self.state is WorkerState.READY:
             return 0.0
         if self.state is WorkerState.BACKING_OFF:
             return max(0.0, self.next_start - now) + (usual or 0.0)
         if self.state is WorkerState.LOADING:
-            taken = now - self.since
-            return usual - taken if usual is not None and usual > taken else taken
+            elapsed = now - self.since
+            return usual - elapsed if usual is not None and usual > elapsed else elapsed
         return None
 
     def settle(self, error: TsxError | None) -> None:
-        """Tell its waiters that it serves, or why it does not. Only the first call counts."""
+        """Report to waiters that it serves, or the error; only the first call counts."""
         if not self.settled.done():
             self.settled.set_result(error)
 
     def memory(self) -> int:
-        """Resident bytes; 0 where there is no process. To be called from any thread."""
+        """Return its resident bytes, or 0 without a process, in any thread."""
         return self.instance.memory() if self.instance else 0
 
     def usage(self) -> ResourceUsage | None:
-        """None where there is no process. To be called from any thread."""
+        """Return its resource usage, or None without a process, in any thread."""
         return self.instance.usage() if self.instance else None
 
     def kill(self, because: str) -> None:
-        """What serves, or is to serve. Processes that retire end by themselves."""
+        """Kill the process that serves and its successor; retiring processes end by themselves."""
         for instance in (self.instance, self.successor):
             if instance is not None:
                 instance.kill(because)

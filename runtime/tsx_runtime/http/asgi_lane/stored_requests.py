@@ -11,7 +11,7 @@ from tsx_runtime.api import errors
 from tsx_runtime.api.headers import check_status, handler_headers, header_pairs
 from tsx_runtime.api.urls import find_target, resolve, with_headers
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
+from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.core.traffic.splitter import HEADER
 from tsx_runtime.errors import DeadlinePassed, TsxError, Unavailable
@@ -75,7 +75,7 @@ class RequestExecutor:
                 ),
                 "",
             )
-        counted_bytes = job.size if job.size > UNCOUNTED else 0
+        counted_bytes = job.size if job.size > MAX_UNCOUNTED_BYTES else 0
         self._registry.bytes_in_flight.take(counted_bytes)
         try:
             request = await self._load(job.id)
@@ -129,7 +129,7 @@ async def _run_job(route: Route, job: WaitingJob, path: str, max_size: int) -> S
     check_status(answer.status)
     headers = handler_headers(answer.headers)
     try:
-        body = await answer.whole(max_size)
+        body = await answer.read_all(max_size)
     finally:
         job.gone = True
         answer.leave()

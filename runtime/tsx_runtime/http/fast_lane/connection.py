@@ -30,7 +30,7 @@ from tsx_runtime.api.errors import form_of_meta
 from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.api.messages import MAX_HEADERS, MOST_PIECES
 from tsx_runtime.api.request_options import deadline
-from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
+from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES
 from tsx_runtime.errors import (
     BadRequest,
     HeadTooLarge,
@@ -47,7 +47,7 @@ from tsx_runtime.http.fast_lane.lane import LaneApp
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
 from tsx_runtime.http.fast_lane.read_flow import ReadFlow
 from tsx_runtime.http.turns import LARGE_READ_BYTES
-from tsx_runtime.wire import COPIED, Body, Buffer, Parts
+from tsx_runtime.wire import MAX_COPIED_BYTES, Body, Buffer, Parts
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -250,7 +250,7 @@ class FastLane(CasedProtocol):
         head, route = known
         size = len(data) - end
         if size == head.length:
-            if size <= COPIED:
+            if size <= MAX_COPIED_BYTES:
                 self._submit(head, route, data[end:])
             else:
                 self._submit_large(head, route, memoryview(data)[end:])
@@ -281,7 +281,7 @@ class FastLane(CasedProtocol):
             data = data[:missing]
         self._pieces.append(data)
         self._filled += len(data)
-        if head.length <= UNCOUNTED or self._take_from_budget(head, len(data)):
+        if head.length <= MAX_UNCOUNTED_BYTES or self._take_from_budget(head, len(data)):
             if len(self._pieces) > MOST_PIECES:
                 self._pieces = [b"".join(self._pieces)]
             if self._filled == head.length:
@@ -291,7 +291,7 @@ class FastLane(CasedProtocol):
 
     def _submit_filled(self, head: Head) -> None:
         pieces, self._head, self._pieces = self._pieces, None, []
-        body = b"".join(pieces) if head.length <= COPIED else Parts(pieces, head.length)
+        body = b"".join(pieces) if head.length <= MAX_COPIED_BYTES else Parts(pieces, head.length)
         assert self.lane.heads is not None
         try:
             route = self.lane.heads.find_again(head)
@@ -671,7 +671,7 @@ class FastLane(CasedProtocol):
 
         The first call also checks that the whole body would fit.
         """
-        if head.length <= UNCOUNTED:
+        if head.length <= MAX_UNCOUNTED_BYTES:
             return True
         budget = self.lane.bytes_in_flight
         try:

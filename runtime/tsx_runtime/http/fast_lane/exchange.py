@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tsx_runtime.api import errors
 from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.api.server_timing import TimingRequest, timing_header
-from tsx_runtime.core.scheduling.channel import SMALL
+from tsx_runtime.core.scheduling.channel import MAX_SMALL_BYTES
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tsx_runtime.http.fast_lane.lane import Lane
 
 # A larger response has its own memory (see `core/scheduling/channel.py`). It is sent uncopied.
-MAX_COPIED_BYTES = SMALL
+MAX_COPIED_BYTES = MAX_SMALL_BYTES
 
 logger = logging.getLogger("tsx.http")
 

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from tsx_runtime.api.management.schemas import Camel
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.telemetry.recent_requests import NEWEST, SLOWEST, RequestRecord
+from tsx_runtime.core.telemetry.recent_requests import MAX_NEWEST, MAX_SLOWEST, RequestRecord
 from tsx_runtime.errors import RequestNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer
@@ -85,7 +85,7 @@ def build_router(registry: Registry) -> APIRouter:
                 return json_answer(_times(version, record))
         raise RequestNotFound(
             f"Request {request_id} is not known: it is not answered yet, or it is neither among the"
-            f" newest {NEWEST} of its model nor among the slowest {SLOWEST}. The id is in the"
+            f" newest {MAX_NEWEST} of its model nor among the slowest {MAX_SLOWEST}. The id is in the"
             " answer's header x-request-id. A request that is sent with x-tsx-timing: 1 is always"
             " remembered."
         )
@@ -98,7 +98,7 @@ def build_router(registry: Registry) -> APIRouter:
     )
     async def slowest(
         model: Annotated[str | None, Query(description="only requests of this model")] = None,
-        count: Annotated[int, Query(ge=1, le=SLOWEST, description="how many at most")] = SLOWEST,
+        count: Annotated[int, Query(ge=1, le=MAX_SLOWEST, description="how many at most")] = MAX_SLOWEST,
     ) -> Response:
         if model is not None:
             registry.find(model)

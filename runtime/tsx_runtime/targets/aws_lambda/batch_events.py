@@ -95,7 +95,7 @@ def _jobs(started: Sequence[tuple[Route, WaitingJob] | TsxError]) -> list[tuple[
 
 async def _read_answer(job: WaitingJob, registry: Registry) -> ModelAnswer:
     answer = await job.done
-    body = await answer.whole(registry.settings.max_response_size)
+    body = await answer.read_all(registry.settings.max_response_size)
     kind = next(
         (
             value.decode("latin-1")

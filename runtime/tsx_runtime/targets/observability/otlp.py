@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from tsx_runtime.core.telemetry.tracing import Make, Span, Tracer
+from tsx_runtime.core.telemetry.tracing import Span, SpanFactory, Tracer
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__
@@ -96,7 +96,7 @@ class Sender:
         self._exporter = _exporter(OTLPSpanExporter(endpoint))
         self._processor = BatchSpanProcessor(self._exporter)
 
-    def emit(self, make: Make) -> None:
+    def emit(self, make: SpanFactory) -> None:
         """Queue the spans of a request without blocking."""
         self._processor.on_end(cast("Any", QueuedSpans(make)))
 
@@ -125,7 +125,7 @@ class QueuedSpans:
     __slots__ = ("make",)
     context = _SampledContext
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: SpanFactory) -> None:
         self.make = make
 
 

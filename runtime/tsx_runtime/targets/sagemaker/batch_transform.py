@@ -215,7 +215,7 @@ async def _answer(number: int, job: WaitingJob, route: Route, max_bytes: int) ->
         route.submit(job)
         answer = await job.done
         try:
-            body = await answer.whole(max_bytes)
+            body = await answer.read_all(max_bytes)
         finally:
             answer.leave()
     except TsxError as error:

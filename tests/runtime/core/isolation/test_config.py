@@ -324,7 +324,7 @@ async def test_workers_stream_from_an_environment_of_their_own(tmp_path):
         path = make_model(tmp_path / "m.mar", STREAMING, config="useVenv: true\n")
         version = await registry.register_path(path, order(initial_workers=2))
         answer = await answer_of(submit(version, ""))
-        streamed = (await answer.whole(1 << 20)).decode()
+        streamed = (await answer.read_all(1 << 20)).decode()
         assert streamed.startswith(f"one {tmp_path / 'cache'}")
         assert len({worker.pid for worker in version.workers}) == 2
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.core.models.benchmark_record import (
     FILE,
-    LARGEST,
+    MAX_RECORD_BYTES,
     BenchmarkRecord,
     parse_measured,
     read_benchmark_record,
@@ -76,7 +76,7 @@ def test_a_file_that_is_no_measurement_is_reported_once_and_left_out(
         b"{}",
         b"[" * 100_000,
         json.dumps(KEPT | {"format": 2}).encode(),
-        b" " * LARGEST + json.dumps(KEPT).encode(),
+        b" " * MAX_RECORD_BYTES + json.dumps(KEPT).encode(),
     ):
         (tmp_path / FILE).write_bytes(content)
         caplog.clear()

@@ -69,11 +69,11 @@ async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_sav
     answers = [await answer_of(job) for job in jobs]
     assert [answer.status for answer in answers] == [200, 200, 400, 200]
     tensors = [
-        torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist()
+        torch.load(io.BytesIO(await answers[index].read_all(1 << 20)), weights_only=True).tolist()
         for index in (0, 1, 3)
     ]
     assert tensors == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
-    assert b"torch.save writes it" in await answers[2].whole(1 << 20)
+    assert b"torch.save writes it" in await answers[2].read_all(1 << 20)
 
 
 @pytest.mark.parametrize("body", [b"\x80\x02R.", b"\x80\x02h\x01.", b"\x80\x02X\x05"])

@@ -11,7 +11,7 @@ from tsx_runtime.core.models.plan import (
     check_workers,
     plan,
     task_workers,
-    with_own_settings,
+    with_model_settings,
 )
 from tsx_runtime.core.placement.hardware import visible_names
 from tsx_runtime.errors import BadRequest
@@ -27,7 +27,7 @@ def make_plan(order=None, yaml=None, settings=None, gpus=0, **more):
 
 def make_order(settings: ModelSettings, **values) -> RegisterOrder:
     """Return an order that the settings of its model have completed."""
-    return with_own_settings(RegisterOrder(url="m.mar", **values), settings)
+    return with_model_settings(RegisterOrder(url="m.mar", **values), settings)
 
 
 def test_registration_wins_over_the_archive_and_the_archive_over_the_settings():
@@ -218,7 +218,7 @@ def test_config_properties_stand_below_the_archive_and_above_the_defaults():
     settings = {"default_workers_per_model": 9}
 
     def limits(order=None, yaml=None):
-        version = make_plan(order, yaml, settings, own=version_settings)
+        version = make_plan(order, yaml, settings, version_settings=version_settings)
         return [getattr(version, name) for name in names]
 
     assert limits() == [2, 3, 4, 5, 6, 7]

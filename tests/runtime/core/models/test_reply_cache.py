@@ -13,7 +13,7 @@ from tests.kit.jobs import FakeJob
 from tests.support.batches import BATCH
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime import wire
-from tsx_runtime.core.models.reply_cache import LONGEST, OVERHEAD, ReplyCache
+from tsx_runtime.core.models.reply_cache import ENTRY_OVERHEAD_BYTES, MAX_BODY_BYTES, ReplyCache
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.telemetry.version_stats import Stats
@@ -131,7 +131,7 @@ def test_other_headers_and_the_pieces_of_a_body_do_not_matter() -> None:
         {"headers": [(b"Cache-Control", b"max-age=3, No-Cache")]},
         {"headers": [(b"cache-control", b"no-store")]},
         {"headers": [(b"range", b"bytes=0-9")]},
-        {"body": b"x" * (LONGEST + 1)},
+        {"body": b"x" * (MAX_BODY_BYTES + 1)},
     ],
 )
 def test_some_requests_are_neither_answered_nor_stored(request_: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ def test_a_refusal_reaches_the_requests_that_wait_unless_it_concerned_one_alone(
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    entry = OVERHEAD + len(b"of a")
+    entry = ENTRY_OVERHEAD_BYTES + len(b"of a")
     model = a_model(size=2 * entry)
     for body in (b"a", b"b"):
         model.send(Client(body))
@@ -288,7 +288,7 @@ STEPS = st.lists(
 def test_whatever_happens_each_request_is_answered_once_and_rightly(
     steps: list[tuple[str, int]],
 ) -> None:
-    model = a_model(size=3 * (OVERHEAD + 5), ttl=3)
+    model = a_model(size=3 * (ENTRY_OVERHEAD_BYTES + 5), ttl=3)
     clients: list[Client] = []
 
     def act(action: str, number: int) -> None:

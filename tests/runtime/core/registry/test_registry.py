@@ -54,7 +54,7 @@ async def test_unregistering_does_not_wait_for_requests_to_stop_coming(registry,
 
 
 async def test_unregistering_goes_on_where_its_client_leaves(registry, tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.5)
+    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE_S", 0.5)
 
     version = await a_talker(registry, tmp_path)
     pid = version.workers[0].pid

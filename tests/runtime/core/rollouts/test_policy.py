@@ -22,7 +22,7 @@ from tsx_runtime.core.rollouts.policy import (
     decide,
     slower,
 )
-from tsx_runtime.core.telemetry.histogram import FINE, quantile
+from tsx_runtime.core.telemetry.histogram import FINE_BOUNDS, quantile
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +31,9 @@ PLAN = RolloutPlan(version="2", bake=60, max_error_rate=0.005, max_p99_ratio=1.2
 
 
 def count_requests(seconds: list[float], errors: int = 0) -> Counts:
-    latencies = [0] * (len(FINE) + 1)
+    latencies = [0] * (len(FINE_BOUNDS) + 1)
     for duration in seconds:
-        latencies[bisect_left(FINE, duration)] += 1
+        latencies[bisect_left(FINE_BOUNDS, duration)] += 1
     return Counts(len(seconds), errors, tuple(latencies))
 
 
@@ -168,9 +168,9 @@ def test_chance_alone_seldom_sends_a_good_version_back() -> None:
 
 
 @given(
-    counts=st.lists(st.integers(0, 1000), min_size=len(FINE) + 1, max_size=len(FINE) + 1).map(
-        tuple
-    ),
+    counts=st.lists(
+        st.integers(0, 1000), min_size=len(FINE_BOUNDS) + 1, max_size=len(FINE_BOUNDS) + 1
+    ).map(tuple),
     seconds=st.floats(0.0001, 100.0),
 )
 def test_as_many_are_slower_than_a_quantile_as_it_says(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.jobs import NOW, FakeJob
-from tsx_runtime.core.scheduling.batching import apart, assign, halves
+from tsx_runtime.core.scheduling.batching import assign, halves, split_unstarted
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects, urgency
 
 
@@ -134,7 +134,7 @@ def test_nothing_is_sent_early_behind_requests_with_which_a_worker_died(queued, 
 
 @given(st.lists(plain, min_size=1, max_size=8))
 def test_requests_that_were_prepared_when_a_worker_died_are_suspected_too(jobs):
-    groups = apart(jobs)
+    groups = split_unstarted(jobs)
     assert [job for group in groups for job in group.jobs] == jobs
     assert all(group.deaths == 1 for group in groups)
     assert len(groups) == min(2, len(jobs))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tsx_runtime.core.scheduling import byte_budget
-from tsx_runtime.core.scheduling.byte_budget import LARGE, ByteBudget
+from tsx_runtime.core.scheduling.byte_budget import MIN_RETURNED_BYTES, ByteBudget
 from tsx_runtime.errors import NoRoom
 
 pytestmark = pytest.mark.anyio
@@ -62,17 +62,17 @@ async def test_memory_is_returned_once_most_of_what_was_held_is_given_back(
 ) -> None:
     returned = asyncio.Event()
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(byte_budget, "RETURN_AFTER", 0.0)
+    monkeypatch.setattr(byte_budget, "RETURN_DELAY_S", 0.0)
     monkeypatch.setattr(
         byte_budget, "return_freed_memory", lambda: loop.call_soon_threadsafe(returned.set)
     )
     budget = ByteBudget(1 << 30)
-    budget.take(LARGE - 1)
-    budget.give(LARGE - 1)
+    budget.take(MIN_RETURNED_BYTES - 1)
+    budget.give(MIN_RETURNED_BYTES - 1)
     assert budget._returning is None
-    budget.take(LARGE)
-    budget.give(LARGE // 2)
+    budget.take(MIN_RETURNED_BYTES)
+    budget.give(MIN_RETURNED_BYTES // 2)
     assert budget._returning is None
-    budget.give(LARGE // 2)
+    budget.give(MIN_RETURNED_BYTES // 2)
     await asyncio.wait_for(returned.wait(), 10)
-    assert (budget._returning, budget._most) == (None, 0)
+    assert (budget._returning, budget._peak) == (None, 0)

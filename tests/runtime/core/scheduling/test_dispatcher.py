@@ -26,11 +26,11 @@ from tests.kit.peers import (
     wait_idle,
 )
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import MOST_FACTS, PIECES_PER_TURN, Channel
+from tsx_runtime.core.scheduling.channel import MAX_PIECES_PER_TURN, MAX_REPORT_BYTES, Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
-from tsx_runtime.core.telemetry.batch_times import NOTHING, times_of
+from tsx_runtime.core.telemetry.batch_times import NO_TIMES, times_of
 from tsx_runtime.errors import (
     AnswerLate,
     ClientLeft,
@@ -262,7 +262,7 @@ async def test_metric_deltas_are_added_up():
     }
     for _ in range(2):
         [job] = submit(dispatcher, b"x")
-        await peer.reply(await peer.read(), NOTHING + json.dumps([delta]).encode())
+        await peer.reply(await peer.read(), NO_TIMES + json.dumps([delta]).encode())
         await answer(job)
     [(key, metric)] = dispatcher.stats.handler_metrics.items()
     assert key == ("Tokens", "counter", "count", (("ModelName", "m"),))
@@ -282,7 +282,7 @@ OK = (200, b"", b"")
         wire.encode(wire.Kind.PIECE, 1, [(9, b"", b"")]),
         wire.encode(wire.Kind.BATCH, 1, []),
         wire.encode(wire.Kind.LOADED, 0, extra=b"not json"),
-        wire.encode(wire.Kind.REPORT, 0, extra=b'{"lost": "' + b"x" * MOST_FACTS + b'"}'),
+        wire.encode(wire.Kind.REPORT, 0, extra=b'{"lost": "' + b"x" * MAX_REPORT_BYTES + b'"}'),
     ],
 )
 async def test_a_worker_that_does_not_keep_to_the_format_is_cut_off(buffers):
@@ -692,7 +692,7 @@ async def test_a_turn_of_the_loop_reads_few_pieces_of_a_stream_however_many_have
         most = max(most, streaming.pieces - before)
     assert await reading == [*parts, b"end"]
     # A read, and a turn for the pieces that had come before.
-    assert 1 < most <= 2 * (PIECES_PER_TURN + 1)
+    assert 1 < most <= 2 * (MAX_PIECES_PER_TURN + 1)
     await writing
     assert channel.answered == 1
 

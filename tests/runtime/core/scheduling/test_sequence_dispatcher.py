@@ -38,7 +38,7 @@ async def test_a_sequence_that_was_named_by_the_server_is_forgotten_once_it_is_a
     await peer.serve()
     assert [await answer(job) for job in jobs] == [b"a", b"b"]
     assert b"ts_request_sequence_id: ts-seq-" in (await jobs[0].done).headers
-    assert not dispatcher._given
+    assert not dispatcher._generated
 
 
 async def test_a_retiring_process_ends_when_its_worker_is_taken_away():

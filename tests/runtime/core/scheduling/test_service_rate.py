@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.scheduling.service_rate import (
-    LONGEST,
-    MEMORY,
-    SHORT,
+    MAX_RETRY_S,
+    MEMORY_S,
+    SHORT_S,
     ServiceRate,
     latest_start,
     retry_after,
@@ -33,9 +33,9 @@ def test_batches_are_short_where_the_worker_needs_less_than_the_bound_for_one(me
     longest, shortest = max(busy for _, busy in measured), min(busy for _, busy in measured)
     assert (
         pace.short
-        if longest < SHORT * 0.999
+        if longest < SHORT_S * 0.999
         else not pace.short
-        if shortest > SHORT * 1.001
+        if shortest > SHORT_S * 1.001
         else True
     )
 
@@ -55,7 +55,7 @@ def test_old_batches_are_forgotten(before, items, busy):
     pace = ServiceRate()
     for batch in before:
         pace.add(batch[0], batch[1], batch[1])
-    for _ in range(math.ceil(12 * MEMORY / busy)):
+    for _ in range(math.ceil(12 * MEMORY_S / busy)):
         pace.add(items, busy, 2 * busy)
     assert pace.rate == pytest.approx(items / busy, rel=0.05)
     assert 2 * busy * 0.9 < pace.answer_time < 3 * busy
@@ -72,8 +72,8 @@ def test_answers_that_take_now_short_now_long_are_allowed_the_long_time():
 def test_retry_after_is_whole_seconds_in_which_the_queue_empties(waiting, rate):
     after = retry_after(waiting, rate)
     assert isinstance(after, int)
-    assert 1 <= after <= LONGEST
-    if rate and after < LONGEST:
+    assert 1 <= after <= MAX_RETRY_S
+    if rate and after < MAX_RETRY_S:
         assert after * rate >= waiting * 0.999
         assert after == 1 or (after - 1) * rate < waiting * 1.001
 

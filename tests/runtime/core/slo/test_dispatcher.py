@@ -17,7 +17,7 @@ from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
-from tsx_runtime.core.telemetry.batch_times import NOTHING
+from tsx_runtime.core.telemetry.batch_times import NO_TIMES
 from tsx_runtime.errors import AnswerLate, QueueFull, WorkerDied
 
 pytestmark = pytest.mark.anyio
@@ -156,7 +156,7 @@ async def test_requests_that_were_refused_while_they_ran_count_with_their_cost()
     frame = await peer.read()
     await refusal_of(late, AnswerLate)
     assert (await peer.read()).kind is wire.Kind.CANCEL
-    await peer.reply(frame, NOTHING + json.dumps(cost_metrics(50.0)).encode())
+    await peer.reply(frame, NO_TIMES + json.dumps(cost_metrics(50.0)).encode())
     await dispatcher.wait_idle()
     assert dispatcher.control.weights._unit == 100
     assert queue.cost(late) == 50

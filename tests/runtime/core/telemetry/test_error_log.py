@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.telemetry.error_log import (
-    KEPT_ALIKE,
-    KEPT_ERRORS,
-    KEPT_IDS,
-    KEPT_LINES,
-    LONGEST,
-    LONGEST_ID,
+    MAX_ERRORS,
+    MAX_ERRORS_OF_KIND,
+    MAX_ID_CHARS,
+    MAX_LINES,
+    MAX_REQUEST_IDS,
+    MAX_TEXT_CHARS,
     ErrorLog,
     kind_of,
 )
@@ -41,12 +41,12 @@ def test_the_newest_comes_first_and_the_same_again_is_counted() -> None:
 def test_errors_that_only_say_something_else_are_counted_together_and_push_out_no_other() -> None:
     log = ErrorLog(Clock())
     log.add_error("failed", "Traceback\n  File a, line 3\nKeyError: 'id'")
-    for number in range(3 * KEPT_ERRORS):
+    for number in range(3 * MAX_ERRORS):
         log.add_error("failed", f"Traceback\n  File a, line 7\nValueError: row {number}: bad")
     *alike, single = log.errors
-    assert len(alike) == KEPT_ALIKE
-    assert alike[0].traceback.endswith(f"row {3 * KEPT_ERRORS - 1}: bad")
-    assert {log.kinds[error.kind] for error in alike} == {(3 * KEPT_ERRORS, 2.0)}
+    assert len(alike) == MAX_ERRORS_OF_KIND
+    assert alike[0].traceback.endswith(f"row {3 * MAX_ERRORS - 1}: bad")
+    assert {log.kinds[error.kind] for error in alike} == {(3 * MAX_ERRORS, 2.0)}
     assert (single.times, log.kinds[single.kind]) == (1, (1, 1.0))
     assert log.kinds.keys() == {error.kind for error in log.errors}
 
@@ -67,28 +67,28 @@ def test_a_kind_is_the_exception_and_its_place_whatever_it_says() -> None:
 def test_an_error_names_the_newest_requests_that_met_it() -> None:
     log = ErrorLog(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 1}
-    for number in range(KEPT_IDS + 5):
+    for number in range(MAX_REQUEST_IDS + 5):
         log.add_report(
             "9000",
             {
-                "errors": [error | {"request_ids": [f"id-{number}", "x" * 2 * LONGEST_ID]}],
+                "errors": [error | {"request_ids": [f"id-{number}", "x" * 2 * MAX_ID_CHARS]}],
                 "lost": 0,
                 "lines": [],
             },
         )
     (record,) = log.errors
-    assert len(record.request_ids) == KEPT_IDS
-    assert record.request_ids[-2:] == (f"id-{KEPT_IDS + 4}", "x" * LONGEST_ID)
+    assert len(record.request_ids) == MAX_REQUEST_IDS
+    assert record.request_ids[-2:] == (f"id-{MAX_REQUEST_IDS + 4}", "x" * MAX_ID_CHARS)
 
 
-@given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * KEPT_ERRORS))
+@given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * MAX_ERRORS))
 def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(
     reported: list[tuple[str, str]],
 ) -> None:
     log = ErrorLog(Clock())
     for message, trace in reported:
         log.add_error(message, trace)
-    assert len(log.errors) <= KEPT_ERRORS
+    assert len(log.errors) <= MAX_ERRORS
     assert log.total == len(reported)
     assert sum(error.times for error in log.errors) <= len(reported)
     assert log.kinds.keys() == {error.kind for error in log.errors}
@@ -97,22 +97,22 @@ def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(
 
 def test_both_ends_of_a_long_traceback_are_kept() -> None:
     log = ErrorLog(Clock())
-    log.add_error("deep", "begin" + "x" * 5 * LONGEST + "end")
+    log.add_error("deep", "begin" + "x" * 5 * MAX_TEXT_CHARS + "end")
     (error,) = log.errors
-    assert len(error.traceback) < 1.1 * LONGEST
+    assert len(error.traceback) < 1.1 * MAX_TEXT_CHARS
     assert error.traceback.startswith("begin")
     assert error.traceback.endswith("end")
 
 
 def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
     log = ErrorLog(Clock())
-    for start in range(0, KEPT_LINES + 200, 100):
+    for start in range(0, MAX_LINES + 200, 100):
         lines = [[1.0, "stdout", f"line {number}", []] for number in range(start, start + 100)]
         log.add_report("9000", {"errors": [], "lost": 0, "lines": lines})
-    assert len(log.lines) == KEPT_LINES
+    assert len(log.lines) == MAX_LINES
     assert (log.lines[-1].number, log.lines[-1].text) == (
-        KEPT_LINES + 200,
-        f"line {KEPT_LINES + 199}",
+        MAX_LINES + 200,
+        f"line {MAX_LINES + 199}",
     )
 
 

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.telemetry.histogram import FINE, SHOWN, Buckets, Durations, quantile
+from tsx_runtime.core.telemetry.histogram import (
+    FINE_BOUNDS,
+    SHOWN_BOUNDS,
+    Buckets,
+    Durations,
+    quantile,
+)
 
 seconds = st.floats(0, 2000)
 some = st.lists(seconds, min_size=1, max_size=80)
@@ -15,7 +21,7 @@ some = st.lists(seconds, min_size=1, max_size=80)
 
 @given(st.lists(st.floats(1e-4, 900), min_size=1, max_size=80), st.floats(0.01, 1))
 def test_a_quantile_is_within_a_bucket_of_the_exact_one(lasted: list[float], q: float) -> None:
-    durations = Durations(FINE)
+    durations = Durations(FINE_BOUNDS)
     durations.add(lasted)
     ranked = sorted(lasted)
     exact = next(
@@ -33,13 +39,13 @@ def test_a_quantile_is_within_a_bucket_of_the_exact_one(lasted: list[float], q: 
 def test_a_quantile_lies_evenly_in_its_bucket_and_is_no_longer_than_the_last_bound(
     lasted: list[float], q: float, expected: float
 ) -> None:
-    durations = Durations(SHOWN)
+    durations = Durations(SHOWN_BOUNDS)
     durations.add(lasted)
-    assert quantile(durations.counts(), q, SHOWN) == pytest.approx(expected)
+    assert quantile(durations.counts(), q, SHOWN_BOUNDS) == pytest.approx(expected)
 
 
 def test_the_difference_of_two_snapshots_is_what_happened_between_them() -> None:
-    durations = Durations(FINE)
+    durations = Durations(FINE_BOUNDS)
     durations.add([5.0] * 100)
     before = durations.counts()
     durations.add([0.02] * 10)
@@ -49,18 +55,20 @@ def test_the_difference_of_two_snapshots_is_what_happened_between_them() -> None
     assert quantile([0] * len(between), 0.5) is None
 
 
-@given(some, st.sampled_from([FINE, SHOWN]))
+@given(some, st.sampled_from([FINE_BOUNDS, SHOWN_BOUNDS]))
 def test_prometheus_is_shown_how_many_were_not_longer(
     lasted: list[float], bounds: tuple[float, ...]
 ) -> None:
     durations = Durations(bounds)
     durations.add(lasted)
-    assert list(durations.shown()) == [
-        sum(duration <= bound for duration in lasted) for bound in SHOWN
+    assert list(durations.cumulative_counts()) == [
+        sum(duration <= bound for duration in lasted) for bound in SHOWN_BOUNDS
     ]
 
 
-@given(st.lists(st.floats(allow_nan=False), min_size=1), st.sampled_from([FINE, SHOWN]))
+@given(
+    st.lists(st.floats(allow_nan=False), min_size=1), st.sampled_from([FINE_BOUNDS, SHOWN_BOUNDS])
+)
 def test_a_bucket_is_found_as_a_search_finds_it(
     lasted: list[float], bounds: tuple[float, ...]
 ) -> None:
@@ -71,4 +79,4 @@ def test_a_bucket_is_found_as_a_search_finds_it(
         for towards in (0.0, 1e9)
     ]
     both = np.array([*lasted, *around])
-    assert Buckets(bounds).of(both).tolist() == np.searchsorted(bounds, both).tolist()
+    assert Buckets(bounds).positions(both).tolist() == np.searchsorted(bounds, both).tolist()

@@ -10,9 +10,9 @@ from tests.kit.jobs import FakeJob
 from tests.support.batches import batch_of, count
 from tsx_runtime.core.telemetry.batch_times import times_of
 from tsx_runtime.core.telemetry.recent_requests import (
-    NEWEST,
-    PERIOD,
-    SLOWEST,
+    MAX_NEWEST,
+    MAX_SLOWEST,
+    PERIOD_S,
     RecentRequests,
     RequestRecord,
 )
@@ -43,25 +43,27 @@ def test_the_slowest_are_the_slowest(batches: list[list[int]]) -> None:
     recent = RecentRequests()
     for number, took in enumerate(batches):
         add_batch(recent, number, [float(duration) for duration in took], 2.0**21)
-    longest = sorted((duration for took in batches for duration in took), reverse=True)[:SLOWEST]
+    longest = sorted((duration for took in batches for duration in took), reverse=True)[
+        :MAX_SLOWEST
+    ]
     assert [round(seen.took) for seen in recent.slowest()] == longest
 
 
 def test_the_newest_are_kept_and_found_with_their_own_status() -> None:
     recent = RecentRequests()
-    for number in range(NEWEST):
+    for number in range(MAX_NEWEST):
         add_batch(recent, number, [0.001, 0.002], 1000.0 + number, [200, 400 + number % 3])
     newest = list(recent.newest())
-    assert len(newest) == NEWEST
-    record = recent.find(b"%d-1" % (NEWEST - 1))
+    assert len(newest) == MAX_NEWEST
+    record = recent.find(b"%d-1" % (MAX_NEWEST - 1))
     assert record is not None
-    assert (record.status, round(record.took, 6)) == (400 + (NEWEST - 1) % 3, 0.002)
+    assert (record.status, round(record.took, 6)) == (400 + (MAX_NEWEST - 1) % 3, 0.002)
     assert recent.find(b"0-0") is None
 
 
 def test_a_batch_larger_than_the_ring_is_there_until_the_next_one() -> None:
     recent = RecentRequests()
-    add_batch(recent, 1, [0.1] * (NEWEST + 10), 10.0)
+    add_batch(recent, 1, [0.1] * (MAX_NEWEST + 10), 10.0)
     assert recent.find(b"1-2005") is not None
     add_batch(recent, 2, [0.1], 20.0)
     assert [seen.request_id for seen in recent.newest()] == [b"2-0"]
@@ -74,7 +76,7 @@ def test_a_part_of_very_many_requests_is_kept_and_the_slowest_too() -> None:
             recent, number, [0.001] * 50 + [5.0 if number == 777 else 0.002], 1000.0 + number * 1e-3
         )
     numbers = {seen.request_id.split(b"-")[0] for seen in recent.newest()}
-    assert len(numbers) == NEWEST // 51
+    assert len(numbers) == MAX_NEWEST // 51
     first = min(map(int, numbers))
     # All requests of the last 40 ms would fill the ring.
     assert (11999 - first) * 1e-3 > 7.5
@@ -86,8 +88,8 @@ def test_a_request_that_asked_for_its_times_is_always_remembered() -> None:
     stats = Stats()
     count(stats, (10.0, 10.0, 10.5), [FakeJob(b"asked", arrived=10.0)], statuses=[418])
     assert stats.newest is not None
-    stats.keep(b"asked", 10.0, 418, times_of(stats.newest))
-    for number in range(NEWEST + 1):
+    stats.remember(b"asked", 10.0, 418, times_of(stats.newest))
+    for number in range(MAX_NEWEST + 1):
         add_batch(stats.recent, number, [1.0], 1000.0 + number)
     record = stats.recent.find(b"asked")
     assert record is not None
@@ -103,7 +105,7 @@ def test_a_request_that_asked_for_its_times_is_always_remembered() -> None:
 )
 def test_a_request_that_waited_behind_urgent_ones_is_among_the_slowest(urgent: FakeJob) -> None:
     stats = Stats()
-    count(stats, (99.0, 99.0, 99.5), [FakeJob(arrived=98.0)] * NEWEST)
+    count(stats, (99.0, 99.0, 99.5), [FakeJob(arrived=98.0)] * MAX_NEWEST)
     assert stats.recent.due > 100.0
     count(stats, (100.0, 100.0, 100.0), [urgent, FakeJob(b"patient", arrived=50.0)])
     slowest = stats.recent.slowest()[0]
@@ -112,17 +114,17 @@ def test_a_request_that_waited_behind_urgent_ones_is_among_the_slowest(urgent: F
 
 def test_a_slow_start_is_forgotten_after_two_periods() -> None:
     recent = RecentRequests()
-    add_batch(recent, 0, [60.0] * SLOWEST, 1000.0)
-    add_batch(recent, 1, [1.0], 1000.0 + PERIOD)
+    add_batch(recent, 0, [60.0] * MAX_SLOWEST, 1000.0)
+    add_batch(recent, 1, [1.0], 1000.0 + PERIOD_S)
     assert recent.slowest()[0].took == 60.0
-    add_batch(recent, 2, [2.0], 1000.0 + 2 * PERIOD)
+    add_batch(recent, 2, [2.0], 1000.0 + 2 * PERIOD_S)
     assert [seen.took for seen in recent.slowest()] == [2.0, 1.0]
     assert recent.find(b"1-0") is not None
 
 
 def test_a_refusal_is_seen_too() -> None:
     recent = RecentRequests()
-    recent.refused(RequestRecord(b"late", 100.0, 503, 30.0, None, "DeadlinePassed"))
+    recent.add_refusal(RequestRecord(b"late", 100.0, 503, 30.0, None, "DeadlinePassed"))
     record = recent.find(b"late")
     assert record is not None
     assert record.error == "DeadlinePassed"

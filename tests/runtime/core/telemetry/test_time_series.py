@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tsx_runtime.core.telemetry.time_series import KEPT, TimeSeries, between, read
+from tsx_runtime.core.telemetry.time_series import MAX_POINTS, TimeSeries, between, read
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import BadRequest, ClientLeft, QueueFull
 from tsx_runtime.wire import TIMES
@@ -119,10 +119,14 @@ def add_batches(stats: Stats, count: int) -> None:
 
 def test_only_what_is_newer_is_reported_and_ten_minutes_are_kept() -> None:
     server = Server()
-    for _ in range(KEPT + 50):
+    for _ in range(MAX_POINTS + 50):
         server.second()
-    assert len(server.points()) == KEPT
-    assert [point.number for point in server.points(KEPT + 47)] == [KEPT + 48, KEPT + 49, KEPT + 50]
+    assert len(server.points()) == MAX_POINTS
+    assert [point.number for point in server.points(MAX_POINTS + 47)] == [
+        MAX_POINTS + 48,
+        MAX_POINTS + 49,
+        MAX_POINTS + 50,
+    ]
     assert server.points(server.series.number) == []
 
 

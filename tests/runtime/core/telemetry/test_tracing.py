@@ -101,7 +101,7 @@ def trace_batch(
     spans: list[Span] = []
     tracer = Tracer(1, lambda make: spans.extend(make()))
     stats = SimpleNamespace(
-        times=lambda batch: times, point_out=lambda trace_id, arrived, times: None
+        times=lambda batch: times, add_exemplar=lambda trace_id, arrived, times: None
     )
     version = SimpleNamespace(name="m", version="1.0", stats=stats)
     for arrived in arrivals:

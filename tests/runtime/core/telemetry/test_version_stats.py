@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tests.kit.jobs import FakeJob
 from tests.support.batches import batch_of, count
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
-from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, ROOM
+from tsx_runtime.core.telemetry.aggregation import BATCH_COST_IN_REQUESTS, MAX_UNCOUNTED
 from tsx_runtime.core.telemetry.batch_times import NAN, times_of
 from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.wire import TIMES
 
 # More batches of one request than are counted at a time.
-MANY = ROOM // OF_A_BATCH
+MANY = MAX_UNCOUNTED // BATCH_COST_IN_REQUESTS
 moments = st.floats(0, 3)
 steps = st.sampled_from([NAN, 0.0, 0.25, 7.0])
 

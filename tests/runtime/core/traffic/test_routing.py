@@ -22,7 +22,7 @@ from tsx_runtime.core.traffic.routing import (
 )
 from tsx_runtime.errors import ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Rule, Traffic, parse_traffic
-from tsx_runtime.wire import COPIED
+from tsx_runtime.wire import MAX_COPIED_BYTES
 
 NUMBERS = ("1.0", "2.0", "3.0", "4.0")
 weights = st.dictionaries(
@@ -278,7 +278,7 @@ def test_no_key_is_looked_for_where_one_version_serves() -> None:
 
 def test_a_large_body_is_not_looked_into() -> None:
     routes = a_sticky_table("field:user")
-    body = json.dumps({"user": "ann", "rest": "x" * COPIED}).encode()
+    body = json.dumps({"user": "ann", "rest": "x" * MAX_COPIED_BYTES}).encode()
     assert key_in_body(routes, body) is None
     assert key_in_body(routes, memoryview(body)) is None
 

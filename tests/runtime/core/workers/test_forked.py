@@ -45,7 +45,7 @@ async def ask_model(directory: Path, **settings: Any) -> str:
     values = Settings(default_service_handler="handler.py", **settings)
     async with open_model(directory, values) as version:
         version.submit(job := a_waiting_job())
-        return (await (await answer_of(job)).whole(1 << 20)).decode()
+        return (await (await answer_of(job)).read_all(1 << 20)).decode()
 
 
 @pytest.mark.usefixtures("processes")
@@ -100,13 +100,13 @@ def test_sockets_lie_in_no_directory_of_another_user(tmp_path, short_path, monke
     assert answered == "True"
     assert not sockets.startswith(str(theirs))
     monkeypatch.setattr(tempfile, "tempdir", str(theirs))
-    monkeypatch.setattr(socket_paths, "SHORT", ("/absent",))
+    monkeypatch.setattr(socket_paths, "SHORT_DIRECTORIES", ("/absent",))
     with pytest.raises(SettingError, match=r"theirs belongs to another user \(uid 54321\)"):
         ProcessStarter()
 
 
 def test_an_error_says_what_to_do_where_no_socket_can_be_made(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/" + "long" * 30)
-    monkeypatch.setattr(socket_paths, "SHORT", ("/absent",))
+    monkeypatch.setattr(socket_paths, "SHORT_DIRECTORIES", ("/absent",))
     with pytest.raises(SettingError, match=r"^TMPDIR is /long.* at most 64 characters"):
         ProcessStarter()

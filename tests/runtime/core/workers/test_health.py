@@ -17,7 +17,7 @@ def look_at(
     answered: int = 0,
     pings: int = 0,
 ) -> Verdict:
-    return heartbeat.look(stopped=stopped, busy=busy, answered=answered, pings=pings)
+    return heartbeat.check(stopped=stopped, busy=busy, answered=answered, pings=pings)
 
 
 def test_an_idle_worker_is_asked_and_a_busy_or_lively_one_is_not():

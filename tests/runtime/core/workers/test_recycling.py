@@ -131,7 +131,7 @@ async def test_a_worker_whose_memory_grows_is_replaced_unless_the_limit_is_too_l
 
 
 async def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.TRY_AGAIN", 0)
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.REPLACE_RETRY_S", 0)
 
     async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
         version = await a_talker(registry, tmp_path, WITH_STATE)

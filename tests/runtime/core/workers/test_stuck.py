@@ -143,7 +143,7 @@ async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_co
 async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(
     registry, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tsx_runtime.core.workers.forked.LOOK", 0.1)
+    monkeypatch.setattr("tsx_runtime.core.workers.forked.START_CHECK_S", 0.1)
 
     version = await a_talker(registry, tmp_path)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
@@ -154,7 +154,7 @@ async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(
 async def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(
     registry, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (0, 0, 0, 0, 0, 0.1))
 
     version = await a_talker(registry, tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -146,7 +146,7 @@ async def test_a_request_that_kills_workers_again_and_again_does_not_shut_out_ot
     tmp_path, monkeypatch
 ):
     # The pause is longer than this test, but too short for the worker to be given up.
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 250))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (0, 250))
 
     async with open_model(talker(tmp_path / "m"), Settings()) as version:
         for _ in range(3):
@@ -178,7 +178,7 @@ async def test_a_load_error_that_stays_the_same_is_given_up_visibly(registry, tm
 async def test_scaling_is_the_way_back_of_workers_that_were_given_up(
     registry, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.MAX_SAME_LOAD_ERRORS", 1)
 
     version = await a_talker(registry, tmp_path, NEEDS_WEIGHTS, wait=False)
     await until(lambda: version.workers[0].state is WorkerState.FAILED)
@@ -194,8 +194,8 @@ async def test_scaling_is_the_way_back_of_workers_that_were_given_up(
 async def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_gone(
     registry, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.GIVEN_UP_PAUSES", (0.01,))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.MAX_SAME_LOAD_ERRORS", 1)
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.GIVEN_UP_PAUSES_S", (0.01,))
 
     version = await a_talker(registry, tmp_path, NEEDS_WEIGHTS, wait=False)
     [worker] = version.workers
@@ -208,7 +208,7 @@ async def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cau
 
 
 async def test_scaling_does_not_wait_for_a_worker_that_backs_off(registry, tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (250,))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (250,))
 
     version = await a_talker(registry, tmp_path, NEEDS_WEIGHTS, wait=False)
     await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
@@ -220,7 +220,7 @@ async def test_scaling_does_not_wait_for_a_worker_that_backs_off(registry, tmp_p
 
 
 async def test_the_end_of_workers_that_were_given_up_is_reported(registry, tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 1000))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (0, 1000))
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
     version = await a_talker(registry, tmp_path, crashing, wait=False)
@@ -229,7 +229,7 @@ async def test_the_end_of_workers_that_were_given_up_is_reported(registry, tmp_p
 
 
 async def test_a_refusal_says_how_long_a_worker_backs_off_or_loads(registry, tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (200,))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF_S", (200,))
 
     version = await a_talker(registry, tmp_path, job_queue_size=1)
     [worker] = version.workers
@@ -276,7 +276,7 @@ def handle(data, context):
 async def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(
     registry, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.1)
+    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE_S", 0.1)
 
     version = await a_talker(registry, tmp_path, LINGERING)
     pid = version.workers[0].pid
@@ -308,7 +308,7 @@ async def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_de
     registry, tmp_path, monkeypatch
 ):
     """Nobody waits for its end, and only the guilty request of its batch is refused."""
-    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 600)
+    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE_S", 600)
 
     version = await a_talker(registry, tmp_path, UNHEARD, config="batchSize: 2\n")
     jobs = [submit(version, "hang up"), submit(version, "good")]

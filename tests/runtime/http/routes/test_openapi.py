@@ -41,7 +41,7 @@ def server(
     store = tmp_path_factory.mktemp("documented")
     make_model(store / "digits.mar", HANDLER)
     with pytest.MonkeyPatch.context() as patch, start_server(model_store=store) as server:
-        patch.setattr("tsx_runtime.core.models.plan.MOST_WORKERS", 2)
+        patch.setattr("tsx_runtime.core.models.plan.MAX_WORKERS", 2)
         server.register("digits.mar", initial_workers=1)
         yield server
 

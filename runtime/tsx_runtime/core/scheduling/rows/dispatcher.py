@@ -1,5 +1,6 @@
-"""The dispatcher of a version with `splitRows`: a request of many rows goes to workers in parts,
-and ends as one.
+"""The dispatcher of a version with `splitRows`.
+
+A request of many rows goes to workers in parts, and gets one answer.
 """
 
 from __future__ import annotations
@@ -9,24 +10,22 @@ import re
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
-from tsx_runtime.core.scheduling.rows.tensors import LONGEST, RowsPart, join, split
+from tsx_runtime.core.scheduling.rows.tensors import MAX_JSON_BYTES, RowsPart, join, split
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, PredictionFailed, QueueFull, TsxError
 from tsx_runtime.wire import TENSORS_HEAD, V2_META, Buffer, Item
 
-_HEAD = re.compile(
-    rb"^(%b: *)(\d{1,15})(?=\r?$)" % TENSORS_HEAD, re.IGNORECASE | re.MULTILINE
-)  # in header lines
+# These match header lines.
+_HEAD = re.compile(rb"^(%b: *)(\d{1,15})(?=\r?$)" % TENSORS_HEAD, re.IGNORECASE | re.MULTILINE)
 _COST = re.compile(rb"^(x-tsx-cost: *)(\d{1,15})(?=\r?$)", re.IGNORECASE | re.MULTILINE)
-_WHOLE = re.compile(
-    rb"^(explain|describe): true\r?$", re.IGNORECASE | re.MULTILINE
-)  # requests for something else than a prediction
+# A request for something else than a prediction.
+_NOT_PREDICTION = re.compile(rb"^(explain|describe): true\r?$", re.IGNORECASE | re.MULTILINE)
 
 
 class RowsDispatcher(Dispatcher):
-    """Parts wait and run like requests.
+    """A dispatcher whose queue holds parts of requests.
 
-    The first that fails answers the request, and the others are given up.
+    The first part that fails answers the request, and the others are given up.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class RowsDispatcher(Dispatcher):
         max_response_size: int,
         queue: RequestQueue | None = None,
     ) -> None:
-        """`rows`: of a part."""
+        """Split requests into parts of `rows` rows."""
         super().__init__(label, limits, bounds, queue)
         self._rows = rows
         self.max_response_size = max_response_size
@@ -56,11 +55,10 @@ class RowsDispatcher(Dispatcher):
             request = self._requests[job] = SplitRequest(self, job, parts)
             for part in request.parts:
                 super().submit(part)
-                if request.over:  # there is no worker, and none to come
+                if request.over:  # There is no worker, and none to come.
                     return
-                self._due.setdefault(
-                    part, NEVER
-                )  # `on_reply` looks among these for answers that it does not count
+                # Only while `_due` has entries does `on_reply` look for answers that are not counted.
+                self._due.setdefault(part, NEVER)
                 self.stats.ended -= part is not request.parts[0]
 
     def leave(self, job: Job) -> None:
@@ -80,12 +78,12 @@ class RowsDispatcher(Dispatcher):
         self.end(request)
         self._reject(request.job, error)
 
-    def end(self, request: SplitRequest, but: RowsJob | None = None) -> None:
-        """Give up what is left of it."""
+    def end(self, request: SplitRequest, excluded: RowsJob | None = None) -> None:
+        """End a request, and give up its remaining parts."""
         request.over = True
         del self._requests[request.job]
         for part in request.parts:
-            if part is but or part in request.answers:
+            if part is excluded or part in request.answers:
                 continue
             if self._runs(part):
                 self._give_up(part)
@@ -101,12 +99,14 @@ class RowsDispatcher(Dispatcher):
             super()._refuse(job, error)
 
     def _parts(self, job: Job) -> list[RowsPart] | None:
-        """None where it stays whole.
+        """Return the parts of a request, or None if it stays whole.
 
-        Raises PayloadTooLarge, and QueueFull: all parts fit into the queue, or none is accepted.
+        Raises:
+            PayloadTooLarge: The parts never fit into the queue.
+            QueueFull: The parts do not fit now. All are accepted, or none.
         """
         head = _HEAD.search(job.meta)
-        if (head is None and V2_META not in job.meta) or _WHOLE.search(job.meta):
+        if (head is None and V2_META not in job.meta) or _NOT_PREDICTION.search(job.meta):
             return None
         bounds, queue = self.bounds, self.queue
         parts = split(job.body, None if head is None else int(head[2]), self._rows, bounds.items)
@@ -121,7 +121,8 @@ class RowsDispatcher(Dispatcher):
                 f" {bounds.size} (maxQueueBytes)."
             )
             raise PayloadTooLarge(f"{text} Send fewer rows, or raise maxQueueBytes.")
-        lower = sum(other.priority < job.priority for other in queue.jobs)  # which give way
+        # Requests of a lower priority give way.
+        lower = sum(queued.priority < job.priority for queued in queue.jobs)
         if len(queue.jobs) - lower + len(parts) > bounds.items or queue.size + size > bounds.size:
             seconds = self._seconds_to_empty()
             text = (
@@ -134,24 +135,29 @@ class RowsDispatcher(Dispatcher):
 
 
 class SplitRequest:
+    """A request whose parts are in the queue or with workers."""
+
     def __init__(self, dispatcher: RowsDispatcher, job: Job, parts: list[RowsPart]) -> None:
         self.dispatcher = dispatcher
         self.job = job
         self.over = False
-        self.parts = [RowsJob(self, part, sum(each.rows for each in parts)) for part in parts]
-        self.answers: dict[RowsJob, tuple[bytes, RowsPart]] = {}  # with their headers
-        self.size = 0  # of their bodies
+        self.parts = [
+            RowsJob(self, part, sum(row_part.rows for row_part in parts)) for part in parts
+        ]
+        # The headers and answers of finished parts.
+        self.answers: dict[RowsJob, tuple[bytes, RowsPart]] = {}
+        self.size = 0  # bytes of the bodies of `answers`
 
 
 class RowsJob(Job):
     """A part of a request, in the queue and with a worker."""
 
     def __init__(self, request: SplitRequest, part: RowsPart, rows: int) -> None:
-        """`rows`: of the request."""
+        """Make a part of a request of `rows` rows."""
         job = request.job
         meta = _HEAD.sub(rb"\g<1>%d" % (part.head or 0), job.meta)
         meta = _COST.sub(
-            lambda found: b"%b%d" % (found[1], -(-int(found[2]) * part.rows // rows)), meta
+            lambda match: b"%b%d" % (match[1], -(-int(match[2]) * part.rows // rows)), meta
         )
         super().__init__(meta, part.body, job.arrived, job.deadline, job.priority)
         self.request = request
@@ -159,7 +165,7 @@ class RowsJob(Job):
         self._final: tuple[Buffer, Buffer] | None = None  # headers and body of the request's answer
 
     def takes(self, item: Item) -> bool:
-        """All but the answer that ends the request."""
+        """Collect an answer; return False for the answer that ends the request."""
         request = self.request
         status, headers, body = item
         if request.over:
@@ -175,12 +181,11 @@ class RowsJob(Job):
         )
         request.size += len(body)
         if len(request.answers) < len(request.parts):
-            self._check_size(
-                request.size - LONGEST
-            )  # JSON that all parts have is in the joined answer once
+            # The joined answer has the JSON of the parts only once.
+            self._check_size(request.size - MAX_JSON_BYTES)
             return True
         try:
-            length, whole = join([request.answers[part][1] for part in request.parts])
+            length, joined = join([request.answers[part][1] for part in request.parts])
         except ValueError as error:
             text = (
                 f"The answers to the parts of the request cannot be joined: {error}. Remove"
@@ -188,9 +193,9 @@ class RowsJob(Job):
             )
             request.dispatcher.fail(request, PredictionFailed(text))
             return True
-        if self._check_size(len(whole)):
+        if self._check_size(len(joined)):
             return True
-        self._final = _HEAD.sub(rb"\g<1>%d" % length, request.answers[request.parts[0]][0]), whole
+        self._final = _HEAD.sub(rb"\g<1>%d" % length, request.answers[request.parts[0]][0]), joined
         request.dispatcher.end(request, self)
         return False
 

@@ -1,8 +1,7 @@
-"""Splits a request of the Open Inference Protocol by rows, and joins the answers of its parts: pure
-functions of their bytes.
+"""Requests of the Open Inference Protocol by rows: splitting them, and joining answers.
 
-Numbers are not parsed: those in JSON are cut at their commas and those behind it at their sizes, so
-each part has them as they were sent.
+These are pure functions of bytes. Numbers are not parsed: JSON is cut at its commas, and binary
+data by its sizes. Each part has the numbers as they were sent.
 """
 
 from __future__ import annotations
@@ -15,57 +14,65 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from tsx_runtime.errors import PayloadTooLarge
-from tsx_runtime.wire import COPIED, Body, Buffer, Parts
+from tsx_runtime.wire import MAX_COPIED_BYTES, Body, Buffer, Parts
 
-LONGEST = (
-    2 << 20
-    # bytes of JSON that are split, or repeated for parts, in about 20 ms: longer ones would hold up
-    # the event loop
-)
-MOST_TEXTS = 1 << 16  # elements of BYTES that are split, for the same reason
+# Bytes of JSON that are split, or repeated for parts. This takes about 20 ms, and longer JSON would
+# block the event loop.
+MAX_JSON_BYTES = 2 << 20
+MAX_ELEMENTS = 1 << 16  # elements of BYTES that are split, for the same reason
 SIZE = "binary_data_size"
-_DATA = re.compile(
-    rb'"data"\s*:\s*\[([-+.\d\[\]\seE,truefalsnNIity]*)\]'
-)  # numbers, booleans and null
-_MARK = "\0"  # stands in the JSON for what was cut out of it
+# Numbers, booleans and null.
+_DATA = re.compile(rb'"data"\s*:\s*\[([-+.\d\[\]\seE,truefalsnNIity]*)\]')
+_MARK = "\0"  # replaces data that was cut out of the JSON
 _MARKED = json.dumps(_MARK).encode()
-_LENGTH = struct.Struct("<I")  # before each element of BYTES
+_LENGTH = struct.Struct("<I")  # the length before each element of BYTES
 
 
 class RowsPart(NamedTuple):
-    """Of a request, or the answer to it."""
+    """A part of a request, or the answer to it."""
 
-    rows: int  # of the request
-    head: int | None  # bytes of JSON that the body begins with; None: all of it
+    rows: int  # rows of the request
+    head: int | None  # bytes of JSON at the start of the body; None: all of it
     body: Body
 
 
 class _Message(NamedTuple):
     json: dict[str, Any]
     tensors: list[dict[str, Any]]
-    data: list[Any]  # of each: the text between its brackets, a view of its bytes, or a list
+    # For each tensor: the text between its brackets, a view of its bytes, or a list.
+    data: list[Any]
     indent: int | None
 
 
 def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] | None:
-    """In parts of `most` rows.
+    """Split a request into parts of `most` rows.
 
-    None for what has no more rows, or is left for the worker to report: see
+    A tensor's rows are along its first dimension, in which all tensors must agree. See
     docs/guides/batching.md.
 
-    A tensor's rows are along its first dimension, in which all must agree. `head`: as in RowsPart.
-    Raises PayloadTooLarge for more than `room` parts.
+    Args:
+        body: The body of the request.
+        head: The bytes of JSON at the start of the body; None: all of it.
+        most: The largest number of rows of a part.
+        room: The largest number of parts.
+
+    Returns:
+        The parts, or None if the request has no more rows, or an error for the worker to report.
+
+    Raises:
+        PayloadTooLarge: There would be more than `room` parts.
     """
     try:
-        if not 0 < (len(body) if head is None else head) <= min(len(body), LONGEST):
+        if not 0 < (len(body) if head is None else head) <= min(len(body), MAX_JSON_BYTES):
             return None
         message = _read(RowsPart(0, head, body), "inputs")
         sizes = {tensor["shape"][0] for tensor in message.tensors}
         rows = sizes.pop()
+        # A tensor with one dimension is more likely one row.
         flat = any(
             len(tensor["shape"]) == 1 and tensor["datatype"] != "BYTES"
             for tensor in message.tensors
-        )  # more likely one row
+        )
         if sizes or flat or type(rows) is not int or rows <= most:
             return None
         count = -(-rows // most)
@@ -83,7 +90,7 @@ def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] 
                     | {"inputs": [tensor | {"data": None} for tensor in message.tensors]}
                 )
             )
-            > LONGEST
+            > MAX_JSON_BYTES
         ):
             return None
         cuts = [
@@ -107,8 +114,13 @@ def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] 
 
 
 def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
-    """The bytes of JSON that the body begins with, and the body, as if one call had answered all
-    rows. Raises ValueError.
+    """Join the answers to the parts of a request, as if one call had answered all rows.
+
+    Returns:
+        The bytes of JSON at the start of the body, and the body.
+
+    Raises:
+        ValueError: The answers cannot be joined.
     """
     try:
         messages = [_read(answer, "outputs") for answer in answers]
@@ -125,19 +137,20 @@ def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
                 "shape": [sum(answer.rows for answer in answers), *first["shape"][1:]],
             }
             data = [message.data[number] for message in messages]
-            if all(isinstance(each, memoryview) for each in data):
+            if all(isinstance(piece, memoryview) for piece in data):
                 raw += data
                 output["parameters"] = {**first["parameters"], SIZE: sum(map(len, data))}
-            elif all(isinstance(each, bytes) for each in data):
-                texts.append(_joined(data))
+            elif all(isinstance(piece, bytes) for piece in data):
+                texts.append(_join_texts(data))
             else:
                 output["data"] = [
                     *chain.from_iterable(
-                        json.loads(b"[%b]" % each) if type(each) is bytes else each for each in data
+                        json.loads(b"[%b]" % piece) if type(piece) is bytes else piece
+                        for piece in data
                     )
                 ]
             outputs.append(output)
-        text = _written(messages[0].json | {"outputs": outputs}, texts, messages[0].indent)
+        text = _encode(messages[0].json | {"outputs": outputs}, texts, messages[0].indent)
     except (
         json.JSONDecodeError,
         UnicodeDecodeError,
@@ -159,31 +172,31 @@ def _read(part: RowsPart, key: str) -> _Message:
         list[bytes](),
     )
 
-    def cut_out(found: re.Match[bytes]) -> bytes:
-        texts.append(found[1])
+    def cut_out(match: re.Match[bytes]) -> bytes:
+        texts.append(match[1])
         return b'"data":' + _MARKED
 
     head = len(body) if part.head is None else part.head
     content = json.loads(_DATA.sub(cut_out, bytes(body[:head])))
-    tensors, rest, data = content[key], memoryview(body)[head:], list[Any]()
-    left = iter(texts)
+    tensors, remaining, data = content[key], memoryview(body)[head:], list[Any]()
+    remaining_texts = iter(texts)
     for tensor in tensors:
         size = (tensor.get("parameters") or {}).get(SIZE)
         if size is not None:
-            data.append(rest[:size])
-            rest = rest[size:]
+            data.append(remaining[:size])
+            remaining = remaining[size:]
             if len(data[-1]) != size:
                 raise ValueError("its bytes are missing")
         else:
-            data.append(next(left, None) if tensor["data"] == _MARK else tensor["data"])
-    if rest or None in data or next(left, None) is not None:
+            data.append(next(remaining_texts, None) if tensor["data"] == _MARK else tensor["data"])
+    if remaining or None in data or next(remaining_texts, None) is not None:
         raise ValueError("its data do not belong to its tensors")
     return _Message(content, tensors, data, 2 if bytes(body[:2]) == b"{\n" else None)
 
 
 def _cutter(tensor: dict[str, Any], data: Any, rows: int) -> Callable[[int, int], Any]:
-    """Gives the data of the rows from one up to another."""
-    take: Callable[[int, int], Any] = lambda start, end: data[start:end]  # noqa: E731  # as the others
+    """Return a function that gives the data of the rows from `start` to `end`."""
+    take: Callable[[int, int], Any] = lambda start, end: data[start:end]  # noqa: E731  # like those below
     count = len(data)
     if isinstance(data, memoryview) and tensor["datatype"] == "BYTES":
         ends = _ends(data)
@@ -198,11 +211,11 @@ def _cutter(tensor: dict[str, Any], data: Any, rows: int) -> Callable[[int, int]
 
 
 def _ends(data: memoryview) -> list[int]:
-    """Where the elements of BYTES end, the first entry being their beginning."""
+    """Return the ends of the elements of BYTES, preceded by 0."""
     ends = [0]
     while ends[-1] < len(data):
         ends.append(ends[-1] + _LENGTH.size + _LENGTH.unpack_from(data, ends[-1])[0])
-        if len(ends) > MOST_TEXTS:
+        if len(ends) > MAX_ELEMENTS:
             raise ValueError("it has too many elements")
     if ends[-1] != len(data):
         raise ValueError("the lengths of its elements do not add up")
@@ -223,27 +236,30 @@ def _part(message: _Message, rows: int, pieces: Iterable[Any]) -> RowsPart:
         else:
             part["data"] = piece
         inputs.append(part)
-    text = _written(message.json | {"inputs": inputs}, texts, None)
+    text = _encode(message.json | {"inputs": inputs}, texts, None)
     size = len(text) + sum(map(len, raw))
     return RowsPart(
-        rows, len(text), b"".join([text, *raw]) if size <= COPIED else Parts([text, *raw], size)
+        rows,
+        len(text),
+        b"".join([text, *raw]) if size <= MAX_COPIED_BYTES else Parts([text, *raw], size),
     )
 
 
-def _written(content: dict[str, Any], texts: Sequence[bytes], indent: int | None) -> bytes:
-    first, *others = json.dumps(content, indent=indent).encode().split(_MARKED)
+def _encode(content: dict[str, Any], texts: Sequence[bytes], indent: int | None) -> bytes:
+    first, *followers = json.dumps(content, indent=indent).encode().split(_MARKED)
     return b"".join(
         [
             first,
             *chain.from_iterable(
-                (b"[", text, b"]", other) for text, other in zip(texts, others, strict=True)
+                (b"[", text, b"]", follower)
+                for text, follower in zip(texts, followers, strict=True)
             ),
         ]
     )
 
 
-def _joined(texts: Sequence[bytes]) -> bytes:
-    """With the white space that the first has."""
+def _join_texts(texts: Sequence[bytes]) -> bytes:
+    """Join the texts of lists with the white space of the first one."""
     texts = [text for text in texts if text.strip()] or [b""]
     first = texts[0]
     before, behind = first[: len(first) - len(first.lstrip())], first[len(first.rstrip()) :]

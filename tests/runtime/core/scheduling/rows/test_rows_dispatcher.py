@@ -312,7 +312,7 @@ async def test_the_joined_answer_is_bounded_as_one_is(over, error):
 async def test_answers_of_parts_that_are_too_large_are_not_kept_until_the_last_one(
     monkeypatch,
 ):
-    monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.LONGEST", 0)
+    monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.MAX_JSON_BYTES", 0)
 
     async with serve_rows(most=100) as (dispatcher, peer):
         sent = a_job(6)
