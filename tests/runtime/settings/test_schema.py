@@ -16,7 +16,7 @@ from tsx_archiver import inspect_archive
 from tsx_archiver.errors import ArchiveTooLarge
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings.schema import ModelSettings, Settings
+from tsx_runtime.settings.schema import REMOVED, ModelSettings, Settings
 from tsx_runtime.settings.sources import accepted, find_config, load_settings
 from tsx_runtime.shared.memory import container_memory
 from tsx_runtime.shared.suggestions import suggestion
@@ -423,3 +423,16 @@ def test_the_cache_of_archives_has_the_limits_of_the_settings(tmp_path: Path) ->
     settings.archive_cache().clean()
     assert [entry.exists() for entry in (fits, large, old)] == [True, False, False]
     assert failure({"max_cache_size": "much"}).startswith("max_cache_size")
+
+
+def test_no_part_of_the_product_sets_a_removed_setting() -> None:
+    root = Path(__file__).parents[3]
+    folders = ("cli", "infra", "runtime", "templates")
+    variables = {
+        (path.name, name)
+        for folder in folders
+        for path in (root / folder).rglob("*")
+        if path.suffix in {".py", ".j2", ".yaml", ".yml", ".toml", ".json", ".sh"}
+        for name in re.findall(r"\bTSX_([A-Z_]+)", path.read_text(encoding="utf-8"))
+    }
+    assert not {(file, name) for file, name in variables if name.lower() in REMOVED}

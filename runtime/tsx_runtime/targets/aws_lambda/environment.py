@@ -101,8 +101,7 @@ def read_environment(env: Mapping[str, str]) -> LambdaSettings:
         "TSX_MAX_RESPONSE_SIZE": str(200 << 20),
         "TSX_DEFAULT_RESPONSE_TIMEOUT": max_invocation,
         "TSX_DEFAULT_STARTUP_TIMEOUT": max_invocation,
-        "TSX_HEARTBEAT_TIMEOUT": "0",  # A frozen thread sends no heartbeat.
-        "TSX_HEARTBEAT_INTERVAL": "3600",
+        "TSX_HEARTBEAT_TIMEOUT": "0",
     }
     order: dict[str, Any] = {"initial_workers": 1, "max_workers": 1, "job_queue_size": QUEUE_SIZE}
     if options.concurrency == 1:
