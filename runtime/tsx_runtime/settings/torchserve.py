@@ -240,7 +240,7 @@ def load_properties(path: Path) -> dict[str, str]:
     try:
         return parse_properties(text)
     except ValueError as error:
-        raise SettingError(f"'{path}' is not a valid properties file:  {error}") from error
+        raise SettingError(f"'{path}' is not a valid properties file: {error}") from error
 
 
 def parse_versions(text: str, origin: str) -> tuple[Versions, list[str]]:

@@ -201,7 +201,7 @@ class FillMask(TextPipelineTask):
             wanted := sum(text.count(mask) for text in texts) * parameters.get("top_k", 5)
         ) > MAX_PARTS:
             raise InvalidInput(
-                f"That are {wanted} words to propose; at most {MAX_PARTS} are. Send fewer {mask}"
+                f"This asks for {wanted} words; the limit is {MAX_PARTS}. Send fewer {mask}"
                 " or a lower `top_k`."
             )
         return texts
