@@ -58,7 +58,9 @@ class Families(Collector):
             index: Pointer({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
             for index, exemplar in durations.exemplars.items()
         }
-        for index, (bound, below) in enumerate(zip(SHOWN_BOUNDS, durations.cumulative_counts(), strict=True)):
+        for index, (bound, below) in enumerate(
+            zip(SHOWN_BOUNDS, durations.cumulative_counts(), strict=True)
+        ):
             metric.add_sample(
                 f"{name}_bucket", labels | {"le": str(bound)}, below, exemplar=exemplars.get(index)
             )

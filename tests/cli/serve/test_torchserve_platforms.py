@@ -35,7 +35,10 @@ def test_the_entry_point_of_torchserves_image(torchserve: TorchServe) -> None:
     lines += [f"workflow_store={torchserve.directory}/wf-store"]
     (torchserve.directory / "config.properties").write_text("\n".join(lines) + "\n")
     code, output = torchserve.start(
-        "--start", "--ts-config", f"{torchserve.directory}/config.properties", "--disable-token-auth"
+        "--start",
+        "--ts-config",
+        f"{torchserve.directory}/config.properties",
+        "--disable-token-auth",
     )
     assert (code, output[-1]) == (0, READY), torchserve.stderr
     assert json.loads(torchserve.request("GET", f"{torchserve.inference}/ping")) == {

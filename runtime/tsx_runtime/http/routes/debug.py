@@ -98,7 +98,9 @@ def build_router(registry: Registry) -> APIRouter:
     )
     async def slowest(
         model: Annotated[str | None, Query(description="only requests of this model")] = None,
-        count: Annotated[int, Query(ge=1, le=MAX_SLOWEST, description="how many at most")] = MAX_SLOWEST,
+        count: Annotated[
+            int, Query(ge=1, le=MAX_SLOWEST, description="how many at most")
+        ] = MAX_SLOWEST,
     ) -> Response:
         if model is not None:
             registry.find(model)
