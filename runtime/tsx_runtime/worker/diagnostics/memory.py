@@ -31,7 +31,7 @@ def keep_freed_memory() -> None:
 
 
 class Idle:
-    """Returns kept memory to the system after two heartbeats without a batch between them."""
+    """A watch that returns memory after two heartbeats without a batch between them."""
 
     def __init__(self) -> None:
         self.asked = 0  # heartbeats since the last batch

@@ -139,7 +139,7 @@ def _pieces(line: bytes) -> Iterator[bytes]:
 
 
 class WorkerTextFormatter(logging.Formatter):
-    """Formats the worker's log as text, and escapes control characters, since it quotes requests.
+    """The format of the worker's log as text; control characters of quoted requests are escaped.
 
     With `outlines`, a failed request shows the model's own lines in place of Python's traceback.
     """

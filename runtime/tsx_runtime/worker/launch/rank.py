@@ -123,7 +123,7 @@ class Leader(FrameSocket):
 
 
 class Follower(FrameSocket):
-    """The channel of another rank: reads from rank 0, and reports only the result of loading."""
+    """The channel of another rank, which reads from rank 0 and reports only how loading ended."""
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
         # A frame begins with its kind.
