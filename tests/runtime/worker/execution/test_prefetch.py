@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.runtime.worker.conftest import Request, StartWorker, Worker
 from tsx_runtime.wire import Kind
-from tsx_runtime.worker.codecs.requests import own
+from tsx_runtime.worker.codecs.requests import owned_bytes
 from tsx_runtime.worker.execution.prefetch import keep
 
 HANDLER = """
@@ -295,7 +295,7 @@ def test_a_large_body_that_came_alone_is_not_copied_until_it_is_prepared() -> No
     assert isinstance(view, memoryview)
     assert view.obj is body
     assert (meta, copied) == (b"meta", b"read")
-    row = own(view)
+    row = owned_bytes(view)
     # The handler may change its row.
     row[:3] = b"HIS"
     assert body == b"its own memory"
