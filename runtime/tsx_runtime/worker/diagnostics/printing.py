@@ -40,7 +40,7 @@ OutputFormat = Literal["text", "json", "marked"]
 Ids = Callable[[], Sequence[str]]  # returns the ids of the running requests
 
 
-here: ContextVar[Context] = ContextVar("tsx_context")  # set for a request with its own task
+task_context: ContextVar[Context] = ContextVar("tsx_context")  # set for a request with its own task
 
 
 class RunningIds:
@@ -52,7 +52,7 @@ class RunningIds:
     context: Context | None = None
 
     def __call__(self) -> Sequence[str]:
-        context = here.get(self.context)
+        context = task_context.get(self.context)
         return () if context is None else context.running_ids()
 
 

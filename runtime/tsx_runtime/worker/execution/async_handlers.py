@@ -41,7 +41,7 @@ from tsx_runtime.worker.execution.batch import (
     send_nowhere,
 )
 from tsx_runtime.worker.execution.continuous import with_metrics
-from tsx_runtime.worker.execution.prefetch import keep
+from tsx_runtime.worker.execution.prefetch import copy_items
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.handler_api.context import SendPiece
 
@@ -84,7 +84,9 @@ class ConcurrentRequests:
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             while (frame := self._channel.read()) is not None:
-                loop.call_soon_threadsafe(self._on_frame, frame._replace(items=keep(frame.items)))
+                loop.call_soon_threadsafe(
+                    self._on_frame, frame._replace(items=copy_items(frame.items))
+                )
                 del frame
         # Any error that ends this thread ends the worker, which raises it.
         except BaseException as error:
@@ -227,7 +229,7 @@ async def _answer_of(model: ServedModel, items: Sequence[Item], send: SendPiece)
     context = copy.copy(model.context)
     pieces = Pieces([0], send, model.max_response_size)
     context.begin(requests.metas, requests.parts, pieces.send)
-    printing.here.set(context)
+    printing.task_context.set(context)
     try:
         result = model.entry.call(requests.rows, context)
         if inspect.isawaitable(result):

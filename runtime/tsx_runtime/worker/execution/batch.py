@@ -208,7 +208,9 @@ def answer_batch(
         requests = read_requests(items, range(len(items)), model, batch.answers)
         for group in groups(requests) if len(items) > 1 else [requests]:
             for part in (
-                [group] if model.cost is None else _by_cost(model, group, model.cost, batch.answers)
+                [group]
+                if model.cost is None
+                else _split_by_cost(model, group, model.cost, batch.answers)
             ):
                 batch.answer(part)
     model.context.end()
@@ -269,12 +271,12 @@ def groups(requests: RequestLists) -> list[RequestLists]:
     ]
     ordinary = [idx for idx in range(len(requests.metas)) if idx not in alone]
     return [
-        _only(requests, group)
+        _select(requests, group)
         for group in ([ordinary] if ordinary else []) + [[idx] for idx in alone]
     ]
 
 
-def _by_cost(
+def _split_by_cost(
     model: ServedModel,
     requests: RequestLists,
     cost_of: Callable[[Any], float],
@@ -306,7 +308,7 @@ def _by_cost(
     return (
         [requests]
         if len(parts[0]) == len(requests.rows)
-        else [_only(requests, part) for part in parts]
+        else [_select(requests, part) for part in parts]
     )
 
 
@@ -315,7 +317,7 @@ def may_ask_explain(meta: str) -> bool:
     return ": True\r\n" in meta
 
 
-def _only(requests: RequestLists, indices: Sequence[int]) -> RequestLists:
+def _select(requests: RequestLists, indices: Sequence[int]) -> RequestLists:
     positions, metas, rows, forms = requests
     return RequestLists(
         [positions[idx] for idx in indices],
@@ -347,9 +349,9 @@ class _Batch:
         if not requests.rows or self.over:
             return
         if size is not None and len(requests.rows) > size:
-            self._in_parts(requests.positions, None)
+            self._answer_in_parts(requests.positions, None)
         elif (problem := self._attempt(requests, ahead)) is not None and problem.unanswered:
-            self._in_parts(requests.positions, problem)
+            self._answer_in_parts(requests.positions, problem)
 
     def _attempt(
         self, requests: RequestLists, ahead: PreparedBatch | None = None
@@ -367,7 +369,7 @@ class _Batch:
                 results = ahead.finish()
         # Even SystemExit from a user's code must not end the worker without a response.
         except BaseException as error:
-            return self._failed(error, requests, pieces.begun)
+            return self._on_failure(error, requests, pieces.begun)
         problem = mismatch(results, len(requests.rows), model.entry.name)
         if problem is not None:
             logger.error("%s", problem)
@@ -384,7 +386,9 @@ class _Batch:
             report_ceiling(model)
         return None
 
-    def _failed(self, error: BaseException, requests: RequestLists, begun: set[int]) -> _Failure:
+    def _on_failure(
+        self, error: BaseException, requests: RequestLists, begun: set[int]
+    ) -> _Failure:
         """Answer and log the requests that cannot be tried again; the others stay open.
 
         Requests whose response has begun cannot be tried again.
@@ -468,7 +472,7 @@ class _Batch:
             self.answers[positions[idx]] = (code, JSON_HEADER, error_body(code, kind, message))
         return True
 
-    def _in_parts(self, positions: list[int], first: _Failure | None) -> None:
+    def _answer_in_parts(self, positions: list[int], first: _Failure | None) -> None:
         """Call the handler again, in parts. See `recovery`.
 
         The rows are read again, since the handler may have changed them.

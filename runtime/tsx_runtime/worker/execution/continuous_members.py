@@ -30,8 +30,8 @@ class Membership(Generic[MemberT]):
         self.members: list[MemberT] = []  # ordered by the time of joining
         self._waiting: deque[MemberT] = deque()
         self._newcomers = 0  # the number at the end of `members` since the last call
-        self._apart = 0  # the number of first waiting requests that join one at a time
-        self._without = False  # No request joins the next call.
+        self._single_joins = 0  # the number of first waiting requests that join one at a time
+        self._is_closed = False  # No request joins the next call.
         self._again = again
 
     def __bool__(self) -> bool:
@@ -43,18 +43,18 @@ class Membership(Generic[MemberT]):
     def leave(self, member: MemberT) -> None:
         """Remove a request between two calls, if it is still here."""
         if member in self._waiting:
-            if self._waiting.index(member) < self._apart:
-                self._apart -= 1
+            if self._waiting.index(member) < self._single_joins:
+                self._single_joins -= 1
             self._waiting.remove(member)
         elif member in self.members:
             self.members.remove(member)
 
     def next(self) -> list[MemberT]:
         """Return the requests of the next call; the list is empty only without any request."""
-        without, self._without = self._without, False
-        if not (without and self.members):
-            count = 1 if self._apart else len(self._waiting)
-            self._apart = max(0, self._apart - 1)
+        is_closed, self._is_closed = self._is_closed, False
+        if not (is_closed and self.members):
+            count = 1 if self._single_joins else len(self._waiting)
+            self._single_joins = max(0, self._single_joins - 1)
             self._newcomers = count
             self.members += [self._waiting.popleft() for _ in range(count)]
         return list(self.members)
@@ -76,6 +76,6 @@ class Membership(Generic[MemberT]):
         if count == 1:
             return newcomers
         self._waiting.extendleft(reversed(newcomers))
-        self._apart += count
-        self._without = True
+        self._single_joins += count
+        self._is_closed = True
         return []

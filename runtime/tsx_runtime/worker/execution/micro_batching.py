@@ -46,7 +46,7 @@ class MicroBatching:
         self._size = _check_number("micro_batch_size", micro_batch_size)
         self._parallelism = _parallelism(parallelism)
         self._pools: list[ThreadPoolExecutor] | None = None
-        self._here = threading.local()
+        self._thread = threading.local()
 
     @property
     def micro_batch_size(self) -> int:
@@ -95,7 +95,7 @@ class MicroBatching:
 
     def get_micro_batch_idx(self) -> int:
         """Return the number of the part, from 0, on which this thread works."""
-        return getattr(self._here, "number", 0)
+        return getattr(self._thread, "number", 0)
 
     def shutdown(self) -> None:
         """End the threads; the next batch starts new ones."""
@@ -105,9 +105,11 @@ class MicroBatching:
 
     def _run(self, data: Sequence[Any], parts: list[range], context: Context) -> list[Any]:
         if self._pools is None:
-            take_over = torch_state()
+            apply_settings = torch_state()
             self._pools = [
-                ThreadPoolExecutor(self._parallelism[stage], f"tsx-{stage}", initializer=take_over)
+                ThreadPoolExecutor(
+                    self._parallelism[stage], f"tsx-{stage}", initializer=apply_settings
+                )
                 for stage in STAGES
             ]
         flows = [
@@ -142,7 +144,7 @@ class _Flow:
     ) -> None:
         self.part = part
         self._number = number
-        self._here = owner._here
+        self._thread = owner._thread
         self.done: Future[Any] = Future()
         self._pools = pools
         self._handler = owner.handler
@@ -151,7 +153,7 @@ class _Flow:
         pools[0].submit(self._step, 0, rows)
 
     def _step(self, stage: int, data: Any) -> None:
-        self._here.number = self._number
+        self._thread.number = self._number
         if self._laps is not None:
             step_times.begin(self._laps)
         try:
@@ -247,10 +249,10 @@ def torch_state() -> Callable[[], None]:
     threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
-    def take_over() -> None:
+    def apply_settings() -> None:
         torch.set_num_threads(threads)
         torch.set_grad_enabled(grad)
         if device is not None:
             torch.cuda.set_device(device)
 
-    return take_over
+    return apply_settings

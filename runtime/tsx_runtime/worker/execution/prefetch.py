@@ -85,9 +85,16 @@ def read_ahead(
     """
     model.entry.instance.context = model.context
     ready: queue.Queue[ReadBatch | BaseException | None] = queue.Queue(maxsize=1)
-    side = _CudaSide(model.entry.instance.device) if _is_cuda(model.entry.instance) else _Side()
+    device_state = (
+        _CudaState(model.entry.instance.device)
+        if _is_cuda(model.entry.instance)
+        else _DeviceState()
+    )
     thread = threading.Thread(
-        target=_read, args=(channel, model, on_other, side, ready), name="tsx-prepare", daemon=True
+        target=_read,
+        args=(channel, model, on_other, device_state, ready),
+        name="tsx-prepare",
+        daemon=True,
     )
     thread.start()
     while (waiting := ready.get()) is not None:
@@ -101,19 +108,19 @@ def _read(
     channel: FrameSocket,
     model: ServedModel,
     on_other: Callable[..., None],
-    side: _Side,
+    device_state: _DeviceState,
     ready: queue.Queue[Any],
 ) -> None:
     try:
-        with side.entered():
+        with device_state.entered():
             while (frame := channel.read()) is not None:
                 if frame.kind is not Kind.BATCH:
                     on_other(channel, frame)
                     continue
-                items = keep(frame.items)
+                items = copy_items(frame.items)
                 batch, began = frame.batch, time.monotonic()
                 del frame
-                ahead = prepare(model, items, side)
+                ahead = prepare(model, items, device_state)
                 waiting = ReadBatch(batch, items, ahead, began if ahead else None)
                 del ahead
                 del items
@@ -126,7 +133,7 @@ def _read(
         ready.put(None)
 
 
-def keep(items: Sequence[Item]) -> list[Item]:
+def copy_items(items: Sequence[Item]) -> list[Item]:
     """Copy requests that wait, since the channel's buffer is reused meanwhile.
 
     A large body that came alone has its own memory and stays. The handler gets a copy that it may
@@ -138,7 +145,9 @@ def keep(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-def prepare(model: ServedModel, items: Sequence[Item], side: _Side) -> PreparedBatch | None:
+def prepare(
+    model: ServedModel, items: Sequence[Item], device_state: _DeviceState
+) -> PreparedBatch | None:
     """Run the first steps of a batch; their errors are raised in the batch's turn.
 
     Returns:
@@ -158,7 +167,7 @@ def prepare(model: ServedModel, items: Sequence[Item], side: _Side) -> PreparedB
             for name in ("explain", "describe")
         ):
             return None
-    steps, laps = _Steps(handler, side), step_times.begin()
+    steps, laps = _Steps(handler, device_state), step_times.begin()
     try:
         steps.prepare(list(requests.rows))
     except OutOfTurn:
@@ -169,9 +178,9 @@ def prepare(model: ServedModel, items: Sequence[Item], side: _Side) -> PreparedB
 class _Steps:
     """The steps of one batch, split over two threads."""
 
-    def __init__(self, handler: Any, side: _Side) -> None:
+    def __init__(self, handler: Any, device_state: _DeviceState) -> None:
         self._handler = handler
-        self._side = side
+        self._device_state = device_state
         self._prepared: Any = None
         self._error: BaseException | None = None
         self._mark: Any = None
@@ -187,7 +196,7 @@ class _Steps:
         # A user's error is raised again in the batch's turn.
         except BaseException as error:
             self._error = error
-        self._mark = self._side.mark()
+        self._mark = self._device_state.mark()
         self._seconds = time.perf_counter() - start
 
     def finish(self) -> Any:
@@ -199,13 +208,13 @@ class _Steps:
             finally:
                 del error  # It would hold this frame, which holds it.
         start = time.perf_counter()
-        self._side.wait_for(self._mark)
+        self._device_state.wait_for(self._mark)
         try:
             output = self._handler.postprocess(self._handler.inference(prepared))
         finally:
             # It waits before `prepared` is released, since the other thread's stream may then
             # reuse the memory.
-            self._side.finish()
+            self._device_state.finish()
         metrics = self._handler.context.metrics
         if metrics is not None:
             seconds = self._seconds + time.perf_counter() - start
@@ -213,16 +222,16 @@ class _Steps:
         return output
 
 
-class _Side:
+class _DeviceState:
     """The device state of the preparing thread; on the CPU, these are torch's settings."""
 
     def __init__(self) -> None:
-        self._take_over = torch_state()
+        self._apply_settings = torch_state()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Run with the state of the preparing thread."""
-        self._take_over()
+        self._apply_settings()
         yield
 
     def mark(self) -> Any:
@@ -235,7 +244,7 @@ class _Side:
         """Wait for this thread's work on the device."""
 
 
-class _CudaSide(_Side):
+class _CudaState(_DeviceState):
     """A stream, so that copies and kernels of the next batch run beside those of the model."""
 
     def __init__(self, device: Any) -> None:

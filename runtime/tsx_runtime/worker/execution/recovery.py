@@ -77,7 +77,7 @@ class Search:
         self._timeout = timeout
         # The last one comes first. The flag marks the remainder after the samples.
         self._todo: list[tuple[list[int], bool]] = []
-        self._alone: list[Hashable] = []
+        self._single_failures: list[Hashable] = []
         self._succeeded = False
         self._sampled = False
 
@@ -88,7 +88,9 @@ class Search:
         the same location. It also gives up if one more call would not fit the batch's time.
         """
         all_fail = (
-            not self._succeeded and len(self._alone) >= MIN_ALIKE and len(set(self._alone)) == 1
+            not self._succeeded
+            and len(self._single_failures) >= MIN_ALIKE
+            and len(set(self._single_failures)) == 1
         )
         if all_fail or used + longest > self._timeout * TIME_SHARE:
             self.give_up()
@@ -96,7 +98,7 @@ class Search:
             positions, is_remainder = self._todo.pop()
             if len(cut := self._ceiling.cut(len(positions))) > 1:
                 self._push(positions, cut)
-            elif is_remainder and not self._alone:  # No sample failed, so this part does.
+            elif is_remainder and not self._single_failures:  # No sample failed, so this part does.
                 self._push(positions, parts(len(positions), first=False))
             else:
                 return positions
@@ -120,7 +122,7 @@ class Search:
     def failed(self, positions: Sequence[int], location: Hashable) -> None:
         """Record that a part failed."""
         if len(positions) == 1:
-            self._alone.append(location)
+            self._single_failures.append(location)
         else:
             self._push(
                 positions, parts(len(positions), first=not self._sampled), sampled=not self._sampled

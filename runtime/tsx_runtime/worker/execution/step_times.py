@@ -103,11 +103,11 @@ class StepTotals:
         return TIMES.pack(began, time.monotonic() - began, *spent)
 
 
-class _Here(threading.local):
+class _NestedTime(threading.local):
     inner = 0.0  # the seconds of the steps that the running one has called
 
 
-_here = _Here()
+_nested = _NestedTime()
 
 
 class Step:
@@ -125,14 +125,14 @@ class Step:
         laps = _laps.get()
         if laps is None:  # It is a thread of the handler, or there is no batch.
             return self._tsx_method(*args, **kwargs)
-        outer, _here.inner = _here.inner, 0.0
+        outer, _nested.inner = _nested.inner, 0.0
         start = time.perf_counter()
         try:
             return self._tsx_method(*args, **kwargs)
         finally:
             took = time.perf_counter() - start
-            laps.append((self._tsx_stage, took - _here.inner))
-            _here.inner = outer + took
+            laps.append((self._tsx_stage, took - _nested.inner))
+            _nested.inner = outer + took
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the method, such as `__self__` or `__func__`."""

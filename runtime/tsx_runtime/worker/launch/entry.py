@@ -56,7 +56,7 @@ def run_program(
     from tsx_runtime.worker.launch import group as groups
 
     if packages is not None:
-        put_first(packages)
+        prioritize_packages(packages)
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)  # Programs that a handler starts would hold it open.
     if group is None:
@@ -70,11 +70,11 @@ def run_rank(directory: str, files: int | None, packages: str | None, broadcast:
     from tsx_runtime.worker.launch.rank import serve
 
     if packages is not None:
-        put_first(packages)
+        prioritize_packages(packages)
     serve(directory, files, broadcast=broadcast)
 
 
-def put_first(packages: str) -> None:
+def prioritize_packages(packages: str) -> None:
     """Put a directory of packages before the installed packages, after the standard library.
 
     The same holds for the paths of its .pth files.

@@ -60,7 +60,10 @@ def launch(
     try:
         listener = _listen(directory)
         threading.Thread(
-            target=hand_out, args=(directory, listener, sock, ranks), name="tsx-switch", daemon=True
+            target=hand_out_sockets,
+            args=(directory, listener, sock, ranks),
+            name="tsx-switch",
+            daemon=True,
         ).start()
         rank_arguments = {
             "directory": str(directory),
@@ -98,7 +101,9 @@ def _listen(directory: Path) -> socket.socket:
     return listener
 
 
-def hand_out(directory: Path, listener: socket.socket, front: socket.socket, ranks: int) -> None:
+def hand_out_sockets(
+    directory: Path, listener: socket.socket, front: socket.socket, ranks: int
+) -> None:
     """Give each rank its sockets, and keep none of them.
 
     Rank 0 gets the front end's socket and one to each other rank.
@@ -118,8 +123,8 @@ def hand_out(directory: Path, listener: socket.socket, front: socket.socket, ran
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def fetch(directory: str, rank: int, ranks: int) -> list[socket.socket]:
-    """Return the sockets of a rank from `hand_out`; the first one brings its work."""
+def fetch_sockets(directory: str, rank: int, ranks: int) -> list[socket.socket]:
+    """Return the sockets of a rank from `hand_out_sockets`; the first one brings its work."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(Path(directory) / SWITCH))
         connection.sendall(rank.to_bytes(4, "little"))

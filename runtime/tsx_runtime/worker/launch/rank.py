@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from tsx_runtime.wire import Buffer, Frame, Kind, encode
 from tsx_runtime.worker import main
 from tsx_runtime.worker.channel import FrameSocket, send_buffers
-from tsx_runtime.worker.launch.group import fetch
+from tsx_runtime.worker.launch.group import fetch_sockets
 
 _PR_SET_PDEATHSIG = 1
 HANGUP_WAIT_MS = 200  # A dead rank, which made a batch fail, shows in this time.
@@ -33,7 +33,7 @@ logger = logging.getLogger("tsx.worker")
 def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
     end_with_parent()
     rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    sock, *followers = fetch(directory, rank, ranks)
+    sock, *followers = fetch_sockets(directory, rank, ranks)
     main.begin_process(sock, files)
     channel = Leader(sock, followers, broadcast=broadcast) if rank == 0 else Follower(sock)
     main.run(sock, channel, stay=False)  # The agent ends a rank with SIGTERM.
