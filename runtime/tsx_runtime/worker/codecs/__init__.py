@@ -1,1 +1,1 @@
-"""Request bodies in, response bodies out."""
+"""Codecs: request bodies to a handler's input, and its results to response bodies."""

@@ -8,8 +8,9 @@ import numpy as np
 
 
 class ListLike(np.ndarray[Any, Any]):
-    """Its truth value is that of a list: handlers write `row.get("data") or row.get("body")`, at
-    which an array of numpy raises.
+    """An array with the truth value of a list.
+
+    Handlers write `row.get("data") or row.get("body")`, for which an array of numpy raises.
     """
 
     def __bool__(self) -> bool:
@@ -23,12 +24,13 @@ class ListLike(np.ndarray[Any, Any]):
         out: tuple[Any, ...] | None = None,
         **options: Any,
     ) -> Any:
-        """Results of operations are plain arrays: `if array > 5` must not be true merely because an
-        array exists.
+        """Return plain arrays from operations.
+
+        `if array > 5` must not be true merely because the array has elements.
         """
-        plain = [_plain(each) for each in inputs]
+        plain = [_plain(value) for value in inputs]
         if out is not None:
-            options["out"] = tuple(_plain(each) for each in out)
+            options["out"] = tuple(_plain(value) for value in out)
         return getattr(ufunc, method)(*plain, **options)
 
 

@@ -1,5 +1,6 @@
-"""JSON objects in bodies, declared for pydantic: how they are read, the fields that formats share,
-and the words for one that is wrong.
+"""JSON objects in bodies, declared for pydantic.
+
+The module reads them, declares the fields that formats share, and describes a wrong field.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from tsx_runtime.worker.exceptions import InvalidInput
 
 JsonObject: TypeAlias = dict[str, Any]
 
-MOST_STOPS = 16
-MOST_TOKENS = 1 << 31
+MAX_STOPS = 16
+MAX_TOKENS = 1 << 31
 
 StringT = TypeVar("StringT", bound=str)
 
 one_or_several = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Seed: TypeAlias = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None
-Stops: TypeAlias = Annotated[list[StringT], one_or_several, Field(max_length=MOST_STOPS)]
-TokenCount: TypeAlias = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None
+Stops: TypeAlias = Annotated[list[StringT], one_or_several, Field(max_length=MAX_STOPS)]
+TokenCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None
 
 
 class RefusedField(InvalidInput):
-    """A field of the request cannot be used as it is."""
+    """The error of a request's field that cannot be used as it is."""
 
     def __init__(
         self, message: str, param: str | None = None, *, code: str | None = None, status: int = 400
@@ -39,7 +40,7 @@ class RefusedField(InvalidInput):
 
 
 class BodyObject(BaseModel):
-    """An object in a body. A field that is null counts as not given, as for OpenAI."""
+    """An object in a body. A null field counts as missing, as in OpenAI's API."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -57,7 +58,15 @@ BodyT = TypeVar("BodyT", bound=BodyObject)
 
 
 def validated(kind: type[BodyT], body: Any) -> BodyT:
-    """`body`: as a handler gets it, bytes or parsed. Raises RefusedField."""
+    """Validate a body.
+
+    Args:
+        kind: The class of the object.
+        body: The body as a handler gets it: bytes, or parsed.
+
+    Raises:
+        RefusedField: A field is wrong.
+    """
     try:
         if isinstance(body, bytes | bytearray | memoryview | str):
             return kind.model_validate_json(body if isinstance(body, str) else bytes(body))
@@ -68,12 +77,12 @@ def validated(kind: type[BodyT], body: Any) -> BodyT:
 
 def _refusal(error: ValidationError) -> RefusedField:
     first = error.errors(include_url=False)[0]
-    why, path = requirement(first), ""
+    reason, path = requirement(first), ""
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
     if not path:
         return RefusedField(
-            f"The body cannot be read: {why}. Send a JSON object with the header Content-Type:"
+            f"The body cannot be read: {reason}. Send a JSON object with the header Content-Type:"
             " application/json."
         )
     if first["type"] == "extra_forbidden":
@@ -83,11 +92,12 @@ def _refusal(error: ValidationError) -> RefusedField:
             f"The field '{path}' is missing. Send it.", path, code="missing_required_parameter"
         )
     return RefusedField(
-        f"The field '{path}' is {shown(first['input'])}: {why}.", path, code="invalid_value"
+        f"The field '{path}' is {shown(first['input'])}: {reason}.", path, code="invalid_value"
     )
 
 
 def unsupported(path: str) -> RefusedField:
+    """Return the error of a field that exists in the API and is not supported."""
     return RefusedField(
         f"The field '{path}' is not supported here. Send the request without it.",
         path,
@@ -96,10 +106,11 @@ def unsupported(path: str) -> RefusedField:
 
 
 def requirement(error: Mapping[str, Any]) -> str:
-    """What pydantic requires of a value, behind the words that say what the value is."""
+    """Return what pydantic requires, worded to follow a text that names the value."""
     return re.sub(r"^[A-Z]\w+ should", "it must", error["msg"].removeprefix("Value error, "))
 
 
 def shown(value: Any) -> str:
+    """Return a value as text for an error, of at most 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,13 +1,14 @@
-"""Envelopes: a protocol's wrapping of requests and answers, removed before the handler and added
-after it. Contract section 5.5.
+"""Envelopes: a protocol's wrapping of requests and responses.
 
-`service_envelope` names one: `body`, `json`, `kserve` (KServe's version 1) or `kservev2` (the Open
-Inference Protocol). A request that is not in its envelope's form is answered 400, and its
-neighbours without it. Where TorchServe reads only the first request of a batch, all are answered:
-in one call of the handler where each holds one instance, else in one call each.
+It is removed before the handler and added after it. `service_envelope` names an envelope: `body`,
+`json`, `kserve` (KServe's version 1) or `kservev2` (the Open Inference Protocol).
 
-In a workflow only its first nodes take the envelope off, and only its leaves put it on. Between
-them go the results of the handler, each in bytes, as rows of the next node.
+A request that does not have its envelope's form gets a 400, and its neighbours are answered without
+it. TorchServe reads only the first request of a batch; all are answered here. The handler is called
+once if each request holds one instance, and else once for each request.
+
+In a workflow only the first nodes remove the envelope, and only the leaves add it. Between them go
+the handler's results, each as bytes, as rows of the next node.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ Handle: TypeAlias = Callable[[Any, Context], Any]
 
 
 class RequestRows(NamedTuple):
-    """The rows of one request; of the Open Inference Protocol also its id and its tensors'
-    names.
+    """The rows of one request.
+
+    A request of the Open Inference Protocol has an id, and names of its tensors, too.
     """
 
     rows: list[Any]
@@ -40,38 +42,41 @@ class RequestRows(NamedTuple):
 
 
 class BaseEnvelope:
-    """`handle_fn(data, context)` is the wrapped handler. It may not be a coroutine function."""
+    """A wrapper around a handler, `handle_fn(data, context)`, which may not be a coroutine."""
 
     def __init__(self, handle_fn: Handle) -> None:
         self._handle_fn = handle_fn
 
     def handle(self, data: Any, context: Context) -> Any:
-        if context.get_request_header(0, "describe") == "True":  # asked for without a body
+        # A description is asked for without a body.
+        if context.get_request_header(0, "describe") == "True":
             return self._handle_fn(data, context)
-        return self.answer([_opened(row) for row in data], context)
+        return self.answer([_row_content(row) for row in data], context)
 
     def answer(self, contents: list[Any], context: Context) -> Any:
-        """Answer requests by their `contents`: a row's `data` or `body`, or the row itself without
-        them.
+        """Answer requests by their contents.
+
+        A content is a row's `data` or `body`, or the row itself without them.
         """
         raise NotImplementedError
 
     def _call(self, rows: list[Any], owners: Sequence[int], context: Context) -> Any:
-        """The handler's results for rows that belong to these requests; the rows that it refuses
-        are refused as requests.
+        """Return the handler's results for rows that belong to these requests.
+
+        The rows that it refuses are refused as requests.
         """
         try:
             return self._handle_fn(rows, context)
         except BadRows as error:
             if all(0 <= idx < len(owners) for idx in error.faults):
                 raise BadRows(
-                    {owners[idx]: why for idx, why in error.faults.items()}, error.error_code
+                    {owners[idx]: fault for idx, fault in error.faults.items()}, error.error_code
                 ) from error
             raise
 
 
 class BodyEnvelope(BaseEnvelope):
-    """The handler gets the bodies themselves, not rows that hold them."""
+    """An envelope whose handler gets the bodies themselves in place of rows."""
 
     def answer(self, contents: list[Any], context: Context) -> Any:
         return self._call(contents, range(len(contents)), context)
@@ -87,7 +92,7 @@ class KServeEnvelope(BaseEnvelope):
         for idx, content in enumerate(contents):
             try:
                 if places[idx] in ("inner", "last"):
-                    requests.append(_rows_of_parents(content))
+                    requests.append(_read_parents(content))
                 else:
                     document = _json(content)
                     requests.append(self.read(document))
@@ -104,17 +109,21 @@ class KServeEnvelope(BaseEnvelope):
         answers = []
         for idx, results in enumerate(self.results(requests, context)):
             if places[idx] in ("first", "inner") and context.get_response_status(idx)[0] < 400:
-                answers.append(_relayed(results, requests[idx], context))
+                answers.append(_relay(results, requests[idx], context))
             else:
-                answers.append(self.write(_as_values(results), requests[idx], idx, context))
+                answers.append(self.write(_parse_json_texts(results), requests[idx], idx, context))
         return answers
 
     def read(self, document: Any) -> RequestRows:
-        """Take the envelope off. Raises MalformedTensors."""
+        """Remove the envelope.
+
+        Raises:
+            MalformedTensors: The document does not have the protocol's form.
+        """
         return RequestRows(_instances(document))
 
     def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
-        """Put the envelope on."""
+        """Add the envelope."""
         return {
             (
                 "explanations"
@@ -124,33 +133,37 @@ class KServeEnvelope(BaseEnvelope):
         }
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
-        """The handler's results for each request."""
-        everything = [request.rows for request in requests]
-        if len(everything) == 1:
+        """Return the handler's results for each request."""
+        requests_rows = [request.rows for request in requests]
+        if len(requests_rows) == 1:
             return [
                 (
-                    self._call(everything[0], [0] * len(everything[0]), context)
-                    if everything[0]
+                    self._call(requests_rows[0], [0] * len(requests_rows[0]), context)
+                    if requests_rows[0]
                     else []
                 )
             ]
-        if all(len(rows) == 1 for rows in everything):
-            results = self._call([rows[0] for rows in everything], range(len(everything)), context)
-            _check_length(results, len(everything), "requests")
+        if all(len(rows) == 1 for rows in requests_rows):
+            results = self._call(
+                [rows[0] for rows in requests_rows], range(len(requests_rows)), context
+            )
+            _check_length(results, len(requests_rows), "requests")
             return [[result] for result in results]
         results = []
-        for idx, rows in enumerate(everything):
+        for idx, rows in enumerate(requests_rows):
             with context.only(idx):
                 results.append(self._call(rows, [idx] * len(rows), context) if rows else [])
         return results
 
 
 class JSONEnvelope(KServeEnvelope):
-    """`{"instances": [...]}` in, the instances of all requests to the handler at once;
-    `{"predictions": [...]}` out.
+    """`{"instances": [...]}` in, `{"predictions": [...]}` out.
+
+    The handler gets the instances of all requests at once.
     """
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        """Return the handler's results for each request, after one call for all instances."""
         owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
         results = (
             self._call([row for request in requests for row in request.rows], owners, context)
@@ -166,8 +179,9 @@ class JSONEnvelope(KServeEnvelope):
 
 
 class KServev2Envelope(KServeEnvelope):
-    """The Open Inference Protocol: `{"inputs": [tensors]}` in, the handler gets them with nested
-    `data`; `{"outputs": [tensors]}` out.
+    """The Open Inference Protocol: `{"inputs": [tensors]}` in, `{"outputs": [tensors]}` out.
+
+    The handler gets the inputs with nested `data`.
     """
 
     def read(self, document: Any) -> RequestRows:
@@ -177,8 +191,12 @@ class KServev2Envelope(KServeEnvelope):
         )
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        """Return the handler's results for each request.
+
+        Handlers find the names of the first request in the context.
+        """
         first = requests[0]
-        context.input_names = first.names  # type: ignore[attr-defined]  # what handlers look for there
+        context.input_names = first.names  # type: ignore[attr-defined]  # for handlers
         context.input_request_id = first.id or context.get_request_id(0)  # type: ignore[attr-defined]
         return super().results(requests, context)
 
@@ -199,15 +217,15 @@ ENVELOPES: dict[str, type[BaseEnvelope]] = {
 }
 
 
-def _opened(row: Any) -> Any:
+def _row_content(row: Any) -> Any:
     if not isinstance(row, dict):
         return row
     value = row.get("data")
     return row.get("body", row) if value is None else value
 
 
-def _as_values(results: Any) -> Any:
-    """The results, those that are written as JSON already as what they say."""
+def _parse_json_texts(results: Any) -> Any:
+    """Return the results, with JSON text parsed."""
     return (
         [json.loads(value) if isinstance(value, JsonText) else value for value in results]
         if isinstance(results, list)
@@ -215,8 +233,8 @@ def _as_values(results: Any) -> Any:
     )
 
 
-def _relayed(results: Any, request: RequestRows, context: Context) -> RelayedRows:
-    """The results as rows for the next nodes of a workflow."""
+def _relay(results: Any, request: RequestRows, context: Context) -> RelayedRows:
+    """Return the results as rows for the next nodes of a workflow."""
     if not isinstance(results, list):
         raise PredictionFailed(
             f"The handler returned {type(results).__name__}, not a list with one entry for each"
@@ -226,9 +244,10 @@ def _relayed(results: Any, request: RequestRows, context: Context) -> RelayedRow
     return RelayedRows(json.dumps(request._replace(rows=rows)))
 
 
-def _rows_of_parents(content: Any) -> RequestRows:
-    """Read the rows that the nodes before this one gave: as `body`, or of several by their
-    names.
+def _read_parents(content: Any) -> RequestRows:
+    """Read the rows of the nodes before this one.
+
+    They are the `body`, or come under the names of several nodes.
     """
     parents = content if isinstance(content, dict) else {"body": content}
     try:
@@ -250,8 +269,9 @@ def _rows_of_parents(content: Any) -> RequestRows:
 
 
 def _json(content: Any) -> Any:
-    """Bodies that were not decoded (`decode_input_request = false`, or another content type) are
-    parsed as JSON too.
+    """Parse a body that was not decoded.
+
+    A body is raw with `decode_input_request = false`, or with another content type.
     """
     if not isinstance(content, bytes | bytearray | str):
         return content
@@ -267,11 +287,11 @@ def _instances(content: Any) -> list[Any]:
         raise MalformedTensors(
             'The body must be JSON of the form {"instances": [...]}, with one entry for each input.'
         )
-    return [_decoded(instance) for instance in instances]
+    return [_decode_b64(instance) for instance in instances]
 
 
-def _decoded(value: Any) -> Any:
-    """With each {"b64": text} in it as the bytes that it stands for."""
+def _decode_b64(value: Any) -> Any:
+    """Return a value in which each {"b64": text} is replaced by its bytes."""
     if isinstance(value, dict):
         if set(value) == {"b64"} and isinstance(value["b64"], str):
             try:
@@ -280,9 +300,9 @@ def _decoded(value: Any) -> Any:
                 raise MalformedTensors(
                     f'The text of a "b64" entry is not base64: {error}'
                 ) from error
-        return {name: _decoded(entry) for name, entry in value.items()}
+        return {name: _decode_b64(entry) for name, entry in value.items()}
     return (
-        [_decoded(entry) for entry in value]
+        [_decode_b64(entry) for entry in value]
         if isinstance(value, list) and any(isinstance(entry, dict) for entry in value)
         else value
     )
@@ -299,7 +319,7 @@ def _inputs(content: Any) -> list[Any]:
 
 
 def _outputs(results: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The handler's results are tensors named as the inputs; what goes beyond those is numbered."""
+    """Return the handler's results as tensors with the inputs' names; others are numbered."""
     if not isinstance(results, list):
         raise PredictionFailed(
             f"The handler returned {type(results).__name__}, not a list with one entry for each"
@@ -311,12 +331,12 @@ def _outputs(results: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _check_length(results: Any, expected: int, what: str) -> None:
+def _check_length(results: Any, expected: int, unit: str) -> None:
     if not isinstance(results, list) or len(results) != expected:
         got = f"{len(results)}" if isinstance(results, list) else f"a {type(results).__name__}"
         raise PredictionFailed(
             f"number of batch response mismatched, expect: {expected}, got: {got}; the envelope"
-            f" held {expected} {what}."
+            f" held {expected} {unit}."
         )
 
 

@@ -1,5 +1,6 @@
-"""JSON: read for tokenizers, and written of a handler's value, with arrays of numpy and torch, and
-NaN as the setting `json_nan` says.
+"""JSON: read for tokenizers, and written from a handler's value.
+
+Arrays of numpy and torch are written as lists, and NaN as the setting `json_nan` says.
 """
 
 from __future__ import annotations
@@ -8,26 +9,26 @@ import json
 import math
 from typing import Any
 
-NULL, STRING, LITERAL = (
-    "null",
-    "string",
-    "literal",
-)  # of `json_nan`; `literal` is what Python and TorchServe write, and no JSON
+# The values of `json_nan`. Python and TorchServe write `literal`, which is not JSON.
+NULL, STRING, LITERAL = ("null", "string", "literal")
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 class JsonText(str):
-    """Text that is JSON: its answer says so."""
+    """Text that is JSON, and is sent with the content type of JSON."""
 
 
 class RelayedRows(JsonText):
-    """Rows for the next nodes of a workflow, in place of an answer for a client."""
+    """Rows for the next nodes of a workflow, in place of a response for a client."""
 
 
 def read_json(text: bytes | str) -> Any:
-    """Raises ValueError; also where a string has half of a surrogate pair, which no tokenizer
-    takes.
+    """Parse JSON.
+
+    Raises:
+        ValueError: The text is not JSON, or a string has half of a surrogate pair, which no
+            tokenizer takes.
     """
     try:
         document = json.loads(text)
@@ -39,7 +40,7 @@ def read_json(text: bytes | str) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """What the encoder does not know: an array or a scalar of numpy, a tensor."""
+    """Return numbers of an array or scalar of numpy or of a tensor, for the encoder."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     return value.tolist()
@@ -51,13 +52,15 @@ _compact = json.JSONEncoder(allow_nan=False, default=_numbers).encode
 
 
 def to_json(value: Any, nan: str = NULL) -> str:
-    """`json.dumps(value, indent=2)`, which is TorchServe's form.
+    """Write JSON as `json.dumps(value, indent=2)` does, which is TorchServe's form.
 
-    A list or dict of plain values, which most answers are, takes a third
-    of the time: Python's fast encoder does not indent, but writes a given separator between the
-    values.
+    A list or dict of plain values, which most results are, takes a third of the time: Python's fast
+    encoder does not indent, but it writes a given separator between the values.
 
-    Raises TypeError, ValueError and RecursionError for what is no JSON.
+    Raises:
+        TypeError: A value has no form in JSON.
+        ValueError: A value contains itself.
+        RecursionError: A value is nested too deeply.
     """
     kind = type(value)
     try:
@@ -69,19 +72,19 @@ def to_json(value: Any, nan: str = NULL) -> str:
             text = _flat(value)
             return f"{text[0]}\n  {text[1:-1]}\n{text[-1]}"
         return _indented(value)
-    except (TypeError, ValueError):  # a key of numpy; NaN or an infinity
-        return json.dumps(_writable(value, nan), indent=2)
+    except (TypeError, ValueError):  # The value has a key of numpy, NaN or an infinity.
+        return json.dumps(_make_writable(value, nan), indent=2)
 
 
 def to_compact_json(value: Any, nan: str = NULL) -> str:
-    """On one line. Raises as `to_json`."""
+    """Write JSON on one line, with the errors of `to_json`."""
     try:
         return _compact(value)
     except (TypeError, ValueError):
-        return json.dumps(_writable(value, nan))
+        return json.dumps(_make_writable(value, nan))
 
 
-def _writable(value: Any, nan: str) -> Any:
+def _make_writable(value: Any, nan: str) -> Any:
     if isinstance(value, float):
         return (
             value
@@ -92,9 +95,9 @@ def _writable(value: Any, nan: str) -> Any:
         )
     if isinstance(value, dict):
         return {
-            _numbers(key) if hasattr(key, "tolist") else key: _writable(entry, nan)
+            _numbers(key) if hasattr(key, "tolist") else key: _make_writable(entry, nan)
             for key, entry in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_writable(entry, nan) for entry in value]
-    return _writable(value.tolist(), nan) if hasattr(value, "tolist") else value
+        return [_make_writable(entry, nan) for entry in value]
+    return _make_writable(value.tolist(), nan) if hasattr(value, "tolist") else value

@@ -1,7 +1,7 @@
-"""Converts a request into the handler's input: a row of named inputs. Contract section 1.2.
+"""The conversion of a request into the handler's input: a row of named inputs.
 
-A body is one input called `body`; a form's fields, and the pairs of the query string, are inputs of
-their own.
+A body is one input called `body`. The fields of a form, and the pairs of the query string, are
+inputs of their own. See docs/reference/torchserve.md.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tsx_runtime.worker.exceptions import InvalidInput
 logger = logging.getLogger("tsx.worker")
 
 MAX_PARTS = 10_000
-# begins what stands for a content type where a header tells that the body is tensors: no header
-# holds a line's end
+# In place of a content type, it marks a body of tensors, and precedes the length of the JSON. No
+# header contains a line end.
 TENSORS = "\n"
 
-# An object, a list, a text, a number or a literal; a form's fields have `=` or `&`.
+# An object, a list, a text, a number or a literal. The fields of a form contain `=` or `&`.
 _JSON = re.compile(rb'\s*(?:[{\["]|(?:[-+.\deE]+|true|false|null)\s*\Z)')
 _BLANK_LINE = re.compile(rb"\r\n\r\n")
 _FORM = "application/x-www-form-urlencoded"
@@ -50,25 +50,35 @@ class FormPart(NamedTuple):
     value: bytearray
 
 
-# The inputs, and for each field its content type and repeated values, which the header dict shows
-# under the field's name.
+# The inputs, and for each field of a form its content type and repeated values. The header dict
+# shows these under the field's name.
 Row: TypeAlias = tuple[dict[str, Any], dict[str, dict[str, Any]] | None]
 
 
 def read_row(meta: str, body: Buffer, decode: bool) -> Row:
-    """`meta` as in `wire.request_meta`. Raises `BadRequest` for a form that cannot be read."""
+    """Read a request as a row.
+
+    Args:
+        meta: The request's meta as in `wire.request_meta`.
+        body: The request's body.
+        decode: Whether JSON and text become Python values.
+
+    Raises:
+        BadRequest: A form cannot be read.
+    """
     query, content_type = _query_and_type(meta[meta.find("\r\n") + 2 :])
     if content_type is None and not query:
-        return {"body": own(body)}, None
+        return {"body": owned_bytes(body)}, None
     return _read_typed(query, content_type or "", body, decode)
 
 
-@lru_cache(maxsize=1024)  # clients send the same headers again and again
-def _query_and_type(rest: str) -> tuple[str, str | None]:
-    """The query string and the content type, if any, of a meta without its request id."""
-    query, _, headers = rest.partition("\r\n")
+@lru_cache(maxsize=1024)  # Clients send the same headers again and again.
+def _query_and_type(meta_tail: str) -> tuple[str, str | None]:
+    """Return the query string and the content type, if any, of a meta without its request id."""
+    query, _, headers = meta_tail.partition("\r\n")
     lower = f"\r\n{headers}".lower()
-    if (at := lower.find(_TENSORS)) >= 0:  # whatever the content type: Triton's clients send none
+    # The content type does not matter: Triton's clients send none.
+    if (at := lower.find(_TENSORS)) >= 0:
         start = at - 2 + len(_TENSORS)
         return query, TENSORS + headers[start : headers.find("\r\n", start)]
     at = lower.find("\r\ncontent-type: ")
@@ -79,16 +89,17 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     inputs: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     if query:
-        # Headers travel as latin-1; a URL is UTF-8. The values are bytes, as TorchServe passes them
-        # on.
+        # Headers travel as latin-1; a URL is UTF-8. Values are bytes, as in TorchServe.
         pairs = parse_qsl(
             query.encode("latin-1").decode("utf-8", "replace"), keep_blank_values=True
         )
         _add_fields(inputs, parts, [(name, bytearray(value, "utf-8")) for name, value in pairs])
     if content_type.startswith(TENSORS):
-        request, wanted = v2_binary.read(content_type.removeprefix(TENSORS), own(body))
+        request, output_request = v2_binary.read(
+            content_type.removeprefix(TENSORS), owned_bytes(body)
+        )
         inputs["body"] = request
-        return inputs, wanted
+        return inputs, output_request
     media_type = media_type_of(content_type)
     if media_type == "multipart/form-data":
         fields = read_multipart(content_type, body)
@@ -97,15 +108,15 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
             inputs,
             parts,
             [
-                (name, decoded(kind, value) if kind and decode else value)
+                (name, decode_body(kind, value) if kind and decode else value)
                 for name, kind, value in fields
             ],
         )
     elif media_type == _FORM:
         if is_json(body):
             return _read_typed(query, "application/json", body, decode)
-        # By way of latin-1, which keeps every byte: curl sends files of any kind under this type,
-        # and parse_qsl takes bytes for ASCII.
+        # Latin-1 keeps every byte: curl sends files of any kind under this type, and parse_qsl
+        # takes bytes for ASCII.
         pairs = parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1")
         _add_fields(
             inputs,
@@ -118,14 +129,18 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     elif media_type == _INPUTS:
         inputs.update(read_inputs(body))
     else:
-        given = inputs["body"] = decoded(content_type, body) if decode else own(body)
-        if type(given) is dict and "inputs" in given:
-            return inputs, v2_binary.output_request_of_json(given) or parts
+        value = inputs["body"] = decode_body(content_type, body) if decode else owned_bytes(body)
+        if type(value) is dict and "inputs" in value:
+            return inputs, v2_binary.output_request_of_json(value) or parts
     return inputs, parts
 
 
 def read_inputs(body: Buffer) -> dict[str, bytearray]:
-    """The named inputs of a body of the type `wire.INPUTS`. Raises `BadRequest`."""
+    """Read the named inputs of a body of the type `wire.INPUTS`.
+
+    Raises:
+        BadRequest: The body has another form.
+    """
     inputs, view, at = {}, memoryview(body), 0
     try:
         while at < len(view):
@@ -145,22 +160,23 @@ def read_inputs(body: Buffer) -> dict[str, bytearray]:
 def _add_fields(
     inputs: dict[str, Any], parts: dict[str, dict[str, Any]], fields: list[tuple[str, Any]]
 ) -> None:
-    """Add the last value of each name, as TorchServe has it.
+    """Add the last value of each name, as TorchServe does.
 
-    Of a name that repeats, `parts` gets all values.
+    All values of a repeated name go to `parts`.
     """
-    values: defaultdict[str, list[Any]] = defaultdict(list)
+    values_by_name: defaultdict[str, list[Any]] = defaultdict(list)
     for name, value in fields:
-        values[name].append(value)
-    for name, several in values.items():
-        inputs[name] = several[-1]
-        if len(several) > 1:
-            parts.setdefault(name, {})["values"] = several
+        values_by_name[name].append(value)
+    for name, values in values_by_name.items():
+        inputs[name] = values[-1]
+        if len(values) > 1:
+            parts.setdefault(name, {})["values"] = values
 
 
-def decoded(content_type: str, body: Buffer) -> Any:
-    """JSON and text as Python values; other types, and bodies that do not match their type, as raw
-    bytes.
+def decode_body(content_type: str, body: Buffer) -> Any:
+    """Return JSON and text as Python values.
+
+    Other types, and bodies that do not match their type, stay bytes.
     """
     media_type = media_type_of(content_type)
     if media_type == "application/json":
@@ -180,12 +196,13 @@ def decoded(content_type: str, body: Buffer) -> Any:
                 content_type,
                 error,
             )
-    return own(body)
+    return owned_bytes(body)
 
 
 def is_json(body: Buffer) -> bool:
-    """Tell JSON, also what is broken, from a form's fields: curl -d sends either under the type of
-    a form.
+    """Tell JSON, even broken JSON, from a form's fields.
+
+    curl -d sends either under the type of a form.
     """
     if not _JSON.match(body):
         return False
@@ -199,25 +216,30 @@ def is_json(body: Buffer) -> bool:
     return True
 
 
-def json_fault(meta: str, body: Buffer, words: str) -> InvalidInput | PredictionFailed | None:
-    """Return the error of a client whose body a handler failed for (`words`) and which is no JSON,
-    or had no content type.
+def json_fault(meta: str, body: Buffer, text: str) -> InvalidInput | PredictionFailed | None:
+    """Return the error of a client whose body is not JSON, or had no content type.
+
+    Args:
+        meta: The request's meta as in `wire.request_meta`.
+        body: The body, for which a handler has failed.
+        text: The text of the handler's error.
     """
     content_type = _query_and_type(meta.partition("\r\n")[2])[1]
     if content_type is None:
-        return PredictionFailed(f"{words.rstrip('.')}. {_NO_TYPE}") if is_json(body) else None
+        return PredictionFailed(f"{text.rstrip('.')}. {_NO_TYPE}") if is_json(body) else None
     media_type = media_type_of(content_type)
     if media_type == "application/json" or (media_type == _FORM and is_json(body)):
         try:
             json.loads(str(body, "utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            return InvalidInput(f"The body is not valid JSON: {error}. {words}")
+            return InvalidInput(f"The body is not valid JSON: {error}. {text}")
     return None
 
 
-def own(body: Buffer) -> bytearray:
-    """Memory that the handler may keep and change: a copy, except for a single body that is in
-    memory of its own.
+def owned_bytes(body: Buffer) -> bytearray:
+    """Return memory that the handler may keep and change.
+
+    It is a copy, unless the body already has its own memory.
     """
     return body if isinstance(body, bytearray) else bytearray(body)
 
@@ -234,8 +256,13 @@ def _charset(content_type: str) -> str:
 
 
 def read_multipart(content_type: str, body: Buffer) -> list[FormPart]:
-    """The parts between the boundaries, each of which is a line of its own; what comes before the
-    first means nothing (RFC 2046, section 5.1.1). Raises `BadRequest`.
+    """Read the parts of a form between its boundaries.
+
+    Each boundary is a line of its own. Bytes before the first one mean nothing (RFC 2046, section
+    5.1.1).
+
+    Raises:
+        BadRequest: The form cannot be read.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
@@ -248,8 +275,8 @@ def read_multipart(content_type: str, body: Buffer) -> list[FormPart]:
         for mark in re.finditer(rb"--" + re.escape(boundary) + rb"(--|(?=[ \t]*\r\n))", view)
         if not mark.start() or bytes(view[mark.start() - 2 : mark.start()]) == b"\r\n"
     ]
-    # A last boundary behind other bytes is not taken: those would more likely be parts that have
-    # another boundary.
+    # A last boundary after other bytes is refused: these bytes are more likely parts with another
+    # boundary.
     if not marks or (marks[0][1] and marks[0].start()):
         raise BadRequest(
             "The multipart/form-data body cannot be read: the boundary that its Content-Type header"
@@ -263,8 +290,8 @@ def read_multipart(content_type: str, body: Buffer) -> list[FormPart]:
     if ends[0] > MAX_PARTS:
         raise BadRequest(f"The multipart/form-data body has more than {MAX_PARTS} parts.")
     return [
-        _read_part(view[mark.end() : following.start() - 2])
-        for mark, following in pairwise(marks[: ends[0] + 1])
+        _read_part(view[mark.end() : next_mark.start() - 2])
+        for mark, next_mark in pairwise(marks[: ends[0] + 1])
     ]
 
 

@@ -1,7 +1,6 @@
-"""Converts a handler's result or error into responses: a status, a header block and a body per
-request.
+"""The conversion of a handler's result or error into responses.
 
-Contract sections 1.4 and 5.1.5.
+A response is a status, a header block and a body. See docs/reference/torchserve.md.
 """
 
 from __future__ import annotations
@@ -35,35 +34,38 @@ from tsx_runtime.worker.handler_api.context import Context, RequestProcessor
 
 Answer: TypeAlias = tuple[int, Buffer, Buffer]
 
-WRONG_COUNT = "number of batch response mismatched"  # both as TorchServe has them
+# These two are texts of TorchServe.
+WRONG_COUNT = "number of batch response mismatched"
 NO_LIST = "Invalid model predict output"
 
-CAUSES = 10  # of an error that are looked at: one may be its own
+MAX_CAUSES = 10  # An error's causes may form a circle.
 
-NEXT = "ts_stream_next"  # the header that says whether another part of an answer follows
+NEXT = "ts_stream_next"  # the header that tells whether another part of a response follows
 
 logger = logging.getLogger("tsx.worker")
 
 
 def encode_body(value: Any, nan: str = NULL) -> Buffer:
-    """Bytes as they are, text as UTF-8, a tensor as `torch.save` writes it, all else as JSON.
+    """Encode a value: bytes as they are, text as UTF-8, a tensor by `torch.save`, others as JSON.
 
-    Raises `PredictionFailed`.
+    Raises:
+        PredictionFailed: The value has none of these types.
     """
     return encode(value, nan)[1]
 
 
 def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
-    """The header block that the value's type calls for, and the body as in `encode_body`."""
+    """Return the header block for the value's type, and the body as in `encode_body`."""
     kind = type(value)
     if kind is str:
         return b"", value.encode()
-    if kind is not dict and kind is not list:  # which most answers are
-        if isinstance(value, (bytes, bytearray)):  # a tuple takes half the time of a union
+    # Most results are a dict or a list.
+    if kind is not dict and kind is not list:
+        if isinstance(value, (bytes, bytearray)):  # A tuple takes half the time of a union.
             return b"", value
         if isinstance(value, str):
             return JSON_HEADER if isinstance(value, JsonText) else b"", value.encode()
-        torch = sys.modules.get("torch")  # a handler that returns a tensor has imported it
+        torch = sys.modules.get("torch")  # A handler that returns a tensor has imported it.
         if torch is not None and isinstance(value, torch.Tensor):
             file = io.BytesIO()
             torch.save(value, file)
@@ -74,7 +76,7 @@ def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
         return JSON_HEADER, to_json(value, nan).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PredictionFailed(
-            f"Unsupported model output data type. The handler returned {_named(value)}, "
+            f"Unsupported model output data type. The handler returned {_type_name(value)}, "
             f"which is neither bytes, str, a tensor nor JSON: {error}"
         ) from error
 
@@ -82,8 +84,9 @@ def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
 def encode_answers(
     results: list[Any], context: Context, limit: int, error_status: int = 500
 ) -> list[Answer]:
-    """A result that cannot be encoded fails alone, with `error_status`: its neighbours in the batch
-    are answered.
+    """Encode the results of a batch.
+
+    A result that cannot be encoded fails alone, with `error_status`.
     """
     processors, nan, guess = context.processors, context.json_nan, context.guess_content_type
     answers: list[Answer] = []
@@ -99,18 +102,18 @@ def encode_answers(
             if processor is None:
                 answers.append((200, context.typed(headers, body) if guess else headers, body))
             else:
-                own = processor.header_block()
+                block = processor.header_block()
                 if headers and processor.get_response_header("content-type") is None:
-                    own += headers
+                    block += headers
                 answers.append(
-                    (_status_of(processor), context.typed(own, body) if guess else own, body)
+                    (_status_of(processor), context.typed(block, body) if guess else block, body)
                 )
         except PredictionFailed as error:
             logger.error(
                 "the answer of request %s cannot be sent: %s", context.get_request_id(idx), error
             )
             answers.append(failure(error, error_status))
-        # the boundary to a user's values, whose own methods write them as JSON or pickle them
+        # A user's value has its own methods, which JSON or pickle calls.
         except Exception as error:
             logger.error(
                 "the answer of request %s cannot be sent",
@@ -122,7 +125,7 @@ def encode_answers(
 
 
 def _status_of(processor: RequestProcessor) -> int:
-    """A handler may have put processors of its own in place of the context's."""
+    """Return the status, which may come from a processor that the handler has put there."""
     status = processor.get_response_status_code()
     if not isinstance(status, int) or not 200 <= status <= 599:
         raise PredictionFailed(
@@ -132,7 +135,7 @@ def _status_of(processor: RequestProcessor) -> int:
 
 
 def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | None:
-    """Why a handler's result cannot be the answers of a batch, or None."""
+    """Explain why a handler's result cannot answer a batch; None if it can."""
     if not isinstance(results, list):
         return PredictionFailed(
             f"{NO_LIST}. Handler {handler} returned {type(results).__name__}; it must return a list"
@@ -147,8 +150,11 @@ def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | No
 
 
 def failure(error: BaseException, error_status: int = 500) -> Answer:
-    """The part of an exception that a client gets. `error_status`: of what is the handler's
-    fault.
+    """Return the response for an exception.
+
+    Args:
+        error: The exception.
+        error_status: The status of an error of the handler.
     """
     if isinstance(error, PredictionException):
         code = (
@@ -177,7 +183,7 @@ def failure(error: BaseException, error_status: int = 500) -> Answer:
 def failure_of(
     error: BaseException, meta: str, body: Buffer, error_status: int
 ) -> tuple[BaseException, Answer]:
-    """Return the error to log and the answer to a request that a handler failed for.
+    """Return the error to log, and the response to a request for which a handler has failed.
 
     Invalid JSON is its client's fault.
     """
@@ -196,23 +202,24 @@ def is_out_of_resources(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Of the machine or of a device; also where another error was raised because of it."""
-    for _ in range(CAUSES):
+    """Tell whether the machine or a device is out of memory, even if another error followed."""
+    for _ in range(MAX_CAUSES):
         if error is None:
             return False
         if (
             isinstance(error, MemoryError)
             or is_out_of_device_memory(error)
-            or "allocate memory" in text_of(error)
-        ):  # Linux's and torch's
+            or "allocate memory" in text_of(error)  # the text of Linux and torch
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def is_out_of_device_memory(error: BaseException) -> bool:
-    """A smaller batch may fit. torch has a class for its own allocator; errors of CUDA's libraries
-    are known by their text.
+    """Tell whether a device is out of memory, so that a smaller batch may fit.
+
+    torch has a class for its own allocator; errors of CUDA's libraries are known by their text.
     """
     if not isinstance(error, RuntimeError):
         return False
@@ -225,8 +232,9 @@ def is_out_of_device_memory(error: BaseException) -> bool:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """After such an error every later call of CUDA, or of the engine, fails in this process: only a
-    new worker helps.
+    """Tell whether only a new worker helps.
+
+    After such an error every later call of CUDA, or of the engine, fails in this process.
     """
     if isinstance(error, EngineDied):
         return True
@@ -238,7 +246,7 @@ def is_device_lost(error: BaseException) -> bool:
 
 
 def streamed_headers(block: Buffer) -> Buffer:
-    """The header block of an answer's first part: as in TorchServe it says that others follow."""
+    """Return the header block of a response's first part, with the header that others follow."""
     return (
         block
         if NEXT.encode() in bytes(block).lower()
@@ -246,7 +254,7 @@ def streamed_headers(block: Buffer) -> Buffer:
     )
 
 
-def _named(value: Any) -> str:
+def _type_name(value: Any) -> str:
     kind = type(value)
     return (
         kind.__qualname__
@@ -256,8 +264,5 @@ def _named(value: Any) -> str:
 
 
 CANCELLED = failure(Unavailable("The request was cancelled before it was answered; send it again."))
-GONE: Answer = (
-    499,
-    JSON_HEADER,
-    error_body(499, Unavailable.type, "The client has left."),
-)  # goes nowhere, and counts as no failure
+# This response goes nowhere, and counts as no failure.
+GONE: Answer = (499, JSON_HEADER, error_body(499, Unavailable.type, "The client has left."))

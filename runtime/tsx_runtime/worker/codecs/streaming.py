@@ -1,6 +1,6 @@
-"""Streamed answers: the parts that a handler sends before it returns.
+"""Streamed responses: the parts that a handler sends before it returns.
 
-Contract sections 1.2 and 5.8.
+See docs/reference/torchserve.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def send_intermediate_predict_response(
     A code other than 200 ends the batch with `message` as its error.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        return  # of the processes of one parallel model, the first answers
+        return  # Only the first process of a parallel model answers.
     if code != 200:
         raise PredictionException(message, code)
     if len(ret) != len(req_id_map):
@@ -38,9 +38,8 @@ def send_intermediate_predict_response(
     for (idx, request_id), value in zip(
         req_id_map.items(), ret.values() if isinstance(ret, Mapping) else ret, strict=True
     ):
-        if (
-            context.get_request_id(idx) != request_id
-        ):  # a thread that outlived its batch would write into another client's answer
+        # A thread that outlived its batch would write into another client's response.
+        if context.get_request_id(idx) != request_id:
             context.drop_late(request_id)
             continue
         context.send_piece(idx, encode_body(value, context.json_nan))

@@ -1,5 +1,6 @@
-"""Streams the texts of a batch from a language model of `transformers`, whose own streamers handle
-one text only.
+"""A streamer for the texts of a batch from a language model of `transformers`.
+
+The streamers of `transformers` handle one text only.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from typing import Any
 
 
 class TextIteratorStreamerBatch:
-    """Pass it to `model.generate(..., streamer=...)` in a thread, and iterate over it: each item is
-    a list with the new text of each row.
+    """An iterator over the new text of each row, as lists.
 
-    A word is emitted once the space behind it is known, so that emitted text never changes.
+    Pass it to `model.generate(..., streamer=...)` in a thread, and iterate over it. A word is
+    emitted once the space after it is known, so that emitted text never changes.
+
+    Attributes:
+        tokenizer: The tokenizer of the model.
+        batch_size: The number of rows.
+        skip_prompt: Whether the prompt is left out.
+        timeout: Seconds to wait for the next piece before `queue.Empty` is raised.
+        decode_kwargs: Arguments for `tokenizer.decode`.
     """
 
     def __init__(
@@ -27,17 +35,15 @@ class TextIteratorStreamerBatch:
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.skip_prompt = skip_prompt
-        self.timeout = timeout  # seconds to wait for the next piece; then `queue.Empty` is raised
+        self.timeout = timeout
         self.decode_kwargs = decode_kwargs
         self._pieces: queue.Queue[list[str] | None] = queue.Queue()
         self._prompt_is_next = True
-        self._tokens: list[list[int]] = [
-            [] for _ in range(batch_size)
-        ]  # that are not emitted in full
-        self._shown = [0] * batch_size  # characters of their text that were emitted
+        self._tokens: list[list[int]] = [[] for _ in range(batch_size)]  # the partly emitted ones
+        self._shown = [0] * batch_size  # the number of emitted characters of these tokens
 
     def put(self, value: Any) -> None:
-        """New tokens: of shape (rows,), or, as the prompt comes, (rows, tokens)."""
+        """Take new tokens of shape (rows,), or the prompt of shape (rows, tokens)."""
         prompt, self._prompt_is_next = self._prompt_is_next, False
         if prompt and self.skip_prompt:
             return
@@ -52,10 +58,10 @@ class TextIteratorStreamerBatch:
         )
 
     def end(self) -> None:
-        rest = [self._text(idx)[self._shown[idx] :] for idx in range(self.batch_size)]
-        self._tokens, self._shown = [[] for _ in rest], [0 for _ in rest]
+        tails = [self._text(idx)[self._shown[idx] :] for idx in range(self.batch_size)]
+        self._tokens, self._shown = [[] for _ in tails], [0 for _ in tails]
         self._prompt_is_next = True
-        self._pieces.put(rest)
+        self._pieces.put(tails)
         self._pieces.put(None)
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -82,7 +88,7 @@ class TextIteratorStreamerBatch:
 
 
 def _stands_alone(character: str) -> bool:
-    """A character of a script that writes no blanks between words."""
+    """Tell whether a character belongs to a script without blanks between words."""
     return any(
         first <= character <= last
         for first, last in (("\u3040", "\u30ff"), ("\u3400", "\u9fff"), ("\uf900", "\ufaff"))

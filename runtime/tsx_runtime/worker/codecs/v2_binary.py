@@ -1,9 +1,10 @@
-"""Tensors of the Open Inference Protocol with its binary extension: requests to arrays, results to
-answers.
+"""Tensors of the Open Inference Protocol with its binary extension.
 
-A body of this kind is JSON and, behind it, the bytes of those tensors whose `binary_data_size` the
-JSON names; a header tells how long the JSON is. gRPC's ModelInfer comes in the same form. A handler
-gets `body`: the JSON's dict, with an array in each `data`. What it returns need not know of the
+Requests become arrays, and results become responses. Such a body is JSON, followed by the bytes of
+those tensors whose `binary_data_size` the JSON names; a header has the length of the JSON. gRPC's
+ModelInfer comes in the same form.
+
+A handler gets `body`: the JSON's dict, with an array in each `data`. Its result need not follow the
 protocol: arrays, numbers, text and JSON all become tensors.
 """
 
@@ -29,9 +30,10 @@ JsonObject: TypeAlias = dict[str, Any]
 
 SIZE = "binary_data_size"
 OUTPUT = "output"  # the name of a result without names
-MOST_DIGITS = 20  # of a length: Python's int refuses thousands
+MAX_LENGTH_DIGITS = 20  # Python's int refuses thousands.
 
-LENGTH = struct.Struct("<I")  # before each element of BYTES
+LENGTH = struct.Struct("<I")  # precedes each element of BYTES
+# BYTES, and BF16, which numpy does not have, are handled apart.
 DTYPES = {
     "BOOL": "?",
     "INT8": "<i1",
@@ -45,14 +47,20 @@ DTYPES = {
     "FP16": "<f2",
     "FP32": "<f4",
     "FP64": "<f8",
-}  # and BF16, which numpy does not have, and BYTES
+}
 _DATATYPES = {dtype.lstrip("<"): datatype for datatype, dtype in DTYPES.items()} | {"b1": "BOOL"}
 
 
 class OutputRequest(dict[str, dict[str, str]]):
     """The outputs that a request asks for.
 
-    Stands in the place of a form's part headers, of which there are none.
+    It takes the place of the part headers of a form, which such a request does not have.
+
+    Attributes:
+        parameters: The parameters of the request.
+        id: The id of the request.
+        outputs: Names, and whether each one is wanted as bytes; an empty list means all outputs.
+        binary: Whether outputs without such a setting come as bytes.
     """
 
     def __init__(
@@ -61,8 +69,8 @@ class OutputRequest(dict[str, dict[str, str]]):
         super().__init__()
         self.parameters = parameters
         self.id = id
-        self.outputs = outputs  # names, and whether each is wanted as bytes; none: all
-        self.binary = binary  # whether outputs without a setting of their own come as bytes
+        self.outputs = outputs
+        self.binary = binary
 
     def __bool__(self) -> bool:
         return True
@@ -73,19 +81,34 @@ class Tensors(JsonObject):
 
 
 def output_request_of_json(request: JsonObject) -> OutputRequest | None:
-    """For a request that is entirely JSON and asks for an answer in bytes; None where it does not,
-    and is not checked further.
+    """Return the output request of a request in JSON alone, if it asks for a response in bytes.
+
+    Other requests are not checked further.
     """
     try:
-        wanted = parse_output_request(request)
+        output_request = parse_output_request(request)
     except BadRequest:
         return None
-    return wanted if wanted.binary or any(binary for _, binary in wanted.outputs) else None
+    return (
+        output_request
+        if output_request.binary or any(binary for _, binary in output_request.outputs)
+        else None
+    )
 
 
 def read(length: str, body: bytearray) -> tuple[JsonObject, OutputRequest]:
-    """The request with its tensors as arrays in `data`. Raises BadRequest."""
-    if not (length.isdecimal() and len(length) <= MOST_DIGITS and 0 < int(length) <= len(body)):
+    """Return the request, with its tensors as arrays in `data`, and its output request.
+
+    Args:
+        length: The number of bytes of JSON, from the header.
+        body: The JSON and the bytes of the tensors.
+
+    Raises:
+        BadRequest: The request does not have this form.
+    """
+    if not (
+        length.isdecimal() and len(length) <= MAX_LENGTH_DIGITS and 0 < int(length) <= len(body)
+    ):
         raise BadRequest(
             f"The header {TENSORS_HEAD.decode()} is {length[:40]!r}: it takes the number of bytes"
             " of JSON that the body begins with."
@@ -99,27 +122,27 @@ def read(length: str, body: bytearray) -> tuple[JsonObject, OutputRequest]:
         raise BadRequest(
             f"The request does not begin with JSON that has a list of inputs: {error}."
         ) from error
-    rest, at = memoryview(body)[int(length) :], 0
+    raw, at = memoryview(body)[int(length) :], 0
     for tensor in inputs:
-        at = _read_input(tensor, rest, at)
-    if at != len(rest):
+        at = _read_input(tensor, raw, at)
+    if at != len(raw):
         raise BadRequest(
-            f"{len(rest)} bytes follow the JSON, but the {SIZE} of its inputs add up to {at}."
+            f"{len(raw)} bytes follow the JSON, but the {SIZE} of its inputs add up to {at}."
         )
     return Tensors(request), parse_output_request(request)
 
 
-def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
-    """Put its bytes, which begin at `at`, into its `data`. Where they end."""
+def _read_input(tensor: Any, raw: memoryview, at: int) -> int:
+    """Put the bytes of a tensor, which begin at `at`, into its `data`; return where they end."""
     try:
         size = (tensor.get("parameters") or {}).get(SIZE)
         if size is None:
             return at
         end = at + int(size)
-        if not at <= end <= len(rest):
+        if not at <= end <= len(raw):
             raise ValueError(f"its {end - at} bytes are missing")
         tensor["data"] = array_of(
-            tensor["datatype"], [int(length) for length in tensor["shape"]], rest[at:end]
+            tensor["datatype"], [int(length) for length in tensor["shape"]], raw[at:end]
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         name = tensor.get("name") if isinstance(tensor, dict) else tensor
@@ -130,8 +153,12 @@ def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
 
 
 def array_of(datatype: str, shape: list[int], raw: memoryview) -> Any:
-    """An array in the memory of `raw`; of BYTES a list. Raises ValueError."""
-    import numpy as np  # here, because most workers never see a tensor
+    """Return an array in the memory of `raw`, or a list for BYTES.
+
+    Raises:
+        ValueError: The bytes do not fit the datatype and shape.
+    """
+    import numpy as np  # Most workers never see a tensor.
 
     if datatype == "BYTES":
         return read_bytes(raw, prod(shape))
@@ -146,6 +173,11 @@ def array_of(datatype: str, shape: list[int], raw: memoryview) -> Any:
 
 
 def read_bytes(raw: memoryview, count: int) -> list[bytes]:
+    """Read the elements of BYTES.
+
+    Raises:
+        ValueError: Their lengths or their number are wrong.
+    """
     values, at = [], 0
     while at < len(raw):
         (length,) = LENGTH.unpack_from(raw, at) if at + LENGTH.size <= len(raw) else (len(raw),)
@@ -159,9 +191,11 @@ def read_bytes(raw: memoryview, count: int) -> list[bytes]:
 
 
 def as_row(inputs: JsonObject) -> JsonObject:
-    """The row for a handler without an envelope: each tensor under its name, and the first one as
-    `body` unless a name is one that handlers look for. BYTES of one element are that element, as a
-    form's field would be. A body that was JSON as a whole stays.
+    """Return the row for a handler without an envelope.
+
+    Each tensor has its name. The first one is also `body`, unless a name is one that handlers look
+    for. BYTES of one element are that element, like the field of a form. A body that was JSON as a
+    whole stays.
     """
     request = inputs["body"]
     if not isinstance(request, Tensors):
@@ -169,13 +203,13 @@ def as_row(inputs: JsonObject) -> JsonObject:
     row = {name: value for name, value in inputs.items() if name != "body"}
     for tensor in request["inputs"]:
         value = tensor.get("data")
-        one = (
+        is_single = (
             tensor.get("datatype") == "BYTES"
             and isinstance(value, list)
             and len(value) == 1
             and isinstance(value[0], bytes)
         )
-        row[str(tensor.get("name"))] = bytearray(value[0]) if one else value
+        row[str(tensor.get("name"))] = bytearray(value[0]) if is_single else value
     if row and "data" not in row and "body" not in row:
         row["body"] = next(iter(row.values()))
     return row
@@ -183,18 +217,19 @@ def as_row(inputs: JsonObject) -> JsonObject:
 
 def tensor_responses(
     results: list[Any],
-    wishes: Mapping[int, Any],
+    output_requests: Mapping[int, Any],
     context: Context,
     version: str,
     begun: Collection[int],
 ) -> list[Any]:
-    """The handler's results, wrapped where the request had tensors and its answer does not stream
-    already.
+    """Return the handler's results, wrapped if their requests had tensors.
+
+    A response that streams already stays.
     """
     return [
         (
-            TensorResponse(value, wanted, idx, context, version)
-            if isinstance(wanted := wishes.get(idx), OutputRequest)
+            TensorResponse(value, output_request, idx, context, version)
+            if isinstance(output_request := output_requests.get(idx), OutputRequest)
             and idx not in begun
             and not isinstance(value, RelayedRows)
             else value
@@ -204,39 +239,45 @@ def tensor_responses(
 
 
 class TensorResponse:
-    """An answer that `encode` makes tensors of, once it is its turn: if that fails, it fails
-    alone.
-    """
+    """A response that `encode` turns into tensors. If that fails, it fails alone."""
 
     def __init__(
-        self, value: Any, wanted: OutputRequest, idx: int, context: Context, version: str
+        self,
+        value: Any,
+        output_request: OutputRequest,
+        idx: int,
+        context: Context,
+        version: str,
     ) -> None:
         self._value = value
-        self._output_request = wanted
+        self._output_request = output_request
         self._idx = idx
         self._context = context
         self._version = version
 
     def encode(self, nan: str = NULL) -> bytes:
-        """The body; its headers are set on the way. Raises PredictionFailed."""
-        context, wanted = self._context, self._output_request
-        if (
-            context.get_response_status(self._idx)[0] >= 400
-        ):  # the handler's own words about what is wrong
+        """Return the body, and set its headers in the context.
+
+        Raises:
+            PredictionFailed: The value cannot be written as the tensors that were asked for.
+        """
+        context, output_request = self._context, self._output_request
+        # With an error status, the handler itself explains what is wrong.
+        if context.get_response_status(self._idx)[0] >= 400:
             return self._value if isinstance(self._value, bytes) else str(self._value).encode()
-        response = as_response(self._value, wanted, nan)
+        response = as_response(self._value, output_request, nan)
         head = {
             "model_name": context.model_name,
             "model_version": self._version,
-            "id": wanted.id or "",
+            "id": output_request.id or "",
             **response,
         }
         if not head["id"]:
             del head["id"]
-        binary = dict(wanted.outputs)
+        binary = dict(output_request.outputs)
         raw: list[bytes] = []
         head["outputs"] = [
-            _written(output, binary.get(output["name"], wanted.binary), raw)
+            _write_output(output, binary.get(output["name"], output_request.binary), raw)
             for output in response["outputs"]
         ]
         text = to_compact_json(head, nan).encode()
@@ -248,30 +289,31 @@ class TensorResponse:
         return b"".join([text, *raw])
 
 
-def as_response(value: Any, wanted: OutputRequest, nan: str = NULL) -> JsonObject:
-    """The protocol's response, with an array (of BYTES a list of bytes) in each `data`; of the
-    outputs those that were asked for.
+def as_response(value: Any, output_request: OutputRequest, nan: str = NULL) -> JsonObject:
+    """Return the protocol's response with the outputs that were asked for.
+
+    Each `data` is an array, or a list of bytes for BYTES.
     """
-    own = _own_response(value)
+    response = _own_response(value)
     outputs = (
-        [_as_output(output) for output in own["outputs"]]
-        if own
-        else _outputs_of(value, wanted, nan)
+        [_as_output(output) for output in response["outputs"]]
+        if response
+        else _outputs_of(value, output_request, nan)
     )
-    if wanted.outputs:
+    if output_request.outputs:
         by_name = {output["name"]: output for output in outputs}
-        missing = [name for name, _ in wanted.outputs if name not in by_name]
+        missing = [name for name, _ in output_request.outputs if name not in by_name]
         if missing:
             raise PredictionFailed(
                 f"The model has no output {missing[0]!r}; its outputs are"
                 f" {', '.join(by_name) or 'none'}."
             )
-        outputs = [by_name[name] for name, _ in wanted.outputs]
-    return {**(own or {}), "outputs": outputs}
+        outputs = [by_name[name] for name, _ in output_request.outputs]
+    return {**(response or {}), "outputs": outputs}
 
 
 def _own_response(value: Any) -> JsonObject | None:
-    """The result of a handler or an envelope where it is already a response; else None."""
+    """Return the result of a handler or an envelope if it is a response already."""
     if isinstance(value, str | bytes | bytearray):
         try:
             value = json.loads(value)
@@ -279,16 +321,16 @@ def _own_response(value: Any) -> JsonObject | None:
             return None
     if not isinstance(value, dict) or not isinstance(outputs := value.get("outputs"), list):
         return None
-    whole = all(
+    is_complete = all(
         isinstance(output, dict) and {"name", "datatype", "shape", "data"} <= output.keys()
         for output in outputs
     )
-    return dict(value) if whole else None
+    return dict(value) if is_complete else None
 
 
 def _as_output(output: JsonObject) -> JsonObject:
-    """A tensor that a handler wrote itself, its `data` as an array."""
-    import numpy as np  # as above
+    """Return a tensor that a handler wrote itself, with its `data` as an array."""
+    import numpy as np
 
     datatype, data = output["datatype"], output["data"]
     try:
@@ -307,14 +349,18 @@ def _as_output(output: JsonObject) -> JsonObject:
     return {**output, "data": values}
 
 
-def _outputs_of(value: Any, wanted: OutputRequest, nan: str) -> list[JsonObject]:
-    """Any other value: one tensor, or one an entry of a dict of arrays.
+def _outputs_of(value: Any, output_request: OutputRequest, nan: str) -> list[JsonObject]:
+    """Return the outputs of any other value: one tensor, or one for each entry of a dict of arrays.
 
-    One alone has the name that was asked for.
+    A single tensor has the name that was asked for.
     """
     if isinstance(value, dict) and value and all(_is_array(entry) for entry in value.values()):
         return [_output(str(name), entry, nan) for name, entry in value.items()]
-    return [_output(wanted.outputs[0][0] if len(wanted.outputs) == 1 else OUTPUT, value, nan)]
+    return [
+        _output(
+            output_request.outputs[0][0] if len(output_request.outputs) == 1 else OUTPUT, value, nan
+        )
+    ]
 
 
 def _output(name: str, value: Any, nan: str) -> JsonObject:
@@ -344,8 +390,8 @@ def _output(name: str, value: Any, nan: str) -> JsonObject:
 
 
 def _as_array(value: Any) -> Any:
-    """Numbers, nested alike at each place, and lists of text; None for all else."""
-    import numpy as np  # as above
+    """Return an array of numbers, or of text in lists; None for other values."""
+    import numpy as np
 
     if isinstance(value, str | bytes | bytearray | dict) or value is None:
         return None
@@ -364,8 +410,8 @@ def _as_array(value: Any) -> Any:
     return value if known else None
 
 
-def _written(output: JsonObject, binary: bool, raw: list[bytes]) -> JsonObject:
-    """The output as it stands in the JSON; its bytes, where it comes as bytes, go to `raw`."""
+def _write_output(output: JsonObject, binary: bool, raw: list[bytes]) -> JsonObject:
+    """Return the output for the JSON. If it comes as bytes, they are added to `raw`."""
     data, datatype = output["data"], output["datatype"]
     head = {name: value for name, value in output.items() if name != "data"}
     if binary:
@@ -392,6 +438,11 @@ def _bytes_of(datatype: str, data: Any) -> bytes:
 
 
 def parse_output_request(request: JsonObject) -> OutputRequest:
+    """Read which outputs a request asks for.
+
+    Raises:
+        BadRequest: The parameters or outputs have another form.
+    """
     try:
         parameters = request.get("parameters") or {}
         binary = parameters.get("binary_data_output") is True
@@ -435,8 +486,7 @@ def _json(value: Any, nan: str) -> bytes:
 
 
 def _listlike() -> type[np.ndarray[Any, Any]]:
-    from tsx_runtime.worker.codecs.array_list import (
-        ListLike,
-    )  # a class cannot be made before its base is imported
+    # A class cannot be made before its base is imported.
+    from tsx_runtime.worker.codecs.array_list import ListLike
 
     return ListLike

@@ -1,6 +1,6 @@
-"""Tensors in the JSON of the Open Inference Protocol: a name, a shape, a datatype and the flat
-numbers.
+"""Tensors in the JSON of the Open Inference Protocol.
 
+A tensor has a name, a shape, a datatype and flat numbers.
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
 
@@ -26,21 +26,22 @@ DATATYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
-MOST_SIZES = 64  # of a shape, as in numpy
+MAX_DIMENSIONS = 64  # the limit of numpy
 KNOWN = frozenset(DATATYPES.values()) | {"BYTES"}
 
 
 class MalformedTensors(ValueError):
-    """A request that is not in the form that its protocol has; the message is for the client."""
+    """The error of a request without its protocol's form; the message is for the client."""
 
 
 def read_input(entry: Any) -> dict[str, Any]:
-    """The entry with `data` nested as `shape` says; of one text, or one run of bytes, that
-    alone.
+    """Return the entry with `data` nested by its `shape`.
+
+    A single text, or run of bytes, is not nested.
     """
     if not isinstance(entry, dict) or not {"name", "shape", "datatype", "data"} <= set(entry):
         raise MalformedTensors("Each input needs name, shape, datatype and data.")
-    if hasattr(entry["data"], "dtype"):  # it came as bytes, and is an array of that shape already
+    if hasattr(entry["data"], "dtype"):  # It came as bytes, and is an array of that shape already.
         return entry
     name, datatype = str(entry["name"]), entry["datatype"]
     if datatype not in KNOWN:
@@ -49,13 +50,14 @@ def read_input(entry: Any) -> dict[str, Any]:
         )
     flat = list(_flat(entry["data"])) if isinstance(entry["data"], list) else [entry["data"]]
     shape = _full_shape(name, entry["shape"], len(flat))
-    data = flat[0] if datatype == "BYTES" and len(flat) == 1 else _nested(flat, shape)
+    data = flat[0] if datatype == "BYTES" and len(flat) == 1 else _nest(flat, shape)
     return {**entry, "data": data}
 
 
 def output_tensor(name: str, value: Any) -> dict[str, Any]:
-    """A tensor from an array, or from numbers and texts in lists; any other value becomes one row
-    of BYTES.
+    """Return a tensor from an array, or from numbers and texts in lists.
+
+    Any other value becomes one row of BYTES.
     """
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         kind = str(value.dtype).rpartition(".")[2]
@@ -71,7 +73,7 @@ def output_tensor(name: str, value: Any) -> dict[str, Any]:
         value = value.tolist()
     shape = _shape(value) if isinstance(value, list) else [1]
     data = [_plain(entry) for entry in (_flat(value) if isinstance(value, list) else [value])]
-    if len(data) != math.prod(shape):  # lists of different lengths are no tensor
+    if len(data) != math.prod(shape):  # Lists of different lengths are no tensor.
         shape = [len(data)]
     return {"name": name, "shape": shape, "datatype": _datatype(data), "data": data}
 
@@ -93,16 +95,16 @@ def _shape(value: Any) -> list[int]:
 
 
 def _full_shape(name: str, shape: Any, count: int) -> list[int]:
-    """With the one -1 that it may have filled in."""
+    """Return the shape, in which one -1 is replaced by the remaining size."""
     sizes = (
         shape
         if isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape)
         else None
     )
-    if sizes is None or sizes.count(-1) > 1 or len(sizes) > MOST_SIZES:
+    if sizes is None or sizes.count(-1) > 1 or len(sizes) > MAX_DIMENSIONS:
         raise MalformedTensors(
-            f"Input {name!r} has the shape {shape!r:.200}; it must be a list of sizes, {MOST_SIZES}"
-            " at most."
+            f"Input {name!r} has the shape {shape!r:.200}; it must be a list of sizes,"
+            f" {MAX_DIMENSIONS} at most."
         )
     if -1 in sizes:
         known = math.prod(size for size in sizes if size != -1)
@@ -114,7 +116,7 @@ def _full_shape(name: str, shape: Any, count: int) -> list[int]:
     return sizes
 
 
-def _nested(flat: list[Any], shape: list[int]) -> Any:
+def _nest(flat: list[Any], shape: list[int]) -> Any:
     if not shape:
         return flat[0]
     rows = flat

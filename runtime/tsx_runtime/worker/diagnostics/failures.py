@@ -1,4 +1,4 @@
-"""Logs what handlers raise: an error once, and how often it was repeated."""
+"""The log of what handlers raise: an error once, and how often it was repeated."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from dataclasses import dataclass, field
 from tsx_runtime.worker.diagnostics.tracebacks import outline
 from tsx_runtime.worker.exceptions import InvalidInput
 
-EVERY = 10.0  # seconds between two reports of repeats
-MOST = 50  # different errors that are followed; others are logged each time
-NAMED = 8  # requests that a report names
+REPEATS_INTERVAL_S = 10.0  # between two reports of repeats
+MAX_FAILURES = 50  # followed; other failures are logged each time
+MAX_NAMED_REQUESTS = 8  # the first requests of a report
 
 logger = logging.getLogger("tsx.worker")
 
 
 def log_failure(
-    request_ids: Sequence[str], error: BaseException, what: str = "the handler"
+    request_ids: Sequence[str], error: BaseException, subject: str = "the handler"
 ) -> None:
-    """But for input that the handler has refused: that is for the client to correct."""
+    """Log a failure, except for input that the handler has refused.
+
+    The client must correct such input.
+    """
     if isinstance(error, InvalidInput):
         return
     logger.error(
         "%s failed for %s",
-        what,
+        subject,
         _requests(request_ids),
         exc_info=error,
         extra={"request_ids": list(request_ids)},
@@ -41,16 +44,14 @@ def _requests(ids: Sequence[str], total: int = 0) -> str:
 
 @dataclass
 class _Failure:
-    logged: float  # when it was
-    repeats: int = 0  # that are not reported yet: requests
-    request_ids: list[str] = field(default_factory=list)  # of the first of these
-    words: str = ""  # of the last
+    logged: float  # the time of the log record
+    repeats: int = 0  # requests not reported yet
+    request_ids: list[str] = field(default_factory=list)  # the first ones not reported yet
+    text: str = ""  # the newest one
 
 
 class Repeats:
-    """Holds back an error of the handler that was logged a moment ago, and reports how often it
-    came again.
-    """
+    """The recent errors of a handler, which holds back their repeats and reports the count."""
 
     def __init__(
         self,
@@ -59,35 +60,34 @@ class Repeats:
     ) -> None:
         self._write = write
         self._clock = clock
-        self._failures: dict[str, _Failure] = {}  # by kind and place
+        self._failures: dict[str, _Failure] = {}  # keys: type and frames
         self._lock = threading.Lock()
-        self._pid = (
-            os.getpid()
-        )  # a process that the handler forked has no timer, and maybe a lock that is never released
-        self._is_due = False  # whether a timer will report repeats
+        # A process that the handler forked has no timer, and maybe a lock that is never released.
+        self._pid = os.getpid()
+        self._is_due = False  # A timer will report repeats.
 
     def hold(self, record: logging.LogRecord) -> bool:
-        """Whether the record is not to be written: it repeats one that was, and is counted."""
+        """Tell whether to hold the record back; if so, count it as a repeat."""
         error, ids = (
             record.exc_info[1] if record.exc_info else None,
             getattr(record, "request_ids", None),
         )
         if error is None or ids is None or os.getpid() != self._pid:
             return False
-        words, _, frames = outline(error).partition("\n")
+        text, _, frames = outline(error).partition("\n")
         now, key = self._clock(), f"{type(error).__name__}\n{frames}"
         with self._lock:
             known = self._failures.get(key)
-            if known is None or (not known.repeats and now - known.logged >= EVERY):
-                if known is not None or len(self._failures) < MOST:
+            if known is None or (not known.repeats and now - known.logged >= REPEATS_INTERVAL_S):
+                if known is not None or len(self._failures) < MAX_FAILURES:
                     self._failures[key] = _Failure(now)
                 return False
             known.repeats += len(ids)
-            known.request_ids += ids[: NAMED - len(known.request_ids)]
-            known.words = words
+            known.request_ids += ids[: MAX_NAMED_REQUESTS - len(known.request_ids)]
+            known.text = text
             if not self._is_due:
                 self._is_due = True
-                timer = threading.Timer(EVERY, self.flush)
+                timer = threading.Timer(REPEATS_INTERVAL_S, self.flush)
                 timer.daemon = True
                 timer.start()
         return True
@@ -102,21 +102,21 @@ class Repeats:
             repeated = [
                 (key, failure) for key, failure in self._failures.items() if failure.repeats
             ]
-            kept = {
+            recent = {
                 key: failure
                 for key, failure in self._failures.items()
-                if now - failure.logged < EVERY
+                if now - failure.logged < REPEATS_INTERVAL_S
             }
-            self._failures = kept | {key: _Failure(now) for key, _ in repeated}
+            self._failures = recent | {key: _Failure(now) for key, _ in repeated}
         for key, failure in repeated:
-            place = key.rpartition("\n  ")[2].partition(": ")[0]
+            location = key.rpartition("\n  ")[2].partition(": ")[0]
             text = "the same failure %s more, for %s: %s (%s)"
-            times = "once" if failure.repeats == 1 else f"{failure.repeats} times"
+            count = "once" if failure.repeats == 1 else f"{failure.repeats} times"
             arguments = (
-                times,
+                count,
                 _requests(failure.request_ids, failure.repeats),
-                failure.words,
-                place,
+                failure.text,
+                location,
             )
             record = logging.LogRecord(
                 logger.name, logging.ERROR, __file__, 0, text, arguments, None

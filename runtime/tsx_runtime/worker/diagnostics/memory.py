@@ -1,4 +1,4 @@
-"""Keeps freed memory for the next batch, and returns it to the system once the worker is idle."""
+"""Freed memory: kept for the next batch, and returned to the system once the worker is idle."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from contextlib import suppress
 
 from tsx_runtime.heap import return_freed_memory
 
-KEPT = 1 << 30  # bytes of freed memory that stay with the process while it is busy
-MAPPED = (
-    32 << 20
-    # bytes from which on a block is mapped on its own, and given back when it is freed; glibc's own
-    # upper bound
-)
+MAX_KEPT_BYTES = 1 << 30  # freed memory that stays with a busy process
+# Larger blocks are mapped on their own and returned when freed. This is glibc's upper bound.
+MMAP_THRESHOLD_BYTES = 32 << 20
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -27,24 +24,24 @@ def keep_freed_memory() -> None:
     a small convolutional network on 32 images.
     """
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # another C library
+        with suppress(OSError, AttributeError):  # Another C library has no mallopt.
             libc = ctypes.CDLL(None)
-            libc.mallopt(_M_TRIM_THRESHOLD, KEPT)
-            libc.mallopt(_M_MMAP_THRESHOLD, MAPPED)
+            libc.mallopt(_M_TRIM_THRESHOLD, MAX_KEPT_BYTES)
+            libc.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 class Idle:
-    """Returns kept memory to the system once the worker is idle: after two heartbeats without a
-    batch between them.
-    """
+    """A watch that returns memory after two heartbeats without a batch between them."""
 
     def __init__(self) -> None:
-        self.asked = 0  # since the last batch
+        self.asked = 0  # heartbeats since the last batch
 
     def end(self) -> None:
+        """Count anew after a batch."""
         self.asked = 0
 
     def on_ping(self) -> None:
+        """Count a heartbeat, and return memory at the second one."""
         self.asked += 1
         if self.asked == 2:
             return_freed_memory()

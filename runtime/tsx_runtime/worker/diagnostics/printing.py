@@ -1,5 +1,6 @@
-"""Adds to the lines that a handler prints or logs the model's name and the ids of the running
-requests, or their level.
+"""The format of what a handler prints or logs.
+
+Lines get the model's name and the ids of the running requests, or their level.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ from tsx_runtime.worker.diagnostics.failures import Repeats
 from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
 from tsx_runtime.worker.handler_api.context import Context
 
-LONGEST = 64 << 10  # bytes of a line that is not complete yet
+MAX_LINE_BYTES = 64 << 10  # Longer lines are split.
 TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
-# For a terminal; for programs; for the front end, which writes model_log.log: there, lines of the
-# log are marked with their level.
+# Text is for a terminal, JSON for programs. Marked lines are for the front end, which writes
+# model_log.log: its lines of the log carry their level.
 OutputFormat = Literal["text", "json", "marked"]
-Ids = Callable[[], Sequence[str]]  # of the requests that run now
+Ids = Callable[[], Sequence[str]]  # returns the ids of the running requests
 
 
-here: ContextVar[Context] = ContextVar("tsx_context")  # of a request that is a task of its own
+task_context: ContextVar[Context] = ContextVar("tsx_context")  # set for a request with its own task
 
 
 class RunningIds:
-    """The ids in the context, once there is one.
+    """The ids of the running requests, once there is a context.
 
-    In a thread of the handler's own they are those of the worker's batch.
+    In a thread of the handler, they are the ids of the worker's batch.
     """
 
     context: Context | None = None
 
     def __call__(self) -> Sequence[str]:
-        context = here.get(self.context)
+        context = task_context.get(self.context)
         return () if context is None else context.running_ids()
 
 
@@ -62,7 +63,7 @@ class ModelLabel(NamedTuple):
 
 
 class OutputFormatter:
-    """Formats one stream: printed bytes in, lines for the log out."""
+    """The formatter of one stream: it turns printed bytes into lines for the log."""
 
     def __init__(
         self, stream: str, shape: OutputFormat, label: ModelLabel, ids: Ids, *, colour: bool = False
@@ -72,7 +73,7 @@ class OutputFormatter:
         self._label = label
         self._ids = ids
         self._colour = colour
-        self._begun = b""
+        self._partial = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._at_start = True
 
@@ -82,33 +83,33 @@ class OutputFormatter:
         return self._as_text(self._decoder.decode(data))
 
     def _as_text(self, text: str) -> bytes:
-        """For a terminal: control characters are escaped, except line ends and the carriage returns
-        of progress bars.
+        """Format output for a terminal, and escape its control characters.
+
+        Line ends, and the carriage returns of progress bars, stay.
         """
-        whose, formatted = self._prefix(self._ids()), ""
-        for found in _LINE.finditer(text):
-            if found[0]:
-                formatted += (whose if self._at_start else "") + escaped(found[1]) + found[2]
-                self._at_start = bool(found[2])
+        prefix, formatted = self._prefix(self._ids()), ""
+        for match in _LINE.finditer(text):
+            if match[0]:
+                formatted += (prefix if self._at_start else "") + escaped(match[1]) + match[2]
+                self._at_start = bool(match[2])
         return formatted.encode("utf-8", "backslashreplace")
 
-    def whole_lines(self, text: str, ids: Sequence[str]) -> bytes:
-        """A record of the log for a terminal: its first line has the ids."""
-        begun, self._at_start = "" if self._at_start else "\n", True
+    def format_record(self, text: str, ids: Sequence[str]) -> bytes:
+        """Format a record of the log for a terminal; its first line has the ids."""
+        line_end, self._at_start = "" if self._at_start else "\n", True
         lines = text.replace("\n", "\n" + self._prefix(()))
-        return f"{begun}{self._prefix(ids)}{lines}\n".encode("utf-8", "backslashreplace")
+        return f"{line_end}{self._prefix(ids)}{lines}\n".encode("utf-8", "backslashreplace")
 
     def _prefix(self, ids: Sequence[str]) -> str:
         shown = ",".join(ids[:MAX_IDS]) + (f",+{len(ids) - MAX_IDS}" if len(ids) > MAX_IDS else "")
-        words = f"{self._label.model} {self._label.version}{' ' if shown else ''}{shown} |"
-        return f"\x1b[2m{words}\x1b[0m " if self._colour else f"{words} "
+        prefix = f"{self._label.model} {self._label.version}{' ' if shown else ''}{shown} |"
+        return f"\x1b[2m{prefix}\x1b[0m " if self._colour else f"{prefix} "
 
     def _as_json(self, data: bytes) -> bytes:
-        """A progress bar rewrites one line; only its last state is kept."""
-        *lines, self._begun = (self._begun + data).split(b"\n")
-        if len(self._begun) > LONGEST:
-            lines.append(self._begun)
-            self._begun = b""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > MAX_LINE_BYTES:
+            lines.append(self._partial)
+            self._partial = b""
         return b"".join(
             [
                 self._json(str(piece, "utf-8", "replace"))
@@ -118,13 +119,13 @@ class OutputFormatter:
         )
 
     def _json(self, text: str) -> bytes:
-        more: dict[str, object] = {
+        fields: dict[str, object] = {
             "stream": self._stream,
             **self._label._asdict(),
             "request_ids": list(self._ids())[:MAX_IDS],
         }
         return (
-            json_line(time.time(), "info", "handler", text, more).encode(
+            json_line(time.time(), "info", "handler", text, fields).encode(
                 "utf-8", "backslashreplace"
             )
             + b"\n"
@@ -132,26 +133,26 @@ class OutputFormatter:
 
 
 def _pieces(line: bytes) -> Iterator[bytes]:
-    """The last state of a progress bar; a line that is too long in several pieces."""
+    """Return the pieces of a line, of which a progress bar keeps only the last state."""
     line = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return (line[at : at + LONGEST] for at in range(0, max(1, len(line)), LONGEST))
+    return (line[at : at + MAX_LINE_BYTES] for at in range(0, max(1, len(line)), MAX_LINE_BYTES))
 
 
 class WorkerTextFormatter(logging.Formatter):
-    """The worker's log as text, with control characters escaped, since it quotes requests.
+    """The format of the worker's log as text; control characters of quoted requests are escaped.
 
-    `outlines` shows a failed request by the model's own lines, and else by Python's traceback.
+    With `outlines`, a failed request shows the model's own lines in place of Python's traceback.
     """
 
     def __init__(self, text: str = TEXT, *, outlines: bool = True) -> None:
         super().__init__(text)
         self._outlines = outlines
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # the name of logging
         return format_error(ei[1]).rstrip("\n") if ei[1] is not None else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        error = own_error(record)
+        error = outlined_error(record)
         if error is None or not self._outlines:
             return escaped(super().format(record))
         record.message = record.getMessage()
@@ -162,20 +163,21 @@ class WorkerTextFormatter(logging.Formatter):
 
 class WorkerJsonFormatter(JsonLines):
     def traceback_of(self, record: logging.LogRecord, error: BaseException) -> str:
-        return format_error(error) if own_error(record) is None else outline(error)
+        return format_error(error) if outlined_error(record) is None else outline(error)
 
 
-def own_error(record: logging.LogRecord) -> BaseException | None:
-    """The error of a record of tsx, which is shown as an outline.
+def outlined_error(record: logging.LogRecord) -> BaseException | None:
+    """Return the error of a record of tsx, which is shown as an outline.
 
-    What a handler logs itself has the traceback that it asked for.
+    A record of the handler itself has a full traceback.
     """
     return record.exc_info[1] if record.exc_info and record.name.startswith("tsx.") else None
 
 
 class WorkerLog(logging.Handler):
-    """The worker's log: a record is one object in JSON, and else lines that say whose they are or
-    their level.
+    """The worker's log, in which a record is one JSON object or labelled lines.
+
+    The label is the model with its requests, or the level.
     """
 
     def __init__(self, shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
@@ -185,17 +187,15 @@ class WorkerLog(logging.Handler):
         self._ids = ids
         self._json = WorkerJsonFormatter()
         self.setFormatter(WorkerTextFormatter())
-        self._message = WorkerTextFormatter(
-            "%(message)s", outlines=False
-        )  # model_log.log has TorchServe's form
+        # model_log.log has the form of TorchServe.
+        self._message = WorkerTextFormatter("%(message)s", outlines=False)
         self._repeats = Repeats(self._put)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if not self._repeats.hold(record):
                 self._put(record)
-        # the boundary to the caller: arguments that do not fit the message are no reason to fail a
-        # request
+        # Arguments that do not fit the message must not fail a request.
         except Exception:
             self.handleError(record)
 
@@ -203,17 +203,15 @@ class WorkerLog(logging.Handler):
         self._repeats.flush()
 
     def _put(self, record: logging.LogRecord) -> None:
-        stream = (
-            sys.stdout if self._shape == "marked" else sys.stderr
-        )  # TorchServe's workers log to stdout
+        # TorchServe's workers log to stdout.
+        stream = sys.stdout if self._shape == "marked" else sys.stderr
         raw, text = getattr(stream, "buffer", None), self.format(record)
         if not isinstance(raw, LossyOutput):
             stream.write(f"{text}\n")
         elif isinstance(raw.transform, OutputFormatter) and self._shape == "text":
-            ids = (
-                () if hasattr(record, "request_ids") else self._ids()
-            )  # such a record names its requests itself
-            raw.write_line(raw.transform.whole_lines(text, ids), _encoded(text))
+            # A record with request ids names its requests itself.
+            ids = () if hasattr(record, "request_ids") else self._ids()
+            raw.write_line(raw.transform.format_record(text, ids), _encoded(text))
         else:
             raw.write_line(
                 _encoded(self._as_json(record) if self._shape == "json" else self._marked(record)),
@@ -241,7 +239,7 @@ def _encoded(text: str) -> bytes:
 
 
 def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
-    """Applies to the whole process for good.
+    """Format the output of the whole process for good.
 
     A process that prints for several models, as in tests, is left unchanged.
     """
@@ -250,7 +248,7 @@ def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
         stream = getattr(sys, name)
         raw = getattr(stream, "buffer", None)
         if isinstance(raw, LossyOutput):
-            if shape != "marked":  # there, the name of the stream says whose a line is
+            if shape != "marked":  # The name of the stream marks its lines.
                 raw.transform = OutputFormatter(
                     name, shape, label, ids, colour=shape == "text" and has_colour(stream)
                 )
@@ -259,6 +257,6 @@ def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
     if formatted:
         root = logging.getLogger()
         root.handlers[:] = [
-            WorkerLog(shape, label, ids) if type(old) is logging.StreamHandler else old
-            for old in root.handlers
+            WorkerLog(shape, label, ids) if type(handler) is logging.StreamHandler else handler
+            for handler in root.handlers
         ]

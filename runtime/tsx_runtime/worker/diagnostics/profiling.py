@@ -1,6 +1,6 @@
-"""`TS_BENCHMARK=True`: profiles the worker's Python code into files of cProfile.
+"""The profiler of a worker's Python code, which `TS_BENCHMARK=True` turns on.
 
-Contract section 9.3.
+Its files are those of cProfile. See docs/reference/torchserve.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-NEWEST = "tsPythonProfile.prof"  # TorchServe's name
-INTERVAL = 1.0  # seconds between writes, which take as long as many a batch
+NEWEST = "tsPythonProfile.prof"  # the name in TorchServe
+WRITE_INTERVAL_S = 1.0  # A write takes as long as many batches.
 
 Result = TypeVar("Result")
 
@@ -25,14 +25,14 @@ logger = logging.getLogger("tsx.worker")
 
 
 def is_wanted() -> bool:
+    """Tell whether the user has turned on the profiler."""
     return os.environ.get("TS_BENCHMARK", "").lower() in ("true", "1")
 
 
 class Profile:
-    """Calls under the profiler.
+    """The profile of a worker's calls.
 
-    Each worker has a file of its own; the last that was written is also there under TorchServe's
-    name.
+    Each worker has its own file. The newest one is copied under TorchServe's name.
     """
 
     def __init__(self, model: str, worker: str) -> None:
@@ -45,29 +45,31 @@ class Profile:
         )
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function under the profiler."""
         self._profile.enable()
         try:
             return function(*arguments)
         finally:
             self._profile.disable()
-            if time.monotonic() - self._written > INTERVAL:
+            if time.monotonic() - self._written > WRITE_INTERVAL_S:
                 self.write()
 
     def write(self) -> None:
-        """By renaming: the directory is open to all users, and every reader gets a complete
-        file.
+        """Write the files by renaming, so that every reader gets a complete file.
+
+        The directory is open to all users.
         """
         self._written = time.monotonic()
-        with suppress(OSError):  # a full disk ends no worker
+        with suppress(OSError):  # A full disk ends no worker.
             for target in (self._path, self._directory / NEWEST):
                 descriptor, name = tempfile.mkstemp(dir=self._directory, suffix=".prof")
                 os.close(descriptor)
-                fresh = Path(name)
+                temporary = Path(name)
                 try:
                     if target == self._path:
                         self._profile.dump_stats(name)
                     else:
                         shutil.copyfile(self._path, name)
-                    fresh.replace(target)
+                    temporary.replace(target)
                 finally:
-                    fresh.unlink(missing_ok=True)
+                    temporary.unlink(missing_ok=True)

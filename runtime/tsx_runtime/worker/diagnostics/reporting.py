@@ -1,7 +1,6 @@
-"""Reports to the front end what a handler raised and printed, so that the management API can show
-it.
+"""Reports to the front end of what a handler raised and printed, for the management API.
 
-No request waits for it: a thread sends what was collected for a moment, within the bounds below.
+No request waits for them: a thread sends what was collected, within the bounds below.
 """
 
 from __future__ import annotations
@@ -23,47 +22,49 @@ from tsx_runtime.worker.channel import FrameSocket
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.exceptions import presentable
 
-EVERY = 0.5  # seconds between two reports
-MOST = 200  # lines of one report; of more the newest
-LONGEST = 1000  # characters of a line
-MOST_IDS = 8  # that a line names
-MOST_ERRORS = 20  # different ones of one report
-MOST_ERROR_IDS = 50  # that an error names
+REPORT_INTERVAL_S = 0.5
+MAX_LINES = 200  # the newest lines of one report
+MAX_LINE_CHARS = 1000
+MAX_LINE_IDS = 8  # request ids with a line
+MAX_ERRORS = 20  # different errors of one report
+MAX_ERROR_IDS = 50  # request ids with an error
 
 _LOGGER = "tsx.worker"
 
 
 class ReportBuffer:
-    """The content of the next report. Any thread may add to it; adding does not block."""
+    """The content of the next report. Any thread may add to it without blocking."""
 
     def __init__(self) -> None:
-        self._lines: deque[tuple[float, str, str, list[str]]] = deque(maxlen=MOST)
+        self._lines: deque[tuple[float, str, str, list[str]]] = deque(maxlen=MAX_LINES)
         self._lost = 0
         self._errors: dict[str, dict[str, Any]] = {}
-        self._begun = {"stdout": "", "stderr": ""}  # of a line that is not complete yet
-        self._lock = threading.RLock()  # a signal's handler may print while this thread holds it
-        # a process forked by a handler has no sending thread, and maybe a lock that is never
-        # released
+        self._partial = {"stdout": "", "stderr": ""}  # incomplete lines
+        self._lock = threading.RLock()  # A signal's handler may print while this thread holds it.
+        # A process forked by a handler has no thread that sends, and maybe a locked lock.
         self._pid = os.getpid()
         self.due = threading.Event()
 
     def add_output(self, stream: str, text: str, ids: Sequence[str] = ()) -> None:
+        """Add printed text, line by line."""
         if os.getpid() != self._pid:
             return
-        now, ids = time.time(), list(ids[:MOST_IDS])
+        now, ids = time.time(), list(ids[:MAX_LINE_IDS])
         with self._lock:
-            *lines, begun = (self._begun[stream] + text).split("\n")
-            self._begun[stream] = begun[:LONGEST]
-            self._lost += max(0, len(lines) + len(self._lines) - MOST)
+            *lines, partial = (self._partial[stream] + text).split("\n")
+            self._partial[stream] = partial[:MAX_LINE_CHARS]
+            self._lost += max(0, len(lines) + len(self._lines) - MAX_LINES)
             self._lines.extend(
-                (now, stream, line[:LONGEST].rstrip("\r"), ids) for line in lines[-MOST:]
+                (now, stream, line[:MAX_LINE_CHARS].rstrip("\r"), ids)
+                for line in lines[-MAX_LINES:]
             )
         if lines:
             self.due.set()
 
     def add_error(self, message: str, trace: str, ids: Sequence[str] = ()) -> None:
-        """A repeated error is only counted: a handler that always fails must not pay for each
-        report.
+        """Add an error, or count it if it is known.
+
+        A handler that always fails must not pay for each report.
         """
         if os.getpid() != self._pid:
             return
@@ -72,17 +73,18 @@ class ReportBuffer:
             if known is not None:
                 known["count"] += 1
                 known["message"] = message
-                known["request_ids"] = [*known["request_ids"], *ids][-MOST_ERROR_IDS:]
-            elif len(self._errors) < MOST_ERRORS:
+                known["request_ids"] = [*known["request_ids"], *ids][-MAX_ERROR_IDS:]
+            elif len(self._errors) < MAX_ERRORS:
                 self._errors[trace or message] = {
                     "message": message,
                     "traceback": trace,
                     "count": 1,
-                    "request_ids": list(ids[-MOST_ERROR_IDS:]),
+                    "request_ids": list(ids[-MAX_ERROR_IDS:]),
                 }
         self.due.set()
 
     def take(self) -> dict[str, Any] | None:
+        """Return the report and begin the next one; None if there is nothing to report."""
         with self._lock:
             self.due.clear()
             report = {
@@ -97,7 +99,7 @@ class ReportBuffer:
 
 
 class _Errors(logging.Handler):
-    """A log handler: the log has one error for each failed batch."""
+    """A log handler that reports errors: the log has one for each failed batch."""
 
     def __init__(self, buffer: ReportBuffer, running: Callable[[], Sequence[str]]) -> None:
         super().__init__(logging.ERROR)
@@ -114,12 +116,13 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def reporting(channel: FrameSocket, running: Callable[[], Sequence[str]] = tuple) -> Iterator[None]:
-    """While this is open, the worker's logged errors and this process's output are reported to the
-    front end.
+    """Report the logged errors and the output of this process to the front end meanwhile.
 
-    `running`: the ids of the requests that run.
+    Args:
+        channel: The channel to the front end.
+        running: Returns the ids of the running requests.
     """
-    buffer, over = ReportBuffer(), threading.Event()
+    buffer, closed = ReportBuffer(), threading.Event()
     logger, errors = logging.getLogger(_LOGGER), _Errors(buffer, running)
     streams = [(getattr(getattr(sys, name), "buffer", None), name) for name in ("stdout", "stderr")]
     copied = [(raw, name) for raw, name in streams if isinstance(raw, LossyOutput)]
@@ -129,7 +132,7 @@ def reporting(channel: FrameSocket, running: Callable[[], Sequence[str]] = tuple
             name, str(data, "utf-8", "replace"), running()
         )
     threading.Thread(
-        target=_send, args=(channel, buffer, over), name="tsx-reports", daemon=True
+        target=_send_reports, args=(channel, buffer, closed), name="tsx-reports", daemon=True
     ).start()
     try:
         yield
@@ -137,21 +140,21 @@ def reporting(channel: FrameSocket, running: Callable[[], Sequence[str]] = tuple
         logger.removeHandler(errors)
         for raw, _ in copied:
             raw.copy = None
-        over.set()
+        closed.set()
         buffer.due.set()
         with suppress(OSError):
-            _tell(channel, buffer)
+            _send_report(channel, buffer)
 
 
-def _send(channel: FrameSocket, buffer: ReportBuffer, over: threading.Event) -> None:
-    with suppress(OSError):  # the front end is gone, which its reader finds out
-        while not over.is_set():
+def _send_reports(channel: FrameSocket, buffer: ReportBuffer, closed: threading.Event) -> None:
+    with suppress(OSError):  # The reader finds out that the front end has gone.
+        while not closed.is_set():
             buffer.due.wait()
-            if not over.wait(EVERY):
-                _tell(channel, buffer)
+            if not closed.wait(REPORT_INTERVAL_S):
+                _send_report(channel, buffer)
 
 
-def _tell(channel: FrameSocket, buffer: ReportBuffer) -> None:
+def _send_report(channel: FrameSocket, buffer: ReportBuffer) -> None:
     report = buffer.take()
     if report is not None:
         channel.send(Kind.REPORT, 0, extra=json.dumps(report).encode())

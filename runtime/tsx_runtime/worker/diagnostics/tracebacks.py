@@ -1,8 +1,7 @@
-"""Tracebacks that quote only the model's own files: a path or a link could name any file that this
-process can read.
+"""Tracebacks that quote only the model's own files.
 
-`format_error` is Python's own form, for the API and the page; `outline` is for the log, with the
-frames of the model's files alone.
+A path or a link could name any file that this process can read. `format_error` has Python's form,
+for the API and the page. `outline` is for the log and shows only the frames of the model's files.
 """
 
 from __future__ import annotations
@@ -20,51 +19,53 @@ from tsx_archiver import is_inside
 from tsx_runtime.worker.exceptions import MAX_MESSAGE_CHARS, presentable
 from tsx_runtime.worker.handler_api.modules import own_modules
 
-MOST = 4 * MAX_MESSAGE_CHARS  # characters of a traceback
-INNERMOST = 3  # frames that are shown of an error that was raised by no code of the model's
+MAX_TRACEBACK_CHARS = 4 * MAX_MESSAGE_CHARS
+MAX_FOREIGN_FRAMES = 3  # shown of an error outside the model's code
 
 
 def format_error(error: BaseException, tb: TracebackType | None = None) -> str:
-    """The traceback, of `tb` if given.
+    """Return the traceback of an error, or `tb` if given.
 
-    Of files outside the model's directory it names the lines and does not quote them.
+    Lines of files outside the model's directory are named and not quoted.
     """
     trace = traceback.TracebackException(
         type(error), error, tb or error.__traceback__, lookup_lines=False
     )
-    is_quoted = cache(is_own)
-    for _, each in _chain(trace):
-        each.stack[:] = [
+    is_quoted = cache(is_model_file)
+    for _, part in _chain(trace):
+        part.stack[:] = [
             (
                 frame
                 if is_quoted(frame.filename)
                 else traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line="")
             )
-            for frame in each.stack
+            for frame in part.stack
         ]
-        if getattr(each, "text", None) and not is_quoted(each.filename):  # of a SyntaxError
-            each.text = None  # type: ignore[assignment]  # typeshed forgets that it may be
-    return presentable("".join(trace.format()), MOST)
+        # A SyntaxError has a text.
+        if getattr(part, "text", None) and not is_quoted(part.filename):
+            part.text = None  # type: ignore[assignment]  # typeshed forgets None
+    return presentable("".join(trace.format()), MAX_TRACEBACK_CHARS)
 
 
 def outline(error: BaseException) -> str:
-    """The error in words, then the model's own frames as `handler.py:8 in handle: its line`; then
-    the same of what caused it.
+    """Return the error's message and the model's frames, then the same of each cause.
+
+    A frame is `handler.py:8 in handle: the line`.
     """
     trace = traceback.TracebackException(
         type(error), error, error.__traceback__, lookup_lines=False
     )
-    is_quoted = cache(is_own)
+    is_quoted = cache(is_model_file)
     lines = [
         line
-        for why, each in _chain(trace)
-        for line in (why + _words(each), *_frames(each, is_quoted))
+        for relation, part in _chain(trace)
+        for line in (relation + _message(part), *_frames(part, is_quoted))
     ]
-    return presentable("\n".join(lines), MOST)
+    return presentable("\n".join(lines), MAX_TRACEBACK_CHARS)
 
 
-def is_own(file: str) -> bool:
-    """Whether it is a file of the model that this process serves, with all links followed.
+def is_model_file(file: str) -> bool:
+    """Tell whether a file belongs to the model of this process, with all links followed.
 
     `<frozen importlib._bootstrap>` is no file.
     """
@@ -78,34 +79,37 @@ def is_own(file: str) -> bool:
 def _chain(
     trace: traceback.TracebackException,
 ) -> Iterator[tuple[str, traceback.TracebackException]]:
-    """It, what caused it, and the parts of a group of exceptions, each with the words before it."""
+    """Yield an error, its causes and the members of its group, each with its relation."""
     waiting: list[tuple[str, traceback.TracebackException | None]] = [("", trace)]
     seen = set()
     while waiting:
-        why, each = waiting.pop(0)
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            yield why, each
+        relation, error = waiting.pop(0)
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            yield relation, error
             waiting += [
-                ("one of them is ", part) for part in getattr(each, "exceptions", None) or ()
+                ("one of them is ", part) for part in getattr(error, "exceptions", None) or ()
             ]
-            waiting.append(("caused by ", each.__cause__))
+            waiting.append(("caused by ", error.__cause__))
             waiting.append(
-                ("raised while handling ", None if each.__suppress_context__ else each.__context__)
+                (
+                    "raised while handling ",
+                    None if error.__suppress_context__ else error.__context__,
+                )
             )
 
 
-def _words(trace: traceback.TracebackException) -> str:
+def _message(trace: traceback.TracebackException) -> str:
     lines = list(trace.format_exception_only())
-    return (
-        lines[-1] if hasattr(trace, "msg") else "".join(lines)
-    ).strip()  # before its words, a SyntaxError has its place
+    # A SyntaxError shows its location before its message.
+    return (lines[-1] if hasattr(trace, "msg") else "".join(lines)).strip()
 
 
 def _frames(trace: traceback.TracebackException, is_quoted: Callable[[str], bool]) -> Iterator[str]:
-    own = [frame for frame in trace.stack if is_quoted(frame.filename)]
+    model_frames = [frame for frame in trace.stack if is_quoted(frame.filename)]
     shown = [
-        f"  {_place(frame, [str(own_modules.root)])} in {frame.name}: {frame.line}" for frame in own
+        f"  {_location(frame, [str(own_modules.root)])} in {frame.name}: {frame.line}"
+        for frame in model_frames
     ]
     syntax = getattr(trace, "text", None)
     if syntax and is_quoted(trace.filename):
@@ -115,16 +119,18 @@ def _frames(trace: traceback.TracebackException, is_quoted: Callable[[str], bool
         )
     if not shown:
         shown = [
-            f"  {_place(frame, sys.path)} in {frame.name}" for frame in trace.stack[-INNERMOST:]
+            f"  {_location(frame, sys.path)} in {frame.name}"
+            for frame in trace.stack[-MAX_FOREIGN_FRAMES:]
         ]
-    for line, same in groupby(shown):
-        times = sum(1 for _ in same)
+    for line, repeats in groupby(shown):
+        times = sum(1 for _ in repeats)
         yield line if times == 1 else f"{line} ({times} times)"
 
 
-def _place(frame: traceback.FrameSummary, roots: Sequence[str]) -> str:
-    """A file as code imports it: below the model's directory, or below that of installed
-    modules.
+def _location(frame: traceback.FrameSummary, roots: Sequence[str]) -> str:
+    """Return a frame's file and line.
+
+    The path is relative to the model's directory or to that of installed modules.
     """
     above = max(
         (len(root) + 1 for root in roots if root and frame.filename.startswith(root + os.sep)),

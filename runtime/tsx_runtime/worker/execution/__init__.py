@@ -1,1 +1,1 @@
-"""Runs batches through a handler."""
+"""The execution of batches by a handler."""

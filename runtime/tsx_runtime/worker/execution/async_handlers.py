@@ -1,9 +1,8 @@
-"""Asynchronous handlers: each request is a separate task on one event loop, and is answered when it
-is done.
+"""Asynchronous handlers: each request is a task on one event loop, answered when it is done.
 
-`async def handle(self, data, context)` gets one request at a time, and a context of its own; it
-shares with the others the attributes that the handler set on the context when it was loaded.
-Contract section 6.6.
+`async def handle(self, data, context)` gets one request at a time, with its own context. This
+context shares the attributes that the handler set on the context when it was loaded. See
+docs/guides/serving-modes.md.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from tsx_runtime.worker.execution.batch import (
     send_nowhere,
 )
 from tsx_runtime.worker.execution.continuous import with_metrics
-from tsx_runtime.worker.execution.prefetch import keep
+from tsx_runtime.worker.execution.prefetch import copy_items
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.handler_api.context import SendPiece
 
-REPORT_EVERY = 1.0  # seconds
+REPORT_INTERVAL_S = 1.0
 
 logger = logging.getLogger("tsx.worker")
 
@@ -66,18 +65,18 @@ class ConcurrentRequests:
         self._on_other = on_other
         self._on_request = on_request
         self._tasks: dict[int, asyncio.Task[Answer]] = {}
-        self._called_off: set[int] = set()  # whose clients have left
-        self._next_report: asyncio.TimerHandle | None = None  # of metrics, while requests run
+        self._called_off: set[int] = set()  # requests whose clients have left
+        self._next_report: asyncio.TimerHandle | None = None  # set while requests run
         self._joins_pieces = bool(getattr(model.entry.instance, "joins_pieces", False))
-        self._pieces: list[OutFrame] = []  # of this turn of the loop
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pieces: list[OutFrame] = []  # the parts of this turn of the loop
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Serve until the front end closes or the device is lost. Raises the errors of reading."""
+        """Serve until the front end closes or the device is lost, and raise errors of reading."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="tsx-read", daemon=True).start()
         try:
-            await self._over
+            await self._closed
         finally:
             for task in list(self._tasks.values()):
                 task.cancel()
@@ -85,11 +84,12 @@ class ConcurrentRequests:
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             while (frame := self._channel.read()) is not None:
-                loop.call_soon_threadsafe(self._on_frame, frame._replace(items=keep(frame.items)))
+                loop.call_soon_threadsafe(
+                    self._on_frame, frame._replace(items=copy_items(frame.items))
+                )
                 del frame
-        except (
-            BaseException
-        ) as error:  # the thread's boundary: whatever ends it ends the worker, which raises it
+        # Any error that ends this thread ends the worker, which raises it.
+        except BaseException as error:
             loop.call_soon_threadsafe(self._end, error)
         else:
             loop.call_soon_threadsafe(self._end, None)
@@ -98,41 +98,39 @@ class ConcurrentRequests:
         try:
             if frame.kind is Kind.BATCH:
                 self._on_request()
-                # the task copies them with its context
+                # The task copies the laps with its context.
                 began, laps = time.monotonic(), step_times.begin()
                 task = self._tasks[frame.batch] = asyncio.ensure_future(
                     self._answer(frame.batch, frame.items)
                 )
                 task.add_done_callback(partial(self._reply, frame.batch, began, laps))
                 if self._next_report is None:
-                    self._next_report = task.get_loop().call_later(REPORT_EVERY, self._report)
+                    self._next_report = task.get_loop().call_later(REPORT_INTERVAL_S, self._report)
             elif frame.kind is Kind.CANCEL:
-                if frame.batch in self._tasks:  # else its answer was already sent
+                if frame.batch in self._tasks:  # Otherwise its response was already sent.
                     self._called_off.add(frame.batch)
                     self._tasks[frame.batch].cancel()
             else:
-                self._on_other(
-                    self._channel, frame
-                )  # from the loop: a blocked loop answers no heartbeat
-        except (
-            BaseException
-        ) as error:  # the loop would log it and continue: it ends the worker, which raises it
+                # It runs on the loop, since a blocked loop must answer no heartbeat.
+                self._on_other(self._channel, frame)
+        # The loop would log the error and continue. It ends the worker, which raises it.
+        except BaseException as error:
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        if self._over.done():
+        if self._closed.done():
             return
         if error is None:
-            self._over.set_result(None)
+            self._closed.set_result(None)
         else:
-            self._over.set_exception(error)
+            self._closed.set_exception(error)
 
     async def _answer(self, batch: int, items: list[Item]) -> Answer:
         try:
             return await _answer_of(self._model, items, partial(self._send_piece, batch))
-        except asyncio.CancelledError:  # by the front end, or by a library of the handler's
+        except asyncio.CancelledError:  # The front end or a library of the handler cancels.
             raise
-        # the boundary to a user's code: even SystemExit must not end the worker unanswered
+        # Even SystemExit from a user's code must not end the worker without a response.
         except BaseException as error:
             answer = _logged_failure(error, items[0], self._model)
             if is_device_lost(error):
@@ -141,7 +139,7 @@ class ConcurrentRequests:
             return answer
 
     def _reply(self, batch: int, began: float, laps: Laps, task: asyncio.Task[Answer]) -> None:
-        """Runs also for a task that was cancelled before it started, which `_answer` never saw."""
+        """Send the response of a task, even of one that was cancelled before it started."""
         del self._tasks[batch]
         answer = (
             task.result()
@@ -153,27 +151,28 @@ class ConcurrentRequests:
         self._called_off.discard(batch)
         times = step_times.times(began, time.monotonic(), laps)
         frames = with_metrics(self._model, [(Kind.REPLY, batch, [answer], times)])
-        with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
+        with suppress(ConnectionError):  # The reading thread reports that the front end has gone.
             self._channel.send_all(self._pieces + frames)
         self._pieces.clear()
 
     def _report(self) -> None:
-        """What an answer that takes long has counted so far."""
+        """Report what a long task has counted so far."""
         self._next_report = (
-            asyncio.get_running_loop().call_later(REPORT_EVERY, self._report)
+            asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._report)
             if self._tasks
             else None
         )
         if self._model.metrics.pending:
             metrics = self._model.metrics.pending.take()
             facts = {"errors": [], "lines": [], "lost": 0, "metrics": metrics}
-            with suppress(ConnectionError):  # as in `_reply`
+            with suppress(ConnectionError):
                 self._channel.send(Kind.REPORT, 0, extra=json.dumps(facts).encode())
 
     def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
-        """Those of one turn of the loop go in one call where the handler says `joins_pieces`: it
-        sends them on the loop, which it never blocks. A call costs more than all else that a token
-        does here.
+        """Send a part of a response, or collect the parts of one turn of the loop.
+
+        They are collected if the handler sets `joins_pieces`: it sends them on the loop, which it
+        never blocks. A call costs more than all else that a token does here.
         """
         if not self._joins_pieces:
             self._channel.send(Kind.PIECE, batch, [(position, headers, body)])
@@ -184,8 +183,8 @@ class ConcurrentRequests:
 
     def _send_pieces(self) -> None:
         pieces, self._pieces = self._pieces, []
-        if pieces:  # none, where an answer took them along
-            with suppress(ConnectionError):  # as in `_reply`
+        if pieces:  # A response may have taken the parts along.
+            with suppress(ConnectionError):
                 self._channel.send_all(pieces)
 
 
@@ -195,30 +194,28 @@ def serve(
     on_other: Callable[[FrameSocket, Frame], None],
     on_request: Callable[[], None],
 ) -> None:
-    """On the loop that `initialize` ran on, if it was a coroutine: tasks that it started there
-    continue.
-    """
+    """Serve on the loop of a coroutine `initialize`, so that its tasks go on."""
 
-    async def run() -> None:  # a ConcurrentRequests is made on its loop
+    async def run() -> None:  # A ConcurrentRequests is made on its loop.
         await ConcurrentRequests(channel, model, on_other, on_request).run()
 
     model.coroutines.finish(run())
 
 
 def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
-    """The answers to requests that arrive together, once all are complete."""
+    """Answer requests that arrive together, and return once all are complete."""
     lost = False
 
-    async def one(item: Item) -> Answer:
+    async def answer_one(item: Item) -> Answer:
         nonlocal lost
         try:
             return await _answer_of(model, [item], send_nowhere)
-        except Exception as error:  # the boundary to a user's code
+        except Exception as error:  # A user's code may raise anything.
             lost = lost or is_device_lost(error)
             return _logged_failure(error, item, model)
 
     async def run() -> list[Answer]:
-        return await asyncio.gather(*map(one, items))
+        return await asyncio.gather(*map(answer_one, items))
 
     answers: list[Answer] = model.coroutines.finish(run())
     return Outcome(answers, lost)
@@ -232,7 +229,7 @@ async def _answer_of(model: ServedModel, items: Sequence[Item], send: SendPiece)
     context = copy.copy(model.context)
     pieces = Pieces([0], send, model.max_response_size)
     context.begin(requests.metas, requests.parts, pieces.send)
-    printing.here.set(context)
+    printing.task_context.set(context)
     try:
         result = model.entry.call(requests.rows, context)
         if inspect.isawaitable(result):

@@ -1,10 +1,9 @@
-"""Continuous batching: calls the handler repeatedly with the current requests, until each answer is
-complete.
+"""Continuous batching: the handler is called with all current requests until they are complete.
 
-The handler's result for a request is the next part of its answer. `context.stopping_criteria` says
-whether it was the last: one callable a request, in the batch's order, which gets the handler's
-result for it; True or None end the answer. A handler that sets none answers each request with one
-call. Contract section 6.4.
+The handler's result for a request is the next part of its response. `context.stopping_criteria`
+tells whether it was the last part: one callable for each request, in the batch's order, which gets
+the handler's result for it. True or None end the response. A handler without criteria answers each
+request with one call. See docs/guides/serving-modes.md.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tsx_runtime.worker.execution.continuous_members import Membership
 from tsx_runtime.worker.execution.step_times import StepTotals
 from tsx_runtime.worker.handler_api.context import Context, SendPiece
 
-MORE = 100  # in place of a status: the result is a part of the answer, not the last
+MORE = 100  # The status of a result that is a part of the response, and not the last one.
 
 logger = logging.getLogger("tsx.worker")
 
@@ -45,37 +44,49 @@ Send = Callable[[Sequence[OutFrame]], None]
 
 @dataclass(eq=False, slots=True)
 class BatchMember:
-    """One request, from its first call to its last."""
+    """One request, from its first call to its last.
+
+    Attributes:
+        batch: The number of the request's frame.
+        meta: The meta of the request.
+        row: The inputs of its first call; later calls have none.
+        parts: The content types and repeated fields of a form.
+        arrived: The time of arrival, by `time.monotonic`.
+        earlier_seconds: The seconds that each step had taken before.
+        begun: Whether a part of its response was sent.
+        called: Whether a call with it has succeeded.
+    """
 
     batch: int
     meta: str
-    row: dict[str, Any]  # for its first call; what follows has no inputs
+    row: dict[str, Any]
     parts: dict[str, dict[str, str]] | None
-    came: float  # time.monotonic()
-    before: list[float]  # seconds that the steps had taken until then
-    begun: bool = False  # whether a piece of its answer was sent
-    called: bool = False  # whether a call with it has succeeded
+    arrived: float
+    earlier_seconds: list[float]
+    begun: bool = False
+    called: bool = False
 
     def headers(self, block: Buffer) -> Buffer:
-        """Of a part: only the first one's count."""
+        """Return the header block of a part, which only the first one has."""
         if self.begun:
             return b""
         self.begun = True
         return streamed_headers(block)
 
     def rename(self) -> None:
-        """Handlers keep the state of a request by its id, so after a failed call it gets a new
-        id.
+        """Give the request a new id, since handlers keep the state of a request by its id.
+
+        A failed call may have left such a state.
         """
-        id, _, rest = self.meta.partition("\r\n")
-        self.meta = f"{id}+\r\n{rest}"
+        id, _, tail = self.meta.partition("\r\n")
+        self.meta = f"{id}+\r\n{tail}"
 
 
 class ContinuousBatch:
-    """All requests that a worker is answering."""
+    """All requests that a worker answers now."""
 
     def __init__(self, model: ServedModel, send: Send) -> None:
-        self.lost = False  # whether the device is
+        self.lost = False  # The device is lost.
         self._model = model
         self._send = send
         self._members: Membership[BatchMember] = Membership(model.retry)
@@ -86,26 +97,28 @@ class ContinuousBatch:
         return bool(self._members)
 
     def join(self, batch: int, items: Sequence[Item]) -> None:
+        """Add a request, unless it cannot be read."""
         refused: dict[int, Answer] = {}
         requests = read_requests(items, range(len(items)), self._model, refused)
         if refused:
             self._send([(Kind.REPLY, batch, [refused[0]], b"")])
             return
-        before = list(self._spent.seconds)
+        earlier_seconds = list(self._spent.seconds)
         member = BatchMember(
             batch,
             requests.metas[0],
             requests.rows[0],
             requests.parts.get(0),
             time.monotonic(),
-            before,
+            earlier_seconds,
         )
         self._by_batch[batch] = member
         self._members.join(member)
 
     def cancel(self, batch: int) -> None:
+        """Remove a request whose client has left."""
         member = self._by_batch.pop(batch, None)
-        if member is not None:  # else its last part was already sent
+        if member is not None:  # Otherwise its last part was already sent.
             self._members.leave(member)
             self._send([self._reply(member, GONE)])
 
@@ -125,7 +138,7 @@ class ContinuousBatch:
             )
             if problem := mismatch(results, len(members), model.entry.name):
                 raise problem
-        # the boundary to a user's code: even SystemExit must not end the worker unanswered
+        # Even SystemExit from a user's code must not end the worker without a response.
         except BaseException as error:
             self._end_call(start, laps)
             self._on_failure(members, error)
@@ -143,33 +156,33 @@ class ContinuousBatch:
             results, context, self._model.max_response_size, self._model.error_status
         )
         frames: list[OutFrame] = []
-        over: list[BatchMember] = []
+        complete: list[BatchMember] = []
         for idx, (member, value, answer) in enumerate(zip(members, results, answers, strict=True)):
             member.row, member.called = {}, True
             if answer[0] == 200:
-                answer = self._judged(idx, value, answer)
+                answer = self._apply_criteria(idx, value, answer)
             if answer[0] == MORE:
                 frames.append(
                     (Kind.PIECE, member.batch, [(0, member.headers(answer[1]), answer[2])], b"")
                 )
             else:
-                over.append(member)
+                complete.append(member)
                 frames.append(self._reply(member, answer))
                 del self._by_batch[member.batch]
-        self._members.called(over)
+        self._members.called(complete)
         self._send(frames)
 
-    def _judged(self, idx: int, value: Any, answer: Answer) -> Answer:
-        """The answer, or a part of it where the stopping criteria say that more follows."""
+    def _apply_criteria(self, idx: int, value: Any, answer: Answer) -> Answer:
+        """Return the response, or a part of it if the stopping criteria let it go on."""
         context = self._model.context
         try:
             last = _is_last(context, idx, value)
-        except Exception as error:  # the boundary to a user's stopping criteria
+        except Exception as error:  # A user's stopping criteria may raise anything.
             log_failure([str(context.get_request_id(idx))], error, "the stopping criteria")
             return failure(error, self._model.error_status)
         if last:
             return answer
-        # what the encoder adds to its headers belongs to a whole answer
+        # The headers of the encoder belong to a complete response.
         processor, body = context.processors.get(idx), answer[2]
         headers = b"" if processor is None else processor.header_block()
         return MORE, context.typed(headers, body, part=True), body
@@ -196,10 +209,15 @@ class ContinuousBatch:
         )
 
     def _reply(self, member: BatchMember, answer: Answer) -> OutFrame:
-        return (Kind.REPLY, member.batch, [answer], self._spent.since(member.came, member.before))
+        return (
+            Kind.REPLY,
+            member.batch,
+            [answer],
+            self._spent.since(member.arrived, member.earlier_seconds),
+        )
 
     def _sender(self, members: list[BatchMember]) -> SendPiece:
-        """For parts that the handler sends within a call; they are sent before its result."""
+        """Return a sender for parts within a call, which are sent before its result."""
 
         def send(idx: int, headers: Buffer, body: Buffer) -> None:
             check_piece(body, self._model.max_response_size)
@@ -217,7 +235,7 @@ def serve(
 ) -> None:
     """Serve until the front end closes or the device is lost.
 
-    `on_other` gets frames that are neither requests nor cancellations.
+    `on_other` gets frames other than requests and cancellations.
     """
     batch = ContinuousBatch(model, lambda frames: channel.send_all(with_metrics(model, frames)))
     while not batch.lost:
@@ -232,19 +250,20 @@ def serve(
                 batch.cancel(frame.batch)
             else:
                 on_other(channel, frame)
-            del frame  # an idle worker keeps no body in memory
+            del frame  # An idle worker keeps no body in memory.
         batch.step()
 
 
 def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
-    """The last parts of the answers to requests that arrive together, once all are complete or the
-    device is lost.
+    """Answer requests that arrive together, and return the last parts of their responses.
+
+    It ends once all are complete or the device is lost.
     """
     last: dict[int, Answer] = {}
     batch = ContinuousBatch(
         model,
         lambda frames: last.update(
-            {number: sent[0] for kind, number, sent, _ in frames if kind is Kind.REPLY}
+            {number: answers[0] for kind, number, answers, _ in frames if kind is Kind.REPLY}
         ),
     )
     for number, item in enumerate(items):
@@ -255,18 +274,18 @@ def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
 
 
 def with_metrics(model: ServedModel, frames: Sequence[OutFrame]) -> list[OutFrame]:
-    """Reported metrics go with the next reply."""
-    out = list(frames)
-    for idx, (kind, batch, items, times) in enumerate(out):
+    """Add the reported metrics to the next reply."""
+    frames_out = list(frames)
+    for idx, (kind, batch, items, times) in enumerate(frames_out):
         if kind is Kind.REPLY and times and model.metrics.pending:
-            out[idx] = (
+            frames_out[idx] = (
                 kind,
                 batch,
                 items,
                 bytes(times) + json.dumps(model.metrics.pending.take()).encode(),
             )
             break
-    return out
+    return frames_out
 
 
 def _is_last(context: Context, idx: int, value: Any) -> bool:
@@ -282,6 +301,5 @@ def _is_last(context: Context, idx: int, value: Any) -> bool:
             " per request."
         ) from None
     verdict = criterion(value)
-    return verdict is None or bool(
-        verdict
-    )  # None: a request that does not stream, in TorchServe's words
+    # None stands for a request that does not stream, as in TorchServe.
+    return verdict is None or bool(verdict)

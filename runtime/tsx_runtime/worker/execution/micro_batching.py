@@ -1,14 +1,13 @@
-"""Micro-batches: splits a batch, and runs its parts through preprocess, inference and postprocess
-in parallel.
+"""Micro-batches: parts of a batch that pass through the steps of a handler in parallel.
 
-So the next part is preprocessed while the model runs this one. Contract section 6.2:
+One part is preprocessed while the model runs another one. See docs/guides/serving-modes.md:
 
     class MyHandler(ImageClassifier):
         def __init__(self):
             super().__init__()
             self.handle = MicroBatching(self, micro_batch_size=4, parallelism={"preprocess": 2})
 
-Handlers derived from `BaseHandler` that do not call it themselves get it from `micro_batching:` in
+Handlers derived from `BaseHandler` that do not call it themselves get it by `micro_batching:` in
 model-config.yaml.
 """
 
@@ -32,9 +31,9 @@ BASE = "tsx_runtime.worker.handlers.base"
 
 
 class MicroBatching:
-    """Stands in for `parent_handler.handle`.
+    """A replacement of `parent_handler.handle` that runs micro-batches.
 
-    `parallelism` gives the number of threads of a stage, 1 by default.
+    `parallelism` has the number of threads of each stage; the default is 1.
     """
 
     def __init__(
@@ -44,10 +43,10 @@ class MicroBatching:
         parallelism: Mapping[str, int] | None = None,
     ) -> None:
         self.handler = parent_handler
-        self._size = _whole("micro_batch_size", micro_batch_size)
+        self._size = _check_number("micro_batch_size", micro_batch_size)
         self._parallelism = _parallelism(parallelism)
         self._pools: list[ThreadPoolExecutor] | None = None
-        self._here = threading.local()
+        self._thread = threading.local()
 
     @property
     def micro_batch_size(self) -> int:
@@ -55,11 +54,11 @@ class MicroBatching:
 
     @micro_batch_size.setter
     def micro_batch_size(self, size: int) -> None:
-        self._size = _whole("micro_batch_size", size)
+        self._size = _check_number("micro_batch_size", size)
 
     @property
     def parallelism(self) -> dict[str, int]:
-        """Threads of each stage. Set it as a whole, between two batches."""
+        """The threads of each stage. Assign a new value between two batches."""
         return dict(self._parallelism)
 
     @parallelism.setter
@@ -71,13 +70,14 @@ class MicroBatching:
         return self.handle(data, context)
 
     def handle(self, data: Any, context: Context) -> Any:
+        """Answer a batch in parts, or as a whole if it asks for more than predictions."""
         handler = self.handler
-        # explanations, descriptions and traces are made of the whole
+        # Explanations, descriptions and traces are made from the whole batch.
         if (
             os.environ.get("ENABLE_TORCH_PROFILER")
             or not data
             or any(
-                context.get_request_header(0, what) == "True" for what in ("explain", "describe")
+                context.get_request_header(0, name) == "True" for name in ("explain", "describe")
             )
         ):
             return type(handler).handle(handler, data, context)
@@ -94,20 +94,22 @@ class MicroBatching:
         return results
 
     def get_micro_batch_idx(self) -> int:
-        """Which part of its batch this thread works on, from 0."""
-        return getattr(self._here, "number", 0)
+        """Return the number of the part, from 0, on which this thread works."""
+        return getattr(self._thread, "number", 0)
 
     def shutdown(self) -> None:
-        """End the threads; the next batch starts others."""
+        """End the threads; the next batch starts new ones."""
         pools, self._pools = self._pools, None
         for pool in pools or ():
             pool.shutdown()
 
     def _run(self, data: Sequence[Any], parts: list[range], context: Context) -> list[Any]:
         if self._pools is None:
-            take_over = torch_state()
+            apply_settings = torch_state()
             self._pools = [
-                ThreadPoolExecutor(self._parallelism[stage], f"tsx-{stage}", initializer=take_over)
+                ThreadPoolExecutor(
+                    self._parallelism[stage], f"tsx-{stage}", initializer=apply_settings
+                )
                 for stage in STAGES
             ]
         flows = [
@@ -116,12 +118,12 @@ class MicroBatching:
         ]
         results: list[Any] = []
         error: BaseException | None = None
-        for flow in (
-            flows
-        ):  # all of them, also where one failed: a stage that still runs would get the next batch
+        # All flows are awaited, even after one has failed: a stage that still runs would get the
+        # next batch.
+        for flow in flows:
             try:
                 results += _as_list(flow.done.result(), flow.part)
-            except BaseException as raised:  # raised again below
+            except BaseException as raised:  # It is raised again below.
                 error = error or raised
         if error is not None:
             raise error
@@ -129,7 +131,7 @@ class MicroBatching:
 
 
 class _Flow:
-    """One micro-batch and its way through the stages."""
+    """A micro-batch on its way through the stages."""
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class _Flow:
     ) -> None:
         self.part = part
         self._number = number
-        self._here = owner._here
+        self._thread = owner._thread
         self.done: Future[Any] = Future()
         self._pools = pools
         self._handler = owner.handler
@@ -151,7 +153,7 @@ class _Flow:
         pools[0].submit(self._step, 0, rows)
 
     def _step(self, stage: int, data: Any) -> None:
-        self._here.number = self._number
+        self._thread.number = self._number
         if self._laps is not None:
             step_times.begin(self._laps)
         try:
@@ -163,34 +165,35 @@ class _Flow:
         except BadRows as error:
             self.done.set_exception(
                 BadRows(
-                    {self.part.start + idx: why for idx, why in error.faults.items()},
+                    {self.part.start + idx: fault for idx, fault in error.faults.items()},
                     error.error_code,
                 )
             )
-        except (
-            BaseException
-        ) as error:  # the thread's boundary: it is raised where the batch is put together
+        # The error is raised in the thread that puts the batch together.
+        except BaseException as error:
             self.done.set_exception(error)
         else:
             self.done.set_result(data)
 
 
 def with_micro_batches(entry: LoadedHandler, context: Context) -> LoadedHandler:
-    """Micro-batches as `micro_batching` in model-config.yaml says, unless the handler makes its
-    own. Raises `LoadError`.
+    """Add micro-batches by `micro_batching` in model-config.yaml, unless the handler has its own.
+
+    Raises:
+        LoadError: The setting is wrong.
     """
-    wanted = context.model_yaml_config.get("micro_batching")
-    if wanted is None or not is_handled_by_base(entry):
+    settings = context.model_yaml_config.get("micro_batching")
+    if settings is None or not is_handled_by_base(entry):
         return entry
-    if not isinstance(wanted, Mapping):
+    if not isinstance(settings, Mapping):
         raise LoadError(
-            f"micro_batching in model-config.yaml is {wanted!r}; it must hold micro_batch_size and"
-            " parallelism."
+            f"micro_batching in model-config.yaml is {settings!r}; it must hold micro_batch_size"
+            " and parallelism."
         )
     try:
         return entry._replace(
             call=MicroBatching(
-                entry.instance, wanted.get("micro_batch_size", 1), wanted.get("parallelism")
+                entry.instance, settings.get("micro_batch_size", 1), settings.get("parallelism")
             )
         )
     except ValueError as error:
@@ -198,7 +201,7 @@ def with_micro_batches(entry: LoadedHandler, context: Context) -> LoadedHandler:
 
 
 def is_handled_by_base(entry: LoadedHandler) -> bool:
-    """Whether the handler is derived from `BaseHandler` and has no `handle` of its own."""
+    """Tell whether the handler is derived from `BaseHandler` and has no `handle` of its own."""
     base = getattr(sys.modules.get(BASE), "BaseHandler", None)
     handler = entry.instance
     return (
@@ -221,33 +224,35 @@ def _as_list(result: Any, part: range) -> list[Any]:
     return result
 
 
-def _parallelism(given: Mapping[str, int] | None) -> dict[str, int]:
-    given = given or {}
-    if unknown := sorted(set(given) - set(STAGES)):
+def _parallelism(settings: Mapping[str, int] | None) -> dict[str, int]:
+    settings = settings or {}
+    if unknown := sorted(set(settings) - set(STAGES)):
         raise ValueError(
             f"parallelism has no stage {unknown[0]!r}; the stages are {', '.join(STAGES)}"
         )
-    return {stage: _whole(f"parallelism of {stage}", given.get(stage, 1)) for stage in STAGES}
+    return {
+        stage: _check_number(f"parallelism of {stage}", settings.get(stage, 1)) for stage in STAGES
+    }
 
 
-def _whole(what: str, value: Any) -> int:
+def _check_number(name: str, value: Any) -> int:
     if type(value) is not int or not 1 <= value <= 1 << 20:
-        raise ValueError(f"{what} is {value!r}; it must be a whole number, 1 or more")
+        raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
     return value
 
 
 def torch_state() -> Callable[[], None]:
-    """Torch's settings of this thread, for the other threads."""
+    """Return a function that gives other threads torch's settings of this thread."""
     torch = sys.modules.get("torch")
     if torch is None:
         return lambda: None
     threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
-    def take_over() -> None:
+    def apply_settings() -> None:
         torch.set_num_threads(threads)
         torch.set_grad_enabled(grad)
         if device is not None:
             torch.cuda.set_device(device)
 
-    return take_over
+    return apply_settings

@@ -1,14 +1,14 @@
-"""Prepares the next batch while the model runs this one: one thread reads frames and preprocesses,
-the main thread runs the model.
+"""The preparation of the next batch while the model runs this one.
 
-Only for handlers with three separate steps: those derived from `BaseHandler` that have no `handle`
-of their own. Batches are answered in their order. A batch that cannot be prepared ahead is handled
-in its turn, as without a second thread.
+One thread reads frames and preprocesses; the main thread runs the model. This is only for handlers
+with three separate steps: those derived from `BaseHandler` without their own `handle`. Batches are
+answered in their order. A batch that cannot be prepared ahead is handled in its turn, as without a
+second thread.
 
-`preprocess` must pass on everything by its result. A handler that leaves something on `self` for
-`postprocess` would find there the values of the next batch, so a user's own `preprocess` is run
-ahead only where the model configures it (`overlapPreprocessing: true`); the default is to do so on
-CUDA devices, where the CPU would wait for the GPU, with the `preprocess` of tsx's own handlers.
+`preprocess` must pass on everything by its result. If a handler leaves something on `self` for
+`postprocess`, that finds the values of the next batch. A user's own `preprocess` is therefore run
+ahead only if the model configures it (`overlapPreprocessing: true`). By default, it is done on CUDA
+devices, where the CPU would wait for the GPU, with the `preprocess` of tsx's own handlers.
 """
 
 from __future__ import annotations
@@ -40,98 +40,104 @@ logger = logging.getLogger("tsx.worker")
 
 
 class OutOfTurn(RuntimeError):
-    """A handler did something in `preprocess` that only the current batch may do."""
+    """The error of a `preprocess` that does what only the current batch may do."""
 
 
 class ReadBatch(NamedTuple):
-    """A batch that was read. `ahead` is None where it is prepared in its turn."""
+    """A batch that was read; `ahead` is None if it is prepared in its turn."""
 
     batch: int
     items: list[Item]
     ahead: PreparedBatch | None
-    began: float | None  # time.monotonic() when it was prepared
+    began: float | None  # the time of the preparation, by `time.monotonic`
 
 
 def overlaps(model: ServedModel) -> bool:
-    """Whether the steps of this model's handler may run side by side."""
-    wanted = model.context.model_yaml_config.get("overlapPreprocessing", "auto")
+    """Tell whether the steps of this model's handler may run side by side."""
+    setting = model.context.model_yaml_config.get("overlapPreprocessing", "auto")
     handler = model.entry.instance
     if (
-        model.cost is not None  # a batch may have to be cut before it is preprocessed
-        or wanted is False
+        model.cost is not None  # A batch may have to be cut before it is preprocessed.
+        or setting is False
         or not model.alone
         or profiling.is_wanted()
-        or (wanted is not True and not _is_cuda(handler))
+        or (setting is not True and not _is_cuda(handler))
     ):
         return False
     if not is_handled_by_base(model.entry) or os.environ.get("ENABLE_TORCH_PROFILER"):
-        if wanted is True:
+        if setting is True:
             text = (
                 "overlapPreprocessing is on, but %s is not derived from BaseHandler, or overrides"
                 " its handling of batches: nothing overlaps"
             )
             logger.warning(text, model.entry.name)
         return False
-    return wanted is True or type(handler).preprocess.__module__.startswith("tsx_runtime.")
+    return setting is True or type(handler).preprocess.__module__.startswith("tsx_runtime.")
 
 
 def read_ahead(
     channel: FrameSocket, model: ServedModel, on_other: Callable[..., None]
 ) -> Iterator[ReadBatch]:
-    """The batches as they arrive, each prepared while the one before it is answered.
+    """Yield batches as they arrive, each prepared while the previous one is answered.
 
-    `on_other` gets all other frames.
-
-    Raises the errors of reading; ends when the front end has closed.
+    It raises the errors of reading, and ends when the front end has closed. `on_other` gets all
+    other frames.
     """
     model.entry.instance.context = model.context
     ready: queue.Queue[ReadBatch | BaseException | None] = queue.Queue(maxsize=1)
-    side = _CudaSide(model.entry.instance.device) if _is_cuda(model.entry.instance) else _Side()
+    device_state = (
+        _CudaState(model.entry.instance.device)
+        if _is_cuda(model.entry.instance)
+        else _DeviceState()
+    )
     thread = threading.Thread(
-        target=_read, args=(channel, model, on_other, side, ready), name="tsx-prepare", daemon=True
+        target=_read,
+        args=(channel, model, on_other, device_state, ready),
+        name="tsx-prepare",
+        daemon=True,
     )
     thread.start()
     while (waiting := ready.get()) is not None:
         if isinstance(waiting, BaseException):
             raise waiting
         yield waiting
-        del waiting  # an idle worker keeps no body in memory
+        del waiting  # An idle worker keeps no body in memory.
 
 
 def _read(
     channel: FrameSocket,
     model: ServedModel,
     on_other: Callable[..., None],
-    side: _Side,
+    device_state: _DeviceState,
     ready: queue.Queue[Any],
 ) -> None:
     try:
-        with side.entered():
+        with device_state.entered():
             while (frame := channel.read()) is not None:
                 if frame.kind is not Kind.BATCH:
                     on_other(channel, frame)
                     continue
-                items = keep(frame.items)
+                items = copy_items(frame.items)
                 batch, began = frame.batch, time.monotonic()
                 del frame
-                ahead = prepare(model, items, side)
+                ahead = prepare(model, items, device_state)
                 waiting = ReadBatch(batch, items, ahead, began if ahead else None)
                 del ahead
                 del items
                 ready.put(waiting)
                 del waiting
-    except (
-        BaseException
-    ) as error:  # the thread's boundary: whatever ends it ends the worker, which raises it
+    # Any error that ends this thread ends the worker, which raises it.
+    except BaseException as error:
         ready.put(error)
     else:
         ready.put(None)
 
 
-def keep(items: Sequence[Item]) -> list[Item]:
-    """Copies, because the channel's buffer is read over while the batch waits; but for a large body
-    that came alone and lies in memory of its own. Either way the handler gets a copy that it may
-    change, since a batch that fails is read again.
+def copy_items(items: Sequence[Item]) -> list[Item]:
+    """Copy requests that wait, since the channel's buffer is reused meanwhile.
+
+    A large body that came alone has its own memory and stays. The handler gets a copy that it may
+    change in any case, since a batch that fails is read again.
     """
     return [
         (code, bytes(meta), memoryview(body) if isinstance(body, bytearray) else bytes(body))
@@ -139,8 +145,14 @@ def keep(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-def prepare(model: ServedModel, items: Sequence[Item], side: _Side) -> PreparedBatch | None:
-    """Run the first steps of a batch. Their errors are raised in the batch's turn."""
+def prepare(
+    model: ServedModel, items: Sequence[Item], device_state: _DeviceState
+) -> PreparedBatch | None:
+    """Run the first steps of a batch; their errors are raised in the batch's turn.
+
+    Returns:
+        None if the batch must be handled in its turn.
+    """
     refused: dict[int, Answer] = {}
     requests = read_requests(items, range(len(items)), model, refused)
     size = model.ceiling.size
@@ -148,15 +160,14 @@ def prepare(model: ServedModel, items: Sequence[Item], side: _Side) -> PreparedB
         return None
     handler = model.entry.instance
     state = model.context.begin_ahead(requests.metas, requests.parts, _refuse_piece)
-    for idx in range(
-        len(requests.rows)
-    ):  # an explanation or a description is made in its turn, and alone
+    # An explanation or a description is made in its turn, and alone.
+    for idx in range(len(requests.rows)):
         if may_ask_explain(requests.metas[idx]) and any(
-            model.context.get_request_header(idx, what) == "True"
-            for what in ("explain", "describe")
+            model.context.get_request_header(idx, name) == "True"
+            for name in ("explain", "describe")
         ):
             return None
-    steps, laps = _Steps(handler, side), step_times.begin()
+    steps, laps = _Steps(handler, device_state), step_times.begin()
     try:
         steps.prepare(list(requests.rows))
     except OutOfTurn:
@@ -167,42 +178,43 @@ def prepare(model: ServedModel, items: Sequence[Item], side: _Side) -> PreparedB
 class _Steps:
     """The steps of one batch, split over two threads."""
 
-    def __init__(self, handler: Any, side: _Side) -> None:
+    def __init__(self, handler: Any, device_state: _DeviceState) -> None:
         self._handler = handler
-        self._side = side
+        self._device_state = device_state
         self._prepared: Any = None
         self._error: BaseException | None = None
         self._mark: Any = None
         self._seconds = 0.0
 
     def prepare(self, rows: list[Any]) -> None:
+        """Run `preprocess`, and note its error."""
         start = time.perf_counter()
         try:
             self._prepared = self._handler.preprocess(rows)
         except OutOfTurn:
             raise
-        except (
-            BaseException
-        ) as error:  # the boundary to a user's code: it is raised again in the batch's turn
+        # A user's error is raised again in the batch's turn.
+        except BaseException as error:
             self._error = error
-        self._mark = self._side.mark()
+        self._mark = self._device_state.mark()
         self._seconds = time.perf_counter() - start
 
     def finish(self) -> Any:
+        """Run `inference` and `postprocess`, or raise the error of `preprocess`."""
         error, prepared, self._error, self._prepared = self._error, self._prepared, None, None
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # it would hold this frame, which holds it
+                del error  # It would hold this frame, which holds it.
         start = time.perf_counter()
-        self._side.wait_for(self._mark)
+        self._device_state.wait_for(self._mark)
         try:
             output = self._handler.postprocess(self._handler.inference(prepared))
         finally:
-            # before `prepared` is released, whose memory the other thread's stream may reuse at
-            # once
-            self._side.finish()
+            # It waits before `prepared` is released, since the other thread's stream may then
+            # reuse the memory.
+            self._device_state.finish()
         metrics = self._handler.context.metrics
         if metrics is not None:
             seconds = self._seconds + time.perf_counter() - start
@@ -210,19 +222,20 @@ class _Steps:
         return output
 
 
-class _Side:
-    """The device state of the preparing thread: on the CPU only torch's settings of the thread."""
+class _DeviceState:
+    """The device state of the preparing thread; on the CPU, these are torch's settings."""
 
     def __init__(self) -> None:
-        self._take_over = torch_state()
+        self._apply_settings = torch_state()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        self._take_over()
+        """Run with the state of the preparing thread."""
+        self._apply_settings()
         yield
 
     def mark(self) -> Any:
-        """The point up to which the device's work belongs to the batch that was just prepared."""
+        """Return the point on the device up to which work belongs to the prepared batch."""
 
     def wait_for(self, mark: Any) -> None:
         """Make this thread's work on the device start after the mark."""
@@ -231,10 +244,8 @@ class _Side:
         """Wait for this thread's work on the device."""
 
 
-class _CudaSide(_Side):
-    """A stream of its own, so that copies and kernels of the next batch run beside those of the
-    model.
-    """
+class _CudaState(_DeviceState):
+    """A stream, so that copies and kernels of the next batch run beside those of the model."""
 
     def __init__(self, device: Any) -> None:
         super().__init__()

@@ -1,13 +1,11 @@
-"""Measures the steps of a handler: `preprocess`, `inference` and `postprocess`, whichever code
-calls them.
+"""The times of a handler's steps: `preprocess`, `inference` and `postprocess`.
 
-Each step of a handler's object is put behind a `Step`, so that a `handle` of a user's own which
-calls `self.preprocess` is seen as well as that of `BaseHandler`. Time spent in a nested step counts
-for that step. The laps go to the list that was started last in this thread, or this task: one for
-each batch.
+Each step of a handler's object is put behind a `Step`. A user's own `handle` that calls
+`self.preprocess` is therefore measured like that of `BaseHandler`. Time in a nested step counts for
+that step. The laps go to the newest list of this thread or task; each batch has one.
 
-On a GPU a step ends when it returns; work that it has only queued counts where its result is waited
-for.
+On a GPU a step ends when it returns. Work that it has only queued counts in the step that waits for
+its result.
 """
 
 from __future__ import annotations
@@ -26,15 +24,14 @@ STAGES = ("preprocess", "inference", "postprocess")
 NAN = float("nan")
 _pack = TIMES.pack
 
-Laps: TypeAlias = list[
-    tuple[int, float]
-]  # position in STAGES, seconds; threads may add to it side by side
+# Pairs of a position in STAGES and seconds. Several threads may add to a list.
+Laps: TypeAlias = list[tuple[int, float]]
 
 _laps: ContextVar[Laps | None] = ContextVar("tsx_laps", default=None)
 
 
 def begin(laps: Laps | None = None) -> Laps:
-    """From now on, in this thread or task, steps belong to a new batch, or to that of `laps`."""
+    """Begin a batch in this thread or task, or go on with the batch of `laps`."""
     if laps is None:
         laps = []
     _laps.set(laps)
@@ -42,7 +39,7 @@ def begin(laps: Laps | None = None) -> Laps:
 
 
 def begin_next() -> Laps:
-    """As `begin`, for a thread that answers batches one by one.
+    """Begin a batch in a thread that answers batches one by one.
 
     An empty list serves the next batch too: setting a context variable costs more than all else
     here.
@@ -52,20 +49,21 @@ def begin_next() -> Laps:
 
 
 def current() -> Laps | None:
+    """Return the laps of the batch of this thread or task."""
     return _laps.get()
 
 
 def times(began: float, done: float, laps: Sequence[tuple[int, float]]) -> bytes:
-    """`wire.TIMES` of a batch, from when to when (time.monotonic()) the worker had it."""
+    """Return `wire.TIMES` of a batch that the worker had between two times (time.monotonic())."""
     seconds = done - began
-    if not laps:  # the quick way for most
+    if not laps:  # the quick way for most batches
         return _pack(began, seconds, NAN, seconds, NAN)
     return _pack(began, *totals(seconds, laps))
 
 
 def totals(seconds: float, laps: Sequence[tuple[int, float]]) -> tuple[float, float, float, float]:
-    """The seconds in all, and in each step."""
-    if not laps:  # a handler without steps
+    """Return the seconds in all, and in each step."""
+    if not laps:  # The handler has no steps.
         return seconds, NAN, seconds, NAN
     spent: list[float | None] = [None, None, None]
     for stage, lap in laps:
@@ -77,7 +75,7 @@ def totals(seconds: float, laps: Sequence[tuple[int, float]]) -> tuple[float, fl
 class StepTotals:
     """The seconds of all calls so far.
 
-    A request takes part in many: its own seconds are the difference since its arrival.
+    A request takes part in many calls: its own seconds are the difference since its arrival.
     """
 
     def __init__(self) -> None:
@@ -85,34 +83,37 @@ class StepTotals:
         self._known = [False, False, False]
 
     def add(self, seconds: float, laps: Laps) -> None:
-        """Of one call."""
+        """Add one call."""
         for stage, took in enumerate(totals(seconds, laps)[1:]):
-            if took >= 0.0:  # NaN is not
+            if took >= 0.0:  # NaN is not.
                 self.seconds[stage] += took
                 self._known[stage] = True
 
-    def since(self, began: float, before: Sequence[float]) -> bytes:
-        """`wire.TIMES` of a request that came at `began`, when `seconds` were as they are in
-        `before`.
+    def since(self, began: float, earlier_seconds: Sequence[float]) -> bytes:
+        """Return `wire.TIMES` of a request.
+
+        Args:
+            began: The time of its arrival.
+            earlier_seconds: The value of `seconds` at that time.
         """
         spent = [
             now - then if known else NAN
-            for now, then, known in zip(self.seconds, before, self._known, strict=True)
+            for now, then, known in zip(self.seconds, earlier_seconds, self._known, strict=True)
         ]
         return TIMES.pack(began, time.monotonic() - began, *spent)
 
 
-class _Here(threading.local):
-    inner = 0.0  # seconds that the steps which were called by the running one have taken
+class _NestedTime(threading.local):
+    inner = 0.0  # the seconds of the steps that the running one has called
 
 
-_here = _Here()
+_nested = _NestedTime()
 
 
 class Step:
     """A handler's method whose time is measured.
 
-    An object, not a function, so that a handler can still be pickled.
+    It is an object, so that a handler can still be pickled.
     """
 
     def __init__(self, method: Callable[..., Any], stage: int) -> None:
@@ -122,23 +123,23 @@ class Step:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         laps = _laps.get()
-        if laps is None:  # a thread of the handler's own, or no batch
+        if laps is None:  # It is a thread of the handler, or there is no batch.
             return self._tsx_method(*args, **kwargs)
-        outer, _here.inner = _here.inner, 0.0
+        outer, _nested.inner = _nested.inner, 0.0
         start = time.perf_counter()
         try:
             return self._tsx_method(*args, **kwargs)
         finally:
             took = time.perf_counter() - start
-            laps.append((self._tsx_stage, took - _here.inner))
-            _here.inner = outer + took
+            laps.append((self._tsx_stage, took - _nested.inner))
+            _nested.inner = outer + took
 
     def __getattr__(self, name: str) -> Any:
-        """As the method: `__self__`, `__func__`."""
+        """Return an attribute of the method, such as `__self__` or `__func__`."""
         return getattr(self._tsx_method, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the handler has the method itself."""
+        """Pickle the method itself, which a copy of the handler gets."""
         return _as_it_was, (self._tsx_method,)
 
 
@@ -147,15 +148,15 @@ def _as_it_was(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch(handler: Any) -> bool:
-    """Measure the steps of this object, as far as they are separate methods; their behaviour stays
-    the same.
+    """Measure the steps of this object that are separate methods; they behave as before.
 
-    Whether there are any.
+    Returns:
+        Whether there are any.
     """
-    own = getattr(handler, "__dict__", None)
-    if own is None:
+    attributes = getattr(handler, "__dict__", None)
+    if attributes is None:
         return False
-    found = False
+    has_steps = False
     for stage, name in enumerate(STAGES):
         method = getattr(handler, name, None)
         if (
@@ -164,15 +165,17 @@ def watch(handler: Any) -> bool:
             or inspect.isasyncgenfunction(method)
         ):
             continue
-        own[name] = (
-            _awaited(method, stage) if inspect.iscoroutinefunction(method) else Step(method, stage)
+        attributes[name] = (
+            _measure_coroutine(method, stage)
+            if inspect.iscoroutinefunction(method)
+            else Step(method, stage)
         )
-        found = True
-    return found
+        has_steps = True
+    return has_steps
 
 
-def _awaited(method: Callable[..., Any], stage: int) -> Callable[..., Any]:
-    """Other requests may run while it waits, so what it awaits counts for it."""
+def _measure_coroutine(method: Callable[..., Any], stage: int) -> Callable[..., Any]:
+    """Measure a coroutine, with what it awaits, since other requests may run meanwhile."""
 
     @functools.wraps(method)
     async def run(*args: Any, **kwargs: Any) -> Any:

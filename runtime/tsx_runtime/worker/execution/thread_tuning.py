@@ -1,10 +1,10 @@
-"""Chooses how many threads torch uses for a batch, by measuring: as few as are nearly as fast, of
-the cores that are this worker's.
+"""The number of torch's threads for a batch, chosen by measuring.
 
-Small models are fastest with one thread, large ones with all, and beside other busy processes the
-best number is lower. So batches of each size are tried with half and with twice as many threads, in
-turns with the present number, from time to time; a trial may cost a twentieth of the time. Models
-that torch.compile has compiled keep their number: another one would compile them again.
+It is the lowest number that is nearly as fast as any, up to the cores of this worker. Small models
+are fastest with one thread, large ones with all, and beside other busy processes the best number is
+lower. From time to time, batches of each size are therefore tried with half and with twice as many
+threads, in turns with the present number. A trial may cost a twentieth of the time. Models that
+torch.compile has compiled keep their number: another one would compile them again.
 """
 
 from __future__ import annotations
@@ -13,40 +13,44 @@ import sys
 from collections.abc import Generator
 from typing import Any, TypeAlias
 
-WARM_UP = 3  # batches of a size that are not compared
-# batches in a row with one number; the first of them, which may have to start threads, is not
-# compared
-RUN = 4
-LEAST, MOST = 2, 4  # turns of both numbers in a trial: the least where the difference is clear
-CLEAR = 1.5
-# the part of the time that twice the threads may take at most; else the cores are of more use to
-# others
-GAIN = 0.9
-FIRST_PAUSE, LONGEST_PAUSE = (
-    1.0,
-    4.0,
-)  # seconds between trials, doubled after those that changed nothing
-COST = 20  # a pause is at least so many times as long as what the trials before it cost
+WARM_UP_BATCHES = 3  # batches of a size that are not compared
+# Batches in a row with one number. The first one is not compared, since it may start threads.
+RUN_BATCHES = 4
+MIN_TURNS, MAX_TURNS = 2, 4  # turns of both numbers in a trial; the least if the ratio is clear
+CLEAR_RATIO = 1.5
+# The largest time, as a ratio, for twice the threads. Without such a gain, others have more use for
+# the cores.
+GAIN_RATIO = 0.9
+# Pauses between trials double after those that changed nothing.
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 4.0
+PAUSE_FACTOR = 20  # the least ratio of a pause to the cost of the trials before it
 
-Search: TypeAlias = Generator[
-    None, tuple[float, float], Any
-]  # gets time.monotonic() and the seconds of each batch
+# It gets time.monotonic() and the seconds of each batch.
+Search: TypeAlias = Generator[None, tuple[float, float], Any]
 
 
 class ThreadTuning:
-    """Sets torch's threads for each batch, in the thread that runs it."""
+    """The setter of torch's threads for each batch, in the thread that runs it."""
 
     def __init__(self, share: int, *, tunes: bool) -> None:
-        """`share`: cores. `tunes`: whether each batch is between `begin` and `end`."""
+        """Begin with all cores.
+
+        Args:
+            share: The number of cores.
+            tunes: Whether each batch is between `begin` and `end`.
+        """
         self._share = share
         self._tunes = tunes
         self._torch: Any = sys.modules["torch"]
-        self._threads = share  # that are set
+        self._threads = share  # the number that is set
         self._sizes: dict[int, _Size] = {}
         self._batch = _Size(share)
 
     def reshare(self, share: int) -> None:
-        """Where this tunes, for the next batch, and from any thread; else at once."""
+        """Change the number of cores, from any thread.
+
+        With tuning it holds from the next batch on, and without it at once.
+        """
         self._share = share
         if not self._tunes:
             self._set(share)
@@ -63,7 +67,7 @@ class ThreadTuning:
             self._set(batch.threads)
 
     def end(self, now: float, seconds: float) -> None:
-        """`now`: time.monotonic()."""
+        """Note the seconds of the batch; `now` is time.monotonic()."""
         self._batch.search.send((now, seconds))
 
     def _set(self, threads: int) -> None:
@@ -76,11 +80,11 @@ class _Size:
     """The search for the number of threads for batches of about one size."""
 
     def __init__(self, share: int) -> None:
-        self.threads = self.share = share  # for the next batch
+        self.threads = self.share = share  # the number for the next batch
         self.reshare(share)
 
     def reshare(self, share: int) -> None:
-        """Start from what was best; from all of the new share where that was all of the old one."""
+        """Start from the best number, or from the new share if the old one was the best."""
         best = share if self.threads == self.share else self.threads
         levels = [share]
         while levels[-1] > 1:
@@ -92,13 +96,13 @@ class _Size:
         next(self.search)
 
     def _search(self, levels: list[int], at: int) -> Search:
-        pause = FIRST_PAUSE
+        pause = FIRST_PAUSE_S
         self.threads = levels[at]
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP_BATCHES):
             yield
         while True:
             start, cost = at, 0.0
-            for step in (1, -1):  # fewer, then more
+            for step in (1, -1):  # fewer threads, then more
                 if at != start:
                     break
                 while 0 <= at + step < len(levels):
@@ -109,45 +113,52 @@ class _Size:
                     at += step
             self.threads = levels[at]
             now, _ = yield
-            pause = FIRST_PAUSE if at != start else min(LONGEST_PAUSE, 2 * pause)
-            due = now + max(pause, COST * cost)
+            pause = FIRST_PAUSE_S if at != start else min(MAX_PAUSE_S, 2 * pause)
+            due = now + max(pause, PAUSE_FACTOR * cost)
             while now < due:
                 now, _ = yield
 
     def _trial(
-        self, mine: int, rival: int
+        self, present: int, rival: int
     ) -> Generator[None, tuple[float, float], tuple[bool, float]]:
-        """Whether the rival is better, and how many seconds longer its batches took."""
+        """Tell whether the rival is better, and how many seconds longer its batches took."""
         times: tuple[list[float], list[float]] = ([], [])
-        for turn in range(MOST):
-            for threads, each in zip((mine, rival), times, strict=True):
+        for turn in range(MAX_TURNS):
+            for threads, seconds_list in zip((present, rival), times, strict=True):
                 self.threads = threads
-                for batch in range(RUN):
+                for batch in range(RUN_BATCHES):
                     _, seconds = yield
                     if batch:
-                        each.append(seconds)
-            own, other = map(_mean, times)
-            if turn + 1 >= LEAST and max(own, other) > CLEAR * min(own, other):
+                        seconds_list.append(seconds)
+            present_mean, rival_mean = map(_mean, times)
+            if turn + 1 >= MIN_TURNS and max(present_mean, rival_mean) > CLEAR_RATIO * min(
+                present_mean, rival_mean
+            ):
                 break
-        is_better = other <= GAIN * own if rival > mine else own > GAIN * other
+        is_better = (
+            rival_mean <= GAIN_RATIO * present_mean
+            if rival > present
+            else present_mean > GAIN_RATIO * rival_mean
+        )
         return is_better, max(0.0, sum(times[1]) - sum(times[0]))
 
 
 def _mean(times: list[float]) -> float:
-    """Without the longest, which may be anything's; but no median, since what a busy machine does
-    to some of the batches counts.
+    """Return the mean without the longest time, which may have any cause.
+
+    It is no median, since what a busy machine does to some of the batches counts.
     """
     return (sum(times) - max(times)) / (len(times) - 1)
 
 
 def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
+    """Tell whether torch.compile has compiled anything in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters.get("frames"))
 
 
 def tuning_of(share: int, *, tunes: bool) -> ThreadTuning | None:
-    """None where the worker has no torch, or where its handler has chosen a number of its own."""
+    """Return the tuning; None without torch, or if the handler has chosen its own number."""
     torch = sys.modules.get("torch")
     return (
         ThreadTuning(share, tunes=tunes)

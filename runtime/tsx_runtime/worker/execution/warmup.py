@@ -1,7 +1,6 @@
-"""Warm-up requests, sent to a model before it counts as loaded: `warmup` of its model-config.yaml.
+"""Warm-up requests, sent to a model before it counts as loaded: `warmup` in model-config.yaml.
 
-What is slow once (kernels that are chosen, graphs that are compiled, caches that are filled) is not
-slow for a client.
+Kernels are chosen, graphs compiled and caches filled before the first client comes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tsx_runtime.worker.handler_api.loader import own_file
 if TYPE_CHECKING:
     from tsx_archiver import ModelConfig, WarmUp
 
-MOST = 100  # requests of a recording, where no `count` says more
+MAX_RECORDED = 100  # requests of a recording, unless `count` is larger
 
 logger = logging.getLogger("tsx.worker")
 
@@ -38,10 +37,18 @@ def warm_up(
     batch_size: int,
     sequence: tuple[str, str, str] | None,
 ) -> None:
-    """`sequence`: of a stateful model, the names of the headers that tell a request's sequence, its
-    start and its end.
+    """Send the warm-up requests of a model.
 
-    Raises LoadError where a required request fails.
+    Args:
+        model: The model.
+        config: The model's configuration.
+        directory: The directory of the model.
+        batch_size: The size of a full batch.
+        sequence: For a stateful model, the names of the headers that tell a request's sequence, its
+            start and its end.
+
+    Raises:
+        LoadError: A required request fails.
     """
     began, count = time.monotonic(), 0
     numbers = itertools.count(1)
@@ -51,11 +58,11 @@ def warm_up(
                 count += len(items)
                 _check(entry, _answers(model, items))
         except (OSError, NotARecording) as error:
-            _tell(
+            _report_failure(
                 entry, f"{entry.file} cannot be read: {getattr(error, 'strerror', None) or error}"
             )
     if config.warmup:
-        model.metrics.pending.take()  # no client asked for them
+        model.metrics.pending.take()  # No client has sent these requests.
         logger.info("warmed up by %d requests in %.2f s", count, time.monotonic() - began)
 
 
@@ -63,19 +70,22 @@ def _check(entry: WarmUp, answers: list[Answer]) -> None:
     bad = next(((status, body) for status, _, body in answers if status >= 400), None)
     if bad is not None:
         text = bytes(bad[1])[:1000].decode(errors="replace").strip()
-        _tell(
+        _report_failure(
             entry,
             f"a request of {entry.file} was answered with {bad[0]}: {text}",
             broken=NO_LIST in text or WRONG_COUNT in text,
         )
 
 
-def _tell(entry: WarmUp, what: str, *, broken: bool = False) -> None:
-    """`broken`: no request of a batch of this size can be answered, so the model is not served."""
+def _report_failure(entry: WarmUp, reason: str, *, broken: bool = False) -> None:
+    """Log a failure, or raise LoadError if it is strict or the model is broken.
+
+    A broken model can answer no request of a batch of this size.
+    """
     if entry.strict or broken:
-        raise LoadError(f"The warm-up of the model failed: {what}")
+        raise LoadError(f"The warm-up of the model failed: {reason}")
     logger.warning(
-        "warm-up: %s; the model is served anyway (set `strict: true` to refuse it)", what
+        "warm-up: %s; the model is served anyway (set `strict: true` to refuse it)", reason
     )
 
 
@@ -86,14 +96,14 @@ def _batches(
     sequence: tuple[str, str, str] | None,
     numbers: Iterator[int],
 ) -> Iterator[list[Item]]:
-    """Batches of the served size.
+    """Yield batches of the served size.
 
-    Of a file, without a `count`, one single request and one full batch.
+    A file without a `count` gives one single request and one full batch.
     """
     file = own_file(directory / entry.file, directory)
     if file.name.endswith(SUFFIX):
-        found = itertools.islice(read(file), entry.count or MOST)
-        requests = ((recorded.query, recorded.headers, recorded.body) for recorded in found)
+        recordings = itertools.islice(read(file), entry.count or MAX_RECORDED)
+        requests = ((recorded.query, recorded.headers, recorded.body) for recorded in recordings)
         while batch := list(itertools.islice(requests, batch_size)):
             yield [
                 _item(next(numbers), query, dict(headers), body, sequence)
@@ -103,14 +113,15 @@ def _batches(
     body = file.read_bytes()
     kind = entry.content_type or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
     headers = {"content-type": kind, **dict(entry.headers or {})}
-    left = entry.count or batch_size
+    remaining = entry.count or batch_size
     if entry.count is None and batch_size > 1:
         yield [_item(next(numbers), "", headers, body, sequence)]
-    while left > 0:
+    while remaining > 0:
         yield [
-            _item(next(numbers), "", headers, body, sequence) for _ in range(min(left, batch_size))
+            _item(next(numbers), "", headers, body, sequence)
+            for _ in range(min(remaining, batch_size))
         ]
-        left -= batch_size
+        remaining -= batch_size
 
 
 def _item(
@@ -122,10 +133,12 @@ def _item(
 ) -> Item:
     id = f"warm-up-{number}"
     if sequence is not None:
-        of_sequence = dict(zip(sequence, (id, "true", "true"), strict=True))
-        named = {name.lower() for name in headers}
+        sequence_headers = dict(zip(sequence, (id, "true", "true"), strict=True))
+        lower_names = {name.lower() for name in headers}
         headers = headers | {
-            name: value for name, value in of_sequence.items() if name.lower() not in named
+            name: value
+            for name, value in sequence_headers.items()
+            if name.lower() not in lower_names
         }
     block = [
         (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))

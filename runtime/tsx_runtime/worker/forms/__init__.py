@@ -1,3 +1,4 @@
-"""Forms of a model: other ways to run it, built from it by `tsx optimize`, kept in its archive,
-loaded by its workers.
+"""Forms of a model: other ways to run it.
+
+`tsx optimize` builds them from the model, archives keep them, and workers load them.
 """

@@ -1,4 +1,4 @@
-"""What a built form is bound to: the machine, device and versions that it was built with."""
+"""The bound of a built form: the machine, device and versions that it was built with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tsx_runtime.worker.forms.form import Form
 
-# Instructions that kernels for several precisions are chosen by: others would give another loss.
+# Instructions by which libraries choose kernels for several precisions; others give another loss.
 KERNELS = (
     "avx2",
     "avx512_f",
@@ -26,15 +26,16 @@ KERNELS = (
     "i8mm",
     "bf16",
 )
-VNNI = {"avx512_vnni", "avx_vnni"}  # without these, sums of products of 8 bits overflow or saturate
-# What a compiler for this very CPU does not choose by itself; AVX10.1 has no instructions besides
-# those of AVX-512.
+VNNI = {"avx512_vnni", "avx_vnni"}  # Without these, sums of 8-bit products overflow or saturate.
+# Instructions that a compiler for this very CPU does not choose by itself. AVX10.1 has no
+# instructions besides those of AVX-512.
 UNUSED = ("aes", "avx10_1", "clflush", "clflushopt", "clwb", "sha")
 
 
 def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
-    """As JSON, of this machine; `extras` and `compiles` are for the images that `tsx deploy`
-    builds.
+    """Return the form's bound on this machine, as JSON.
+
+    `extras` and `compiles` are for the images that `tsx deploy` builds.
     """
     bound: dict[str, Any] = {"device": device.type, "machine": platform.machine()}
     if "native" in form.bound_to:
@@ -55,7 +56,7 @@ def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
 
 
 def mismatch(bound: Mapping[str, Any], device: torch.device) -> str | None:
-    """Why a form with this bound cannot be used here; None if it can."""
+    """Explain why a form with this bound cannot be used here; None if it can."""
     if bound.get("device") != device.type:
         return f"it was built for {bound.get('device')}, and this worker runs on {device.type}"
     if bound.get("machine") != platform.machine():
@@ -83,9 +84,9 @@ def is_x86() -> bool:
 
 
 def cpu_instructions() -> set[str]:
-    """Those that this machine has, by torch's names; none with a torch that cannot tell."""
+    """Return torch's names of this machine's instructions; none if torch cannot tell."""
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return {name for name, here in known.items() if here is True}
+    return {name for name, is_present in known.items() if is_present is True}
 
 
 def _gpu(device: torch.device) -> str:
@@ -101,5 +102,5 @@ def _version(package: str) -> str:
 
 
 def _release(version: str) -> str:
-    """2.13 of 2.13.0+cpu: patch releases load each other's files."""
+    """Return 2.13 for 2.13.0+cpu: patch releases load each other's files."""
     return ".".join(version.split("+")[0].split(".")[:2])

@@ -1,7 +1,6 @@
-"""The process that builds one form of a model, or lists those that can be built, for `tsx
-optimize`.
+"""The process that builds one form of a model, or surveys the forms, for `tsx optimize`.
 
-`python -m tsx_runtime.worker.forms.build` reads a `BuildOrder` as JSON from standard input, and
+`python -m tsx_runtime.worker.forms.build` reads a `BuildOrder` as JSON from standard input. It
 writes a `BuildReport` as JSON to the file `report`.
 """
 
@@ -36,28 +35,45 @@ logger = logging.getLogger("tsx.worker")
 
 
 class BuildOrder(TypedDict):
-    load: LoadOrder  # as for a worker; its model_config has `forms: [reference]`
-    batches: str  # a file of BATCH frames: the calibration inputs, in batches of several sizes
-    form: str | None  # None: survey all
-    directory: str  # empty; for the form's files
-    report: str  # the file to write
+    """What to build, and from which model.
+
+    Attributes:
+        load: The order for a worker; its model_config has `forms: [reference]`.
+        batches: A file of BATCH frames: the calibration inputs, in batches of several sizes.
+        form: The name of the form; None surveys all.
+        directory: An empty directory for the form's files.
+        report: The file to write.
+    """
+
+    load: LoadOrder
+    batches: str
+    form: str | None
+    directory: str
+    report: str
 
 
 class BuildReport(TypedDict, total=False):
-    """A survey has `applies` and `labels`; a build has `record`, or `reason` if it failed."""
+    """The result of a survey (`applies`, `labels`) or of a build (`record`, or `reason`).
 
-    applies: dict[str, str | None]  # by the form's name: why it cannot be built, or null
-    labels: dict[str, str]  # by the form's name, in words
-    record: dict[str, Any]  # of a FormRecord
+    Attributes:
+        applies: For each form, why it cannot be built, or None.
+        labels: For each form, its label.
+        record: The fields of a FormRecord.
+        reason: Why the build failed.
+    """
+
+    applies: dict[str, str | None]
+    labels: dict[str, str]
+    record: dict[str, Any]
     reason: str
 
 
 class RecordingModel:
-    """Takes the place of a handler's `model`, and records its calls."""
+    """A handler's model, whose calls are recorded."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.rows = 0  # of the batch that runs
+        self.rows = 0  # the size of the running batch
         self.calls: list[ModelCall] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,23 +91,28 @@ def main() -> None:
         report = run(order)
     except (NotBuilt, LoadError) as error:
         report = BuildReport(reason=str(error))
-    except (
-        Exception
-    ) as error:  # the boundary to a compiler or converter, which raises whatever it likes
+    # A compiler or converter may raise anything.
+    except Exception as error:
         logger.exception("the form %s was not built", order["form"])
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = (
+        location = (
             ""
             if str(error)
             else f" in {Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
         )
-        report = BuildReport(reason=in_words(error) + where)
+        report = BuildReport(reason=in_words(error) + location)
     Path(order["report"]).write_text(json.dumps(report), encoding="utf-8")
 
 
 def run(order: BuildOrder) -> BuildReport:
-    """Raises NotBuilt, LoadError, or whatever a form's libraries raise."""
-    subject = subject_of(load_model(order["load"]), Path(order["batches"]))
+    """Survey the forms, or build one.
+
+    Raises:
+        NotBuilt: The form does not fit the model.
+        LoadError: The model cannot be loaded.
+        Exception: A library of the form has failed.
+    """
+    subject = record_calls(load_model(order["load"]), Path(order["batches"]))
     forms, device = known_forms(), subject.device
     if order["form"] is None:
         return BuildReport(
@@ -108,22 +129,24 @@ def run(order: BuildOrder) -> BuildReport:
             labels={name: form.label for name, form in forms.items()},
         )
     form, directory, signature = forms[order["form"]], Path(order["directory"]), subject.signature
-    compared = form.is_graph and signature is not None and not form.compiles
+    is_compared = form.is_graph and signature is not None and not form.compiles
     with torch.no_grad():
-        wanted = ModelResults.of(subject) if compared else None
+        expected = ModelResults.of(subject) if is_compared else None
         settings = form.build(subject, directory)
-        if wanted is not None:
+        if expected is not None:
             loads = (lambda: subject.model,) * 2
-            wanted.check(form, FormSource(directory, settings, signature, *loads, device))
+            expected.check(form, FormSource(directory, settings, signature, *loads, device))
     record = FormRecord(
         form.name, bound_of(form, device), settings, signature and signature.as_json()
     )
     return BuildReport(record=asdict(record))
 
 
-def subject_of(served: ServedModel, batches: Path) -> Subject:
-    """Raises NotBuilt if the handler does not load its model by `in_form`, or does not answer the
-    inputs.
+def record_calls(served: ServedModel, batches: Path) -> Subject:
+    """Answer the inputs, and return the model with the calls that its handler made.
+
+    Raises:
+        NotBuilt: The handler does not load its model by `in_form`, or does not answer the inputs.
     """
     handler = served.entry.instance
     if getattr(handler, "form", None) != REFERENCE:
@@ -131,8 +154,8 @@ def subject_of(served: ServedModel, batches: Path) -> Subject:
             f"{served.entry.name} loads its model itself: in its initialize, call `self.model ="
             " self.in_form(load)`, a method of BaseHandler, where load() returns the model"
         )
-    # First, as the handler keeps what it finds, and a RecordingModel shows it nothing. Handlers
-    # that do not take tensors read their requests themselves.
+    # The specs come first, as the handler keeps them and a RecordingModel shows it no model.
+    # Handlers that do not take tensors read their requests themselves.
     specs: tuple[InputSpec, ...] = (
         handler._input_specs if getattr(handler, "_takes_tensors", False) else ()
     )
@@ -147,9 +170,8 @@ def subject_of(served: ServedModel, batches: Path) -> Subject:
                     f" {bytes(body)[:300].decode(errors='replace')}"
                 )
     handler.model = recorder.model
-    calls = [
-        ModelCall(_copy(call.args), _copy(call.kwargs), call.rows) for call in recorder.calls
-    ]  # outside of inference mode
+    # Copies made here are not inference tensors.
+    calls = [ModelCall(_copy(call.args), _copy(call.kwargs), call.rows) for call in recorder.calls]
     signature, reason = None, ""
     try:
         signature = Signature.of(recorder.model, calls)._replace(

@@ -1,5 +1,6 @@
-"""Exports the model over flat tensors with free sizes, for the compilers and converters of several
-kinds of form.
+"""The export of a model over flat tensors with free sizes.
+
+Compilers and converters of several kinds of form begin with it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ from tsx_runtime.worker.handlers.models.model_files import FixedBatch
 
 
 class SizeRange(NamedTuple):
-    """Of sizes of inputs that are equal in each call."""
+    """The range of a size that several inputs share in each call.
 
-    places: tuple[tuple[int, int], ...]  # (number of the input, dimension)
+    Attributes:
+        places: Pairs of an input's number and its dimension.
+        least: The smallest size.
+        most: The largest size, or None if there is no limit.
+    """
+
+    places: tuple[tuple[int, int], ...]
     least: int
     most: int | None
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether the tensors have one such size, within the range."""
         sizes = {tensors[number].shape[at] for number, at in self.places}
         return len(sizes) == 1 and all(
             self.least <= size and (self.most is None or size <= self.most) for size in sizes
@@ -47,8 +55,9 @@ def not_eager(model: Any) -> str | None:
 
 
 def not_exportable(subject: Subject) -> str | None:
-    """Why `exported` cannot export this model, as far as is known without an attempt: for a form's
-    `applies`.
+    """Explain why `export_flat` cannot export this model, as far as is known without an attempt.
+
+    It is for a form's `applies`.
     """
     model = subject.model
     if isinstance(model, torch.jit.ScriptModule):
@@ -65,10 +74,10 @@ def not_exportable(subject: Subject) -> str | None:
 
 
 def module_of(model: Any) -> nn.Module:
-    """The module to export.
+    """Return the module to export.
 
-    From a program that was exported for one batch size, the checks of that size are removed: often
-    nothing else in its graph depends on it.
+    A program that was exported for one batch size loses the checks of that size. Often nothing
+    else in its graph depends on it.
     """
     if not isinstance(model, FixedBatch):
         assert isinstance(model, nn.Module)
@@ -80,7 +89,7 @@ def module_of(model: Any) -> nn.Module:
 
 
 def not_convertible(subject: Subject) -> str | None:
-    """The same for converters that also take TorchScript, by way of `traced`."""
+    """Do the same for converters that also take TorchScript, by way of `trace_flat`."""
     return (
         subject.no_signature or None
         if isinstance(subject.model, torch.jit.ScriptModule)
@@ -89,22 +98,23 @@ def not_convertible(subject: Subject) -> str | None:
 
 
 def flat_calls(subject: Subject) -> list[tuple[torch.Tensor, ...]]:
-    """The flat tensors of each of its calls."""
+    """Return the flat tensors of each call."""
     signature = subject.flat_signature()
-    found = (signature.tensors(call.args, call.kwargs) for call in subject.calls)
+    calls = (signature.tensors(call.args, call.kwargs) for call in subject.calls)
     return [
-        tuple(each.contiguous() for each in tensors) for tensors in found if tensors is not None
+        tuple(tensor.contiguous() for tensor in tensors) for tensors in calls if tensors is not None
     ]
 
 
 def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
-    """The flat tensors of the call whose smallest free size is largest: torch.export makes sizes of
-    0 and 1 constants.
+    """Return the flat tensors of the call whose smallest free size is largest.
+
+    torch.export makes sizes of 0 and 1 constants.
     """
     free = [
         (number, at)
-        for number, own in enumerate(subject.flat_signature().inputs)
-        for at in _free(own)
+        for number, input in enumerate(subject.flat_signature().inputs)
+        for at in _free(input)
     ]
     return max(
         flat_calls(subject),
@@ -112,24 +122,26 @@ def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
     )
 
 
-def traced(subject: Subject, model: Any = None) -> Any:
-    """`subject.model`, or another model with the same signature, as TorchScript over flat tensors.
-    TorchScript keeps its control flow.
+def trace_flat(subject: Subject, model: Any = None) -> Any:
+    """Return the subject's model, or another one with its signature, as TorchScript.
+
+    It takes flat tensors. A model that is TorchScript already keeps its control flow.
     """
     flat = FlatModel(subject.model if model is None else model, subject.flat_signature())
     return torch.jit.trace(flat, example_tensors(subject), check_trace=False)  # type: ignore[no-untyped-call]  # torch's
 
 
-def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgram:
-    """`subject.model`, or another model with the same signature, over flat tensors.
+def export_flat(subject: Subject, model: Any = None) -> torch.export.ExportedProgram:
+    """Export the subject's model, or another one with its signature, over flat tensors.
 
-    Raises NotBuilt, or what torch raises.
+    Raises:
+        NotBuilt: The model cannot be exported.
+        Exception: torch fails to export it.
     """
     if reason := not_exportable(subject):
         raise NotBuilt(reason)
-    from torch._dynamo.exc import (
-        UserError,
-    )  # here: dynamo takes a second to import, and workers import the kinds of forms
+    # dynamo takes a second to import, and workers import the kinds of forms.
+    from torch._dynamo.exc import UserError
 
     signature, tensors = subject.flat_signature(), example_tensors(subject)
     flat = FlatModel(module_of(subject.model) if model is None else model, signature)
@@ -138,9 +150,9 @@ def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgra
             program = torch.export.export(
                 flat, tensors, dynamic_shapes=(signature.dynamic_shapes(),), strict=False
             )
-        except UserError:  # sizes that depend on each other, which only torch can find out
+        except UserError:  # Some sizes depend on each other, which only torch can find out.
             shapes = tuple(
-                dict.fromkeys(_free(each), torch.export.Dim.AUTO) for each in signature.inputs
+                dict.fromkeys(_free(input), torch.export.Dim.AUTO) for input in signature.inputs
             )
             program = torch.export.export(flat, tensors, dynamic_shapes=(shapes,), strict=False)
     _check_free(program, signature)
@@ -148,16 +160,19 @@ def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgra
 
 
 def size_ranges(program: torch.export.ExportedProgram, signature: Signature) -> list[SizeRange]:
-    """Of the free sizes of what `exported` returns. Raises NotBuilt where one depends on
-    another.
+    """Return the ranges of the free sizes of an exported program.
+
+    Raises:
+        NotBuilt: A size depends on another one.
     """
-    from torch.utils._sympy.value_ranges import bound_sympy  # here: as below
+    # sympy takes half a second to import.
+    from torch.utils._sympy.value_ranges import bound_sympy
 
     places: dict[Any, list[tuple[int, int]]] = {}
     for number, at, size in _free_sizes(program, signature):
         places.setdefault(size.node.expr, []).append((number, at))
     ranges = []
-    for size, found in places.items():
+    for size, positions in places.items():
         if not size.is_Symbol:
             raise NotBuilt(
                 f"a size of its inputs is calculated from another one ({size}), which compiled code"
@@ -165,11 +180,12 @@ def size_ranges(program: torch.export.ExportedProgram, signature: Signature) -> 
             )
         limits = bound_sympy(size, program.range_constraints)
         least, most = (
-            None if math.isinf(each) else int(each) for each in (limits.lower, limits.upper)
+            None if math.isinf(limit) else int(limit) for limit in (limits.lower, limits.upper)
         )
+        # torch notes 1 as 2.
         ranges.append(
-            SizeRange(tuple(found), 1 if least is None or least <= 2 else least, most)
-        )  # torch notes 1 as 2
+            SizeRange(tuple(positions), 1 if least is None or least <= 2 else least, most)
+        )
     return ranges
 
 
@@ -178,18 +194,18 @@ def _free(input: TensorInput) -> list[int]:
 
 
 def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> None:
-    """Raises NotBuilt if a size that differs between calls is a constant in the program."""
-    from torch.fx.experimental.symbolic_shapes import (
-        is_concrete_int,
-    )  # here: sympy, which it needs, takes half a second to import
+    # sympy takes half a second to import.
+    from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
     for number, at, size in _free_sizes(program, signature):
         if is_concrete_int(size):
             is_batch = at in signature.inputs[number].rows
-            what = f"batches of {size}" if is_batch else f"tensors of size {size} in dimension {at}"
+            size_text = (
+                f"batches of {size}" if is_batch else f"tensors of size {size} in dimension {at}"
+            )
             raise NotBuilt(
-                f"as an exported program it takes only {what}, since its code makes that size a"
-                " constant"
+                f"as an exported program it takes only {size_text}, since its code makes that size"
+                " a constant"
             )
 
 

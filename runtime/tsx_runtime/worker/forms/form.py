@@ -1,6 +1,6 @@
 """The interface of a form.
 
-Each module of `kinds` defines some, in `FORMS`; a new kind of form is a new module there.
+Each module of `kinds` defines some forms in `FORMS`; a new kind of form is a new module there.
 """
 
 from __future__ import annotations
@@ -21,37 +21,54 @@ EXTRA = re.compile(r"tsx-serve\[([\w-]+)\]")
 
 
 class NotBuilt(Exception):
-    """Why a form of a model cannot be built, in words."""
+    """The error of a form that cannot be built; its text is the reason."""
 
 
 class Subject(NamedTuple):
-    """What a form is built from."""
+    """The model of which a form is built.
 
-    model: Any  # the archive's own, as its handler calls it: usually an nn.Module in eval mode
-    calls: Sequence[
-        ModelCall
-    ]  # how the handler called it for the calibration inputs, in batches of several sizes
-    signature: Signature | None  # that these calls have in common
-    no_signature: str  # why there is none
+    Attributes:
+        model: The archive's own model, as its handler calls it: usually an nn.Module in eval mode.
+        calls: The handler's calls for the calibration inputs, in batches of several sizes.
+        signature: The signature that these calls have in common.
+        no_signature: The reason why there is none.
+        device: The device of the model.
+    """
+
+    model: Any
+    calls: Sequence[ModelCall]
+    signature: Signature | None
+    no_signature: str
     device: torch.device
 
     def flat_signature(self) -> Signature:
-        """Raises NotBuilt if there is none."""
+        """Return the signature.
+
+        Raises:
+            NotBuilt: There is none.
+        """
         if self.signature is None:
             raise NotBuilt(self.no_signature)
         return self.signature
 
 
 class FormSource(NamedTuple):
-    """What a form is loaded from."""
+    """The parts from which a form is loaded.
 
-    directory: Path  # the files that `build` has written
-    settings: Mapping[str, Any]  # what `build` has returned
+    Attributes:
+        directory: The files that `build` has written.
+        settings: The result of `build`.
+        signature: The signature of the model's calls.
+        reference: Loads the archive's own model at the first call, and returns it at later ones.
+        fresh: Loads another copy of that model, which the form may change.
+        device: The device of the worker.
+    """
+
+    directory: Path
+    settings: Mapping[str, Any]
     signature: Signature | None
-    reference: Callable[
-        [], Any
-    ]  # loads the archive's own model, at the first call; later calls return the same
-    fresh: Callable[[], Any]  # loads another one, which the form may change
+    reference: Callable[[], Any]
+    fresh: Callable[[], Any]
     device: torch.device
 
     def flat_signature(self) -> Signature:
@@ -69,36 +86,43 @@ class FormSource(NamedTuple):
 
 @dataclass(frozen=True)
 class Form(ABC):
-    """One form. Heavy packages are imported in its methods only."""
+    """One form. Only its methods import heavy packages.
 
-    name: str  # lower-case words joined by hyphens
-    label: str  # in words, for reports
+    Attributes:
+        name: Lower-case words joined by hyphens.
+        label: The name in reports.
+        packages: The modules to import, with the commands that install them.
+        devices: The device types on which the form runs.
+        bound_to: Any of "cpu" (instructions by which libraries choose kernels), "native" (all
+            instructions: files compiled for this very CPU end the process if one is missing),
+            "torch" (its version), "gpu" and "packages".
+        is_graph: Whether `load` returns a function of the flat tensors of a `Signature`. If not, it
+            returns a model to call as the original.
+        compiles: Whether `load` has C++ compiled.
+    """
 
-    packages: ClassVar[Mapping[str, str]] = {}  # module to import -> the command that installs it
-    devices: ClassVar[frozenset[str]] = frozenset({"cpu"})  # device types that it runs on
-    # Of "cpu" (its instructions by which libraries choose kernels), "native" (all of its
-    # instructions: files compiled for this very CPU end the process where one is missing), "torch"
-    # (its version), "gpu", "packages".
+    name: str
+    label: str
+
+    packages: ClassVar[Mapping[str, str]] = {}
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu"})
     bound_to: ClassVar[frozenset[str]] = frozenset({"torch"})
-    is_graph: ClassVar[bool] = (
-        # `load` returns a function of flat tensors, as `Signature` has them; else a model called as
-        # the original
-        True
-    )
-
-    compiles: ClassVar[bool] = False  # `load` has C++ compiled
+    is_graph: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
 
     @property
     def extras(self) -> list[str]:
         """The extras of tsx-serve that install `packages`."""
-        return sorted({extra for how in self.packages.values() for extra in EXTRA.findall(how)})
+        return sorted(
+            {extra for command in self.packages.values() for extra in EXTRA.findall(command)}
+        )
 
     def missing(self) -> str | None:
-        """Which package is missing, and how to install it."""
+        """Return which package is missing, and how to install it; None if none is."""
         return next(
             (
-                f"{name} is not installed: {how}"
-                for name, how in self.packages.items()
+                f"{name} is not installed: {command}"
+                for name, command in self.packages.items()
                 if not importlib.util.find_spec(name)
             ),
             None,
@@ -106,23 +130,31 @@ class Form(ABC):
 
     @abstractmethod
     def applies(self, subject: Subject) -> str | None:
-        """Why it cannot be built, without a full stop; None if `build` is worth a try. It is
-        quick.
+        """Explain quickly, without a full stop, why the form cannot be built.
+
+        Returns:
+            None if `build` is worth a try.
         """
 
     @abstractmethod
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Write its files into the empty `directory`; returns JSON for `load`.
+        """Write the form's files into the empty `directory`, and return JSON for `load`.
 
-        Runs in a process of its own, whose torch settings it may
-        change. Raises NotBuilt, or whatever its libraries raise.
+        It runs in its own process, and may change the settings of torch there.
+
+        Raises:
+            NotBuilt: The form does not fit the model.
+            Exception: A library has failed.
         """
 
     @abstractmethod
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """Runs in a worker, before its first batch.
+        """Load the form in a worker, before its first batch, without unpickling.
 
-        Returns a graph (see `is_graph`), which gets contiguous tensors on the device and
-        returns a sequence of tensors, or a model to call as the original. Unpickles nothing. May
-        raise whatever its libraries raise.
+        Returns:
+            A graph (see `is_graph`), which gets contiguous tensors on the device and returns a
+            sequence of tensors, or a model to call as the original.
+
+        Raises:
+            Exception: A library has failed.
         """

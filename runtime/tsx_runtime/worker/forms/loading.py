@@ -1,5 +1,6 @@
-"""Loads the first form of an archive's `forms` that fits this worker, else the archive's own
-model.
+"""The choice of a form: the first of an archive's `forms` that fits this worker.
+
+If none fits, the archive's own model is loaded.
 """
 
 from __future__ import annotations
@@ -32,18 +33,25 @@ logger = logging.getLogger("tsx.worker")
 
 
 class LoadedForm(NamedTuple):
-    model: Any  # to call as the archive's own
-    name: str  # REFERENCE where no form fits
-    passed_over: tuple[str, ...]  # for each form before it in `forms`, why it is not used
+    """A model, ready to be called.
+
+    Attributes:
+        model: The model to call as the archive's own.
+        name: The form's name, or REFERENCE if no form fits.
+        passed_over: The reasons why the forms before it in `forms` are not used.
+    """
+
+    model: Any
+    name: str
+    passed_over: tuple[str, ...]
 
 
 class FormModel:
     """A graph, called as the archive's own model.
 
-    A call that it was not built for goes to that model, which is loaded for the first one.
-
-    Attributes are that model's, except those that handlers use for each request or right after
-    loading.
+    A call that the graph was not built for goes to that model, which the first such call loads.
+    Attributes are those of that model, except the ones that handlers use for each request or right
+    after loading.
     """
 
     def __init__(
@@ -62,12 +70,12 @@ class FormModel:
         tensors = self.signature.tensors(args, kwargs)
         if tensors is None:
             return self._other_call(args, kwargs)
-        return self.signature.result(self._graph(*(each.contiguous() for each in tensors)))
+        return self.signature.result(self._graph(*(tensor.contiguous() for tensor in tensors)))
 
     forward = __call__
 
     def to(self, *args: Any, **kwargs: Any) -> FormModel:
-        """Does nothing: the graph is on its device already."""
+        """Return the model unchanged: the graph is on its device already."""
         return self
 
     def eval(self) -> FormModel:
@@ -75,9 +83,7 @@ class FormModel:
 
     @property
     def _orig_mod(self) -> Any:
-        """torch.compile's name for the model behind a compiled one: for gradients, and to look at
-        its layers.
-        """
+        """The model for gradients and for a look at its layers, by torch.compile's name."""
         model = self._reference()
         return getattr(model, "_orig_mod", model)
 
@@ -99,7 +105,11 @@ def _warn_once(name: str) -> None:
 
 
 def wanted_forms(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """`forms` of model-config.yaml. Raises LoadError."""
+    """Return `forms` of model-config.yaml.
+
+    Raises:
+        LoadError: The value is no list of names.
+    """
     value = config.get("forms")
     if value is None:
         return ()
@@ -118,51 +128,65 @@ def load_form(
     load: Callable[[], Any],
     device: torch.device,
 ) -> LoadedForm:
-    """`load` loads the archive's own model."""
+    """Load the first form that fits.
+
+    Args:
+        names: The forms in order of preference.
+        model_dir: The directory of the model.
+        manifest: The manifest of the archive.
+        load: Loads the archive's own model.
+        device: The device of the worker.
+    """
     passed_over = list[str]()
-    reference = _once(load)
+    reference = _load_once(load)
     for name in names:
         if name == REFERENCE:
             break
         try:
-            model = _loaded(
-                _fitting(name, model_dir, manifest, device), model_dir, reference, load, device
+            model = _load_record(
+                _find_record(name, model_dir, manifest, device), model_dir, reference, load, device
             )
             return LoadedForm(model, name, tuple(passed_over))
         except MemoryError:
             raise
         except (_Mismatch, InvalidForms) as error:
             reason = str(error)
-        except Exception as error:  # the boundary to a library, which raises whatever it likes
+        except Exception as error:  # A library may raise anything.
             reason = (
                 f"it cannot be loaded: {error if isinstance(error, LoadError) else in_words(error)}"
             )
             logger.warning("the form %s cannot be loaded", name, exc_info=True)
-        passed_over.append(f"{name}: {reason}")  # which the front end logs once for all workers
+        # The front end logs it once for all workers.
+        passed_over.append(f"{name}: {reason}")
     return LoadedForm(reference(), REFERENCE, tuple(passed_over))
 
 
 class _Mismatch(Exception):
-    """Why this worker cannot run a form of the archive."""
+    """The error of a form that this worker cannot run; its text is the reason."""
 
 
-def _fitting(
+def _find_record(
     name: str, model_dir: Path, manifest: Mapping[str, Any], device: torch.device
 ) -> FormRecord:
-    """Raises _Mismatch, InvalidForms, or whatever wrong values in the index lead to."""
+    """Return the record of a form that fits.
+
+    Raises:
+        _Mismatch: The form is missing, or does not fit this worker or these weights.
+        InvalidForms: The index is invalid.
+        Exception: The index has wrong values.
+    """
     path = model_dir / FORMS_FILE
-    kept = parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
-    record = kept.named(name)
+    forms = parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
+    record = forms.named(name)
     if record is None:
         raise _Mismatch(f"{FORMS_FILE} has no such form")
-    if reason := mismatch(record.bound, device) or _stale(
-        kept, model_dir, manifest
-    ):  # the second may read the weights
+    # `_stale` may read the weights.
+    if reason := mismatch(record.bound, device) or _stale(forms, model_dir, manifest):
         raise _Mismatch(reason)
     return record
 
 
-def _loaded(
+def _load_record(
     record: FormRecord,
     model_dir: Path,
     reference: Callable[[], Any],
@@ -186,15 +210,15 @@ def _loaded(
     return FormModel(record.name, model, signature, reference)
 
 
-def _stale(kept: KeptForms, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Forms of other weights answer as those did.
+def _stale(forms: KeptForms, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
+    """Explain why the forms are stale: forms of other weights answer as those weights did.
 
-    What the manifest has no checksum of, as in a directory, is read.
+    Files without a checksum in the manifest, as in a directory, are read.
     """
-    given = manifest.get("sha256")
-    known = given if isinstance(given, Mapping) else {}
-    changed = kept.stale_since(
-        {name: known.get(name) or _digest(model_dir / name) for name in kept.made_of}
+    checksums = manifest.get("sha256")
+    known = checksums if isinstance(checksums, Mapping) else {}
+    changed = forms.stale_since(
+        {name: known.get(name) or _digest(model_dir / name) for name in forms.made_of}
     )
     return (
         None
@@ -210,9 +234,10 @@ def _digest(path: Path) -> str:
         return content_digest(file)
 
 
-def _once(load: Callable[[], Any]) -> Callable[[], Any]:
-    """Loads at the first call, also where several threads call it at once: two copies may not fit
-    the memory.
+def _load_once(load: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that loads at its first call, even if several threads call it at once.
+
+    Two copies may not fit into the memory.
     """
     lock, cached = threading.RLock(), functools.cache(load)
 

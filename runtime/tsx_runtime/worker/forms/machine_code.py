@@ -20,18 +20,16 @@ from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.handlers.models.model_files import load_aotinductor
 
 FILE = "model.pt2"
-OPTIONS = {
-    "freezing": True,
-    "cpp.dynamic_threads": True,
-}  # weights are constants; a worker's share of the cores changes
-_CHANNEL = (0, 0, 0, 0, 0, 1)  # behind the channels of images, and of weights
+# Weights are constants. A worker's share of the cores changes.
+OPTIONS = {"freezing": True, "cpp.dynamic_threads": True}
+_CHANNEL = (0, 0, 0, 0, 0, 1)  # padding by one channel, for images and weights
 INSTALL = "pip install 'tsx-serve[optimize]'"
 
 
 def no_compiler() -> str | None:
-    from torch._inductor.cpp_builder import (
-        get_cpp_compiler,
-    )  # here: importing the compiler takes seconds
+    """Explain why there is no C++ compiler; None if there is one."""
+    # Importing the compiler takes seconds.
+    from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
@@ -42,11 +40,11 @@ def no_compiler() -> str | None:
 
 
 class TwoChannels(nn.Module):
-    """A convolution over one channel, computed over two, the second of which is zero.
+    """A convolution over one channel, computed over two, of which the second is zero.
 
     For one channel and a free batch size, Inductor of torch 2.13 with frozen weights cannot tell
-    the memory format (`_prepare_convolution_fusion_create` in mkldnn_ir.py), and the following
-    layers read the result in the wrong one.
+    the memory format (`_prepare_convolution_fusion_create` in mkldnn_ir.py). The following layers
+    read the result in the wrong one.
     """
 
     def __init__(self, layer: nn.Conv2d) -> None:
@@ -62,7 +60,7 @@ class TwoChannels(nn.Module):
 
 
 def for_inductor(model: Any) -> nn.Module:
-    """The model, changed in place, as a module that Inductor compiles correctly."""
+    """Change the model in place into a module that Inductor compiles correctly."""
     module = module_of(model)
     for owner in list(module.modules()):
         for name, layer in owner.named_children():
@@ -72,7 +70,7 @@ def for_inductor(model: Any) -> nn.Module:
 
 
 class MachineCodeForm(Form):
-    """The package has weights of its own.
+    """A form whose files are one package, with its own weights.
 
     `build` needs `tools` and a C++ compiler; `load` needs neither.
     """
@@ -82,9 +80,11 @@ class MachineCodeForm(Form):
 
     @abstractmethod
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
-        """Takes and returns the signature's flat tensors.
+        """Return the program, which takes and returns the signature's flat tensors.
 
-        Raises NotBuilt, or whatever its libraries raise.
+        Raises:
+            NotBuilt: The form does not fit the model.
+            Exception: A library has failed.
         """
 
     def applies(self, subject: Subject) -> str | None:
@@ -96,24 +96,25 @@ class MachineCodeForm(Form):
         return next(missing, None) or not_exportable(subject) or no_compiler()
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        from torch._inductor import aoti_compile_and_package  # as above
+        from torch._inductor import aoti_compile_and_package
 
         program = self.program(subject)
         ranges = size_ranges(program, subject.flat_signature())
         aoti_compile_and_package(
             program, package_path=str(directory / FILE), inductor_configs=OPTIONS
         )
-        return {"sizes": [each._asdict() for each in ranges]}
+        return {"sizes": [size_range._asdict() for size_range in ranges]}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """The code does not look at sizes, and would read beyond a tensor's end: those that it is
-        not made for go to the archive's own model.
+        """Load the package; calls of other sizes go to the archive's own model.
+
+        The code does not check sizes, and would read beyond a tensor's end.
         """
         loader = load_aotinductor(source.directory / FILE, source.device, source.device.type).loader
-        ranges = [SizeRange(**each) for each in source.settings["sizes"]]
+        ranges = [SizeRange(**fields) for fields in source.settings["sizes"]]
 
         def run(*tensors: torch.Tensor) -> Any:
-            if not all(each.holds(tensors) for each in ranges):
+            if not all(size_range.holds(tensors) for size_range in ranges):
                 return source.run_original(*tensors)
             return loader.boxed_run(list(tensors))
 

@@ -1,8 +1,7 @@
-"""How a handler calls its model: with which tensors of which shapes, and the structure of the
-result.
+"""The signature of a model's calls: its tensors, their shapes, and the structure of the result.
 
 A graph (ONNX, OpenVINO, AOTInductor, ...) takes and returns a flat list of tensors. A signature is
-found from real calls. It takes the tensors out of the arguments, and builds the result that the
+derived from real calls. It takes the tensors out of the arguments, and builds the result that the
 original model would have returned.
 """
 
@@ -17,27 +16,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils import (
-    _pytree as pytree,
-)  # torch.export itself flattens arguments and results by it
+
+# torch.export itself flattens arguments and results by it.
+from torch.utils import _pytree as pytree
 
 LARGEST_BATCH = 4096
-FREE = None  # in a shape: a size that differs between calls
-PLAIN = (
-    bool,
-    int,
-    float,
-    str,
-    type(None),
-)  # arguments that are part of the signature by their value
+FREE = None  # a size in a shape that differs between calls
+PLAIN = (bool, int, float, str, type(None))  # Such arguments are in the signature by their value.
 
 
 class NoSignature(ValueError):
-    """Why calls have no signature in common, in words."""
+    """The error of calls without a common signature; its text is the reason."""
 
 
 class ModelCall(NamedTuple):
-    """One call of the model by its handler, for a batch of `rows` requests."""
+    """A call of the model by its handler, for a batch of `rows` requests."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -51,30 +44,42 @@ class TensorInput(NamedTuple):
     batch.
     """
 
-    dtype: str  # float32
+    dtype: str  # such as "float32"
     shape: tuple[int | None, ...]
     rows: tuple[int, ...]
 
 
 class Signature(NamedTuple):
-    arguments_spec: str  # of (args, kwargs), as torch's pytree writes it
-    constants: tuple[
-        tuple[int, Any], ...
-    ]  # (position among the leaves, value) of arguments that are no tensor
+    """The signature of a model's calls.
+
+    Attributes:
+        arguments_spec: The structure of (args, kwargs), as torch's pytree writes it.
+        constants: Pairs of a position among the leaves and the value of an argument without
+            tensors.
+        inputs: The tensors among the arguments.
+        result_spec: The structure of the result.
+        outputs: The number of tensors in the result.
+        requests: The tensors that BaseHandler reads in a request (`InputSpec.as_json`).
+    """
+
+    arguments_spec: str
+    constants: tuple[tuple[int, Any], ...]
     inputs: tuple[TensorInput, ...]
     result_spec: str
-    outputs: int  # tensors in the result
-    requests: tuple[
-        Mapping[str, Any], ...
-    ] = ()  # what BaseHandler reads in a request for the model: `InputSpec.as_json`
+    outputs: int
+    requests: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def of(cls, model: Any, calls: Sequence[ModelCall]) -> Signature:
-        """`model` is called once, for its result. Raises NoSignature."""
+        """Derive the signature from calls; the model is called once, for its result.
+
+        Raises:
+            NoSignature: The calls have no signature in common.
+        """
         if not calls:
             raise NoSignature("its handler did not call self.model")
         flat = [pytree.tree_flatten((call.args, dict(call.kwargs))) for call in calls]
-        specs = {_dumped(spec) for _, spec in flat}
+        specs = {_dump_spec(spec) for _, spec in flat}
         if len(specs) > 1:
             raise NoSignature("its handler calls the model with arguments of different structure")
         leaves = [leaves for leaves, _ in flat]
@@ -86,89 +91,96 @@ class Signature(NamedTuple):
                     f"an argument of the model is a {type(value).__name__}, which is neither a"
                     " tensor nor a plain value"
                 )
-            if any(type(each[at]) is not type(value) or each[at] != value for each in leaves):
+            if any(type(row[at]) is not type(value) or row[at] != value for row in leaves):
                 raise NoSignature(
                     f"an argument of the model that is no tensor differs between calls ({value!r})"
                 )
         if not positions:
             raise NoSignature("the model gets no tensor")
         inputs = tuple(
-            _input([each[at] for each in leaves], [call.rows for call in calls]) for at in positions
+            _input([row[at] for row in leaves], [call.rows for call in calls]) for at in positions
         )
         with torch.inference_mode():
             results, spec = pytree.tree_flatten(model(*calls[0].args, **calls[0].kwargs))
-        if not results or not all(isinstance(each, torch.Tensor) for each in results):
+        if not results or not all(isinstance(result, torch.Tensor) for result in results):
             raise NoSignature("the model's result holds other things than tensors")
-        return cls(specs.pop(), constants, inputs, _dumped(spec), len(results))
+        return cls(specs.pop(), constants, inputs, _dump_spec(spec), len(results))
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Signature:
+    def from_json(cls, fields: Mapping[str, Any]) -> Signature:
+        """Read the result of `as_json`."""
         inputs = tuple(
-            TensorInput(each["dtype"], tuple(each["shape"]), tuple(each["rows"]))
-            for each in given["inputs"]
+            TensorInput(input["dtype"], tuple(input["shape"]), tuple(input["rows"]))
+            for input in fields["inputs"]
         )
-        constants = tuple((at, value) for at, value in given["constants"])
-        for spec in (given["arguments_spec"], given["result_spec"]):
-            _loaded(spec)  # a structure that is not known here fails the load, not each request
+        constants = tuple((at, value) for at, value in fields["constants"])
+        for spec in (fields["arguments_spec"], fields["result_spec"]):
+            _load_spec(spec)  # An unknown structure fails the load, not each request.
         return cls(
-            given["arguments_spec"],
+            fields["arguments_spec"],
             constants,
             inputs,
-            given["result_spec"],
-            given["outputs"],
-            tuple(given.get("requests", ())),
+            fields["result_spec"],
+            fields["outputs"],
+            tuple(fields.get("requests", ())),
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        return {**self._asdict(), "inputs": [each._asdict() for each in self.inputs]}
+        """Return JSON for `from_json`."""
+        return {**self._asdict(), "inputs": [input._asdict() for input in self.inputs]}
 
     def dynamic_shapes(self) -> tuple[dict[int, Any], ...]:
-        """The free sizes for `torch.export.export(FlatModel(...), tensors,
-        dynamic_shapes=(these,))`; the batch is one dimension.
+        """Return the free sizes as `dynamic_shapes` for the export of a FlatModel.
+
+        The batch is one dimension.
         """
         batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
         return tuple(
             {
-                at: batch if at in each.rows else torch.export.Dim.DYNAMIC
-                for at, size in enumerate(each.shape)
+                at: batch if at in input.rows else torch.export.Dim.DYNAMIC
+                for at, size in enumerate(input.shape)
                 if size is FREE
             }
-            for each in self.inputs
+            for input in self.inputs
         )
 
     def tensors(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> list[torch.Tensor] | None:
-        """The tensors among these arguments; None where the call has another signature."""
+        """Return the tensors among these arguments; None if the call has another signature."""
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
-            found, same = [args[0]], self.arguments_spec == _ONE_ARGUMENT and not self.constants
+            tensors, matches = (
+                [args[0]],
+                self.arguments_spec == _ONE_ARGUMENT and not self.constants,
+            )
         else:
             leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
             constants = tuple(
                 (at, leaf) for at, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
             )
-            found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            same = constants == self.constants and spec == _loaded(self.arguments_spec)
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            matches = constants == self.constants and spec == _load_spec(self.arguments_spec)
         return (
-            found
-            if same and len(found) == len(self.inputs) and all(map(_fits, found, self.inputs))
+            tensors
+            if matches
+            and len(tensors) == len(self.inputs)
+            and all(map(_fits, tensors, self.inputs))
             else None
         )
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) of the model with these tensors in them."""
-        values, constants, given = [], dict(self.constants), iter(tensors)
+        """Return (args, kwargs) of the model with these tensors in them."""
+        values, constants, remaining = [], dict(self.constants), iter(tensors)
         for at in range(len(constants) + len(self.inputs)):
-            values.append(constants[at] if at in constants else next(given))
-        args, kwargs = pytree.tree_unflatten(values, _loaded(self.arguments_spec))
+            values.append(constants[at] if at in constants else next(remaining))
+        args, kwargs = pytree.tree_unflatten(values, _load_spec(self.arguments_spec))
         return args, kwargs
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The result of the original model, built from the tensors that a graph returns."""
+        """Build the result of the original model from the tensors that a graph returns."""
         if self.result_spec == _ONE_RESULT:
             return tensors[0]
-        return pytree.tree_unflatten(list(tensors), _loaded(self.result_spec))
+        return pytree.tree_unflatten(list(tensors), _load_spec(self.result_spec))
 
 
 class FlatModel(nn.Module):
@@ -179,7 +191,7 @@ class FlatModel(nn.Module):
 
     def __init__(self, model: Any, signature: Signature) -> None:
         super().__init__()
-        self.training = False  # eval() would call that of an exported program, which raises
+        self.training = False  # eval() would call the eval() of an exported program, which raises.
         self.model = model
         self.signature = signature
 
@@ -188,7 +200,7 @@ class FlatModel(nn.Module):
         return tuple(pytree.tree_leaves(self.model(*args, **kwargs)))
 
 
-def _dumped(spec: pytree.TreeSpec) -> str:
+def _dump_spec(spec: pytree.TreeSpec) -> str:
     try:
         return pytree.treespec_dumps(spec)
     except NotImplementedError as error:
@@ -198,10 +210,14 @@ def _dumped(spec: pytree.TreeSpec) -> str:
 
 
 @functools.cache
-def _loaded(spec: str) -> pytree.TreeSpec:
-    """Torch knows classes of results, such as those of Hugging Face, once their module is imported.
-    Loading the model does that, which a graph does without. Raises NotImplementedError for a class
-    that is not known.
+def _load_spec(spec: str) -> pytree.TreeSpec:
+    """Return a structure from its text.
+
+    Torch knows classes of results, such as those of Hugging Face, once their module is imported.
+    Loading the model imports it, but a graph runs without the model.
+
+    Raises:
+        NotImplementedError: A class is unknown.
     """
     with suppress(NotImplementedError):
         return pytree.treespec_loads(spec)
@@ -212,37 +228,41 @@ def _loaded(spec: str) -> pytree.TreeSpec:
 
 
 def _input(tensors: Sequence[Any], rows: Sequence[int]) -> TensorInput:
-    """Raises NoSignature."""
+    """Return the input that the same argument is in all calls.
+
+    Raises:
+        NoSignature: The tensors of the calls differ in type or in dimensions.
+    """
     first = tensors[0]
-    if not all(isinstance(each, torch.Tensor) for each in tensors):
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise NoSignature("an argument of the model is a tensor in some calls, and none in others")
-    if any(each.dtype != first.dtype or each.dim() != first.dim() for each in tensors):
+    if any(tensor.dtype != first.dtype or tensor.dim() != first.dim() for tensor in tensors):
         raise NoSignature(
             "a tensor that the model gets differs in its type or its number of dimensions between"
             " calls"
         )
-    sizes = list(zip(*(each.shape for each in tensors), strict=True))
+    sizes = list(zip(*(tensor.shape for tensor in tensors), strict=True))
     differing = len(set(rows)) > 1
-    batch = tuple(at for at, found in enumerate(sizes) if differing and list(found) == list(rows))
+    batch = tuple(at for at, size in enumerate(sizes) if differing and list(size) == list(rows))
     return TensorInput(
         str(first.dtype).removeprefix("torch."),
-        tuple(found[0] if len(set(found)) == 1 else FREE for found in sizes),
+        tuple(size[0] if len(set(size)) == 1 else FREE for size in sizes),
         batch,
     )
 
 
 def _fits(tensor: torch.Tensor, input: TensorInput) -> bool:
-    """A graph has no gradients, and may not be made for no rows."""
+    """Tell whether a tensor fits: a graph has no gradients, and may not be made for no rows."""
     return (
         str(tensor.dtype)[6:] == input.dtype
         and tensor.dim() == len(input.shape)
         and all(
-            size > 0 if own is FREE else own == size
-            for own, size in zip(input.shape, tensor.shape, strict=True)
+            actual > 0 if size is FREE else size == actual
+            for size, actual in zip(input.shape, tensor.shape, strict=True)
         )
         and not tensor.requires_grad
     )
 
 
-_ONE_ARGUMENT = _dumped(pytree.tree_flatten(((0,), {}))[1])
-_ONE_RESULT = _dumped(pytree.tree_flatten(0)[1])
+_ONE_ARGUMENT = _dump_spec(pytree.tree_flatten(((0,), {}))[1])
+_ONE_RESULT = _dump_spec(pytree.tree_flatten(0)[1])

@@ -1,1 +1,1 @@
-"""Text generation: one interface over the engines that run it, and what becomes of their tokens."""
+"""Text generation: one interface over the engines, and the text of their tokens."""

@@ -1,5 +1,6 @@
-"""Attention of a step by sequence: without the package flash-attn, transformers computes all
-queries against all keys, under a mask.
+"""Attention of a step, computed for each sequence.
+
+Without the package flash-attn, transformers computes all queries against all keys, under a mask.
 """
 
 from __future__ import annotations
@@ -15,29 +16,30 @@ from transformers.generation.continuous_batching.utils import find_head_dim
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-FEW = (
-    1 << 14
-    # pairs of a query and a key for each thread: up to so many, one call with a mask is faster than
-    # a call for each sequence
-)
-FLASH = (  # where a name has `flash`, transformers makes no mask, and records CUDA graphs
-    "torch_flash"
-)
+# Pairs of a query and a key for each thread. Up to this number, one call with a mask is faster than
+# a call for each sequence.
+MAX_MASKED_PAIRS = 1 << 14
+# For a name with `flash`, transformers makes no mask and records CUDA graphs.
+FLASH = "torch_flash"
 
 
 def attend(
     module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Shapes (1, heads, tokens of all sequences, head size); the mask (1, 1, queries, keys).
+    """Compute attention on a CPU for each sequence, else as transformers does.
 
-    Returns (1, queries, heads, head size).
+    Query, key and value have the shape (1, heads, tokens of all sequences, head size), and the mask
+    has (1, 1, queries, keys). The result has (1, queries, heads, head size).
     """
     bounds = options.get("cu_seq_lens_q")
     special = options.get("position_bias") is not None or options.get("softcap") is not None
     if bounds is None or mask is None or special or query.device.type != "cpu":
         return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)  # type: ignore[no-any-return]
     attention = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=True)
-    if len(bounds) == 2 or query.shape[2] * key.shape[2] <= FEW * torch.get_num_threads():
+    if (
+        len(bounds) == 2
+        or query.shape[2] * key.shape[2] <= MAX_MASKED_PAIRS * torch.get_num_threads()
+    ):
         return attention(query, key, value, mask).transpose(1, 2).contiguous(), None
     queries, keys = (
         pairwise(options[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -54,11 +56,13 @@ def attend(
 def attend_on_gpu(
     module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """By the kernel that comes with torch.
+    """Compute attention by the kernel that comes with torch.
 
-    Shapes as in `attend`, fp16 or bf16, without a mask: a sequence's queries are its last tokens.
+    Shapes are those of `attend`, in fp16 or bf16, without a mask: the queries of a sequence are its
+    last tokens.
 
-    Raises ValueError for what the kernel does not compute.
+    Raises:
+        ValueError: The kernel does not compute this attention.
     """
     if unserved := [
         name
@@ -68,7 +72,7 @@ def attend_on_gpu(
         raise ValueError(
             f"torch's kernel does not compute {', '.join(unserved)}: set huggingface.dtype to fp32"
         )
-    heads = (each[0].transpose(0, 1) for each in (query, key, value))
+    heads = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     bounds = (
         options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     )
@@ -81,9 +85,10 @@ def attend_on_gpu(
 
 
 def choose(model: Any) -> None:
-    """Let a model on a GPU attend by `attend_on_gpu`, unless transformers finds a package that does
-    it too, or the model has sliding windows, capped scores, sinks, or heads that the kernel cannot
-    serve.
+    """Let a model on a GPU attend by `attend_on_gpu` where it fits.
+
+    It is not used if transformers finds a package for the same. Nor does it serve sliding windows,
+    capped scores, sinks, or heads whose size the kernel lacks.
     """
     config = model.config.get_text_config()
     layers, size = getattr(config, "layer_types", None), find_head_dim(config)
@@ -99,8 +104,8 @@ def choose(model: Any) -> None:
             if layers
             else getattr(config, "sliding_window", None) is None
         )
-        and getattr(config, "kv_lora_rank", None)
-        is None  # keys and values have heads of different sizes
+        # Such keys and values have heads of different sizes.
+        and getattr(config, "kv_lora_rank", None) is None
         and getattr(config, "v_head_dim", None) in (None, size)
         and size % 8 == 0
         and size <= 256
@@ -113,6 +118,6 @@ def choose(model: Any) -> None:
 
 
 def register() -> None:
-    """`attend` in place of transformers' `sdpa`, for this process."""
+    """Put `attend` in the place of transformers' `sdpa`, for this process."""
     AttentionInterface.register("sdpa", attend)
     AttentionInterface.register(FLASH, attend_on_gpu)

@@ -1,4 +1,4 @@
-"""Bounds what a chat template writes: a few characters of it may ask for gigabytes."""
+"""Limits of a chat template's output: a few characters of a template may ask for gigabytes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,39 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-LEAST, PER_TOKEN = 8 << 20, 1024  # characters of a rendering: in all, and by token of the context
-_characters_left = ContextVar("_characters_left", default=LEAST)
-_WIDENING = re.compile(  # filters and methods that repeat or pad, by an argument, parts of a value
-    "batch|center|e(scape)?|expandtabs|forceescape|format(_map)?|indent|join|[lr]just|pprint|replace"
-    "|round|slice|string|sum|to(json|_bytes)|translate|url(encode|ize)|wordwrap|xmlattr|zfill"
+# The characters of a rendering: the least limit, and the number for each token of the context.
+MIN_CHARS, CHARS_PER_TOKEN = 8 << 20, 1024
+_remaining_chars = ContextVar("_remaining_chars", default=MIN_CHARS)
+# Filters and methods that repeat or pad parts of a value, depending on an argument.
+_WIDENING = re.compile(
+    "batch|center|e(scape)?|expandtabs|forceescape|format(_map)?|indent|join|[lr]just|pprint"
+    "|replace|round|slice|string|sum|to(json|_bytes)|translate|url(encode|ize)|wordwrap|xmlattr"
+    "|zfill"
 )
 
 
 def begin(context_length: int = 0) -> None:
-    """Let the next template that transformers renders write what such a context may need."""
+    """Let the next template that transformers renders write as much as such a context may need."""
     from transformers.utils import chat_template_utils  # an extra
 
     chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
-    _characters_left.set(max(LEAST, PER_TOKEN * context_length))
+    _remaining_chars.set(max(MIN_CHARS, CHARS_PER_TOKEN * context_length))
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates raise ValueError before they have written too much."""
+    """A sandbox whose templates raise ValueError before they write too much."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     concat = staticmethod(lambda parts: "".join(map(_count, parts)))
 
     def from_string(self, source: Any, *args: Any, **options: Any) -> Any:
-        widening = {name: old for name, old in self.filters.items() if _WIDENING.fullmatch(name)}
+        """Compile a template with counters at its loops, assignments and concatenations."""
+        widening = {
+            name: function for name, function in self.filters.items() if _WIDENING.fullmatch(name)
+        }
         self.filters |= {
-            name: update_wrapper(partial(_filter, old), old) for name, old in widening.items()
+            name: update_wrapper(partial(_filter, function), function)
+            for name, function in widening.items()
         }
         self.filters |= {"tsx_count": _count, "tsx_items": _count_items}
         self.globals.pop("lipsum", None)
@@ -72,7 +79,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if _WIDENING.fullmatch(name := getattr(method, "__name__", "")):
             text = getattr(method, "__self__", "")
             if name in ("format", "format_map") and _has_widths_of_values(text):
-                _spend(_characters_left.get() + 1)
+                _spend(_remaining_chars.get() + 1)
             _price(name, text, *args, *options.values())
         # A macro may call itself with ever more text.
         _count([arg for arg in (*args, *options.values()) if isinstance(arg, str)])
@@ -80,14 +87,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _filter(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    words = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
-    _price(function.__name__, *words[hasattr(function, "jinja_pass_arg") :], *options.values())
-    return function(*words, **options)
+    values = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
+    _price(function.__name__, *values[hasattr(function, "jinja_pass_arg") :], *options.values())
+    return function(*values, **options)
 
 
 def _price(name: str, value: Any, *args: Any) -> None:
-    """Count what a value becomes where the longest argument is written for each of its parts."""
-    if "format" in name and isinstance(value, str):  # its numbers are data, except for widths
+    """Count a value, as if its longest argument were written for each of its parts."""
+    # The numbers of a format are data, except for widths.
+    if "format" in name and isinstance(value, str):
         data = args if re.search(r"%[-+ #0-9.]*\*", value) else [args]
         args = (*data, *map(int, re.findall(r"\d{1,9}", value)))
     longest = max((abs(arg) if isinstance(arg, int) else _size(arg) for arg in args), default=0)
@@ -95,8 +103,9 @@ def _price(name: str, value: Any, *args: Any) -> None:
 
 
 def _has_widths_of_values(text: Any) -> bool:
-    """Check whether a field's width is a value, which may lie anywhere in the arguments:
-    `{:{widths[0]}}`.
+    """Tell whether a field's width is a value, as in `{:{widths[0]}}`.
+
+    Such a value may be anywhere in the arguments.
     """
     return isinstance(text, str) and any(
         "{" in (spec or "") for _, _, spec, _ in Formatter().parse(text)
@@ -115,21 +124,21 @@ def _count_items(values: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """Return the characters of a value's text, at most."""
+    """Return an upper bound for the characters of a value's text."""
     if isinstance(value, str | bytes | int):
         return value.bit_length() // 3 + 1 if isinstance(value, int) else len(value)
     size, parts = 1, [*value, *value.values()] if isinstance(value, Mapping) else value
     for part in parts if isinstance(parts, Collection) else ():
         size += 1 + _size(part)
-        if size > _characters_left.get():
+        if size > _remaining_chars.get():
             break
     return size
 
 
 def _spend(characters: int) -> None:
-    left = _characters_left.get() - max(characters, 1)
-    if left < 0:
+    remaining = _remaining_chars.get() - max(characters, 1)
+    if remaining < 0:
         raise ValueError(
             "it writes much more than the model's context holds. Send shorter messages"
         )
-    _characters_left.set(left)
+    _remaining_chars.set(remaining)

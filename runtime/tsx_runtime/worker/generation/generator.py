@@ -1,4 +1,4 @@
-"""The generator that wire formats are given: tokenizer, chat template and engine of one model."""
+"""The generator for the wire formats: tokenizer, chat template and engine of one model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from tsx_runtime.worker.exceptions import InvalidInput, in_words
 from tsx_runtime.worker.generation import chat_templates
 from tsx_runtime.worker.generation.interface import GenerationEngine, Sampling, TextPiece, Tokens
-from tsx_runtime.worker.generation.metrics import ENGINE_EVERY, GenerationMetrics, TokenTimes
+from tsx_runtime.worker.generation.metrics import ENGINE_INTERVAL_S, GenerationMetrics, TokenTimes
 from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
 
 
 class TextGenerator:
-    """`defaults`: the model's generation_config.json. `vocabulary`: token ids are below it."""
+    """A model that continues texts and chats."""
 
     def __init__(
         self,
@@ -27,18 +27,25 @@ class TextGenerator:
         vocabulary: int,
         metrics: GenerationMetrics,
     ) -> None:
+        """Join the parts of a model.
+
+        Args:
+            tokenizer: The tokenizer.
+            engine: The engine.
+            defaults: The model's generation_config.json.
+            vocabulary: The number of token ids.
+            metrics: The metrics of the worker.
+        """
         self.context_length = engine.context_length
         self.adapters = engine.adapters
         self._tokenizer = tokenizer
-        self._longest_text = (
-            max(map(len, tokenizer.get_vocab())) * engine.context_length
-        )  # characters
+        self._max_text_chars = max(map(len, tokenizer.get_vocab())) * engine.context_length
         self._engine = engine
         self.has_chat_template = bool(tokenizer.chat_template)
         self._defaults = defaults
         self._vocabulary = vocabulary
         self._metrics = metrics
-        # in a tenth of the time of transformers' own `decode`
+        # The backend takes a tenth of the time of transformers' own `decode`.
         fast = getattr(tokenizer, "backend_tokenizer", None)
         decode = (
             partial(tokenizer.decode, clean_up_tokenization_spaces=False)
@@ -48,10 +55,15 @@ class TextGenerator:
         self._decode = partial(decode, skip_special_tokens=True)
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """`stream` says what is too long; what is much too long is not tokenized, which would take
-        seconds.
+        """Return the tokens of a text.
+
+        `stream` refuses prompts that are too long. Much longer texts are refused here, since they
+        would take seconds.
+
+        Raises:
+            InvalidInput: The text is much too long.
         """
-        if len(text) > self._longest_text:
+        if len(text) > self._max_text_chars:
             raise InvalidInput(
                 f"The prompt has {len(text):,} characters, which the model's context of"
                 f" {self.context_length} tokens does not hold. Shorten it."
@@ -64,9 +76,15 @@ class TextGenerator:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Encode by the chat template, ready for the assistant's turn.
+        """Encode messages by the chat template, ready for the assistant's turn.
 
-        `variables` are those of the template's own. Raises `InvalidInput`.
+        Args:
+            messages: The messages.
+            tools: The tools that the assistant may call.
+            variables: Variables of the template itself.
+
+        Raises:
+            InvalidInput: The template refuses the messages, the tools or the variables.
         """
         template = self._tokenizer.chat_template
         if not template:
@@ -78,12 +96,12 @@ class TextGenerator:
             raise InvalidInput(
                 "This model's chat template takes no tools: send the request without them."
             )
-        own = signature(self._tokenizer.apply_chat_template).parameters.keys() | {
+        server_names = signature(self._tokenizer.apply_chat_template).parameters.keys() | {
             "conversations",
             "messages",
             "self",
         }
-        if reserved := own & (variables or {}).keys():
+        if reserved := server_names & (variables or {}).keys():
             raise InvalidInput(
                 f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(reserved))}, which"
                 " the server sets itself."
@@ -97,9 +115,8 @@ class TextGenerator:
                 tokenize=False,
                 **variables or {},
             )
-        except (
-            Exception
-        ) as error:  # the boundary to the model's template, which raises whatever its author wrote
+        # A template raises what its author wrote.
+        except Exception as error:
             raise InvalidInput(
                 f"The model's chat template refuses these messages: {in_words(error)}"
             ) from error
@@ -109,11 +126,14 @@ class TextGenerator:
         return str(self._decode(list(token_ids)))
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
-        """A plain function, which raises at the call: `InvalidInput` for what cannot be, and as the
-        engine's `generate` does.
+        """Generate the continuation of a prompt, after checks at the call.
 
-        What it returns raises `EngineDied` where the engine ends; close it (`contextlib.aclosing`)
-        where its last piece is not awaited.
+        Close the result (`contextlib.aclosing`) if its last piece is not awaited. It raises
+        `EngineDied` if the engine ends.
+
+        Raises:
+            InvalidInput: The prompt or the parameters do not fit the model.
+            Unavailable: Too many sequences wait.
         """
         if sampling.adapter is not None and sampling.adapter not in self.adapters:
             known = f"It has {', '.join(self.adapters)}." if self.adapters else "It has none."
@@ -127,10 +147,10 @@ class TextGenerator:
                 f" for the model's context of {self.context_length} holds prompt and answer."
                 f" {'Shorten it.' if prompt else 'Send some text.'}"
             )
-        for what, ids in (("The prompt", prompt), ("logit_bias", sampling.logit_bias or ())):
+        for field, ids in (("The prompt", prompt), ("logit_bias", sampling.logit_bias or ())):
             if any(not 0 <= token < self._vocabulary for token in ids):
                 raise InvalidInput(
-                    f"{what} holds token ids that this model does not have: they are 0 to"
+                    f"{field} holds token ids that this model does not have: they are 0 to"
                     f" {self._vocabulary - 1}."
                 )
         sampling = with_defaults(sampling, self._defaults, room)
@@ -148,11 +168,10 @@ class TextGenerator:
             async with aclosing(generated):
                 async for ids, finished, logprobs in generated:
                     timing.note(len(ids))
-                    if timing.last > self._metrics.engine_reported_at + ENGINE_EVERY:
+                    if timing.last > self._metrics.engine_reported_at + ENGINE_INTERVAL_S:
                         self._metrics.report_engine(self._engine.stats())
-                    text = detokenizer.push(
-                        ids[:-1] if finished == "stop" else ids
-                    )  # its last is the token that ends texts
+                    # The last token ends the text, and is no part of it.
+                    text = detokenizer.push(ids[:-1] if finished == "stop" else ids)
                     if finished:
                         text += detokenizer.finish()
                     text, stop = stops.push(text)
@@ -167,16 +186,19 @@ class TextGenerator:
 
 
 def with_defaults(sampling: Sampling, defaults: Any, room: int) -> Sampling:
-    """What is None, as generation_config.json says: else greedily, up to the end of the context."""
+    """Replace None by the values of generation_config.json.
+
+    Without these, decoding is greedy, up to the end of the context.
+    """
     draws = bool(getattr(defaults, "do_sample", False))
     temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
     if temperature is None:
-        asked = top_k is not None or top_p is not None
-        temperature = (getattr(defaults, "temperature", None) or 1.0) if draws or asked else 0.0
-    most = sampling.max_tokens or getattr(defaults, "max_new_tokens", None) or room
+        is_asked = top_k is not None or top_p is not None
+        temperature = (getattr(defaults, "temperature", None) or 1.0) if draws or is_asked else 0.0
+    limit = sampling.max_tokens or getattr(defaults, "max_new_tokens", None) or room
     return replace(
         sampling,
-        max_tokens=min(most, room),
+        max_tokens=min(limit, room),
         temperature=temperature,
         top_k=getattr(defaults, "top_k", None) if top_k is None and draws else top_k,
         top_p=getattr(defaults, "top_p", None) if top_p is None and draws else top_p,

@@ -1,6 +1,4 @@
-"""Loads a language model of an archive: its tokenizer, its weights, and the engine that runs it
-with its adapters.
-"""
+"""The loading of a language model: its tokenizer, weights, engine and adapters."""
 
 from __future__ import annotations
 
@@ -19,15 +17,19 @@ from tsx_runtime.worker.generation.pretrained import (
     check_vocabulary,
     load_errors,
     log_size,
-    place,
+    prepare_for_inference,
 )
 from tsx_runtime.worker.handler_api.context import Context
 
-SMALL = 100_000_000  # parameters of a model
+SMALL_MODEL_PARAMETERS = 100_000_000
 
 
 async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
-    """Raises `LoadError`."""
+    """Load the generator of an archive.
+
+    Raises:
+        LoadError: The model, its tokenizer or its engine cannot be loaded.
+    """
     with load_errors("The model's directory", "cannot be read"):
         from transformers import AutoConfig, AutoTokenizer, GenerationConfig  # an extra
 
@@ -63,18 +65,16 @@ async def _engine(
                 "model-config.yaml asks for the engine vllm: pip install 'tsx-serve[vllm]', or"
                 " choose another engine."
             )
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would send them to its authors
-        from tsx_runtime.worker.generation.vllm_engine import (
-            VllmEngine,
-        )  # an extra, which few models use
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would send them to its authors.
+        # vLLM is an extra, which few models use.
+        from tsx_runtime.worker.generation.vllm_engine import VllmEngine
 
         return await VllmEngine.load(files, end_tokens)
     model = load_model(files)
     if on_cpu and not threads_are_set:
         torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
-    from tsx_runtime.worker.generation.transformers_engine import (
-        TransformersEngine,
-    )  # only where it runs the model
+    # Only models that this engine runs need the import.
+    from tsx_runtime.worker.generation.transformers_engine import TransformersEngine
 
     engine = TransformersEngine(model, files.adapters, files.config, end_tokens)
     await engine.start()
@@ -82,6 +82,11 @@ async def _engine(
 
 
 def load_model(files: PretrainedFiles) -> Any:
+    """Load the model itself, ready for inference.
+
+    Raises:
+        LoadError: The model cannot be loaded.
+    """
     with load_errors("The model"):
         from transformers import AutoModelForCausalLM  # an extra
 
@@ -89,11 +94,13 @@ def load_model(files: PretrainedFiles) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             files.directory, dtype=files.dtype, trust_remote_code=files.trusted
         )
-    return place(model, files)
+    return prepare_for_inference(model, files)
 
 
 def torch_threads(parameters: int, cores: int) -> int:
-    """The steps of a small model are short, and each waits for all threads: a core is left to the
-    event loops that tokens pass.
+    """Return the number of threads for a model's computations.
+
+    The steps of a small model are short, and each waits for all threads. A core is therefore left
+    to the event loops, which pass the tokens on.
     """
-    return max(1, cores - 1) if parameters < SMALL else cores
+    return max(1, cores - 1) if parameters < SMALL_MODEL_PARAMETERS else cores

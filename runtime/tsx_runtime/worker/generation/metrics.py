@@ -1,6 +1,6 @@
-"""The metrics of text generation, of tokens by adapter.
+"""The metrics of text generation; those of tokens are reported by adapter.
 
-Each request reports them at its end, and now and then those of the engine.
+Each request reports its metrics at its end, and now and then those of the engine.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 from tsx_runtime.worker.generation.interface import EngineStats
 from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTypes
 
-FIRST = "tsx_generation_time_to_first_token_seconds"
-EACH = "tsx_generation_time_per_output_token_seconds"
+TIME_TO_FIRST_TOKEN = "tsx_generation_time_to_first_token_seconds"
+TIME_PER_TOKEN = "tsx_generation_time_per_output_token_seconds"
 PROMPT, GENERATED = "tsx_generation_prompt_tokens_total", "tsx_generation_tokens_total"
 RUNNING, WAITING, CACHE = (
     "tsx_generation_running_sequences",
@@ -19,15 +19,15 @@ RUNNING, WAITING, CACHE = (
     "tsx_generation_cache_use_ratio",
 )
 
-ENGINE_EVERY = 1.0  # seconds, while texts are generated
+ENGINE_INTERVAL_S = 1.0  # between two reports of an engine that generates
 
 
 class TokenTimes:
-    """Of one sequence."""
+    """The times of one sequence's tokens, by `time.monotonic`."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
-        self.first = self.last = 0.0  # time.monotonic() of tokens
+        self.first = self.last = 0.0
         self.tokens = self.first_tokens = 0
 
     def note(self, tokens: int) -> None:
@@ -38,6 +38,8 @@ class TokenTimes:
 
 
 class GenerationMetrics:
+    """The metrics of a worker that generates text."""
+
     def __init__(self, metrics: Metrics | None, worker: str) -> None:
         self._metrics = metrics
         self._worker = Dimension("worker", worker)
@@ -46,13 +48,13 @@ class GenerationMetrics:
     def report(
         self, adapter: str | None, prompt: int, timing: TokenTimes, stats: EngineStats
     ) -> None:
-        """`adapter`: the label is empty for the base model."""
+        """Report a sequence that has ended; the label of the base model is empty."""
         if self._metrics is None:
             return
         labels = [Dimension("adapter", adapter or "")]
-        seconds = {FIRST: timing.first - timing.began} if timing.tokens else {}
-        if (others := timing.tokens - timing.first_tokens) > 0:
-            seconds[EACH] = (timing.last - timing.first) / others
+        seconds = {TIME_TO_FIRST_TOKEN: timing.first - timing.began} if timing.tokens else {}
+        if (later_tokens := timing.tokens - timing.first_tokens) > 0:
+            seconds[TIME_PER_TOKEN] = (timing.last - timing.first) / later_tokens
         if timing.tokens:
             self._metrics.add_counter(PROMPT, prompt, dimensions=labels)
             self._metrics.add_counter(GENERATED, timing.tokens, dimensions=labels)

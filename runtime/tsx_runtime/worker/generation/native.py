@@ -1,5 +1,6 @@
-"""The format of Hugging Face's inference API for text generation, with the events of
-text-generation-inference for streams.
+"""The format of Hugging Face's inference API for text generation.
+
+Streams have the events of text-generation-inference.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tsx_runtime.worker.codecs.bodies import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     BodyObject,
     Seed,
     Stops,
@@ -25,6 +26,8 @@ from tsx_runtime.worker.handler_api.context import Context
 
 
 class Parameters(BodyObject, extra="allow"):
+    """The `parameters` of a request."""
+
     adapter: str | None = None
     details: bool | None = None
     do_sample: bool | None = None
@@ -33,7 +36,7 @@ class Parameters(BodyObject, extra="allow"):
     seed: Seed = None
     stop: Stops[Annotated[str, Field(min_length=1)]] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def sampling(self) -> Sampling:
@@ -56,20 +59,25 @@ class Parameters(BodyObject, extra="allow"):
 
 
 class GenerationRequest(BodyObject, extra="ignore"):
-    inputs: Any = None  # a text, or the messages of a chat
+    """The body of a request; `inputs` is a text, or the messages of a chat."""
+
+    inputs: Any = None
     parameters: Parameters | None = None
     stream: bool | None = None
 
 
 async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
-    """What the handler returns; the events of a stream but the last have been sent then.
+    """Return the handler's result; the events of a stream, except the last, are sent before.
 
-    Raises `InvalidInput`, and as `stream` does.
+    Raises:
+        InvalidInput: The request does not fit the format or the model.
+        Unavailable: Too many sequences wait.
+        EngineDied: The engine has ended.
     """
     request, prompt = await beside_streams(body, _read, body, generator)
     parameters = request.parameters or Parameters()
     sampling = parameters.sampling()
-    before = (
+    prefix = (
         request.inputs if parameters.return_full_text and isinstance(request.inputs, str) else ""
     )
     ids: list[int] = []
@@ -86,7 +94,7 @@ async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
             if parameters.details:
                 tokens += [_token(generator, piece, index) for index in range(len(piece.token_ids))]
             last = piece
-    text = f"{before}{''.join(texts)}"
+    text = f"{prefix}{''.join(texts)}"
     details = {"finish_reason": _reason(last), "generated_tokens": len(ids), "seed": sampling.seed}
     if request.stream:
         context.set_response_content_type(0, "text/event-stream")
@@ -98,9 +106,12 @@ async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
 
 
 def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[int]]:
-    """With the tokens of the prompt.
+    """Read a request, and encode its prompt.
 
-    A body that is no JSON object is a text to continue. Raises `InvalidInput`.
+    A body that is no JSON object is a text to continue.
+
+    Raises:
+        InvalidInput: The request does not fit the format or the model.
     """
     if isinstance(body, bytes | bytearray | memoryview):
         body = bytes(body)
@@ -124,18 +135,18 @@ def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[
     inputs = request.inputs
     if isinstance(inputs, str):
         prompt = generator.encode(inputs)
-    elif isinstance(inputs, list) and inputs and all(isinstance(each, dict) for each in inputs):
+    elif isinstance(inputs, list) and inputs and all(isinstance(entry, dict) for entry in inputs):
         prompt = generator.encode_chat(inputs)
     else:
         chat = 'a list of messages such as {"role": "user", "content": "Hello"}'
         raise InvalidInput(
             f"inputs must be a text, or {chat}. OpenAI's format goes to /v1/chat/completions."
         )
-    most = request.parameters and request.parameters.max_new_tokens
-    if most and len(prompt) < generator.context_length < len(prompt) + most:
+    max_tokens = request.parameters and request.parameters.max_new_tokens
+    if max_tokens and len(prompt) < generator.context_length < len(prompt) + max_tokens:
         text = (
-            f"The prompt has {len(prompt)} tokens, and max_new_tokens is {most}, but the model's"
-            f" context has {generator.context_length}"
+            f"The prompt has {len(prompt)} tokens, and max_new_tokens is {max_tokens}, but the"
+            f" model's context has {generator.context_length}"
         )
         raise InvalidInput(f"{text} for both. Shorten the prompt, or ask for fewer.")
     return request, prompt
@@ -159,7 +170,7 @@ def _token(generator: TextGenerator, piece: TextPiece, index: int) -> dict[str, 
 
 
 def _event(index: int, piece: TextPiece, text: str | None, details: dict[str, Any] | None) -> bytes:
-    """`text` and `details`: of the last one."""
+    """Return an event of a stream; `text` and `details` come with the last one."""
     logprob = piece.logprobs[-1].logprob if piece.logprobs else None
     special = details is not None and details["finish_reason"] == "eos_token"
     token = {

@@ -1,5 +1,6 @@
-"""Directories that Hugging Face's `save_pretrained` wrote, as handlers open them: what is set,
-progress and errors of loading, adapters.
+"""Directories that Hugging Face's `save_pretrained` wrote, and how handlers load them.
+
+The module reads the settings, reports progress and errors of loading, and adds adapters.
 """
 
 from __future__ import annotations
@@ -22,30 +23,44 @@ from tsx_runtime.worker.handler_api.context import Context
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SAVE_TOKENIZER = "Save it beside the weights: tokenizer.save_pretrained(DIRECTORY)."
-LOG_EVERY = 5.0  # seconds between two lines about progress
+LOG_INTERVAL_S = 5.0  # between two lines about progress
 
 logger = logging.getLogger("tsx.worker")
 
 
 class PretrainedFiles(NamedTuple):
-    """What an archive, its configuration and the server say."""
+    """A model's files and settings, from the archive, its configuration and the server.
+
+    Attributes:
+        directory: The directory of the model.
+        adapters: The directories of the adapters.
+        task: The task of the model.
+        config: The settings under `huggingface`.
+        dtype: The precision by transformers' name.
+        device: The device of the worker.
+        trusted: Whether code in the directory may run.
+    """
 
     directory: Path
     adapters: dict[str, Path]
     task: str
     config: HuggingFaceConfig
-    dtype: str  # in transformers' words
+    dtype: str
     device: torch.device
-    trusted: bool  # code that lies in the directory
+    trusted: bool
 
     @property
     def precision(self) -> str | None:
-        """In tsx's words; None for the checkpoint's."""
+        """The precision by tsx's name; None for that of the checkpoint."""
         return next((name for name, dtype in DTYPES.items() if dtype == self.dtype != "auto"), None)
 
 
 def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
-    """Raises LoadError."""
+    """Find the model's directory and settings.
+
+    Raises:
+        LoadError: The archive has no such model, or a setting is wrong.
+    """
     properties, packed = context.system_properties, context.manifest.get(MANIFEST_KEY) or {}
     directory = Path(properties["model_dir"]) / DIRECTORY
     if not (directory / CONFIG).is_file():
@@ -82,45 +97,48 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
 
 
 @contextmanager
-def load_errors(what: str, fault: str = "cannot be loaded") -> Iterator[None]:
-    """Raises what transformers and PEFT raise as LoadError; their progress bars become lines of the
-    log.
-    """
+def load_errors(subject: str, fault: str = "cannot be loaded") -> Iterator[None]:
+    """Raise the errors of transformers and PEFT as LoadError, and log their progress bars."""
     try:
         from safetensors import SafetensorError
         from transformers.utils import logging as bars  # an extra
 
         lines = {
             "file": _LogLines(),
-            "mininterval": LOG_EVERY,
+            "mininterval": LOG_INTERVAL_S,
             "bar_format": "{desc}: {n_fmt} of {total_fmt}",
             "leave": False,
         }
-        before = bars.set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, **lines}))
+        hook = bars.set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, **lines}))
         try:
             yield
         except SafetensorError as error:
             raise OSError(f"its safetensors cannot be read: {error}") from error
         finally:
-            bars.set_tqdm_hook(before)
+            bars.set_tqdm_hook(hook)
     except UnpicklingError as error:
         raise LoadError(
-            f"{what} is a pickle that holds more than weights, so it is not read. Save it again as"
-            " safetensors."
+            f"{subject} is a pickle that holds more than weights, so it is not read. Save it again"
+            " as safetensors."
         ) from error
     except ImportError as error:
         raise LoadError(
-            f"{what} needs a package that is not installed:"
+            f"{subject} needs a package that is not installed:"
             f" {in_words(error).rstrip('.')}.{_hint(error)}"
         ) from error
     except (RuntimeError, ValueError, KeyError, OSError) as error:
-        raise LoadError(f"{what} {fault}: {in_words(error).rstrip('.')}.{_hint(error)}") from error
+        raise LoadError(
+            f"{subject} {fault}: {in_words(error).rstrip('.')}.{_hint(error)}"
+        ) from error
 
 
 def check_vocabulary(tokenizer: Any) -> None:
-    """Raises LoadError.
+    """Check that the tokenizer knows words.
 
-    Where a directory has no tokenizer, transformers may make one that knows no words.
+    If a directory has no tokenizer, transformers may make one without words.
+
+    Raises:
+        LoadError: The tokenizer knows special tokens only.
     """
     if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
         raise LoadError(f"The model's directory has no tokenizer. {SAVE_TOKENIZER}")
@@ -135,23 +153,26 @@ def log_size(directory: Path) -> None:
     )
 
 
-def place(model: Any, files: PretrainedFiles) -> Any:
-    """Moves the model to its device, for inference; turns cuDNN's attention off in this process.
+def prepare_for_inference(model: Any, files: PretrainedFiles) -> Any:
+    """Move the model to its device for inference, and turn off cuDNN's attention in this process.
 
-    The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to
-    compute in it.
+    The precision auto is the checkpoint's. On a CPU, which computes slowly in fp16, it is fp32
+    instead of fp16.
     """
     if files.dtype == "auto" and files.device.type == "cpu" and model.dtype == torch.float16:
         model = model.float()
     if files.device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(
-            False
-        )  # its attention makes a plan for each length, which batches and steps change
+        # cuDNN's attention makes a plan for each length, which batches and steps change.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return model.to(files.device).eval().requires_grad_(False)
 
 
 def adapter_view(model: Any, name: str, directory: Path) -> Any:
-    """The model with a PEFT adapter; it shares the model's tensors. Raises LoadError."""
+    """Return the model with a PEFT adapter, which shares the model's tensors.
+
+    Raises:
+        LoadError: The adapter does not fit the model, or cannot be served.
+    """
     with load_errors(f"The adapter {name}", "does not fit the model"):
         from peft import PeftConfig, PeftModel  # an extra
 
@@ -177,7 +198,7 @@ def adapter_view(model: Any, name: str, directory: Path) -> Any:
 
 
 class _LogLines:
-    """What a progress bar writes, as lines of the log."""
+    """A file that logs what a progress bar writes."""
 
     def write(self, text: str) -> None:
         if text.strip():

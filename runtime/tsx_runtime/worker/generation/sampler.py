@@ -1,15 +1,14 @@
-"""Draws the next token of each sequence of a batch by its own parameters, in transformers'
-continuous batching.
+"""The sampler of transformers' continuous batching: it draws the next tokens of a batch.
 
-The engine takes the token of the highest score. For a sequence that samples, the sampler chooses
-that token: it adds Gumbel noise to the scores that temperature, top-k and top-p leave, and the
-highest sum is a draw from their distribution (the Gumbel-max trick). The noise is a function of
-seed, position and token, so an answer can be repeated, whoever shares the batch. Greedy sequences
-keep their scores.
+Each sequence has its own parameters. The engine takes the token with the highest score. For a
+sequence that samples, the sampler chooses that token: it adds Gumbel noise to the scores that
+temperature, top-k and top-p leave. The highest sum is a draw from their distribution (the
+Gumbel-max trick). The noise is a function of seed, position and token, so a text can be repeated in
+any batch. Greedy sequences keep their scores.
 
 Penalties need the tokens so far. The newest one may be on the device alone, since steps overlap
-there, so each sequence that has penalties has its tokens on the device, and each step adds the one
-that it continues. A step changes the scores of these tokens alone: what is as large as the
+there. Each sequence with penalties therefore has its tokens on the device, and each step adds the
+one that it continues. A step changes only the scores of these tokens: a tensor as large as the
 vocabulary for each sequence would take longer than a small model.
 """
 
@@ -29,31 +28,39 @@ from transformers.generation.logits_process import LogitsProcessorList
 
 from tsx_runtime.worker.generation.interface import Sampling, TokenLogprob
 
+# The factors of splitmix64, as signed numbers.
 MIX = tuple(
     factor - (1 << 64) for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)  # splitmix64's, signed
-BITS = 23  # of a random number; with one more, the largest would round to 1 in fp32
-GREEDY = {
-    "temperature": 0.0,
-    "logprobs": -1,
-    "penalized": None,
-}  # the arguments of transformers' own requests, which warm up
+)
+RANDOM_BITS = 23  # With one more, the largest random number would round to 1 in fp32.
+# The arguments of transformers' own requests, which warm up.
+GREEDY = {"temperature": 0.0, "logprobs": -1, "penalized": None}
 
 
 class NextToken(NamedTuple):
-    """A row of the scores."""
+    """A sequence of a batch, as a row of the scores.
+
+    Attributes:
+        sequence: The name of the sequence.
+        position: The number of its tokens so far.
+        arguments: The `sampling_arguments` of the sequence.
+        state: The state of the engine for it.
+    """
 
     sequence: str
     position: int
-    arguments: dict[str, Any]  # those of `sampling_arguments`
-    state: Any  # the engine's
+    arguments: dict[str, Any]
+    state: Any
 
 
 class PenalizedSequence:
     """A sequence whose scores change with its tokens, or by `logit_bias`.
 
-    `tokens`: those of the prompt, `prompt` in number, and of the answer. `biased`: those of
-    `biases`.
+    Attributes:
+        prompt: The number of tokens of the prompt.
+        tokens: The tokens of the prompt and the generated text.
+        biased: The tokens with a bias.
+        biases: The biases of these tokens.
     """
 
     prompt: int
@@ -65,21 +72,24 @@ class PenalizedSequence:
         self.sampling = sampling
         self._position = 0
 
-    def __deepcopy__(
-        self, memo: Any
-    ) -> PenalizedSequence:  # called when the sequence loses its cache
+    # It is called when the sequence loses its cache.
+    def __deepcopy__(self, memo: Any) -> PenalizedSequence:
         return self
 
     def begin_step(self, row: NextToken, scores: torch.Tensor) -> bool:
-        """Check whether the token that the row continues is to be added.
+        """Tell whether the token that the row continues must be added.
 
         A step that is repeated has the same position.
         """
-        tokens, before, self._position = row.state.initial_tokens, self._position, row.position
+        tokens, last_position, self._position = (
+            row.state.initial_tokens,
+            self._position,
+            row.position,
+        )
         if row.position != len(tokens):
-            return row.position > before
-        # The sequence begins, also anew after it lost its cache: then the tokens include what it
-        # generated.
+            return row.position > last_position
+        # The sequence begins, maybe anew after it lost its cache. Its tokens then include generated
+        # ones.
         self.prompt = row.state._true_initial_tokens or len(tokens)
         self.tokens = _on(scores, tokens, torch.int64)
         biases = self.sampling.logit_bias or {}
@@ -89,20 +99,17 @@ class PenalizedSequence:
 
 
 class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types here
-    """All processors of an engine: those that the model's own configuration calls for, and then its
-    own work.
-    """
+    """All processors of an engine: those of the model's own configuration, then the sampling."""
 
-    def __init__(self, others: list[Any]) -> None:
-        super().__init__(LogitsProcessorList(others))
-        self.rows: list[NextToken] = []  # of the batch
-        self.only_continues = False  # it has a token of each sequence, and no prompts
-        self._logprobs: defaultdict[str, dict[int, tuple[torch.Tensor, Any]]] = defaultdict(
-            dict
-        )  # by sequence and position
+    def __init__(self, processors: list[Any]) -> None:
+        super().__init__(LogitsProcessorList(processors))
+        self.rows: list[NextToken] = []  # the sequences of the batch
+        self.only_continues = False  # The batch has one token of each sequence, and no prompts.
+        # The keys are sequences and positions.
+        self._logprobs: defaultdict[str, dict[int, tuple[torch.Tensor, Any]]] = defaultdict(dict)
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
-        """They are `sampling_arguments`."""
+        """Accept the arguments, which are `sampling_arguments`."""
 
     def prepare_tensor_args(
         self, requests_in_batch: list[Any], arg_storage: torch.Tensor
@@ -124,8 +131,9 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor
     ) -> torch.Tensor:
-        """Scores of shape (sequences, vocabulary), fp32; in those that come back, the next token of
-        each sequence has the highest.
+        """Return scores in which the next token of each sequence has the highest.
+
+        Scores have the shape (sequences, vocabulary), in fp32.
         """
         model_scores = super().__call__(input_ids, scores, logits_processor_args)
         scores = self._penalize(input_ids, model_scores)
@@ -138,17 +146,17 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
             scores = scores.index_fill(0, chosen_rows, -torch.inf)
             scores[chosen_rows, chosen] = 0.0
         for index, row in enumerate(self.rows):
-            if (others := row.arguments["logprobs"]) >= 0:
+            if (top_count := row.arguments["logprobs"]) >= 0:
                 logprobs = model_scores[index].log_softmax(-1)
-                of_chosen = logprobs.gather(-1, scores[index].argmax(-1, keepdim=True))
+                chosen_logprob = logprobs.gather(-1, scores[index].argmax(-1, keepdim=True))
                 self._logprobs[row.sequence][row.position] = (
-                    of_chosen,
-                    logprobs.topk(min(others, len(logprobs))),
+                    chosen_logprob,
+                    logprobs.topk(min(top_count, len(logprobs))),
                 )
         return scores
 
     def _penalize(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """`tokens`: those that the rows continue, of shape (sequences,)."""
+        """Apply penalties; `tokens` of shape (sequences,) are those that the rows continue."""
         chosen = [
             (index, row, sequence)
             for index, row in enumerate(self.rows)
@@ -159,23 +167,26 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
         for index, row, sequence in chosen:
             if sequence.begin_step(row, scores):
                 sequence.tokens = torch.cat([sequence.tokens, tokens[index, None].long()])
-        return penalized(scores, {index: sequence for index, _, sequence in chosen})
+        return apply_penalties(scores, {index: sequence for index, _, sequence in chosen})
 
     def take_logprobs(
         self, sequence: str, position: int, token: int, finished: bool
     ) -> TokenLogprob | None:
-        """Of the token that follows so many tokens of the sequence, as the model gives them,
-        without temperature and noise.
+        """Return the log probabilities of the token at a position of a sequence.
+
+        They come from the model's scores, without temperature and noise.
         """
-        found = self._logprobs[sequence].pop(position, None) if sequence in self._logprobs else None
+        logprobs = (
+            self._logprobs[sequence].pop(position, None) if sequence in self._logprobs else None
+        )
         if finished:
             self.forget([sequence])
-        if found is None:
+        if logprobs is None:
             return None
-        of_chosen, top = found
+        chosen_logprob, top = logprobs
         return TokenLogprob(
             token,
-            float(of_chosen),
+            float(chosen_logprob),
             list(zip(top.indices.tolist(), top.values.tolist(), strict=True)),
         )
 
@@ -184,20 +195,18 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
             self._logprobs.pop(sequence, None)
 
 
-class SamplingRunner(ModelRunner):  # type: ignore[misc]  # as above
-    """Samples after the model's step instead of within it.
+class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no types here
+    """A runner that samples after the model's step instead of within it.
 
-    A CUDA graph repeats all that it was recorded with: here it is the model alone.
-
-    Graphs run the steps that only continue sequences; those with prompts have ever new sizes, and
+    A CUDA graph repeats everything that was recorded with it, and here it records the model alone.
+    Graphs run the steps that only continue sequences. Steps with prompts have ever new sizes, and
     recording takes as long as many steps.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._logits: torch.Tensor | None = (
-            None  # of the last step, (sequences or more, vocabulary)
-        )
+        # The scores of the last step, of shape (sequences or more, vocabulary).
+        self._logits: torch.Tensor | None = None
 
     def compute_batch(self, model: Any, batch_data: dict[str, Any]) -> None:
         super().compute_batch(model, batch_data)
@@ -226,66 +235,68 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # as above
         logits = model(**batch_data).logits[0]
         if "logits_to_keep" not in batch_data:
             logits = logits[batch_data["logits_indices"]]
-        if not self.pad_inputs:  # no graphs
+        if not self.pad_inputs:  # There are no graphs.
             self._logits = logits
             return
-        if self._logits is None:  # one place for all graphs, which would each keep their own
+        if self._logits is None:  # All graphs share one tensor; each would keep its own.
             self._logits = logits.new_empty(self.cb_config.max_requests_per_batch, logits.shape[-1])
         self._logits[: len(logits)].copy_(logits)
 
 
 def draw(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
-    """The token of each sequence, of shape (sequences,), int64.
+    """Draw the token of each sequence, of shape (sequences,), int64.
 
-    `scores`: (sequences, vocabulary), before temperature.
+    Scores have the shape (sequences, vocabulary), before temperature.
     """
     arguments = [row.arguments for row in rows]
     size = scores.shape[-1]
-    limits = [min(each["top_k"] or size, size) for each in arguments]
+    limits = [min(values["top_k"] or size, size) for values in arguments]
     scores = scores / _on(
-        scores, [[max(each["temperature"], 1e-6)] for each in arguments], torch.float32
+        scores, [[max(values["temperature"], 1e-6)] for values in arguments], torch.float32
     )
     tokens = torch.arange(size, device=scores.device).expand_as(scores)
-    if min(limits) < size or any(each["top_p"] < 1 for each in arguments):
+    if min(limits) < size or any(values["top_p"] < 1 for values in arguments):
         scores, tokens = scores.topk(max(limits), dim=-1)
-        limit = _on(scores, [[each] for each in limits], torch.int64)
+        limit = _on(scores, [[number] for number in limits], torch.int64)
         scores = scores.masked_fill(
             torch.arange(scores.shape[-1], device=scores.device) >= limit, -torch.inf
         )
         likely = scores.softmax(-1)
         scores = scores.masked_fill(
             likely.cumsum(-1) - likely
-            >= _on(scores, [[each["top_p"]] for each in arguments], torch.float32),
+            >= _on(scores, [[values["top_p"]] for values in arguments], torch.float32),
             -torch.inf,
         )
-    seeds = _on(scores, [[each["seed"]] for each in arguments], torch.int64)
+    seeds = _on(scores, [[values["seed"]] for values in arguments], torch.int64)
     positions = _on(scores, [[row.position] for row in rows], torch.int64)
-    return tokens.gather(-1, (scores + gumbel(seeds, positions, tokens)).argmax(-1, keepdim=True))[
-        :, 0
-    ]
+    return tokens.gather(
+        -1, (scores + gumbel_noise(seeds, positions, tokens)).argmax(-1, keepdim=True)
+    )[:, 0]
 
 
-def penalized(scores: torch.Tensor, sequences: Mapping[int, PenalizedSequence]) -> torch.Tensor:
-    """Return scores of shape (sequences, vocabulary).
+def apply_penalties(
+    scores: torch.Tensor, sequences: Mapping[int, PenalizedSequence]
+) -> torch.Tensor:
+    """Apply penalties and biases to scores of shape (sequences, vocabulary).
 
-    `sequences`: those that have penalties, by row.
-
-    The repetition penalty is that of https://arxiv.org/abs/1909.05858, the others are those of
+    The repetition penalty is that of https://arxiv.org/abs/1909.05858; the others are those of
     OpenAI's API.
+
+    Args:
+        scores: The scores of all sequences.
+        sequences: The sequences with penalties, by row.
     """
     samplings = [sequence.sampling for sequence in sequences.values()]
     penalties = [
-        (each.repetition_penalty or 1.0, each.frequency_penalty, each.presence_penalty)
-        for each in samplings
+        (sampling.repetition_penalty or 1.0, sampling.frequency_penalty, sampling.presence_penalty)
+        for sampling in samplings
     ]
     rows, penalty = _on(scores, list(sequences), torch.int64), _on(scores, penalties, torch.float32)
 
     def cells(
         tokens: list[torch.Tensor],
     ) -> tuple[tuple[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]:
-        """Where the tokens of each sequence are in the scores, and the three penalties at each
-        place.
-        """
+        """Return the cells of each sequence's tokens, and the three penalties at each cell."""
         sizes = [len(part) for part in tokens]
         owners = torch.arange(len(sizes), device=scores.device)
         owners = owners.repeat_interleave(_on(scores, sizes, torch.int64), output_size=sum(sizes))
@@ -308,42 +319,47 @@ def penalized(scores: torch.Tensor, sequences: Mapping[int, PenalizedSequence]) 
 
 
 def _on(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> torch.Tensor:
-    """On the device of the scores, without waiting for it."""
+    """Make a tensor on the device of the scores, without waiting for the device."""
     return torch.tensor(values, dtype=dtype).to(scores.device, non_blocking=True)
 
 
 def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, Any]:
-    """Return what a request of the engine carries for the sampler; `seed` is for one without its
-    own.
+    """Return the sampler's arguments for a request of the engine.
+
+    Args:
+        sampling: The parameters of the sequence.
+        seed: The seed of a sequence without its own.
     """
     return {
         "temperature": float(sampling.temperature or 0),
         "top_k": min(sampling.top_k or 0, (1 << 31) - 1),
-        "top_p": (
-            1.0 if sampling.top_p is None else max(float(sampling.top_p), 1e-6)
-        ),  # the most likely token always stays
-        "seed": folded(seed if sampling.seed is None else sampling.seed),
+        # The most likely token always stays.
+        "top_p": 1.0 if sampling.top_p is None else max(float(sampling.top_p), 1e-6),
+        "seed": fold_seed(seed if sampling.seed is None else sampling.seed),
         "logprobs": sampling.top_logprobs if sampling.logprobs else -1,
         "penalized": PenalizedSequence(sampling) if sampling.changes_scores else None,
     }
 
 
-def folded(seed: int) -> int:
-    """Into the 31 bits that a row of the batch's inputs has for it."""
+def fold_seed(seed: int) -> int:
+    """Fold a seed into the 31 bits that a row of the batch's inputs has for it."""
     return (seed * MIX[0] & (1 << 64) - 1) >> 33
 
 
-def gumbel(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Noise of shape (sequences, tokens), a function of what is given alone: the same on every
-    device, in every batch.
+def gumbel_noise(
+    seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
+    """Return noise of shape (sequences, tokens).
+
+    It is a function of the arguments alone: the same on every device, in every batch.
     """
-    start = _mixed(seeds.long() * MIX[0] + positions)
-    bits = _mixed(start + tokens * MIX[0]) >> (64 - BITS) & ((1 << BITS) - 1)
-    return -(-((bits + 0.5) / (1 << BITS)).log()).log()
+    start = _mix(seeds.long() * MIX[0] + positions)
+    bits = _mix(start + tokens * MIX[0]) >> (64 - RANDOM_BITS) & ((1 << RANDOM_BITS) - 1)
+    return -(-((bits + 0.5) / (1 << RANDOM_BITS)).log()).log()
 
 
-def _mixed(numbers: torch.Tensor) -> torch.Tensor:
-    """splitmix64's last steps, on signed numbers that wrap around."""
+def _mix(numbers: torch.Tensor) -> torch.Tensor:
+    """Apply the last steps of splitmix64 to signed numbers that wrap around."""
     numbers = (numbers ^ (numbers >> 30 & (1 << 34) - 1)) * MIX[1]
     numbers = (numbers ^ (numbers >> 27 & (1 << 37) - 1)) * MIX[2]
     return numbers ^ (numbers >> 31 & (1 << 33) - 1)

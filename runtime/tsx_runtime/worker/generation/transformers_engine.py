@@ -1,5 +1,6 @@
-"""Text generation by transformers' continuous batching: a paged cache and a thread of steps for the
-base model, and for each adapter.
+"""Text generation by transformers' continuous batching.
+
+The base model and each adapter have a paged cache and a thread of steps.
 """
 
 from __future__ import annotations
@@ -44,22 +45,24 @@ from tsx_runtime.worker.generation.interface import (
 from tsx_runtime.worker.generation.pretrained import adapter_view
 from tsx_runtime.worker.generation.sampler import Sampler, SamplingRunner, sampling_arguments
 
-MOST_ON_CPU, MOST_ON_GPU = 64, 256  # sequences at a time
-# tokens of the cache that a sequence gets at a time, on a CPU; on a GPU the engine's own, which its
-# kernels need
-PAGE = 16
-STEP = 512  # tokens of a step, on a CPU: longer prompts take several, between which others go on
-SHARE = 4  # of free memory, the part that the cache of a CPU takes
-WAITING = 4  # caches full of prompts, and sequences for each that can run, may wait
+MAX_ON_CPU, MAX_ON_GPU = 64, 256  # sequences at a time
+# Tokens of the cache that a sequence on a CPU gets at a time. The kernels of a GPU need another
+# number, which the engine chooses.
+CPU_PAGE_TOKENS = 16
+CPU_STEP_TOKENS = 512  # Longer prompts take several steps, between which other sequences go on.
+CPU_CACHE_DIVISOR = 4  # The cache of a CPU takes this part of the free memory.
+# So many caches full of prompts may wait, and so many sequences for each one that can run.
+MAX_WAITING = 4
 ENDED = (RequestStatus.FINISHED, RequestStatus.FAILED)
-LONGEST_WAIT = 60  # seconds until a refused client may try again
+MAX_RETRY_AFTER_S = 60
 
-logging.getLogger("ContinuousBatchingLogger").setLevel(
-    logging.WARNING
-)  # at INFO it says what it chose, for each lane
+# At INFO it logs its choices for each engine.
+logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
 
 
 class TransformersEngine:
+    """The engines of the base model and its adapters."""
+
     adapters: Sequence[str]
 
     def __init__(
@@ -69,30 +72,37 @@ class TransformersEngine:
         config: HuggingFaceConfig,
         end_tokens: Sequence[int],
     ) -> None:
-        """`start` makes it ready. Raises `LoadError`."""
+        """Prepare the engines for `start`.
+
+        Raises:
+            LoadError: The model or an adapter cannot run.
+        """
         attention.register()
         attention.choose(model)
         models = {None: model} | {
             name: adapter_view(model, name, directory) for name, directory in adapters.items()
         }
         self.adapters = list(adapters)
-        self._lanes = {
-            name: EngineLane(each, batching_config(each, config, len(models), index), end_tokens)
-            for index, (name, each) in enumerate(models.items())
+        self._engines = {
+            name: AdapterEngine(
+                variant, batching_config(variant, config, len(models), index), end_tokens
+            )
+            for index, (name, variant) in enumerate(models.items())
         }
 
     async def start(self) -> None:
-        """Run a few steps of each lane, so that the first request is as fast as the tenth.
+        """Run a few steps of each engine, so that the first request is as fast as the tenth.
 
-        Raises `LoadError`.
+        Raises:
+            LoadError: The model cannot generate text.
         """
-        for lane in self._lanes.values():
-            await lane.start()
-        self.cache_tokens = min(lane.cache_tokens for lane in self._lanes.values())
-        longest = getattr(
-            self._lanes[None].model.config.get_text_config(), "max_position_embeddings", None
+        for engine in self._engines.values():
+            await engine.start()
+        self.cache_tokens = min(engine.cache_tokens for engine in self._engines.values())
+        model_length = getattr(
+            self._engines[None].model.config.get_text_config(), "max_position_embeddings", None
         )
-        self.context_length = min(longest or self.cache_tokens, self.cache_tokens)
+        self.context_length = min(model_length or self.cache_tokens, self.cache_tokens)
 
     def refusal(self, sampling: Sampling) -> str | None:
         if sampling.json_schema is not None:
@@ -103,33 +113,43 @@ class TransformersEngine:
         return None
 
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
-        lane = self._lanes[sampling.adapter]
-        lane.admit(len(prompt))
-        return lane.generate(prompt, sampling)
+        engine = self._engines[sampling.adapter]
+        engine.admit(len(prompt))
+        return engine.generate(prompt, sampling)
 
     def stats(self) -> EngineStats:
         running, waiting, cache_use = zip(
-            *(lane.stats() for lane in self._lanes.values()), strict=True
+            *(engine.stats() for engine in self._engines.values()), strict=True
         )
         return EngineStats(sum(running), sum(waiting), max(cache_use))
 
     async def close(self) -> None:
-        await asyncio.gather(*(asyncio.to_thread(lane.close) for lane in self._lanes.values()))
+        await asyncio.gather(
+            *(asyncio.to_thread(engine.close) for engine in self._engines.values())
+        )
 
 
 class TokenStream:
-    """One sequence: what the thread of steps has generated of it and its reader has not taken."""
+    """A sequence, with the tokens that its reader has not taken from the thread of steps.
+
+    Attributes:
+        prompt: The number of tokens of the prompt.
+        began: The time of the request, by `time.monotonic`.
+        seen: The number of generated tokens.
+        ended: Done once the cache of the sequence is free.
+        tokens: The queue of tokens.
+    """
 
     def __init__(self, prompt: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.prompt = prompt  # tokens
+        self.prompt = prompt
         self.began = time.monotonic()
-        self.seen = 0  # tokens
-        self.ended: asyncio.Future[None] = loop.create_future()  # its cache is free
+        self.seen = 0
+        self.ended: asyncio.Future[None] = loop.create_future()
         self.tokens: asyncio.Queue[Tokens | EngineDied] = asyncio.Queue()
 
 
 class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no types here
-    """Hands what a step has generated to the streams, all at once, on the event loop."""
+    """The path of a step's tokens to their streams, all at once, on the event loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, sampler: Sampler, end_tokens: Sequence[int]
@@ -137,19 +157,19 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         super().__init__()
         self.streams: dict[str, TokenStream] = {}
         self.waiting = self.waiting_tokens = 0  # streams without a token yet, and their prompts
-        self.seconds = 1.0  # that a sequence takes, lately
-        self.cancel: Callable[[str], None] = lambda name: None  # the engine's
+        self.seconds = 1.0  # the recent duration of a sequence
+        self.cancel: Callable[[str], None] = lambda name: None  # replaced by the engine's
         self._loop = loop
         self.sampler = sampler
         self._end_tokens = frozenset(end_tokens)
 
-    # On the thread of steps
+    # These methods run on the thread of steps.
 
     def deliver(self, output: Any) -> None:
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        self.call(self._hand_out, [(each, self._logprobs_of(each)) for each in outputs])
+        self.call(self._pass_on, [(output, self._logprobs_of(output)) for output in outputs])
 
     def _logprobs_of(self, output: Any) -> TokenLogprob | None:
         tokens = output.generated_tokens
@@ -157,10 +177,10 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         return self.sampler.take_logprobs(output.request_id, position, last, output.status in ENDED)
 
     def call(self, function: Any, *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the worker ends
+        with suppress(RuntimeError):  # A closed loop means that the worker ends.
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    # On the event loop
+    # These methods run on the event loop.
 
     def open(self, name: str, prompt: int) -> TokenStream:
         stream = self.streams[name] = TokenStream(prompt, self._loop)
@@ -169,7 +189,7 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         return stream
 
     def close(self, names: Sequence[str]) -> None:
-        """The engine has freed what they had of the cache."""
+        """Close streams, whose cache the engine has freed."""
         for name in names:
             if (stream := self.streams.pop(name, None)) is not None:
                 if not stream.seen:
@@ -186,15 +206,13 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.waiting -= 1
         self.waiting_tokens -= stream.prompt
 
-    def _hand_out(self, outputs: list[tuple[Any, TokenLogprob | None]]) -> None:
+    def _pass_on(self, outputs: list[tuple[Any, TokenLogprob | None]]) -> None:
         for output, logprobs in outputs:
             name = output.request_id
             stream = self.streams.get(name)
-            if (
-                stream is None
-                # its reader has left; where the engine has read that before the request itself, it
-                # still runs
-            ):
+            # The reader has left. If the engine has read that before the request itself, the
+            # sequence still runs.
+            if stream is None:
                 self.cancel(name)
                 continue
             if output.status is RequestStatus.FAILED:
@@ -217,23 +235,22 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
                 self.close([name])
 
 
-class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
-    """Says when the cache of cancelled sequences is free."""
+class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers has no types here
+    """A scheduler that reports when the cache of cancelled sequences is free."""
 
     router: TokenRouter | None = None
 
     def clear_cancelled_requests(self) -> list[Any]:
+        """Clear cancelled requests, and close their streams."""
         cancelled = list(self._requests_to_cancel)
         ran = any(name in self.active_requests for name in cancelled)
         states: list[Any] = super().clear_cancelled_requests()
-        if (
-            ran or not self.active_requests
-        ):  # a full cache lets none in until a sequence finishes: those that leave free as much
+        # A full cache admits no sequence until one finishes. Those that leave free as much.
+        if ran or not self.active_requests:
             self.block_new_requests = False
         for state in states:
-            state.status = (
-                RequestStatus.FINISHED
-            )  # else the update of a batch in flight (on GPUs) looks for the cache that it had
+            # Otherwise the update of a batch in flight (on GPUs) looks for the cache that it had.
+            state.status = RequestStatus.FINISHED
         if cancelled and self.router is not None:
             self.router.sampler.forget(cancelled)
             self.router.call(self.router.close, cancelled)
@@ -241,12 +258,12 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
 
 
 SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
-# the name by which a batch processor makes its runner: it has no argument for it
+# A batch processor makes its runner by this name; it has no argument for it.
 continuous_api.ModelRunner = SamplingRunner
 
 
-class EngineLane:
-    """The base model or an adapter on it, with its cache and its thread of steps."""
+class AdapterEngine:
+    """The engine of the base model or of an adapter, with its cache and its thread of steps."""
 
     def __init__(
         self, model: Any, config: ContinuousBatchingConfig, end_tokens: Sequence[int]
@@ -277,6 +294,11 @@ class EngineLane:
         self._died: EngineDied | None = None
 
     async def start(self) -> None:
+        """Start the thread of steps, and generate a few tokens.
+
+        Raises:
+            LoadError: The model cannot generate text.
+        """
         loop = asyncio.get_running_loop()
         self._router = self._manager.output_router = TokenRouter(
             loop, self.sampler, self.end_tokens
@@ -303,8 +325,9 @@ class EngineLane:
         processor.scheduler.router = self._router
 
     def _run(self) -> None:
-        """A daemon's own threads are daemons, so that the thread of steps does not keep a worker
-        alive that ends.
+        """Run the steps to their end.
+
+        The threads of a daemon are daemons, so the thread of steps keeps no ending worker alive.
         """
         with torch.inference_mode():
             self._manager.start()
@@ -321,16 +344,20 @@ class EngineLane:
         self._router.fail(error)
 
     def admit(self, prompt: int) -> None:
-        """What has no room in the cache yet waits, within bounds. Raises `Unavailable` beyond
-        them.
+        """Admit a sequence, which may wait for the cache.
+
+        Raises:
+            Unavailable: Too many sequences wait.
         """
         if self._died is not None:
             raise self._died
         router = self._router
-        if router.waiting >= WAITING * self._sequences or (
-            router.waiting and router.waiting_tokens + prompt > WAITING * self.cache_tokens
+        if router.waiting >= MAX_WAITING * self._sequences or (
+            router.waiting and router.waiting_tokens + prompt > MAX_WAITING * self.cache_tokens
         ):
-            wait = min(LONGEST_WAIT, 1 + int(router.seconds * router.waiting / self._sequences))
+            wait = min(
+                MAX_RETRY_AFTER_S, 1 + int(router.seconds * router.waiting / self._sequences)
+            )
             raise Unavailable(
                 f"{router.waiting} sequences wait for room in the model's cache; try again in"
                 f" {wait} s. A larger cacheMemory, or more workers, take more.",
@@ -340,6 +367,11 @@ class EngineLane:
     async def generate(
         self, prompt: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[Tokens, None]:
+        """Continue a prompt.
+
+        Raises:
+            EngineDied: The engine has ended.
+        """
         if self._died is not None:
             raise self._died
         name = next(self._names)
@@ -368,10 +400,11 @@ class EngineLane:
     def stats(self) -> EngineStats:
         cache = self._cache
         free = cache.compute_free_capacity(relative=False)
+        # Blocks that are cached for prefixes count as free.
         free += sum(
-            len(each.ledger.cached_blocks) * each.bytes_per_block
-            for each in cache.cache_allocators.values()
-        )  # kept for prefixes
+            len(allocator.ledger.cached_blocks) * allocator.bytes_per_block
+            for allocator in cache.cache_allocators.values()
+        )
         return EngineStats(
             len(self._router.streams) - self._router.waiting,
             self._router.waiting,
@@ -384,36 +417,43 @@ class EngineLane:
 
 
 def batching_config(
-    model: Any, limits: HuggingFaceConfig, lanes: int, index: int
+    model: Any, limits: HuggingFaceConfig, engines: int, index: int
 ) -> ContinuousBatchingConfig:
-    """For one of so many lanes, which share the memory. Raises `LoadError`."""
+    """Return the configuration of one of so many engines, which share the memory.
+
+    Raises:
+        LoadError: The cache would be too small.
+    """
     on_cpu = model.device.type == "cpu"
-    sequences = limits.max_sequences or (MOST_ON_CPU if on_cpu else MOST_ON_GPU)
+    sequences = limits.max_sequences or (MAX_ON_CPU if on_cpu else MAX_ON_GPU)
     config = ContinuousBatchingConfig(
         scheduler_type="tsx", max_requests_per_batch=sequences, allow_block_sharing=True
     )
     if not on_cpu and limits.cache_memory is None:
-        config.max_memory_percent = 0.8 / (lanes - index)  # of what those before it have left
+        config.max_memory_percent = 0.8 / (engines - index)  # a share of the remaining memory
         return config
     text = model.config.get_text_config()
     size = model.dtype.itemsize
-    each = text.num_hidden_layers * FullAttentionCacheAllocator.get_bytes_per_page(
+    token_bytes = text.num_hidden_layers * FullAttentionCacheAllocator.get_bytes_per_page(
         find_num_key_value_heads(text), find_head_dim(text), model.dtype, 1
     )
     memory = limits.cache_memory
     if on_cpu:
-        config.page_size = PAGE
-        config.max_batch_tokens = max(STEP, sequences)
-        each += config.max_batch_tokens * size + 8  # the attention mask's column, and the index
+        config.page_size = CPU_PAGE_TOKENS
+        config.max_batch_tokens = max(CPU_STEP_TOKENS, sequences)
+        # The mask has a column for each token, and the index 8 bytes.
+        token_bytes += config.max_batch_tokens * size + 8
     if memory is None:
         context = getattr(text, "max_position_embeddings", 1 << 20)
-        memory = min(free_memory() // SHARE, lanes * each * sequences * context)
-    config.num_blocks = memory // lanes // each // config.page_size
+        memory = min(
+            free_memory() // CPU_CACHE_DIVISOR, engines * token_bytes * sequences * context
+        )
+    config.num_blocks = memory // engines // token_bytes // config.page_size
     if config.num_blocks < 4:
         raise LoadError(
             f"A cache of {memory} bytes (cacheMemory, or a quarter of the free memory) holds"
-            f" {config.num_blocks * config.page_size} tokens for each of {lanes} adapters, at"
-            f" {each} bytes a token. Set cacheMemory to {4 * config.page_size * each * lanes} or"
-            " more."
+            f" {config.num_blocks * config.page_size} tokens for each of {engines} adapters, at"
+            f" {token_bytes} bytes a token. Set cacheMemory to"
+            f" {4 * config.page_size * token_bytes * engines} or more."
         )
     return config

@@ -1,4 +1,4 @@
-"""Text generation by vLLM's AsyncLLM, whose engine is a process of its own beside the worker."""
+"""Text generation by vLLM's AsyncLLM, whose engine is a process beside the worker."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, TokenLogprob, Tokens
 from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 
-WAITING = 4  # sequences for each that can run may wait
+MAX_WAITING = 4  # sequences that may wait, for each that can run
 
 
 class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
-    """Keeps the newest statistics, which the engine sends along with its steps."""
+    """The newest statistics, which the engine sends along with its steps."""
 
     def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
         self.cache_use = 0.0
@@ -38,10 +38,12 @@ class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
             self.cache_use = float(scheduler_stats.kv_cache_usage)
 
     def log_engine_initialized(self) -> None:
-        """There is nothing to say."""
+        """Log nothing."""
 
 
 class VllmEngine:
+    """The engine of a model and its adapters."""
+
     def __init__(
         self,
         llm: Any,
@@ -61,11 +63,15 @@ class VllmEngine:
         self._end_tokens = list(end_tokens)
         self._recorder = recorder
         self._names = map(str, itertools.count())
-        self._open: dict[str, bool] = {}  # sequences: whether they have a token
+        self._open: dict[str, bool] = {}  # sequences, with whether they have a token
 
     @classmethod
     async def load(cls, files: PretrainedFiles, end_tokens: Sequence[int]) -> VllmEngine:
-        """Raises `LoadError`."""
+        """Start vLLM, and generate two tokens.
+
+        Raises:
+            LoadError: vLLM cannot run the model.
+        """
         config, adapters = files.config, files.adapters
         arguments: dict[str, Any] = {
             "model": str(files.directory),
@@ -104,8 +110,8 @@ class VllmEngine:
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
         if self._llm.errored:
             raise EngineDied("vLLM's engine has ended. Its worker is started again.")
-        waiting = sum(not begun for begun in self._open.values())
-        if waiting >= WAITING * self._sequences:
+        waiting = sum(not has_begun for has_begun in self._open.values())
+        if waiting >= MAX_WAITING * self._sequences:
             wait = 1 + waiting // self._sequences
             raise Unavailable(
                 f"{waiting} sequences wait for room in the model's cache; try again in {wait} s.",
@@ -132,7 +138,7 @@ class VllmEngine:
             outputs = self._llm.generate(
                 {"prompt_token_ids": list(prompt)}, self._params(sampling), name, lora_request=lora
             )
-            async with aclosing(outputs):  # vLLM ends the sequence where its reader leaves
+            async with aclosing(outputs):  # vLLM ends the sequence when its reader leaves.
                 async for output in outputs:
                     self._open[name] = True
                     yield tokens_of(output.outputs[0], sampling.top_logprobs)
@@ -167,14 +173,16 @@ class VllmEngine:
             logprobs=sampling.top_logprobs if sampling.logprobs else None,
             stop_token_ids=self._end_tokens,
             structured_outputs=structure,
-            detokenize=False,  # `text.py` does, for all engines
+            detokenize=False,  # `text.py` decodes for all engines.
             output_kind=RequestOutputKind.DELTA,
         )
 
 
-def tokens_of(completion: Any, most: int) -> Tokens:
-    """Of vLLM's CompletionOutput, whose logprobs are a dict of token ids for each token: the one it
-    chose and the `most` likely.
+def tokens_of(completion: Any, top_count: int) -> Tokens:
+    """Return the tokens of vLLM's CompletionOutput.
+
+    Its logprobs are a dict of token ids for each token, with the chosen one and the `top_count`
+    likely ones.
     """
     ids = list(completion.token_ids)
     finished = (
@@ -187,15 +195,22 @@ def tokens_of(completion: Any, most: int) -> Tokens:
     logprobs = [
         TokenLogprob(
             id,
-            each[id].logprob,
-            [(other, one.logprob) for other, one in each.items() if one.rank <= most],
+            logprobs_by_id[id].logprob,
+            [
+                (token_id, logprob.logprob)
+                for token_id, logprob in logprobs_by_id.items()
+                if logprob.rank <= top_count
+            ],
         )
-        for id, each in zip(ids, completion.logprobs or [], strict=False)
+        for id, logprobs_by_id in zip(ids, completion.logprobs or [], strict=False)
     ]
     return Tokens(ids, finished, logprobs)  # type: ignore[arg-type]
 
 
 def rank_of(adapter: Path) -> int:
-    """As vLLM has kernels for: a power of two, 8 or more. It refuses what is too large."""
+    """Return a rank for which vLLM has kernels: a power of two, 8 or more.
+
+    vLLM refuses ranks that are too large.
+    """
     rank = int(json.loads((adapter / "adapter_config.json").read_text())["r"])
     return max(8, 1 << (rank - 1).bit_length())

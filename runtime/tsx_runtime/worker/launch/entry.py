@@ -1,5 +1,6 @@
-"""The first functions in a worker's process, which the front end and the commands name: it imports
-no other module of the worker.
+"""The entry points of a worker's process, named by the front end and by commands.
+
+This module imports no other module of the worker.
 """
 
 from __future__ import annotations
@@ -16,29 +17,31 @@ from typing import Any
 
 
 def run(sock: socket.socket, files: int | None = None, hidden: Iterable[str] = ()) -> None:
-    """`files`: how many it may have open, where the front end has raised the limit for itself.
+    """Serve a model in this process.
 
-    `hidden`: variables it must not have.
+    Args:
+        sock: The socket to the front end.
+        files: The limit of open files, if the front end has raised it for itself.
+        hidden: The environment variables to remove.
     """
     for name in hidden:
         os.environ.pop(name, None)
-    from tsx_runtime.worker import (
-        main,
-    )  # here, because the front end must not import what a worker needs
+    # The front end must not import what a worker needs.
+    from tsx_runtime.worker import main
 
-    main.begin_process(
-        sock, files
-    )  # here, because `main.run` may also serve in a thread of another process
+    # `main.run` may also serve in a thread of another process, and so does not begin one.
+    main.begin_process(sock, files)
     main.run(sock)
 
 
 def run_thread(sock: socket.socket, hidden: Iterable[str] = ()) -> None:
-    """The same, in a thread of the front end's process, whose signals, output and descriptors are
-    not the worker's to change.
+    """Serve a model in a thread of the front end's process.
+
+    The signals, output and descriptors of that process stay unchanged.
     """
     for name in hidden:
         os.environ.pop(name, None)
-    from tsx_runtime.worker import main  # here, as above
+    from tsx_runtime.worker import main
 
     main.run(sock)
 
@@ -46,16 +49,16 @@ def run_thread(sock: socket.socket, hidden: Iterable[str] = ()) -> None:
 def run_program(
     fd: int, files: int | None, packages: str | None, group: dict[str, Any] | None = None
 ) -> None:
-    """As `run`, in a process that was not forked: its socket is descriptor `fd`.
+    """Serve a model, or a group's, in a process that was not forked.
 
-    See `Launch` in core/workers/launch.py.
+    Its socket is descriptor `fd`. See `Launch` in core/workers/launch.py.
     """
     from tsx_runtime.worker.launch import group as groups
 
     if packages is not None:
-        put_first(packages)
+        prioritize_packages(packages)
     sock = socket.socket(fileno=fd)
-    sock.set_inheritable(False)  # the programs that a handler starts would hold it open
+    sock.set_inheritable(False)  # Programs that a handler starts would hold it open.
     if group is None:
         run(sock, files)
     else:
@@ -63,31 +66,31 @@ def run_program(
 
 
 def run_rank(directory: str, files: int | None, packages: str | None, broadcast: bool) -> None:
-    """One process of a torchrun group. See worker/launch/group.py."""
+    """Serve as one process of a torchrun group. See worker/launch/group.py."""
     from tsx_runtime.worker.launch.rank import serve
 
     if packages is not None:
-        put_first(packages)
+        prioritize_packages(packages)
     serve(directory, files, broadcast=broadcast)
 
 
-def put_first(packages: str) -> None:
-    """Put a directory of packages, and the paths of its .pth files, before installed packages and
-    behind the standard library.
+def prioritize_packages(packages: str) -> None:
+    """Put a directory of packages before the installed packages, after the standard library.
+
+    The same holds for the paths of its .pth files.
     """
     before = list(sys.path)
-    if (
-        packages in before
-    ):  # the interpreter is the environment's own, and has put it where it belongs
+    if packages in before:
+        # The interpreter is the environment's own, and has ordered its paths.
         return
     site.addsitedir(packages)
-    added = [place for place in sys.path if place not in before]
+    added = [path for path in sys.path if path not in before]
     paths = sysconfig.get_paths()
     library = {paths["stdlib"], paths["platstdlib"], f"{paths['platstdlib']}/lib-dynload"}
     sys.path[:] = [
-        *(place for place in before if place in library),
+        *(path for path in before if path in library),
         *added,
-        *(place for place in before if place not in library),
+        *(path for path in before if path not in library),
     ]
 
 
@@ -98,16 +101,23 @@ def import_code(
     model: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> None:
-    """Import a model's code as `run` would.
+    """Import a model's code as `run` would, and send what is wrong, or None.
 
-    Of several model classes, the one that the weights fit is chosen. `model` is that of the
-    manifest. Sends what is wrong (`missing`: a module), or None.
+    If the model file has several model classes, the one that fits the weights is chosen.
+
+    Args:
+        answer: The receiver of the failure report; `missing` in it means a missing module.
+        directory: The directory of the model.
+        handler: The handler's name.
+        model: The `model` of the manifest.
+        config: The model's configuration.
     """
-    from tsx_runtime.worker.exceptions import LoadError  # these, and torch, in this process alone
+    # Only this process imports these, and torch.
+    from tsx_runtime.worker.exceptions import LoadError
     from tsx_runtime.worker.handler_api import loader, modules, ts_shim
     from tsx_runtime.worker.main import failure_report
 
-    os.dup2(2, 1)  # stdout is for the results of the command
+    os.dup2(2, 1)  # The command prints its results on stdout.
     os.chdir(directory)
     modules.own_modules.enter(directory)
     ts_shim.install()
@@ -115,9 +125,8 @@ def import_code(
     try:
         if handler is not None:
             loader.find_entry(handler, directory)
-        if (
-            model_file is not None and handler is not None
-        ):  # which may make the model in a way of its own
+        # A handler may make the model in its own way.
+        if model_file is not None and handler is not None:
             loader.import_file(directory / model_file, "The model file")
         elif model_file is not None:
             from tsx_runtime.worker.handlers.models.weights import check_class

@@ -1,5 +1,4 @@
-"""A worker of several processes: torchrun starts them, and each gets its end of the sockets between
-them.
+"""A worker of several processes, which torchrun starts and which share a set of sockets.
 
 The front end knows one socket and one process, this one. It runs torch's own elastic agent, so that
 the keys under `torchrun` mean what they mean there, and gives the front end's socket to rank 0:
@@ -44,13 +43,12 @@ def launch(
     ranks: int,
     broadcast: bool,
 ) -> None:
-    """Run a group until it ends; exits with the code of the rank that was the cause."""
-    from torch.distributed import (
-        run as torchrun,
-    )  # here, because a worker that is no group does not need it
+    """Run a group until it ends, and exit with the code of the rank that failed first."""
+    # Only a worker that is a group needs torchrun.
+    from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from tsx_runtime.worker.launch.rendezvous import stay_on_loopback  # here, as above
+    from tsx_runtime.worker.launch.rendezvous import stay_on_loopback
 
     if not any(argument.startswith("--rdzv-backend=") for argument in arguments):
         arguments = [*arguments, *stay_on_loopback()]
@@ -62,9 +60,12 @@ def launch(
     try:
         listener = _listen(directory)
         threading.Thread(
-            target=hand_out, args=(directory, listener, sock, ranks), name="tsx-switch", daemon=True
+            target=hand_out_sockets,
+            args=(directory, listener, sock, ranks),
+            name="tsx-switch",
+            daemon=True,
         ).start()
-        order = {
+        rank_arguments = {
             "directory": str(directory),
             "files": files,
             "packages": packages,
@@ -75,11 +76,11 @@ def launch(
             sys.executable,
             "-c",
             RANK_BOOT,
-            json.dumps([place for place in sys.path if place]),
-            json.dumps(order),
+            json.dumps([path for path in sys.path if path]),
+            json.dumps(rank_arguments),
         ]
-        asked = torchrun.parse_args([*arguments, f"--log-dir={directory}", *program])  # type: ignore[no-untyped-call]  # torch's
-        torchrun.run(asked)  # type: ignore[no-untyped-call]  # torch's
+        options = torchrun.parse_args([*arguments, f"--log-dir={directory}", *program])  # type: ignore[no-untyped-call]  # torch's
+        torchrun.run(options)  # type: ignore[no-untyped-call]  # torch's
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         logger.error(
@@ -100,32 +101,35 @@ def _listen(directory: Path) -> socket.socket:
     return listener
 
 
-def hand_out(directory: Path, listener: socket.socket, front: socket.socket, ranks: int) -> None:
-    """Give rank 0 the front end's socket and one to each other rank, and each other rank its own.
-    Keeps none of them.
+def hand_out_sockets(
+    directory: Path, listener: socket.socket, front: socket.socket, ranks: int
+) -> None:
+    """Give each rank its sockets, and keep none of them.
+
+    Rank 0 gets the front end's socket and one to each other rank.
     """
     pairs = [socket.socketpair() for _ in range(1, ranks)]
+    # The sockets by rank.
     shares = [[front, *(leading for leading, _ in pairs)], *([following] for _, following in pairs)]
     with listener:
         for _ in range(ranks):
-            asking, _ = listener.accept()
-            with asking:
-                share = shares[int.from_bytes(asking.recv(4), "little")]
-                socket.send_fds(asking, [b"."], [each.fileno() for each in share])
-                for each in share:
-                    each.close()
-    shutil.rmtree(directory, ignore_errors=True)  # now, since a group is ended by killing it
+            connection, _ = listener.accept()
+            with connection:
+                share = shares[int.from_bytes(connection.recv(4), "little")]
+                socket.send_fds(connection, [b"."], [sock.fileno() for sock in share])
+                for sock in share:
+                    sock.close()
+    # A group is ended by killing it, so the directory goes at once.
+    shutil.rmtree(directory, ignore_errors=True)
 
 
-def fetch(directory: str, rank: int, ranks: int) -> list[socket.socket]:
-    """The sockets that `hand_out` has for this rank; the first is the one that its work comes
-    from.
-    """
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.connect(str(Path(directory) / SWITCH))
-        asking.sendall(rank.to_bytes(4, "little"))
-        _, fds, _, _ = socket.recv_fds(asking, 1, ranks)
+def fetch_sockets(directory: str, rank: int, ranks: int) -> list[socket.socket]:
+    """Return the sockets of a rank from `hand_out_sockets`; the first one brings its work."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(Path(directory) / SWITCH))
+        connection.sendall(rank.to_bytes(4, "little"))
+        _, fds, _, _ = socket.recv_fds(connection, 1, ranks)
     sockets = [socket.socket(fileno=fd) for fd in fds]
-    for each in sockets:
-        each.set_inheritable(False)
+    for sock in sockets:
+        sock.set_inheritable(False)
     return sockets

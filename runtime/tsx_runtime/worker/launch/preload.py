@@ -1,6 +1,6 @@
-"""Preloads the modules that nearly every worker needs into the fork server; runs nothing.
+"""A module that imports into the fork server what nearly every worker needs; it runs nothing.
 
-Torch is imported, CUDA is not touched: a process that has used CUDA cannot be forked.
+It imports torch but leaves CUDA alone: a process that has used CUDA cannot be forked.
 """
 
 from __future__ import annotations
@@ -17,6 +17,5 @@ from tsx_runtime.worker.handlers import image_classifier
 __all__ = ["Image", "image_classifier", "main", "np", "torch"]
 
 gc.collect()
-# a collection in a worker would write to these objects, and so copy the pages that all workers
-# share
+# A collection in a worker would write to these objects, and so copy pages that workers share.
 gc.freeze()

@@ -1,7 +1,6 @@
-"""Preloads the modules that loading a `torch.export` program imports besides torch: one second, and
-100 MB of shared memory.
+"""A module that imports what a `torch.export` program needs besides torch, in the fork server.
 
-For the preload list of a server that has `.pt2` models; others would wait for it without need.
+It costs one second and 100 MB of shared memory, so only a server with `.pt2` models preloads it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tsx_runtime.worker.launch import preload
 __all__ = ["preload"]
 
 for _name in ("torch._dynamo", "torch.export.pt2_archive", "torch.onnx", "networkx"):
-    with suppress(ImportError):  # not every release of torch has, or needs, each of them
+    with suppress(ImportError):  # Not every release of torch has, or needs, all of them.
         importlib.import_module(_name)
 
 gc.collect()

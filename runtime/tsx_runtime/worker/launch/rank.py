@@ -1,9 +1,9 @@
-"""One process of a group: rank 0 answers the front end, and forwards its frames to the others.
+"""A process of a group: rank 0 answers the front end, and forwards its frames to the others.
 
-Every rank loads the model, since they meet while they do. With `broadcast` every rank then gets
-every batch: the handler runs in step on all of them, and only what rank 0 returns is an answer.
-Without it (pipelines) rank 0 alone gets requests, and what the others do is up to what they have
-joined in `initialize`. Contract section 6.7.
+Every rank loads the model, since the ranks meet while loading. With `broadcast`, every rank gets
+every batch: the handler runs in step on all of them, and only the result of rank 0 is a response.
+Without it (pipelines), only rank 0 gets requests. The other ranks run what they have joined in
+`initialize`. See `torchrun` in docs/reference/torchserve.md.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from tsx_runtime.wire import Buffer, Frame, Kind, encode
 from tsx_runtime.worker import main
 from tsx_runtime.worker.channel import FrameSocket, send_buffers
-from tsx_runtime.worker.launch.group import fetch
+from tsx_runtime.worker.launch.group import fetch_sockets
 
 _PR_SET_PDEATHSIG = 1
-MOMENT = 200  # ms in which the death of another rank shows, where it made a batch fail
+HANGUP_WAIT_MS = 200  # A dead rank, which made a batch fail, shows in this time.
 
 logger = logging.getLogger("tsx.worker")
 
@@ -33,29 +33,30 @@ logger = logging.getLogger("tsx.worker")
 def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
     end_with_parent()
     rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    sock, *others = fetch(directory, rank, ranks)
+    sock, *followers = fetch_sockets(directory, rank, ranks)
     main.begin_process(sock, files)
-    channel = Leader(sock, others, broadcast=broadcast) if rank == 0 else Follower(sock)
-    main.run(sock, channel, ignores_signals=False)  # the agent ends a rank with SIGTERM
+    channel = Leader(sock, followers, broadcast=broadcast) if rank == 0 else Follower(sock)
+    main.run(sock, channel, ignores_signals=False)  # The agent ends a rank with SIGTERM.
 
 
 class Leader(FrameSocket):
-    """The channel of rank 0: reads from the front end and forwards to the other ranks; answers once
-    all of them have loaded.
+    """The channel of rank 0, which forwards to the other ranks what it reads from the front end.
+
+    It reports success once all ranks have loaded.
     """
 
     def __init__(
-        self, sock: socket.socket, others: Sequence[socket.socket], *, broadcast: bool
+        self, sock: socket.socket, followers: Sequence[socket.socket], *, broadcast: bool
     ) -> None:
         super().__init__(sock)
-        self._others = others
+        self._followers = followers
         self._forwarded = {Kind.LOAD, Kind.BATCH} if broadcast else {Kind.LOAD}
         self._loaded = threading.Semaphore(0)
-        self._refused = threading.Lock()
-        for position, other in enumerate(others, start=1):
+        self._failed = threading.Lock()
+        for position, follower in enumerate(followers, start=1):
             threading.Thread(
                 target=self._listen,
-                args=(other, position),
+                args=(follower, position),
                 name=f"tsx-rank-{position}",
                 daemon=True,
             ).start()
@@ -63,8 +64,8 @@ class Leader(FrameSocket):
     def read(self) -> Frame | None:
         frame = super().read()
         if frame is not None and frame.kind in self._forwarded:
-            for other in self._others:
-                send_buffers(other, encode(frame.kind, frame.batch, frame.items, frame.extra))
+            for follower in self._followers:
+                send_buffers(follower, encode(frame.kind, frame.batch, frame.items, frame.extra))
         return frame
 
     def send(
@@ -75,7 +76,7 @@ class Leader(FrameSocket):
         extra: Buffer = b"",
     ) -> None:
         if kind is Kind.LOADED:
-            for _ in self._others:
+            for _ in self._followers:
                 self._loaded.acquire()
         elif kind is Kind.FAILED:
             self._fail(extra)
@@ -87,20 +88,20 @@ class Leader(FrameSocket):
     ) -> None:
         if any(code >= 500 for code, _, _ in answers):
             poller = select.poll()
-            for other in self._others:
-                poller.register(other, 0)  # wakes for a hang-up only
-            if poller.poll(MOMENT):
+            for follower in self._followers:
+                poller.register(follower, 0)  # Only a hang-up wakes it.
+            if poller.poll(HANGUP_WAIT_MS):
                 logger.error("a batch failed because another rank has ended")
-                # its death shows by the end of the group, which the agent is about to cause
+                # The agent is about to end the group, which reports the failure.
                 threading.Event().wait()
         super().reply(batch, answers, extra)
 
-    def _listen(self, other: socket.socket, position: int) -> None:
+    def _listen(self, follower: socket.socket, position: int) -> None:
         """Read from another rank whether it has loaded, or why not.
 
-        Its end is handled by the agent.
+        The agent handles the end of a rank.
         """
-        channel = FrameSocket(other)
+        channel = FrameSocket(follower)
         try:
             while (frame := channel.read()) is not None:
                 if frame.kind is Kind.LOADED:
@@ -117,25 +118,26 @@ class Leader(FrameSocket):
 
     def _fail(self, extra: Buffer) -> None:
         """Report the first failure; the front end then ends the group."""
-        if self._refused.acquire(blocking=False):
+        if self._failed.acquire(blocking=False):
             super().send(Kind.FAILED, 0, extra=extra)
 
 
 class Follower(FrameSocket):
-    """The channel of another rank: reads from rank 0, and reports only the result of loading."""
+    """The channel of another rank, which reads from rank 0 and reports only how loading ended."""
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        if buffers[0][0] in (Kind.LOADED, Kind.FAILED):  # a frame begins with its kind
+        # A frame begins with its kind.
+        if buffers[0][0] in (Kind.LOADED, Kind.FAILED):
             super()._write(buffers)
 
 
 def end_with_parent() -> None:
-    """Be killed when the process that started this one ends, however it ends.
+    """Have this process killed when its parent ends, however it ends.
 
-    Linux only: elsewhere the closed socket shows it.
+    This is Linux only; elsewhere the closed socket shows the end of the parent.
     """
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended in between
+        if os.getppid() != parent:  # The parent has ended meanwhile.
             os._exit(1)

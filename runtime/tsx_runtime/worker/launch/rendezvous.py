@@ -1,8 +1,8 @@
-"""Lets the processes of a torchrun group on one machine meet at loopback.
+"""The rendezvous of a torchrun group on one machine, which stays on loopback.
 
-torch's own stores listen on all addresses and ask for no password, and its dynamic rendezvous
-unpickles what they hold: whoever reaches the port runs code. Groups across machines need it all the
-same (docs/guides/security.md).
+torch's own stores listen on all addresses without a password, and its dynamic rendezvous unpickles
+their content: whoever reaches the port runs code. Groups across machines need it all the same
+(docs/guides/security.md).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import os
 import socket
 import sys
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not declare it
 from torch.distributed.elastic.rendezvous import RendezvousInfo, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 BACKEND, LOOPBACK = "tsx-loopback", "127.0.0.1"
-TIMEOUT_S = 600  # as in torch
+TIMEOUT_S = 600  # the default of torch
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
-    """A rendezvous of one agent, whose store the ranks use as well. Nothing in it is unpickled."""
+    """A rendezvous of one agent, whose store the ranks use as well. It unpickles nothing."""
 
     def get_backend(self) -> str:
         return BACKEND
@@ -40,9 +40,13 @@ class LoopbackRendezvous(StaticTCPRendezvous):
 
 
 def stay_on_loopback() -> tuple[str, str]:
-    """Return torchrun's arguments for it, and have the ranks' libraries use loopback by default."""
+    """Set up a rendezvous on loopback, and return the arguments of torchrun for it.
+
+    The libraries of the ranks use loopback by default, too.
+    """
     rendezvous_handler_registry.register(
-        BACKEND, lambda asked: LoopbackRendezvous(LOOPBACK, 0, 0, 1, asked.run_id, TIMEOUT_S)
+        BACKEND,
+        lambda parameters: LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, TIMEOUT_S),
     )
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo" if sys.platform == "linux" else "lo0")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from tsx_runtime.worker.codecs.bodies import MOST_TOKENS, JsonObject, RefusedField, TokenCount
+from tsx_runtime.worker.codecs.bodies import MAX_TOKENS, JsonObject, RefusedField, TokenCount
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.replies import (
@@ -40,7 +40,7 @@ def _prompt_list(prompt: Any) -> Any:
         if (
             not isinstance(tokens, list)
             or not tokens
-            or not all(type(token) is int and 0 <= token < MOST_TOKENS for token in tokens)
+            or not all(type(token) is int and 0 <= token < MAX_TOKENS for token in tokens)
         ):
             raise ValueError(
                 "it must be a text that is not empty, tokens, or a list of one of them"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import Field
 
 from tsx_runtime.worker.codecs.bodies import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     BodyObject,
     RefusedField,
     Seed,
@@ -67,7 +67,7 @@ MAX_BIASES = 300
 Choices: TypeAlias = Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 # A token is the key of an object, hence a text.
-TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=MOST_TOKENS, strict=False)]
+TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=MAX_TOKENS, strict=False)]
 Logprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
 
 
@@ -111,7 +111,7 @@ class TextRequest(OpenAIRequest):
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     seed: Seed = None
     stop: Stops[str] | None = None
     frequency_penalty: Penalty = 0.0

@@ -81,14 +81,14 @@ def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) ->
     assert not fail(0, error_of(handler.parse, "x"))
     assert all(fail(number, error_of(handler.parse, "y" * number)) for number in range(1, 21))
     repeats.flush()
-    ids = ", ".join(f"id-{number}" for number in range(1, failures.NAMED + 1))
+    ids = ", ".join(f"id-{number}" for number in range(1, failures.MAX_NAMED_REQUESTS + 1))
     assert written == [
         f"the same failure 20 times more, for the requests {ids} and 12 more: KeyError: 'no number' (handler.py:9 in parse)"
     ]
-    now[0] = failures.EVERY - 1
+    now[0] = failures.REPEATS_INTERVAL_S - 1
     assert fail(21, error_of(handler.parse, "x"))
     repeats.flush()
-    now[0] = 3 * failures.EVERY
+    now[0] = 3 * failures.REPEATS_INTERVAL_S
     # After a while it is logged again.
     assert not fail(22, error_of(handler.parse, "x"))
     repeats.flush()

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.shared.log_format import MAX_IDS, UNSAFE
-from tsx_runtime.worker.diagnostics.printing import LONGEST, ModelLabel, OutputFormatter, WorkerLog
+from tsx_runtime.worker.diagnostics.printing import (
+    MAX_LINE_BYTES,
+    ModelLabel,
+    OutputFormatter,
+    WorkerLog,
+)
 
 LABEL = ModelLabel("digits", "1.0", "9000")
 PIECES = st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\r\n", b"\xff", b"d\ne"]), max_size=20)
@@ -86,14 +91,14 @@ def test_each_whole_line_becomes_an_object(pieces) -> None:
 def test_a_line_that_is_too_long_becomes_several_objects() -> None:
     lines = formatted("json", [b"a" * 150_000 + b"\nb\n"]).splitlines()
     lengths = [len(json.loads(line)["message"]) for line in lines]
-    assert lengths == [LONGEST, LONGEST, 150_000 - 2 * LONGEST, 1]
+    assert lengths == [MAX_LINE_BYTES, MAX_LINE_BYTES, 150_000 - 2 * MAX_LINE_BYTES, 1]
 
 
 def test_a_line_of_the_log_begins_a_line_and_has_its_requests_once() -> None:
     formatter = OutputFormatter("stderr", "text", LABEL, lambda: ["id-1"])
     out = (
         formatter(b"10%")
-        + formatter.whole_lines("it failed\n  handler.py:8", ["id-1"])
+        + formatter.format_record("it failed\n  handler.py:8", ["id-1"])
         + formatter(b"20%")
     )
     assert out.decode().splitlines() == [

@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.worker.conftest import StartWorker, Worker
-from tsx_runtime.worker.diagnostics.reporting import LONGEST, MOST, MOST_ERRORS, ReportBuffer
+from tsx_runtime.worker.diagnostics.reporting import (
+    MAX_ERRORS,
+    MAX_LINE_CHARS,
+    MAX_LINES,
+    ReportBuffer,
+)
 
 RAISES = """
 import sys
@@ -79,11 +84,11 @@ def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
     buffer = ReportBuffer()
     for number in range(5):
         buffer.add_error(f"request {number}", "Traceback: the same", [f"id-{number}"] * 20)
-    for number in range(3 * MOST_ERRORS):
+    for number in range(3 * MAX_ERRORS):
         buffer.add_error("other", f"Traceback: {number}")
     report = buffer.take()
     assert report is not None
-    assert len(report["errors"]) == MOST_ERRORS
+    assert len(report["errors"]) == MAX_ERRORS
     assert report["errors"][0] == {
         "message": "request 4",
         "traceback": "Traceback: the same",
@@ -95,9 +100,9 @@ def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
 
 @given(
     st.lists(
-        st.lists(st.sampled_from(["a", "b\n", "\n", "long" * LONGEST, "c\r\n"]), max_size=4).map(
-            "".join
-        ),
+        st.lists(
+            st.sampled_from(["a", "b\n", "\n", "long" * MAX_LINE_CHARS, "c\r\n"]), max_size=4
+        ).map("".join),
         max_size=40,
     )
 )
@@ -107,8 +112,8 @@ def test_lines_are_those_that_were_printed_and_never_too_many(pieces: list[str])
         buffer.add_output("stdout", piece)
     report = buffer.take() or {"lines": [], "lost": 0}
     lines = "".join(pieces).split("\n")[:-1]
-    assert len(report["lines"]) == min(MOST, len(lines))
+    assert len(report["lines"]) == min(MAX_LINES, len(lines))
     assert report["lost"] == len(lines) - len(report["lines"])
-    for (_, _, text, _), printed in zip(report["lines"], lines[-MOST:], strict=False):
-        assert len(text) <= LONGEST
-        assert printed.rstrip("\r").startswith(text[:10]) or len(printed) > LONGEST
+    for (_, _, text, _), printed in zip(report["lines"], lines[-MAX_LINES:], strict=False):
+        assert len(text) <= MAX_LINE_CHARS
+        assert printed.rstrip("\r").startswith(text[:10]) or len(printed) > MAX_LINE_CHARS

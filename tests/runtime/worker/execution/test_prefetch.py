@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.runtime.worker.conftest import Request, StartWorker, Worker
 from tsx_runtime.wire import Kind
-from tsx_runtime.worker.codecs.requests import own
-from tsx_runtime.worker.execution.prefetch import keep
+from tsx_runtime.worker.codecs.requests import owned_bytes
+from tsx_runtime.worker.execution.prefetch import copy_items
 
 HANDLER = """
     import os, threading, time, torch
@@ -291,11 +291,13 @@ def test_on_a_gpu_images_get_the_same_answers_with_and_without_overlap(
 
 def test_a_large_body_that_came_alone_is_not_copied_until_it_is_prepared() -> None:
     body, shared = bytearray(b"its own memory"), memoryview(bytearray(b"read over"))
-    (_, meta, view), (_, _, copied) = keep([(0, bytearray(b"meta"), body), (0, b"", shared[:4])])
+    (_, meta, view), (_, _, copied) = copy_items(
+        [(0, bytearray(b"meta"), body), (0, b"", shared[:4])]
+    )
     assert isinstance(view, memoryview)
     assert view.obj is body
     assert (meta, copied) == (b"meta", b"read")
-    row = own(view)
+    row = owned_bytes(view)
     # The handler may change its row.
     row[:3] = b"HIS"
     assert body == b"its own memory"

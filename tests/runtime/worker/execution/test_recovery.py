@@ -14,8 +14,8 @@ from tests.support.served_model import a_served_model, answers_of
 from tsx_runtime.worker.exceptions import InvalidInput, PredictionException
 from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.execution.recovery import (
-    ALIKE,
     GROW_AFTER,
+    MIN_ALIKE,
     Ceiling,
     Search,
 )
@@ -79,12 +79,12 @@ def expected(rows: list[str]) -> list[tuple[int, str]]:
 def test_few_guilty_requests_get_their_errors_and_all_others_their_answers(
     size: int, data: st.DataObject
 ) -> None:
-    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=ALIKE - 1))
+    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_ALIKE - 1))
     kind = data.draw(st.sampled_from(["guilty", "refused"]))
     rows = [f"{kind} {idx}" if idx in guilty else f"row {idx}" for idx in range(size)]
     handler = Handler()
     assert run(handler.model(), rows) == expected(rows)
-    assert len(handler.calls) <= 1 + ALIKE + 2 * len(guilty) * size.bit_length()
+    assert len(handler.calls) <= 1 + MIN_ALIKE + 2 * len(guilty) * size.bit_length()
 
 
 @given(SIZES, st.sampled_from(["refused", "invalid"]), st.data())
@@ -105,22 +105,22 @@ def test_all_guilty_requests_get_their_errors_where_the_first_one_is_innocent(
     rows = [f"{kind} {idx}" for idx, kind in enumerate(["row", *kinds])]
     handler = Handler()
     assert run(handler.model(), rows) == expected(rows)
-    assert len(handler.calls) <= 2 * len(rows) + ALIKE
+    assert len(handler.calls) <= 2 * len(rows) + MIN_ALIKE
 
 
-@given(st.integers(ALIKE + 1, 64))
+@given(st.integers(MIN_ALIKE + 1, 64))
 def test_a_handler_that_always_fails_is_called_four_times_and_all_are_reported(size: int) -> None:
     handler = Handler()
     answers = run(handler.model(), [f"guilty {idx}" for idx in range(size)])
     assert [status for status, _ in answers] == [500] * size
-    assert handler.calls == [size] + [1] * ALIKE
+    assert handler.calls == [size] + [1] * MIN_ALIKE
 
 
 @given(SIZES, st.integers(1, 64), st.data())
 def test_a_guilty_request_is_found_in_a_batch_that_does_not_fit_the_memory_either(
     size: int, fits: int, data: st.DataObject
 ) -> None:
-    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=ALIKE - 1))
+    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=MIN_ALIKE - 1))
     rows = [f"guilty {idx}" if idx in guilty else f"row {idx}" for idx in range(size)]
     handler = Handler(fits)
     assert run(handler.model(), rows) == expected(rows)
@@ -221,7 +221,7 @@ def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(
     if succeeded:
         search.succeeded()
     search.again([1])
-    blamed = not succeeded and len(alone) >= ALIKE and len(set(alone)) == 1
+    blamed = not succeeded and len(alone) >= MIN_ALIKE and len(set(alone)) == 1
     assert search.next(0.0, 0.0) == ([] if blamed else [1])
 
 

@@ -11,11 +11,11 @@ from torch import nn
 from tests.support.forms import subject_of, tensor_inputs
 from tsx_runtime.worker.forms.buckets import (
     BatchBuckets,
-    buckets_of,
-    example,
+    choose_buckets,
+    count_rows,
+    example_batch,
     not_fixed,
-    padded,
-    rows_of,
+    pad_batch,
 )
 from tsx_runtime.worker.forms.form import NotBuilt
 
@@ -25,21 +25,25 @@ def flattened(rows: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_batch_runs_in_the_smallest_size_that_holds_it() -> None:
-    buckets = buckets_of(subject_of(nn.Linear(4, 2), tensor_inputs(4)))
+    buckets = choose_buckets(subject_of(nn.Linear(4, 2), tensor_inputs(4)))
     assert buckets.sizes == (1, 2, 4, 8, 16, 32)
-    assert [buckets.holding(rows) for rows in (1, 3, 32, 33, None)] == [1, 4, 32, None, None]
-    assert buckets_of(subject_of(nn.Linear(4, 2), tensor_inputs(4), sizes=(2, 48))).sizes[-1] == 64
+    assert [buckets.size_for(rows) for rows in (1, 3, 32, 33, None)] == [1, 4, 32, None, None]
+    assert (
+        choose_buckets(subject_of(nn.Linear(4, 2), tensor_inputs(4), sizes=(2, 48))).sizes[-1] == 64
+    )
     assert BatchBuckets.from_json(buckets._asdict()) == buckets
 
 
 def test_padding_is_cut_off_again() -> None:
     subject = subject_of(nn.Linear(4, 2), tensor_inputs(4))
     assert subject.signature is not None
-    batch = padded(subject.signature, [torch.arange(12.0).view(3, 4)], 4)
+    batch = pad_batch(subject.signature, [torch.arange(12.0).view(3, 4)], 4)
     assert batch[0][3].tolist() == [0, 1, 2, 3]  # a copy of the first row
-    assert rows_of(subject.signature, batch) == 4
-    assert [tensor.shape for tensor in buckets_of(subject).cut([torch.ones(4, 2)], 3)] == [(3, 2)]
-    assert example(subject, 5)[0].shape == (5, 4)
+    assert count_rows(subject.signature, batch) == 4
+    assert [tensor.shape for tensor in choose_buckets(subject).cut([torch.ones(4, 2)], 3)] == [
+        (3, 2)
+    ]
+    assert example_batch(subject, 5)[0].shape == (5, 4)
 
 
 def test_calls_of_other_shapes_are_refused_with_the_reason() -> None:
@@ -50,4 +54,4 @@ def test_calls_of_other_shapes_are_refused_with_the_reason() -> None:
     without_batch = subject_of(nn.Linear(4, 2), lambda _: ((torch.ones(4),), {}))
     assert "no dimension for a batch" in str(not_fixed(without_batch))
     with pytest.raises(NotBuilt, match="depends on the batch size"):
-        buckets_of(subject_of(flattened, tensor_inputs(4)))
+        choose_buckets(subject_of(flattened, tensor_inputs(4)))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.support.forms import subject_of, tensor_inputs
-from tsx_runtime.worker.forms.exporting import SizeRange, exported, not_exportable, size_ranges
+from tsx_runtime.worker.forms.exporting import SizeRange, export_flat, not_exportable, size_ranges
 from tsx_runtime.worker.forms.form import NotBuilt
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.signature import LARGEST_BATCH
@@ -47,7 +47,7 @@ def export_and_load(model: nn.Module, path: Path, **options: Any) -> Any:
 
 def test_several_tensors_keywords_and_lengths_become_flat_tensors_with_free_sizes() -> None:
     model = Pair().eval()
-    program = exported(subject_of(model, texts)).module()
+    program = export_flat(subject_of(model, texts)).module()
     for rows in (1, 7):
         args, kwargs = texts(rows)
         logits, hidden = program(args[0], kwargs["mask"])
@@ -68,7 +68,7 @@ class Positions(Pair):
 def test_what_compiled_code_takes_without_a_look_is_known_by_its_sizes() -> None:
     subject = subject_of(Positions().eval(), texts)
     assert subject.signature is not None
-    rows, length = size_ranges(exported(subject), subject.signature)
+    rows, length = size_ranges(export_flat(subject), subject.signature)
     assert rows == SizeRange(((0, 0), (1, 0)), 1, LARGEST_BATCH)
     assert length == SizeRange(((0, 1), (1, 1)), 1, 12)
     assert length.holds([torch.ones(2, 12), torch.ones(2, 12)])
@@ -80,7 +80,7 @@ def test_an_exported_program_is_exported_again(tmp_path: Path) -> None:
     model = export_and_load(
         convolutions(), tmp_path / "model.pt2", dynamic_shapes=({0: torch.export.Dim("rows")},)
     )
-    (answer,) = exported(subject_of(model, IMAGES)).module()(*IMAGES(5)[0])
+    (answer,) = export_flat(subject_of(model, IMAGES)).module()(*IMAGES(5)[0])
     torch.testing.assert_close(answer, convolutions()(*IMAGES(5)[0]))
 
 
@@ -89,7 +89,7 @@ def test_a_program_exported_for_one_batch_size_takes_every_size_where_its_graph_
 ) -> None:
     model = export_and_load(convolutions(), tmp_path / "model.pt2")
     assert isinstance(model, FixedBatch)
-    (answer,) = exported(subject_of(model, IMAGES)).module()(*IMAGES(5)[0])
+    (answer,) = export_flat(subject_of(model, IMAGES)).module()(*IMAGES(5)[0])
     torch.testing.assert_close(answer, convolutions()(*IMAGES(5)[0]))
 
 
@@ -99,7 +99,7 @@ def test_a_size_that_the_code_makes_a_constant_is_a_reason() -> None:
             return rows + rows.sum() if rows.shape[0] == 3 else rows
 
     with pytest.raises(NotBuilt, match=r"takes only batches of \d"):
-        exported(subject_of(OfThree(), tensor_inputs(4), sizes=(2, 3)))
+        export_flat(subject_of(OfThree(), tensor_inputs(4), sizes=(2, 3)))
 
 
 def test_what_torch_does_not_export_is_a_reason() -> None:

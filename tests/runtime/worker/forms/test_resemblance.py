@@ -12,7 +12,7 @@ from torch import nn
 from tests.support.forms import CPU, subject_of, tensor_inputs
 from tsx_runtime.worker.forms.form import FormSource, NotBuilt
 from tsx_runtime.worker.forms.kinds import known_forms
-from tsx_runtime.worker.forms.resemblance import ModelResults, explained
+from tsx_runtime.worker.forms.resemblance import ModelResults, explained_variance
 
 ROWS = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
 
@@ -23,23 +23,23 @@ def model(seed: int) -> nn.Module:
 
 
 def test_results_are_compared_by_the_variance_of_the_rows_that_they_explain() -> None:
-    assert explained([[ROWS]], [[ROWS]]) == 1
-    assert explained([[ROWS]], [[ROWS + 0.01]]) > 0.99
-    assert explained([[ROWS]], [[ROWS.mean(0).expand(8, 5)]]) == pytest.approx(0)
-    assert explained([[ROWS]], [[ROWS.flip(0)]]) < 0
-    assert explained([[ROWS]], [[torch.full((8, 5), math.nan)]]) <= 0
-    assert explained([[ROWS[:2]], [ROWS[2:, :3]]], [[ROWS[:2]], [ROWS[2:, :3]]]) == 1
+    assert explained_variance([[ROWS]], [[ROWS]]) == 1
+    assert explained_variance([[ROWS]], [[ROWS + 0.01]]) > 0.99
+    assert explained_variance([[ROWS]], [[ROWS.mean(0).expand(8, 5)]]) == pytest.approx(0)
+    assert explained_variance([[ROWS]], [[ROWS.flip(0)]]) < 0
+    assert explained_variance([[ROWS]], [[torch.full((8, 5), math.nan)]]) <= 0
+    assert explained_variance([[ROWS[:2]], [ROWS[2:, :3]]], [[ROWS[:2]], [ROWS[2:, :3]]]) == 1
 
 
 def test_rows_that_hardly_differ_are_compared_by_their_size() -> None:
     alike = 1000 + 0.01 * ROWS
-    assert explained([[alike]], [[alike + 5]]) > 0.99
-    assert explained([[alike]], [[-alike]]) < 0
+    assert explained_variance([[alike]], [[alike + 5]]) > 0.99
+    assert explained_variance([[alike]], [[-alike]]) < 0
 
 
 def test_results_that_are_no_floats_or_infinite_in_the_model_say_nothing() -> None:
     masked = ROWS.masked_fill(ROWS > 1, -math.inf)
-    assert explained([[masked, ROWS > 0]], [[masked.clamp(min=-1e4), ROWS < 0]]) == 1
+    assert explained_variance([[masked, ROWS > 0]], [[masked.clamp(min=-1e4), ROWS < 0]]) == 1
 
 
 def test_a_form_that_gives_another_models_results_is_not_built(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def render(tokenizer: Any, template: str, messages: Any = HELLO, **options: Any)
 def test_a_template_that_writes_too_much_is_refused_before_it_has(
     tokenizer: Any, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_templates, "LEAST", MIN_CHARACTERS)
+    monkeypatch.setattr(chat_templates, "MIN_CHARS", MIN_CHARACTERS)
     generator = a_generator(tokenizer, template)
     tracemalloc.start()
     try:

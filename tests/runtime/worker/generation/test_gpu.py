@@ -60,8 +60,8 @@ def ids(answer: list[Any]) -> list[int]:
 
 
 def test_steps_are_graphs_and_overlap(engine: TransformersEngine) -> None:
-    config = engine._lanes[None]._manager.continuous_batching_config
-    assert engine._lanes[None].model.config._attn_implementation == attention.FLASH
+    config = engine._engines[None]._manager.continuous_batching_config
+    assert engine._engines[None].model.config._attn_implementation == attention.FLASH
     assert (any(config.cuda_graph_booleans), config.use_async_batching) == (True, True)
 
 
@@ -105,7 +105,7 @@ def test_logprobs_are_those_of_each_token(
         assert [token.token_id for token in logprobs] == ids(answer)
         assert all(-3 < token.logprob <= 0 for token in logprobs)
         assert all(token.top[0][0] == token.token_id for token in logprobs)
-    assert not engine._lanes[None].sampler._logprobs
+    assert not engine._engines[None].sampler._logprobs
 
 
 def test_a_seed_repeats_an_answer_whoever_shares_the_batch(

@@ -26,7 +26,7 @@ class Handler(HuggingFaceGeneration):
             def broken(*arguments):
                 raise RuntimeError("the device is gone")
 
-            self.generator._engine._lanes[None]._manager.batch_processor.update_batch = broken
+            self.generator._engine._engines[None]._manager.batch_processor.update_batch = broken
             return ["broken"]
         return await super().handle(data, context)
 """

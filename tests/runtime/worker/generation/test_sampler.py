@@ -21,8 +21,8 @@ from tsx_runtime.worker.generation.sampler import (
     NextToken,
     PenalizedSequence,
     Sampler,
-    folded,
-    gumbel,
+    fold_seed,
+    gumbel_noise,
     sampling_arguments,
 )
 
@@ -230,14 +230,14 @@ def test_logprobs_belong_to_a_position_though_a_step_was_computed_twice() -> Non
 def test_noise_is_gumbel_and_independent_of_the_order_of_tokens() -> None:
     seeds, positions = torch.tensor([[1]]), torch.tensor([[2]])
     tokens = torch.arange(200_000)[None]
-    noise = gumbel(seeds, positions, tokens)
+    noise = gumbel_noise(seeds, positions, tokens)
     assert noise.isfinite().all()
     assert abs(float(noise.mean()) - 0.5772) < 0.02
     assert abs(float(noise.var()) - 1.6449) < 0.05
-    assert torch.equal(gumbel(seeds, positions, tokens.flip(-1)), noise.flip(-1))
+    assert torch.equal(gumbel_noise(seeds, positions, tokens.flip(-1)), noise.flip(-1))
 
 
 def test_seeds_of_any_size_stay_different() -> None:
     seeds = [0, 1, -1, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63), 12345678901]
-    assert len({folded(seed) for seed in seeds}) == len(seeds)
-    assert all(0 <= folded(seed) < 1 << 31 for seed in seeds)
+    assert len({fold_seed(seed) for seed in seeds}) == len(seeds)
+    assert all(0 <= fold_seed(seed) < 1 << 31 for seed in seeds)

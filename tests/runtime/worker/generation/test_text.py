@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.language_models import bpe_tokenizer
-from tsx_runtime.worker.generation.interface import LONG, beside_streams
+from tsx_runtime.worker.generation.interface import LONG_BODY_BYTES, beside_streams
 from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
 
 
@@ -102,10 +102,15 @@ def test_long_bodies_are_read_beside_the_loop_one_at_a_time() -> None:
         return threading.current_thread().name
 
     async def ask() -> list[str]:
-        long = [asyncio.ensure_future(beside_streams(b" " * (LONG + 1), read)) for _ in range(3)]
+        long = [
+            asyncio.ensure_future(beside_streams(b" " * (LONG_BODY_BYTES + 1), read))
+            for _ in range(3)
+        ]
         await asyncio.to_thread(began.wait, 30)
         # The short one is read while the first long one is.
-        short = await beside_streams(b" " * LONG, lambda: threading.current_thread().name)
+        short = await beside_streams(
+            b" " * LONG_BODY_BYTES, lambda: threading.current_thread().name
+        )
         go_on.set()
         return [short, *await asyncio.gather(*long)]
 

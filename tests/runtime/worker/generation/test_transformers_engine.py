@@ -216,7 +216,7 @@ def test_a_sequence_that_loses_its_cache_keeps_its_penalties(
             (text, replace(PENALIZED[1], max_tokens=engine.context_length - len(ids(text))))
             for text in TEXTS[:3]
         ]
-        scheduler = engine._lanes[None]._manager.batch_processor.scheduler
+        scheduler = engine._engines[None]._manager.batch_processor.scheduler
 
         async def together() -> tuple[list[list[int]], int]:
             task = asyncio.create_task(collect_together(engine, requests))
@@ -255,23 +255,23 @@ def test_logprobs_are_those_of_the_model(engine: TransformersEngine, run: Run, m
 def test_the_token_that_ends_texts_ends_the_sequence(
     engine: TransformersEngine, run: Run, expected: list[list[int]]
 ) -> None:
-    lane = engine._lanes[None]
+    base = engine._engines[None]
     end = expected[0][5]
-    lane.end_tokens, lane._router._end_tokens, before = (
+    base.end_tokens, base._router._end_tokens, before = (
         [end],
         frozenset([end]),
-        (lane.end_tokens, lane._router._end_tokens),
+        (base.end_tokens, base._router._end_tokens),
     )
     try:
         answer = run(collect(engine, TEXTS[0], GREEDY))
     finally:
-        lane.end_tokens, lane._router._end_tokens = before
+        base.end_tokens, base._router._end_tokens = before
     assert answer == (expected[0][: expected[0].index(end) + 1], "stop")
 
 
 def test_closing_frees_the_cache_within_a_step(engine: TransformersEngine, run: Run) -> None:
     async def leave() -> tuple[Any, Any, int, int]:
-        processor = engine._lanes[None]._manager
+        processor = engine._engines[None]._manager
         stream = engine.generate(ids(TEXTS[3]), greedy(200))
         for _ in range(3):
             await anext(stream)
@@ -299,7 +299,7 @@ def test_a_hundred_clients_that_leave_lose_no_cache(engine: TransformersEngine, 
 
     run(all_clients())
     assert engine.stats() == (0, 0, 0.0)
-    assert not engine._lanes[None]._router.streams
+    assert not engine._engines[None]._router.streams
 
 
 def test_a_cancelled_task_ends_its_sequence(engine: TransformersEngine, run: Run) -> None:
@@ -319,7 +319,7 @@ def test_adapters_share_the_weights_of_the_base(
 
     names = (None, "polite", "terse")
     with started(run, llama, adapters) as engine:
-        base, *adapted = (engine._lanes[name].model for name in names)
+        base, *adapted = (engine._engines[name].model for name in names)
         projections = [
             base.model.layers[0].self_attn.q_proj,
             *(model.model.layers[0].self_attn.q_proj.base_layer for model in adapted),
@@ -354,7 +354,7 @@ def test_a_small_cache_makes_sequences_wait_and_then_refuses(
         ]
 
         async def crowd() -> list[list[int]]:
-            with engine._lanes[None]._manager.pause():
+            with engine._engines[None]._manager.pause():
                 answers = asyncio.create_task(collect_together(engine, requests))
                 await until(lambda: engine.stats()[:2] == (0, 8))
                 with pytest.raises(Unavailable, match="8 sequences wait for room") as refused:
@@ -373,7 +373,7 @@ def test_a_full_cache_takes_new_sequences_once_all_have_left(
     llama: Path, run: Run, expected: list[list[int]]
 ) -> None:
     with started(run, llama, max_sequences=8, cache_memory=400_000) as engine:
-        scheduler = engine._lanes[None]._manager.batch_processor.scheduler
+        scheduler = engine._engines[None]._manager.batch_processor.scheduler
 
         async def leave() -> list[int]:
             tasks = [asyncio.create_task(collect(engine, "a", greedy(100))) for _ in range(8)]
@@ -395,18 +395,18 @@ def test_an_engine_that_dies_ends_all_its_streams(llama: Path, run: Run) -> None
         raise RuntimeError("the device is gone")
 
     with started(run, llama) as engine:
-        lane = engine._lanes[None]
+        base = engine._engines[None]
 
         async def die() -> list[Any]:
             tasks = [asyncio.create_task(collect(engine, text, greedy(230))) for text in TEXTS[:3]]
             await until(lambda: engine.stats().running == 3)
-            lane._manager.batch_processor.update_batch = broken
+            base._manager.batch_processor.update_batch = broken
             return list(await asyncio.gather(*tasks, return_exceptions=True))
 
         for error in run(die()):
             assert isinstance(error, EngineDied)
             assert "the device is gone" in str(error)
-        lane._thread.join(10)
+        base._thread.join(10)
         run(asyncio.sleep(0))
         with pytest.raises(EngineDied):
             engine.generate(ids("a"), GREEDY)
@@ -416,7 +416,7 @@ def test_a_sequence_that_begins_after_its_reader_has_left_is_ended(
     engine: TransformersEngine, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of steps may read that it is cancelled before it reads the request."""
-    manager = engine._lanes[None]._manager
+    manager = engine._engines[None]._manager
 
     async def late() -> int:
         calls: list[Any] = []

@@ -1,4 +1,4 @@
-"""One module per kind of form; each defines `FORMS`."""
+"""The kinds of forms: one module each, which defines `FORMS`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tsx_runtime.worker.forms.form import Form
 
 @cache
 def known_forms() -> dict[str, Form]:
-    """All forms by name, in the order of their modules and `FORMS`."""
+    """Return all forms by name, in the order of their modules and `FORMS`."""
     modules = [
-        importlib.import_module(f"{__name__}.{found.name}")
-        for found in pkgutil.iter_modules(__path__)
+        importlib.import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
     ]
     return {form.name: form for module in modules for form in module.FORMS}

@@ -1,4 +1,4 @@
-"""The model compiled by torch's AOTInductor when it is built: workers need no compiler."""
+"""The model as compiled by torch's AOTInductor at build time: workers need no compiler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from tsx_runtime.worker.forms.exporting import exported
+from tsx_runtime.worker.forms.exporting import export_flat
 from tsx_runtime.worker.forms.form import Subject
 from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
@@ -25,7 +25,7 @@ class AotInductorForm(MachineCodeForm):
         return unsupported(self.precision, subject.device) or super().applies(subject)
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
-        return exported(subject, module_in(self.precision, for_inductor(subject.model)))
+        return export_flat(subject, module_in(self.precision, for_inductor(subject.model)))
 
 
 FORMS = (

@@ -1,4 +1,4 @@
-"""The model by torch.compile, with its weights as constants.
+"""The model as compiled by torch.compile, with its weights as constants.
 
 A worker compiles it for all batch sizes when it loads it.
 """
@@ -19,8 +19,8 @@ from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported, wit
 from tsx_runtime.worker.forms.machine_code import for_inductor, no_compiler
 from tsx_runtime.worker.forms.signature import FREE, Signature
 
-# Batch sizes that cause compilations. Torch compiles size 1 separately, and chooses kernels by the
-# size, such as other convolutions from 16 on. Sizes between these need no code of their own.
+# Batch sizes that cause compilations. Torch compiles size 1 separately, and chooses kernels by
+# size, such as other convolutions from 16 on. The sizes between them need no compilation.
 SIZES = (8, 32, 1, 2, 3, 17, 64)
 
 
@@ -38,31 +38,40 @@ class CompileForm(Form):
         )
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Compiles it once: a model that cannot be compiled fails here, not in a worker."""
+        """Compile the model once: a model that cannot be compiled fails now, not in a worker."""
         shapes = [list(tensor.shape) for tensor in example_tensors(subject)]
-        self._compiled(subject.model, subject.flat_signature(), shapes, subject.device)
+        self._compile(subject.model, subject.flat_signature(), shapes, subject.device)
         return {"shapes": shapes}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        return self._compiled(
+        return self._compile(
             source.fresh(), source.flat_signature(), source.settings["shapes"], source.device
         )
 
-    def _compiled(
+    def _compile(
         self,
         model: Any,
         signature: Signature,
         shapes: Sequence[Sequence[int]],
         device: torch.device,
     ) -> Callable[..., Any]:
-        """`shapes`: of one call."""
-        import torch._inductor.config  # here: importing the compiler takes seconds
+        """Compile the model.
+
+        Args:
+            model: The model to compile, which may be changed.
+            signature: The signature of its calls.
+            shapes: The shapes of the tensors of one call.
+            device: The device of the model.
+        """
+        import torch._inductor.config  # The import takes seconds.
 
         compiled = torch.compile(module_in(self.precision, for_inductor(model)))
 
         def call(tensors: Sequence[torch.Tensor]) -> list[Any]:
             with torch.inference_mode(False), torch.no_grad():
-                args, kwargs = signature.arguments([without_inference(each) for each in tensors])
+                args, kwargs = signature.arguments(
+                    [without_inference(tensor) for tensor in tensors]
+                )
                 return tree_leaves(compiled(*args, **kwargs))
 
         with torch._inductor.config.patch(freezing=True):
@@ -70,7 +79,8 @@ class CompileForm(Form):
                 call(_example(signature, shapes, rows, device))
 
         def run(*tensors: torch.Tensor) -> list[Any]:
-            with torch.compiler.set_stance("eager_on_recompile"):  # no client waits for a compiler
+            # No client waits for a compiler.
+            with torch.compiler.set_stance("eager_on_recompile"):
                 return call(tensors)
 
         return run
@@ -79,15 +89,15 @@ class CompileForm(Form):
 def _example(
     signature: Signature, shapes: Sequence[Sequence[int]], rows: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """A batch with this number of rows; its free sizes are marked as dynamic.
+    """Return a batch with this number of rows, whose free sizes are marked as dynamic.
 
     Sizes of 1 are constants for the compiler.
     """
     tensors = []
-    for own, shape in zip(signature.inputs, shapes, strict=True):
-        sizes = [rows if at in own.rows else size for at, size in enumerate(shape)]
-        tensor = torch.ones(sizes, dtype=getattr(torch, own.dtype), device=device)
-        for at, size in enumerate(own.shape):
+    for input, shape in zip(signature.inputs, shapes, strict=True):
+        sizes = [rows if at in input.rows else size for at, size in enumerate(shape)]
+        tensor = torch.ones(sizes, dtype=getattr(torch, input.dtype), device=device)
+        for at, size in enumerate(input.shape):
             if size is FREE and sizes[at] > 1:
                 torch._dynamo.mark_dynamic(tensor, at)
         tensors.append(tensor)

@@ -1,5 +1,6 @@
-"""The archive's own model as CUDA graphs: the kernels of a whole batch are launched at once, which
-makes small models faster.
+"""The archive's own model as CUDA graphs.
+
+The kernels of a whole batch are launched at once, which makes small models faster.
 """
 
 from __future__ import annotations
@@ -13,28 +14,30 @@ import torch
 
 from tsx_runtime.worker.forms.buckets import (
     BatchBuckets,
-    buckets_of,
-    example,
+    choose_buckets,
+    example_batch,
     not_fixed,
-    padded,
+    pad_batch,
     with_fallback,
 )
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FlatModel, Signature
 
-# calls before a capture, as in torch's notes on CUDA: libraries allocate memory and choose kernels
-# in them
-WARM_UP = 3
+# Calls before a capture, as in torch's notes on CUDA. In these calls, libraries allocate memory
+# and choose kernels.
+WARM_UP_CALLS = 3
 
 
 class CapturedGraph(NamedTuple):
+    """A graph with the tensors that its replay reads and writes."""
+
     graph: torch.cuda.CUDAGraph
-    inputs: list[torch.Tensor]  # which a replay reads
-    results: Sequence[torch.Tensor]  # which it writes
+    inputs: list[torch.Tensor]
+    results: Sequence[torch.Tensor]
 
 
 class CudaGraphsForm(Form):
-    """It has no files: a graph holds addresses of its process."""
+    """A form without files, since a graph holds addresses of its process."""
 
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     bound_to: ClassVar[frozenset[str]] = frozenset()
@@ -43,13 +46,11 @@ class CudaGraphsForm(Form):
         return not_fixed(subject)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Captures the largest batch: a model that cannot be captured fails here, not in a
-        worker.
-        """
-        signature, buckets = subject.flat_signature(), buckets_of(subject)
+        """Capture the largest batch: a model that cannot be captured fails now, not in a worker."""
+        signature, buckets = subject.flat_signature(), choose_buckets(subject)
         with torch.cuda.device(subject.device):
-            _captured(
-                FlatModel(subject.model, signature), example(subject, buckets.sizes[-1]), None
+            _capture(
+                FlatModel(subject.model, signature), example_batch(subject, buckets.sizes[-1]), None
             )
         return buckets._asdict()
 
@@ -60,7 +61,7 @@ class CudaGraphsForm(Form):
 
 
 class ReplayedModel:
-    """A graph for each batch size. They share their memory, so only one of them runs at a time."""
+    """One graph for each batch size. They share memory, so only one of them runs at a time."""
 
     def __init__(self, source: FormSource, buckets: BatchBuckets) -> None:
         self._signature = signature = source.flat_signature()
@@ -70,35 +71,34 @@ class ReplayedModel:
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         flat, pool = FlatModel(source.reference(), signature), torch.cuda.graph_pool_handle()
         self._graphs = {
-            size: _captured(flat, _blank(signature, size, source.device), pool)
-            for size in reversed(
-                buckets.sizes
-            )  # a smaller one fits into the memory of a larger one
+            size: _capture(flat, _blank(signature, size, source.device), pool)
+            # A smaller graph fits into the memory of a larger one.
+            for size in reversed(buckets.sizes)
         }
 
     def run(self, size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the graph of this size, on tensors of so many rows."""
         captured = self._graphs[size]
         with self._lock, torch.cuda.device(self._device):
-            torch.cuda.current_stream().wait_event(
-                self._done
-            )  # of the previous batch, which another thread may have run
-            for held, tensor in zip(
-                captured.inputs, padded(self._signature, tensors, size), strict=True
+            # Another thread may have run the previous batch.
+            torch.cuda.current_stream().wait_event(self._done)
+            for static_input, tensor in zip(
+                captured.inputs, pad_batch(self._signature, tensors, size), strict=True
             ):
-                held.copy_(tensor)
+                static_input.copy_(tensor)
             captured.graph.replay()
             results = [tensor.clone() for tensor in self._buckets.cut(captured.results, rows)]
             self._done.record()
         return results
 
 
-def _captured(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> CapturedGraph:
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(WARM_UP):
+def _capture(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> CapturedGraph:
+    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream), torch.no_grad():
+        for _ in range(WARM_UP_CALLS):
             flat(*inputs)
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool), torch.no_grad():
         results = flat(*inputs)
@@ -106,14 +106,14 @@ def _captured(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> Capture
 
 
 def _blank(signature: Signature, size: int, device: torch.device) -> list[torch.Tensor]:
-    """Zeros of the shapes of a batch: valid as numbers and as indices."""
+    """Return zeros in the shapes of a batch, which are valid as numbers and as indices."""
     return [
         torch.zeros(
-            [size if at in own.rows else fixed or 0 for at, fixed in enumerate(own.shape)],
-            dtype=getattr(torch, own.dtype),
+            [size if at in input.rows else fixed or 0 for at, fixed in enumerate(input.shape)],
+            dtype=getattr(torch, input.dtype),
             device=device,
         )
-        for own in signature.inputs
+        for input in signature.inputs
     ]
 
 

@@ -1,4 +1,4 @@
-"""Layers in int4 or int8, quantized by torchao and compiled ahead of time."""
+"""Forms with layers in int4 or int8, quantized by torchao and compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tsx_runtime.worker.forms.bound import VNNI, cpu_instructions, is_x86
-from tsx_runtime.worker.forms.exporting import exported, flat_calls, not_eager
+from tsx_runtime.worker.forms.exporting import export_flat, flat_calls, not_eager
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
-GROUP = 32  # of int4 weights that share a scale
-OUTPUTS = 16  # torch's kernel for int4 takes multiples of this
-LEAST_LINEAR = 0.5  # share of the arithmetic, below which int8 in linear layers gains nothing
+INT4_GROUP = 32  # int4 weights that share a scale
+INT4_OUTPUTS = 16  # torch's kernel for int4 takes multiples of it.
+# Below this share of the arithmetic, int8 in linear layers gains nothing.
+MIN_LINEAR_SHARE = 0.5
 
 
 class QuantizedLinearForm(MachineCodeForm):
-    """A model whose linear layers are quantized, and little else is computed in it."""
+    """A form with quantized linear layers, for models that compute little else."""
 
     def applies(self, subject: Subject) -> str | None:
         return not_eager(subject.model) or super().applies(subject) or no_linear(subject)
 
 
 def no_linear(subject: Subject) -> str | None:
-    """Why quantized linear layers do not make this model faster."""
+    """Explain why quantized linear layers do not make this model faster; None if they may."""
     if not any(isinstance(layer, nn.Linear) for layer in subject.model.modules()):
         return "the model has no linear layer"
-    from torch.utils.flop_counter import FlopCounterMode  # here: workers import the kinds of forms
+    # Workers import the kinds of forms.
+    from torch.utils.flop_counter import FlopCounterMode
 
     call = subject.calls[0]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -41,17 +43,17 @@ def no_linear(subject: Subject) -> str | None:
     counts = {str(name): count for name, count in counter.get_flop_counts()["Global"].items()}
     linear = counts.get("aten.mm", 0) + counts.get("aten.addmm", 0)
     share = linear / max(sum(counts.values()), 1)
-    if share < LEAST_LINEAR:
+    if share < MIN_LINEAR_SHARE:
         return f"only {share:.0%} of its arithmetic is in linear layers, which this form is for"
     return None
 
 
 class Int4WeightsForm(QuantizedLinearForm):
-    """Weights of linear layers in int4, a scale for each group of 32, and bf16 activations: for
-    models bound by memory bandwidth.
+    """A form with int4 weights in linear layers, for models bound by memory bandwidth.
 
-    These layers take an eighth of the memory of their float32 weights. torchao's own packed tensors
-    would have to be unpickled; compiled ahead of time, they are constants of the package.
+    Each group of 32 weights has a scale; activations are in bf16. These layers take an eighth of
+    the memory of their float32 weights. torchao's own packed tensors would have to be unpickled;
+    compiled ahead of time, they are constants of the package.
     """
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
@@ -62,38 +64,41 @@ class Int4WeightsForm(QuantizedLinearForm):
         layers = list(filter(_fits_int4, model.modules()))
         if not layers:
             raise NotBuilt(
-                f"it has no linear layer with a multiple of {GROUP} inputs and of {OUTPUTS}"
-                " outputs, as torch's kernel for int4 needs"
+                f"it has no linear layer with a multiple of {INT4_GROUP} inputs and of"
+                f" {INT4_OUTPUTS} outputs, as torch's kernel for int4 needs"
             )
         for layer in layers:
             _in_bf16(layer)
-        config = PrototypeInt4WeightOnlyConfig(GROUP, set_inductor_config=False)
+        config = PrototypeInt4WeightOnlyConfig(INT4_GROUP, set_inductor_config=False)
         quantize_(model, config, lambda layer, name: _fits_int4(layer))
-        return exported(subject, model)
+        return export_flat(subject, model)
 
 
 def _in_bf16(layer: nn.Module) -> None:
-    """torch's kernel is made for bf16 activations: with float32 it was 150 times slower."""
+    """Run a layer in bf16, for which torch's kernel is made.
+
+    With float32 activations it was 150 times slower.
+    """
     dtype = next(layer.parameters()).dtype
     layer.to(torch.bfloat16)
-    layer.register_forward_pre_hook(lambda layer, given: (given[0].to(torch.bfloat16),))
-    layer.register_forward_hook(lambda layer, given, result: result.to(dtype))
+    layer.register_forward_pre_hook(lambda layer, args: (args[0].to(torch.bfloat16),))
+    layer.register_forward_hook(lambda layer, args, result: result.to(dtype))
 
 
 def _fits_int4(layer: nn.Module) -> bool:
     return (
         type(layer) is nn.Linear
-        and layer.in_features % GROUP == 0
-        and layer.out_features % OUTPUTS == 0
+        and layer.in_features % INT4_GROUP == 0
+        and layer.out_features % INT4_OUTPUTS == 0
     )
 
 
 class DynamicInt8Form(QuantizedLinearForm):
-    """Linear layers in int8, with ranges computed for each row of activations: no calibration, and
-    no row depends on its batch.
+    """A form with linear layers in int8, and ranges computed for each row of activations.
 
-    torch's quantizer for x86 has one range per tensor. That is faster by a fifth, but an outlier in
-    one request would take the precision of the others in its batch.
+    It needs no calibration, and no row depends on its batch. torch's quantizer for x86 has one
+    range per tensor. That is faster by a fifth, but an outlier in one request would take the
+    precision of the other requests in its batch.
     """
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
@@ -101,13 +106,13 @@ class DynamicInt8Form(QuantizedLinearForm):
 
         model = copy.deepcopy(subject.model)
         quantize_(model, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
-        return exported(subject, for_inductor(model))
+        return export_flat(subject, for_inductor(model))
 
 
 class FlatGraph(nn.Module):
     """A graph over flat tensors, called as the original model.
 
-    With `dtypes`, its float layers run in bf16, and its results have those.
+    With `dtypes`, its float layers run in bf16, and its results have these types.
     """
 
     def __init__(self, graph: nn.Module, dtypes: Sequence[torch.dtype] = ()) -> None:
@@ -120,7 +125,7 @@ class FlatGraph(nn.Module):
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(self.dtypes)):
             results = self.graph(*tensors)
         return (
-            [each.to(dtype) for each, dtype in zip(results, self.dtypes, strict=True)]
+            [result.to(dtype) for result, dtype in zip(results, self.dtypes, strict=True)]
             if self.dtypes
             else results
         )
@@ -128,8 +133,9 @@ class FlatGraph(nn.Module):
 
 @dataclass(frozen=True)
 class StaticInt8Form(MachineCodeForm):
-    """Weights and activations in int8 with calibrated ranges: PyTorch 2 export quantization for
-    x86.
+    """A form with weights and activations in int8, and calibrated ranges.
+
+    It uses PyTorch 2 export quantization for x86.
     """
 
     bf16: bool = False
@@ -144,7 +150,7 @@ class StaticInt8Form(MachineCodeForm):
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-        program = exported(subject, for_inductor(subject.model))
+        program = export_flat(subject, for_inductor(subject.model))
         quantizer = x86.X86InductorQuantizer()
         quantizer.set_global(
             x86.get_default_x86_inductor_quantization_config(
@@ -157,8 +163,8 @@ class StaticInt8Form(MachineCodeForm):
         quantized = move_exported_model_to_eval(convert_pt2e(prepared))
         if not any("dequantize_per_channel" in str(node.target) for node in quantized.graph.nodes):
             raise NotBuilt("it has no convolution or linear layer that the quantizer for x86 takes")
-        dtypes = [each.meta["val"].dtype for each in program.graph.output_node().args[0]]
-        return exported(subject, FlatGraph(quantized, dtypes if self.bf16 else ()))
+        dtypes = [node.meta["val"].dtype for node in program.graph.output_node().args[0]]
+        return export_flat(subject, FlatGraph(quantized, dtypes if self.bf16 else ()))
 
 
 FORMS = (

@@ -1,8 +1,7 @@
-"""The model compiled for AWS's accelerators (Inferentia2, Trainium) by torch-neuronx, once for each
-of several batch sizes.
+"""The model compiled for AWS's accelerators (Inferentia2, Trainium) by torch-neuronx.
 
-To torch, such a worker runs on the CPU: the compiled model takes and returns CPU tensors, and moves
-them itself.
+It is compiled once for each of several batch sizes. To torch, such a worker runs on the CPU: the
+compiled model takes and returns CPU tensors, and moves them itself.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from torch import nn
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.buckets import (
     BatchBuckets,
-    buckets_of,
-    example,
+    choose_buckets,
+    example_batch,
     not_fixed,
-    padded,
+    pad_batch,
     with_fallback,
 )
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
@@ -38,11 +37,12 @@ NO_DEVICE = (
 
 @dataclass(frozen=True)
 class NeuronForm(Form):
-    """Each module takes only tensors of the shapes that it was traced with
-    (torch_neuronx.trace).
+    """A form of several modules, each of which takes only the shapes that it was traced with.
+
+    See torch_neuronx.trace. `casts` are arguments of neuronx-cc.
     """
 
-    casts: tuple[str, ...] = ()  # arguments of neuronx-cc
+    casts: tuple[str, ...] = ()
 
     packages: ClassVar[Mapping[str, str]] = {
         "torch_neuronx": (
@@ -59,13 +59,13 @@ class NeuronForm(Form):
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         _take_one_core()
-        import torch_neuronx  # of AWS's own package index
+        import torch_neuronx  # AWS has its own package index.
 
-        signature, buckets = subject.flat_signature(), buckets_of(subject)
+        signature, buckets = subject.flat_signature(), choose_buckets(subject)
         flat = FlatModel(subject.model, signature)
         for size in buckets.sizes:
             traced = torch_neuronx.trace(
-                flat, tuple(example(subject, size)), compiler_args=list(self.casts)
+                flat, tuple(example_batch(subject, size)), compiler_args=list(self.casts)
             )
             torch.jit.save(traced, str(directory / _file(size)))
         return buckets._asdict()
@@ -74,14 +74,14 @@ class NeuronForm(Form):
         if not _has_device():
             raise LoadError(NO_DEVICE)
         _take_one_core()
-        import torch_neuronx  # noqa: F401  # registers the class that a traced module holds
+        import torch_neuronx  # noqa: F401  # registers the class of a traced module
 
         signature, buckets = source.flat_signature(), BatchBuckets.from_json(source.settings)
-        load: Any = torch.jit.load  # has no types
+        load: Any = torch.jit.load  # It has no types.
         models = {size: load(str(source.directory / _file(size))) for size in buckets.sizes}
 
         def run(size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return buckets.cut(models[size](*padded(signature, tensors, size)), rows)
+            return buckets.cut(models[size](*pad_batch(signature, tensors, size)), rows)
 
         return with_fallback(buckets, source, run)
 
@@ -91,8 +91,9 @@ def _has_device() -> bool:
 
 
 def _take_one_core() -> None:
-    """Before the runtime starts: by default the first worker would take all NeuronCores, and no
-    other could have one.
+    """Take one NeuronCore, before the runtime starts.
+
+    By default the first worker would take all cores, and leave none to the others.
     """
     os.environ.setdefault("NEURON_RT_NUM_CORES", "1")
 

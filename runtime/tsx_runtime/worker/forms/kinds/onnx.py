@@ -15,10 +15,10 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.bound import VNNI, cpu_instructions, is_x86
 from tsx_runtime.worker.forms.exporting import (
     example_tensors,
-    exported,
+    export_flat,
     flat_calls,
     not_convertible,
-    traced,
+    trace_flat,
 )
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FREE
@@ -53,31 +53,31 @@ class OnnxRuntimeForm(Form):
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             results = session(*tensors)
             results = results if isinstance(results, list) else [results]
-            return [each.to(source.device) for each in results]
+            return [result.to(source.device) for result in results]
 
         return run
 
 
 class OnnxInt8Form(OnnxRuntimeForm):
-    """A graph in int8 with calibrated ranges: in dynamic ones an outlier would spoil its
-    neighbours.
+    """A graph in int8 with calibrated ranges.
+
+    In dynamic ranges, an outlier would spoil its neighbours.
     """
 
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    bound_to: ClassVar[frozenset[str]] = frozenset(
-        {"cpu"}
-    )  # without VNNI, 8-bit products may saturate
+    # Without VNNI, 8-bit products may saturate.
+    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         import onnx
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
-        with TemporaryDirectory(dir=temporary_directory()) as place:
-            source, prepared = f"{place}/source.onnx", f"{place}/prepared.onnx"
+        with TemporaryDirectory(dir=temporary_directory()) as directory_name:
+            source, prepared = f"{directory_name}/source.onnx", f"{directory_name}/prepared.onnx"
             write_graph(subject, Path(source))
             quant_pre_process(source, prepared, skip_symbolic_shape=True)
             graph = onnx.load(prepared)
-            # It has shapes of weights, which quantization transposes; the others are inferred
+            # Quantization transposes weights, whose shapes are in it. All shapes are inferred
             # again.
             del graph.graph.value_info[:]
             onnx.save(graph, prepared)
@@ -86,14 +86,20 @@ class OnnxInt8Form(OnnxRuntimeForm):
 
 
 def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
-    """Quantize as onnxruntime advises for CPUs; `graph` is that of the file `source`.
+    """Quantize as onnxruntime advises for CPUs.
 
     In transformers only layers with weights are in int8: the rest loses accuracy and saves little
     time.
+
+    Args:
+        subject: The model with its calibration calls.
+        source: The file of the graph.
+        target: The file to write.
+        graph: The content of `source`.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    names = [each.name for each in graph.input]
+    names = [input.name for input in graph.input]
     batches = (
         {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
         for tensors in flat_calls(subject)
@@ -106,7 +112,7 @@ def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=["Conv", "Gemm", "MatMul"] if is_transformer else None,
         per_channel=True,
-        reduce_range=is_x86() and not VNNI & cpu_instructions(),  # products may exceed 16 bits
+        reduce_range=is_x86() and not VNNI & cpu_instructions(),  # Products may exceed 16 bits.
         activation_type=QuantType.QUInt8 if is_x86() else QuantType.QInt8,
         weight_type=QuantType.QInt8,
         extra_options={"MatMulConstBOnly": True},
@@ -114,7 +120,7 @@ def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
 
 
 class _CalibrationInputs:
-    """A CalibrationDataReader of onnxruntime."""
+    """The inputs as a CalibrationDataReader of onnxruntime."""
 
     def __init__(self, batches: Iterator[dict[str, Any]]) -> None:
         self._batches = batches
@@ -124,18 +130,22 @@ class _CalibrationInputs:
 
 
 def write_graph(subject: Subject, path: Path) -> None:
-    """TorchScript goes through torch's older exporter, the only one that takes it.
+    """Export the model to an ONNX file.
 
-    Raises NotBuilt, or what torch raises.
+    TorchScript goes through torch's older exporter, the only one that takes it.
+
+    Raises:
+        NotBuilt: The model cannot be exported.
+        Exception: torch fails to export it.
     """
     if isinstance(subject.model, torch.jit.ScriptModule):
-        inputs = {f"input_{at}": each for at, each in enumerate(subject.flat_signature().inputs)}
+        inputs = {f"input_{at}": input for at, input in enumerate(subject.flat_signature().inputs)}
         free = {
-            name: [at for at, size in enumerate(each.shape) if size is FREE]
-            for name, each in inputs.items()
+            name: [at for at, size in enumerate(input.shape) if size is FREE]
+            for name, input in inputs.items()
         }
         torch.onnx.export(
-            traced(subject),
+            trace_flat(subject),
             example_tensors(subject),
             str(path),
             dynamo=False,
@@ -144,7 +154,7 @@ def write_graph(subject: Subject, path: Path) -> None:
             dynamic_axes=free,
         )
         return
-    program = torch.onnx.export(exported(subject), dynamo=True, verbose=False)
+    program = torch.onnx.export(export_flat(subject), dynamo=True, verbose=False)
     assert program is not None
     program.optimize()
     program.save(path)

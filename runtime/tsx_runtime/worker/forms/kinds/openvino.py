@@ -14,20 +14,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from tsx_runtime.worker.forms.exporting import exported, flat_calls, not_convertible, traced
+from tsx_runtime.worker.forms.exporting import export_flat, flat_calls, not_convertible, trace_flat
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FREE
 
-FILE = "model.xml"  # beside model.bin, which workers map
+FILE = "model.xml"  # It lies beside model.bin, which workers map.
 INSTALL = "pip install 'tsx-serve[openvino]'"
-OFF, SMOOTH = -1.0, 0.95  # alphas of SmoothQuant; 0.95 is NNCF's default
-COMPARED = 8  # calls, to choose between the two
-OF_TRANSFORMERS = frozenset({"MVN", "ScaledDotProductAttention"})  # MVN: layer normalization
+OFF, SMOOTH = -1.0, 0.95  # alphas of SmoothQuant; 0.95 is the default of NNCF
+COMPARED_CALLS = 8  # They decide between the two.
+TRANSFORMER_OPS = frozenset({"MVN", "ScaledDotProductAttention"})  # MVN: layer normalization
 
 
 @dataclass(frozen=True)
 class OpenVinoForm(Form):
-    precision: str = "f32"  # of the calculation
+    precision: str = "f32"  # the type of calculations
 
     packages: ClassVar[Mapping[str, str]] = {"openvino": INSTALL}
     bound_to: ClassVar[frozenset[str]] = frozenset()
@@ -42,12 +42,14 @@ class OpenVinoForm(Form):
     def graph(self, subject: Subject) -> Any:
         ov = _openvino()
         if not isinstance(subject.model, torch.jit.ScriptModule):
-            return ov.convert_model(exported(subject))
+            return ov.convert_model(export_flat(subject))
         shapes = [
-            [-1 if size is FREE else size for size in each.shape]
-            for each in subject.flat_signature().inputs
+            [-1 if size is FREE else size for size in input.shape]
+            for input in subject.flat_signature().inputs
         ]
-        return ov.convert_model(traced(subject), input=[ov.PartialShape(shape) for shape in shapes])
+        return ov.convert_model(
+            trace_flat(subject), input=[ov.PartialShape(shape) for shape in shapes]
+        )
 
     def load(self, source: FormSource) -> Callable[..., Any]:
         core = _openvino().Core()
@@ -55,24 +57,23 @@ class OpenVinoForm(Form):
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "ENABLE_CPU_PINNING": False,  # the server places its workers
+            "ENABLE_CPU_PINNING": False,  # The server places its workers.
             "INFERENCE_PRECISION_HINT": source.settings["precision"],
         }
         core.set_property({"ENABLE_MMAP": True})
         request = core.compile_model(
             core.read_model(source.directory / FILE), "CPU", settings
         ).create_infer_request()
-        outputs, lock = (
-            range(len(request.output_tensors)),
-            threading.Lock(),
-        )  # micro-batches may come from several threads
+        # Micro-batches may come from several threads.
+        outputs, lock = range(len(request.output_tensors)), threading.Lock()
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             with lock:
                 request.infer(_arrays(tensors), share_inputs=True, share_outputs=True)
+                # The next batch overwrites the request's tensors.
                 return [
                     torch.from_numpy(request.get_output_tensor(at).data.copy()) for at in outputs
-                ]  # the next batch writes there
+                ]
 
         return run
 
@@ -97,22 +98,24 @@ class OpenVinoInt8Form(OpenVinoForm):
         )
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Layers that are not in int8 run in bfloat16 if the CPU has it: its error is small
-        compared with that of int8.
+        """Build the form, with the other layers in bfloat16 if the CPU has it.
+
+        The error of bfloat16 is small compared with that of int8.
         """
         return {**super().build(subject, directory), "precision": "bf16" if _has_bf16() else "f32"}
 
     def graph(self, subject: Subject) -> Any:
-        """Quantized by NNCF.
+        """Quantize the graph by NNCF.
 
-        A transformer is quantized with and without SmoothQuant; which loses less depends on its
-        outliers.
+        A transformer is quantized with and without SmoothQuant; its outliers decide which loses
+        less.
         """
         original, calls, printed = super().graph(subject), flat_calls(subject), io.StringIO()
-        with redirect_stdout(printed):  # progress bars and the log
+        # NNCF prints progress bars and its log.
+        with redirect_stdout(printed):
             import nncf
 
-            def quantized(smooth: float) -> Any:
+            def quantize(smooth: float) -> Any:
                 return nncf.quantize(
                     original.clone(),
                     nncf.Dataset(calls, _arrays),
@@ -124,32 +127,32 @@ class OpenVinoInt8Form(OpenVinoForm):
                 )
 
             is_transformer = any(
-                node.get_type_name() in OF_TRANSFORMERS for node in original.get_ops()
+                node.get_type_name() in TRANSFORMER_OPS for node in original.get_ops()
             )
             if not is_transformer:
-                return quantized(OFF)
-            wanted = _results(original, calls)
+                return quantize(OFF)
+            expected = _results(original, calls)
             return min(
-                (quantized(smooth) for smooth in (OFF, SMOOTH)),
-                key=lambda graph: _difference(_results(graph, calls), wanted),
+                (quantize(smooth) for smooth in (OFF, SMOOTH)),
+                key=lambda graph: _difference(_results(graph, calls), expected),
             )
 
 
 def _results(graph: Any, calls: Sequence[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
-    """All outputs for the first calls."""
+    """Return all outputs for the first calls."""
     request = (
         _openvino()
         .Core()
         .compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         .create_infer_request()
     )
-    found = [request.infer(_arrays(tensors)).to_tuple() for tensors in calls[:COMPARED]]
-    return [torch.from_numpy(array).double() for arrays in found for array in arrays]
+    results = [request.infer(_arrays(tensors)).to_tuple() for tensors in calls[:COMPARED_CALLS]]
+    return [torch.from_numpy(array).double() for arrays in results for array in arrays]
 
 
-def _difference(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    pairs = zip(found, wanted, strict=True)
-    return sum(float((one - other).norm() / other.norm().clamp(min=1e-12)) for one, other in pairs)
+def _difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    pairs = zip(results, expected, strict=True)
+    return sum(float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs)
 
 
 def _arrays(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -161,10 +164,12 @@ def _has_bf16() -> bool:
 
 
 def _openvino() -> Any:
-    """Imported without telemetry: OpenVINO and NNCF send events to Intel when they are imported,
-    unless the user has opted out.
+    """Import OpenVINO without its telemetry.
+
+    OpenVINO and NNCF send events to Intel at import, unless the user has opted out. Both handle
+    that the import of the telemetry fails.
     """
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # its import fails then, which both handle
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None makes the import fail
     import openvino  # an extra
 
     return openvino

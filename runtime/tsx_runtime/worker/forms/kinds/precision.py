@@ -1,7 +1,7 @@
-"""The archive's own model in the channels-last memory format or in half precision: with converted
-weights, or by autocast, which keeps sensitive operations in float32.
+"""The archive's own model in half precision, or in the channels-last memory format.
 
-Converted weights are a file of the form that each worker maps, so that workers share its pages.
+Half precision comes by converted weights, or by autocast, which keeps sensitive operations in
+float32. Converted weights are a file that each worker maps, so that workers share its pages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE = "weights.safetensors"
 
 
 def unsupported(precision: str, device: torch.device) -> str | None:
-    """Why this machine gains nothing from the precision; None if it may."""
+    """Explain why this machine gains nothing from the precision; None if it may."""
     if (
         device.type == "cuda"
         and precision == "bf16"
@@ -43,7 +43,7 @@ def unsupported(precision: str, device: torch.device) -> str | None:
 
 
 class OwnModelForm(Form):
-    """The archive's own model, changed in the worker. Such a form has no files by default."""
+    """The archive's own model, changed in the worker. By default the form has no files."""
 
     devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     is_graph: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class ChannelsLastForm(OwnModelForm):
         )
 
     def load(self, source: FormSource) -> Any:
-        """The first convolution converts the images; later layers keep the format."""
+        """Convert the weights; the first convolution converts the images for later layers."""
         return source.fresh().to(memory_format=torch.channels_last)
 
 
@@ -81,15 +81,15 @@ class ConvertedForm(OwnModelForm):
         return not_eager(subject.model) or unsupported(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        from safetensors.torch import save_file  # here: most models do not come as safetensors
+        from safetensors.torch import save_file  # Most models need no safetensors.
 
         model = subject.model.to(DTYPES[self.precision])
         last = has_convolutions(model)
         weights, tied, first = dict[str, torch.Tensor](), dict[str, str](), dict[Any, str]()
         for name, _, _, tensor in _weights(model):
             key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
-            if (same := first.setdefault(key, name)) != name:
-                tied[name] = same
+            if (first_name := first.setdefault(key, name)) != name:
+                tied[name] = first_name
                 continue
             if last and tensor.dim() == 4:
                 tensor = tensor.permute(0, 2, 3, 1)
@@ -98,22 +98,22 @@ class ConvertedForm(OwnModelForm):
         return {"tied": tied, "channels_last": last}
 
     def load(self, source: FormSource) -> Any:
-        from safetensors.torch import load_file  # as above
+        from safetensors.torch import load_file
 
         model = source.fresh()
-        found = load_file(source.directory / FILE, device=str(source.device))
+        tensors = load_file(source.directory / FILE, device=str(source.device))
         for name, owner, attribute, tensor in list(_weights(model)):
-            given = found[source.settings["tied"].get(name, name)]
-            if source.settings["channels_last"] and given.dim() == 4:
-                given = given.permute(0, 3, 1, 2)
-            if given.shape != tensor.shape:
+            weight = tensors[source.settings["tied"].get(name, name)]
+            if source.settings["channels_last"] and weight.dim() == 4:
+                weight = weight.permute(0, 3, 1, 2)
+            if weight.shape != tensor.shape:
                 raise LoadError(
-                    f"{name} is {tuple(given.shape)} in {FILE}, and {tuple(tensor.shape)} in the"
+                    f"{name} is {tuple(weight.shape)} in {FILE}, and {tuple(tensor.shape)} in the"
                     " model; run tsx optimize again"
                 )
             if isinstance(tensor, nn.Parameter):
-                given = nn.Parameter(given, requires_grad=False)
-            setattr(owner, attribute, given)
+                weight = nn.Parameter(weight, requires_grad=False)
+            setattr(owner, attribute, weight)
         return in_precision(model, self.precision, source.device)
 
 
@@ -134,7 +134,7 @@ class AutocastForm(ConvertedForm):
 
 
 def module_in(precision: str, model: Any) -> nn.Module:
-    """What compilers get: the model, with converted weights unless `precision` is empty."""
+    """Return the model for compilers, with converted weights unless `precision` is empty."""
     module = module_of(model)
     return InPrecision(module, precision) if precision else module
 
@@ -178,7 +178,7 @@ class Autocast:
 
     @property
     def _orig_mod(self) -> Any:
-        """As in a compiled model: the one that has gradients."""
+        """The model with gradients, under the name that torch.compile gives it."""
         return getattr(self.model, "_orig_mod", self.model)
 
     def __getattr__(self, name: str) -> Any:
@@ -186,19 +186,22 @@ class Autocast:
 
 
 def without_inference(value: Any) -> Any:
-    """Inference tensors cannot be changed in place outside of inference mode, and are another type
-    for a compiled function.
+    """Return a copy of an inference tensor, and another value unchanged.
+
+    Inference tensors cannot be changed in place outside of inference mode. For a compiled function
+    they are another type.
     """
     return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
-    """(Name, owner, attribute, tensor) of each parameter and buffer; tied ones under each of their
-    names.
+    """Yield (name, owner, attribute, tensor) of each parameter and buffer.
+
+    Tied tensors come under each of their names.
     """
     for path, owner in model.named_modules():
-        for found in (owner.named_parameters, owner.named_buffers):
-            for attribute, tensor in found(recurse=False, remove_duplicate=False):
+        for named_tensors in (owner.named_parameters, owner.named_buffers):
+            for attribute, tensor in named_tensors(recurse=False, remove_duplicate=False):
                 yield f"{path}.{attribute}" if path else attribute, owner, attribute, tensor
 
 

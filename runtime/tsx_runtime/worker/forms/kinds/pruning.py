@@ -1,7 +1,7 @@
-"""Structured pruning: the model without the channels and hidden units that have the smallest
-weights, compiled ahead of time.
+"""Structured pruning: the model without the channels and hidden units of smallest weights.
 
-Layers become smaller; they do not get zeros. There is no retraining, so the loss is often large.
+Layers become smaller instead of getting zeros, and are compiled ahead of time. There is no
+retraining, so the loss is often large.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tsx_runtime.worker.forms.exporting import exported, not_eager
+from tsx_runtime.worker.forms.exporting import export_flat, not_eager
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
-WIDTH = 8  # layers keep a multiple of this many channels, for vector instructions
-# Operations that give channels another meaning, by the library's names.
+CHANNEL_MULTIPLE = 8  # Layers keep a multiple of it, for vector instructions.
+# The library's names of operations that give channels another meaning.
 REGROUPING = re.compile(
     r"_Split|_Unbind|_Slice|_Expand|_Customized|Permute|Transpose|ScaledDotProduct|Bmm"
 )
@@ -29,7 +29,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class PrunedForm(MachineCodeForm):
-    share: float = 0.0  # of the channels of each layer, to remove
+    share: float = 0.0  # the share of each layer's channels to remove
 
     tools: ClassVar[tuple[str, ...]] = ("torch_pruning",)
 
@@ -45,27 +45,28 @@ class PrunedForm(MachineCodeForm):
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
         model, call = copy.deepcopy(subject.model), subject.calls[0]
-        expected = [each.shape for each in tree_leaves(subject.model(*call.args, **call.kwargs))]
+        expected = [leaf.shape for leaf in tree_leaves(subject.model(*call.args, **call.kwargs))]
         if not _prune(model, subject, self.share):
             raise NotBuilt(
                 "none of its layers has channels or hidden units that only the next layers use"
             )
         try:
-            found = [each.shape for each in tree_leaves(model(*call.args, **call.kwargs))]
+            shapes = [leaf.shape for leaf in tree_leaves(model(*call.args, **call.kwargs))]
         except RuntimeError as error:
             raise NotBuilt(f"its code holds the sizes of layers as constants: {error}") from error
-        if found != expected:
+        if shapes != expected:
             raise NotBuilt("its result holds the channels of an inner layer")
-        return exported(subject, for_inductor(model))
+        return export_flat(subject, for_inductor(model))
 
 
 def _prune(model: nn.Module, subject: Subject, share: float) -> int:
-    """How many groups of coupled layers were pruned."""
+    """Prune the model, and return the number of pruned groups of coupled layers."""
     import torch_pruning
 
     call, pruned = subject.calls[0], 0
     model.requires_grad_(True)
-    with torch.enable_grad():  # the library finds by autograd which layers depend on each other
+    # The library finds by autograd which layers depend on each other.
+    with torch.enable_grad():
         graph = torch_pruning.DependencyGraph()
         graph.build_dependency(
             model,
@@ -77,7 +78,9 @@ def _prune(model: nn.Module, subject: Subject, share: float) -> int:
     for group in graph.get_all_groups():
         first = group[0].dep
         channels = graph.get_out_channels(first.target.module)
-        removed = channels - -(-round(channels * (1 - share)) // WIDTH) * WIDTH
+        removed = (
+            channels - -(-round(channels * (1 - share)) // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
+        )
         if removed <= 0 or not _prunable(graph, group):
             continue
         weakest = importance(group).argsort()[:removed].tolist()
@@ -90,8 +93,9 @@ def _prune(model: nn.Module, subject: Subject, share: float) -> int:
 
 
 def _prunable(graph: Any, group: Any) -> bool:
-    """Whether another layer takes these channels, and no operation regroups them, as attention does
-    with its heads.
+    """Tell whether another layer takes these channels, and no operation regroups them.
+
+    Attention regroups channels by its heads.
     """
     layers = [(dep.target.module, graph.is_out_channel_pruning_fn(dep.handler)) for dep, _ in group]
     layers = [
@@ -99,7 +103,8 @@ def _prunable(graph: Any, group: Any) -> bool:
     ]
     makers = {layer for layer, out in layers if out}
     if len(makers) > 1 and any(isinstance(layer, nn.Linear) for layer in makers):
-        return False  # a sum of several layers, as between the blocks of a transformer
+        # The channels are a sum of several layers, such as between the blocks of a transformer.
+        return False
     if any(
         getattr(layer, "groups", 1) not in (1, getattr(layer, "in_channels", 1)) for layer in makers
     ):

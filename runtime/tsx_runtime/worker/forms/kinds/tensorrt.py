@@ -1,5 +1,6 @@
-"""The model as engines of TensorRT, by torch-tensorrt, in a package of AOTInductor, which loads
-without pickle.
+"""The model as engines of TensorRT, built by torch-tensorrt.
+
+They lie in a package of AOTInductor, which loads without pickle.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from tsx_runtime.worker.forms.buckets import LARGEST
-from tsx_runtime.worker.forms.exporting import example_tensors, exported, flat_calls, not_exportable
+from tsx_runtime.worker.forms.buckets import MAX_BATCH
+from tsx_runtime.worker.forms.exporting import (
+    example_tensors,
+    export_flat,
+    flat_calls,
+    not_exportable,
+)
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.kinds.precision import module_in
 from tsx_runtime.worker.forms.signature import Signature
@@ -37,14 +43,13 @@ class TensorRtForm(Form):
 
         signature = subject.flat_signature()
         shapes = _ranges(subject, signature)
-        program = exported(
-            subject, module_in(self.precision, subject.model)
-        )  # engines compute in the types of the graph
+        # Engines compute in the types of the graph.
+        program = export_flat(subject, module_in(self.precision, subject.model))
         inputs = [
             torch_tensorrt.Input(
-                min_shape=least, opt_shape=usual, max_shape=most, dtype=getattr(torch, own.dtype)
+                min_shape=least, opt_shape=usual, max_shape=most, dtype=getattr(torch, input.dtype)
             )
-            for (least, usual, most), own in zip(shapes, signature.inputs, strict=True)
+            for (least, usual, most), input in zip(shapes, signature.inputs, strict=True)
         ]
         compiled = torch_tensorrt.dynamo.compile(program, arg_inputs=inputs, device=subject.device)
         torch_tensorrt.save(
@@ -58,8 +63,8 @@ class TensorRtForm(Form):
         return {"least": [least for least, _, _ in shapes], "most": [most for _, _, most in shapes]}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """Calls outside the range of shapes of the engines go to the archive's own model."""
-        import torch_tensorrt  # noqa: F401  # registers the operator that runs an engine
+        """Load the engines; calls outside their range of shapes go to the archive's own model."""
+        import torch_tensorrt  # noqa: F401  # registers the operator of an engine
 
         settings = source.settings
         model = load_aotinductor(source.directory / FILE, source.device, None)
@@ -77,19 +82,22 @@ Shape = tuple[int, ...]
 
 
 def _ranges(subject: Subject, signature: Signature) -> list[tuple[Shape, Shape, Shape]]:
-    """The smallest, usual and largest shape of each input: batches start at 1, other free sizes are
-    those of the calls.
+    """Return the smallest, usual and largest shape of each input.
+
+    Batches start at 1; other free sizes are those of the calls.
     """
     rows = [call.rows for call in subject.calls]
-    found = []
-    for inputs, own in zip(zip(*flat_calls(subject), strict=True), signature.inputs, strict=True):
+    ranges = []
+    for tensors, input in zip(
+        zip(*flat_calls(subject), strict=True), signature.inputs, strict=True
+    ):
         least, usual = (
-            tuple(map(pick, zip(*(tensor.shape for tensor in inputs), strict=True)))
+            tuple(map(pick, zip(*(tensor.shape for tensor in tensors), strict=True)))
             for pick in (min, max)
         )
-        first, last = (dict.fromkeys(own.rows, size) for size in (1, max(LARGEST, *rows)))
-        found.append((_with(least, first), usual, _with(usual, last)))
-    return found
+        first, last = (dict.fromkeys(input.rows, size) for size in (1, max(MAX_BATCH, *rows)))
+        ranges.append((_with(least, first), usual, _with(usual, last)))
+    return ranges
 
 
 def _with(shape: Shape, sizes: Mapping[int, int]) -> Shape:

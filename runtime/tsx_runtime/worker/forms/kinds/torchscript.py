@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tsx_runtime.worker.forms.exporting import flat_calls, traced
+from tsx_runtime.worker.forms.exporting import flat_calls, trace_flat
 from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
 from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported
 from tsx_runtime.worker.forms.signature import FlatModel
@@ -36,15 +36,16 @@ class TorchScriptForm(Form):
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         model = module_in(self.precision, subject.model)
-        script: Any = torch.jit.freeze(traced(subject, model))
+        script: Any = torch.jit.freeze(trace_flat(subject, model))
         for tensors in flat_calls(subject):
             _check(script, FlatModel(model, subject.flat_signature()), tensors)
         torch.jit.save(script, directory / FILE)
         return {}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """Optimized here, since TorchScript does not save the layouts of weights that it chooses
-        for a CPU.
+        """Load and optimize the script.
+
+        TorchScript does not save the layouts of weights that it chooses for a CPU.
         """
         script: Callable[..., Any] = torch.jit.optimize_for_inference(
             load_torchscript(source.directory / FILE, source.device)
@@ -53,8 +54,10 @@ class TorchScriptForm(Form):
 
 
 def _check(script: Any, model: FlatModel, tensors: Sequence[torch.Tensor]) -> None:
-    """Raises NotBuilt if the trace has made a constant of what differs between calls: a size, or
-    the branch that was taken.
+    """Check that the trace has made no constant of what differs between calls.
+
+    Raises:
+        NotBuilt: A size, or the branch that was taken, is a constant of the trace.
     """
     try:
         torch.testing.assert_close(script(*tensors), model(*tensors), rtol=0.02, atol=0.02)

@@ -17,7 +17,7 @@ from tsx_runtime.worker.generation.pretrained import (
     check_vocabulary,
     load_errors,
     log_size,
-    place,
+    prepare_for_inference,
 )
 from tsx_runtime.worker.handlers.huggingface.batches import ACCELERATOR, CPU, Budget
 
@@ -77,7 +77,7 @@ def load(files: PretrainedFiles) -> Loaded:
             if task == "text-ranking" and (directory / MODULES).is_file():
                 name = "AutoModel"  # A sentence model ranks by similarity.
             model = getattr(transformers, name).from_pretrained(directory, **options)
-    model = place(model, files)
+    model = prepare_for_inference(model, files)
     if tokenizer is not None:
         _prepare(tokenizer, model)
     adapters = {name: adapter_view(model, name, path) for name, path in files.adapters.items()}

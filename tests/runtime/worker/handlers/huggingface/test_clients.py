@@ -280,7 +280,7 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
 def test_the_log_tells_the_progress_of_loading(
     model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("tsx_runtime.worker.generation.pretrained.LOG_EVERY", 0.0)
+    monkeypatch.setattr("tsx_runtime.worker.generation.pretrained.LOG_INTERVAL_S", 0.0)
     with caplog.at_level("INFO", "tsx.worker"):
         start(
             huggingface_models.model("bert-classification", model_root),
