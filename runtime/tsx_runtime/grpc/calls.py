@@ -15,7 +15,7 @@ from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
-from tsx_runtime.core.traffic.splitter import HEADER
+from tsx_runtime.core.traffic.splitter import VERSION_HEADER
 from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.messages import as_headers, from_block
@@ -140,7 +140,7 @@ async def _first(context: Context, pending: PendingRequest) -> Answer:
     except (TsxError, CallRefused):
         if pending.job.routed is not None:
             context.set_trailing_metadata(
-                (("x-request-id", pending.id), (HEADER.decode(), pending.version.version))
+                (("x-request-id", pending.id), (VERSION_HEADER.decode(), pending.version.version))
             )
         raise
 

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime import wire
-from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
-from tsx_runtime.core.isolation.hidden_credentials import USERS
+from tsx_runtime.core.isolation.hidden_credentials import CREDENTIAL_HEADERS, USER_HEADERS
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
 from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
@@ -33,7 +32,7 @@ OVERHEAD = 500  # bytes of an entry beside its answer
 TELLING = (
     *(b"accept", b"content-encoding", b"content-type", wire.TENSORS_HEAD),
     *(b"describe", b"explain", b"url_path", b"x-tsx-protocol", wire.NODE_HEADER),
-    *map(str.encode, (*CREDENTIALS, *USERS)),
+    *map(str.encode, (*CREDENTIAL_HEADERS, *USER_HEADERS)),
 )
 _NOT_LOOKED_UP = re.compile(
     rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE

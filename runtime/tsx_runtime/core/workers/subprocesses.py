@@ -15,7 +15,7 @@ from contextlib import suppress
 import psutil
 
 from tsx_runtime.core.isolation.config import Sandbox
-from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
+from tsx_runtime.core.isolation.hidden_credentials import WORKER_DEFAULTS
 from tsx_runtime.core.workers.launch import Launch
 
 GROUP_GRACE = (
@@ -104,7 +104,7 @@ def start_program(
                 )
             else:
                 variables = (
-                    DEFAULTS
+                    WORKER_DEFAULTS
                     | {name: value for name, value in os.environ.items() if name not in hidden}
                     | launch.variables
                 )

@@ -49,16 +49,16 @@ async def describe(registry: Registry, model: str) -> ModelRecording:
     recorders.find(model)  # an unknown model is refused without waiting
     await registry.state.written()
     recorder = recorders.find(model)
-    kept = await (recorders.kept(model) if recorder is None else recorder.kept())
+    stored = await (recorders.stored_size(model) if recorder is None else recorder.stored_size())
     directory = recorders.directory(model)
     return ModelRecording(
         model=model,
         recording=recorder is not None,
         terms=recorder.config if recorder else None,
         directory=None if directory is None else str(directory.absolute()),
-        files=kept.files,
-        bytes=kept.size,
-        oldest=kept.oldest,
+        files=stored.files,
+        bytes=stored.size,
+        oldest=stored.oldest,
         recorded=recorder.recorded if recorder else 0,
         dropped=dict(recorder.dropped) if recorder else {},
         problem=recorder.problem if recorder else None,

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.rollouts.significance import interval
-from tsx_runtime.core.shadowing.manager import answers_alone
+from tsx_runtime.core.rollouts.significance import wilson_interval
+from tsx_runtime.core.shadowing.manager import only_server_text
 from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.shadowing.report import Example, Excerpt, Side
 from tsx_runtime.http.routes import openapi
@@ -136,7 +136,7 @@ def report(registry: Registry, name: str) -> ShadowStatus:
     shown = mirror.report
     compared = shown.agreed + shown.disagreed
     rtol, atol = registry.shadows.tolerance(mirror)
-    low, high = interval(shown.disagreed, compared)
+    low, high = wilson_interval(shown.disagreed, compared)
     state, why = _state(registry, mirror)
     sides = [
         Milliseconds(p50=round(1000 * p50, 3), p99=round(1000 * p99, 3))
@@ -146,7 +146,7 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         model=name,
         state=state,
         why=why,
-        shadow=mirror.said,
+        shadow=mirror.config,
         version=mirror.number,
         since=shown.since,
         requests=Requests(
@@ -159,11 +159,11 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         ),
         largest_difference=(
             shown.largest_difference
-            if compared and mirror.said.compare.kind in ("numeric", "exact")
+            if compared and mirror.config.compare.kind in ("numeric", "exact")
             else None
         ),
         tolerance=(
-            Tolerance(rtol=rtol, atol=atol) if mirror.said.compare.kind == "numeric" else None
+            Tolerance(rtol=rtol, atol=atol) if mirror.config.compare.kind == "numeric" else None
         ),
         errors=Errors(
             primary=shown.primary_errors, shadow=shown.shadow_errors, comparison=shown.uncompared
@@ -187,7 +187,7 @@ def _state(registry: Registry, mirror: Mirror) -> tuple[str, str | None]:
     version = model.versions.get(mirror.number)
     if version is None:
         return "waiting", f"Version {mirror.number} is not registered."
-    if alone := answers_alone(model, traffic):
+    if alone := only_server_text(model, traffic):
         return "waiting", alone
     return (
         ("running", None)
@@ -199,7 +199,7 @@ def _state(registry: Registry, mirror: Mirror) -> tuple[str, str | None]:
 def _example(example: Example) -> ShadowExample:
     return ShadowExample(
         at=example.at,
-        why=example.why,
+        why=example.reason,
         request_id=example.request_id,
         headers=dict(example.headers),
         body=_content(example.body),

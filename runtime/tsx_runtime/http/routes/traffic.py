@@ -114,7 +114,7 @@ def describe(
     registry.find(name)
     model = registry.models[name]
     (policy, default), shares = (
-        state or registry.traffic_manager.now(name),
+        state or registry.traffic_manager.current_state(name),
         registry.shares(name, state),
     )
     numbers = sorted(

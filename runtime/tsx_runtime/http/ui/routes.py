@@ -23,7 +23,7 @@ from tsx_runtime.api.errors import NOT_FOUND
 from tsx_runtime.api.management import samples
 from tsx_runtime.api.management.describe import memory_of
 from tsx_runtime.api.messages import Receive, Scope, Send, without_headers
-from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
+from tsx_runtime.core.isolation.hidden_credentials import CREDENTIAL_HEADERS
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
@@ -74,7 +74,7 @@ VERBS = (
     "POST",
     "PUT",
 )  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
-SECRET = frozenset(map(str.encode, CREDENTIALS))  # of the page itself; no handler sees them
+SECRET = frozenset(map(str.encode, CREDENTIAL_HEADERS))  # of the page itself; no handler sees them
 
 
 def build_router(
