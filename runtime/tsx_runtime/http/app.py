@@ -12,7 +12,13 @@ from fastapi.routing import APIRoute
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard, build_guards
-from tsx_runtime.api.access.client_limits import HOLD, Caller, ClientLimits, calling, client_limits
+from tsx_runtime.api.access.client_limits import (
+    REFUSAL_DELAY_S,
+    Caller,
+    ClientLimits,
+    calling,
+    client_limits,
+)
 from tsx_runtime.api.access.origins import adding, check_one_host, cors_headers, is_preflight
 from tsx_runtime.api.access.tokens import Keys, build_keys
 from tsx_runtime.api.access_log import LoggedResponse, access_log
@@ -552,7 +558,7 @@ async def limited(limits: ClientLimits, scope: Scope, send: Send) -> Send:
         try:
             limits.count_request(caller.client)
         except TooManyRequests:
-            await asyncio.sleep(HOLD)
+            await asyncio.sleep(REFUSAL_DELAY_S)
             raise
 
     async def held(message: Message) -> None:

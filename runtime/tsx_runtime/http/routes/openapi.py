@@ -56,15 +56,15 @@ _OPTIONS = [
         where="header",
         schema={
             "type": "integer",
-            "minimum": -request_options.MOST_URGENT,
-            "maximum": request_options.MOST_URGENT,
+            "minimum": -request_options.MAX_PRIORITY,
+            "maximum": request_options.MAX_PRIORITY,
         },
     ),
     _parameter(
         request_options.TIMEOUT.decode(),
         "milliseconds that the client will wait for the answer",
         where="header",
-        schema={"type": "integer", "minimum": 1, "maximum": request_options.LONGEST},
+        schema={"type": "integer", "minimum": 1, "maximum": request_options.MAX_TIMEOUT_MS},
     ),
     # without examples, which the page at /docs would send
     *(
