@@ -19,7 +19,7 @@ from tsx_runtime.api.management.samples import example_of, sample_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.shadowing.comparison import compare_bodies, differing, same_exactly
+from tsx_runtime.core.shadowing.comparison import compare_bodies, json_difference, same_exactly
 from tsx_runtime.core.shadowing.difference import Difference, excerpt
 from tsx_runtime.core.shadowing.top_k import is_number
 from tsx_runtime.errors import LoadFailed, TsxError
@@ -229,7 +229,7 @@ def difference(
         )
 
     result = compare_bodies(
-        alone, batched, lambda first, second: differing(first, second, is_close, ordered=True)
+        alone, batched, lambda first, second: json_difference(first, second, is_close, ordered=True)
     )
     if result is not None and result.kind == "body":
         return result._replace(expected=excerpt(alone.body), actual=excerpt(batched.body))

@@ -1,3 +1,1 @@
-"""Rules that HTTP's lanes and gRPC obey: URLs, headers, bodies, errors, authorization, limits,
-descriptions.
-"""
+"""Rules that HTTP and gRPC share: URLs, headers, bodies, errors, authorization, descriptions."""

@@ -1,5 +1,6 @@
-"""The access log: a line for each HTTP and gRPC answer (`/127.0.0.1:64003 "POST
-/predictions/resnet-18 HTTP/1.1" 200 118`).
+"""The access log, with a line for each HTTP and gRPC response.
+
+A line is `/127.0.0.1:64003 "POST /predictions/resnet-18 HTTP/1.1" 200 118`.
 """
 
 from __future__ import annotations
@@ -23,22 +24,19 @@ from tsx_runtime.shared.line_log import (
 from tsx_runtime.shared.log_format import escaped, json_line, writes_json
 from tsx_runtime.shared.redaction import redacted
 
-LONGEST_NAME = 128  # characters of a model's that are shown
-_NOT_SHOWN = re.compile(
-    r'[\x00-\x1f\x7f-\xff"\\]'
-)  # of a request line: what would break the log's own
-SERVED = "tsx.served"  # in a request's scope: where it was submitted, and the job
-ENDED = "tsx.ended"  # in the same: why its answer has no end, where that is not its client
+MAX_NAME_CHARS = 128  # characters of a model's name that are shown
+_UNSAFE_CHARS = re.compile(r'[\x00-\x1f\x7f-\xff"\\]')  # would break the quotes or the line
+SERVED = "tsx.served"  # key of a scope: the route of the request, and its job
+ENDED = "tsx.ended"  # key of a scope: why the response is incomplete, if not for its client
 LEFT = "the client disconnected"
 BROKEN = "the answer was interrupted"
 
 
 class AccessLog:
-    """In a file, a line has TorchServe's shape; elsewhere it goes on with the request's id and its
-    model.
+    """The log; a line has TorchServe's form, and outside of files also request id and model.
 
-    A line is made when its answer is out, and waits at most `FLUSH_INTERVAL_S` seconds for others, with which
-    it is passed on.
+    A line is made after its response was sent. It waits at most `FLUSH_INTERVAL_S` seconds, so that
+    several lines are written together.
     """
 
     def __init__(self, share: float = 1.0, *, is_json: bool = False, in_file: bool = False) -> None:
@@ -46,19 +44,19 @@ class AccessLog:
         self._is_json = is_json
         self._book = Logbook(ACCESS_LOG, is_json=is_json)
         self._in_file = in_file
-        self._left = _gap(share)  # answers until the next one that has a line
+        self._skipped_until_next = _gap(share)  # responses until the next line
         self._lines: list[str] = []
-        self._since = 0.0  # time.time() when time.monotonic() was 0, of these lines
+        self._clock_offset = 0.0  # time.time() - time.monotonic() for the waiting lines
         self._millisecond, self._stamp = 0, ""
-        self._shown: dict[str, str] = {}  # request lines of these lines, as they are shown
-        self._is_due = False  # whether a timer will pass them on
+        self._quoted_lines: dict[str, str] = {}  # request lines of the waiting lines, as shown
+        self._is_due = False  # whether a timer will flush
 
     def wants(self) -> bool:
-        """Whether this answer is to have a line."""
-        self._left -= 1
-        if self._left:
+        """Tell whether this response gets a line."""
+        self._skipped_until_next -= 1
+        if self._skipped_until_next:
             return False
-        self._left = _gap(self.share)
+        self._skipped_until_next = _gap(self.share)
         return True
 
     def add(
@@ -66,42 +64,51 @@ class AccessLog:
         client: Any,
         line: str,
         status: int,
-        began: float,
-        ended: float,
+        start_time: float,
+        end_time: float,
         request_id: bytes = b"",
         model: str = "",
         version: str = "",
         broken: str = "",
     ) -> None:
-        """`client` is (host, port), or None at a unix socket; the times are time.monotonic().
+        """Add a line.
 
-        `broken`: why the answer has no end.
+        Args:
+            client: (host, port), or None at a unix socket.
+            line: The request line.
+            status: The status of the response.
+            start_time: When the request began, by time.monotonic().
+            end_time: When the response ended.
+            request_id: The id of the request.
+            model: The name of the model.
+            version: The version of the model.
+            broken: Why the response is incomplete.
         """
         lines = self._lines
         if not lines:
-            self._since = time.time() - time.monotonic()
-        at = self._since + ended
-        quoted = self._shown.get(line)
+            self._clock_offset = time.time() - time.monotonic()
+        at = self._clock_offset + end_time
+        quoted = self._quoted_lines.get(line)
         if quoted is None:
-            quoted = self._shown[line] = shown(line)
-        took = int(1000 * (ended - began))
+            quoted = self._quoted_lines[line] = shown(line)
+        elapsed_ms = int(1000 * (end_time - start_time))
         if self._is_json:
-            about = {
+            fields = {
                 "client": _peer(client),
                 "status": status,
-                "ms": took,
+                "ms": elapsed_ms,
                 "request_id": str(request_id, "latin-1"),
             }
-            about |= {"model": shown(model[:LONGEST_NAME]), "version": version, "broken": broken}
-            text = json_line(at, "info", ACCESS_LOG, quoted, about)
+            fields |= {"model": shown(model[:MAX_NAME_CHARS]), "version": version, "broken": broken}
+            text = json_line(at, "info", ACCESS_LOG, quoted, fields)
         else:
             millisecond = int(1000 * at)
             if millisecond != self._millisecond:
                 self._millisecond, self._stamp = millisecond, stamp(millisecond)
-            text = f'{self._stamp} - /{_peer(client)} "{quoted}" {status} {took}'
+            text = f'{self._stamp} - /{_peer(client)} "{quoted}" {status} {elapsed_ms}'
             if request_id and not self._in_file:
-                named = shown(model[:LONGEST_NAME])  # by gRPC, whatever a client says
-                text += f" {str(request_id, 'latin-1')} {named or '-'} {version or '-'}"
+                name = shown(model[:MAX_NAME_CHARS])  # A gRPC client may send any name.
+                text += f" {str(request_id, 'latin-1')} {name or '-'} {version or '-'}"
             if broken:
                 text += f" ({broken})"
         lines.append(text)
@@ -113,7 +120,7 @@ class AccessLog:
 
     def flush(self) -> None:
         lines, self._lines = self._lines, []
-        self._shown.clear()
+        self._quoted_lines.clear()
         self._book.add_whole(lines)
         self._book.flush()
 
@@ -127,7 +134,7 @@ def _peer(client: Any) -> str:
 
 
 def access_log(settings: Settings) -> AccessLog | None:
-    """As the settings ask for; None where there is none."""
+    """Return the log that the settings ask for, or None."""
     if not settings.access_log:
         return None
     in_file = settings.log_location is not None
@@ -136,31 +143,31 @@ def access_log(settings: Settings) -> AccessLog | None:
 
 
 def _gap(share: float) -> int:
-    """So that each answer has a line with this probability, whatever those before it have: drawn
-    once a line, not once an answer.
+    """Return the number of responses until the next line.
+
+    Each response has a line with the same independent probability, but only lines need a random
+    number.
     """
     return 1 if share >= 1.0 else 1 + int(math.log(1.0 - random.random()) / math.log(1.0 - share))
 
 
 def shown(line: str) -> str:
-    """A request line that stays within its quotes and its line, whatever was sent, without the
-    secrets of its query.
-    """
-    return escaped(redacted(line), _NOT_SHOWN)
+    """Return a request line without secrets and without characters that break the log's line."""
+    return escaped(redacted(line), _UNSAFE_CHARS)
 
 
 class LoggedResponse:
-    """The `send` of one request, which writes its line once the answer is out.
+    """The `send` of one request, which logs the response once it is sent.
 
-    `close` writes that of an answer that breaks off.
+    `close` logs a response that breaks off.
     """
 
     def __init__(self, log: AccessLog, scope: Scope, send: Send) -> None:
         self._log = log
         self._scope = scope
         self._send = send
-        self._began = time.monotonic()
-        self._status = 0  # 0: no answer has begun, or its line is written
+        self._start_time = time.monotonic()
+        self._status = 0  # 0 before the response begins and after its line is written
         self._request_id = b""
 
     async def __call__(self, message: Message) -> None:
@@ -171,20 +178,20 @@ class LoggedResponse:
                 (value for name, value in message["headers"] if name == b"x-request-id"), b""
             )
         elif not message.get("more_body", False):
-            self._tell(self._scope.get(ENDED, ""))
+            self._write_line(self._scope.get(ENDED, ""))
 
     def close(self) -> None:
         if self._status:
-            self._tell(self._scope.get(ENDED, LEFT))
+            self._write_line(self._scope.get(ENDED, LEFT))
 
-    def _tell(self, broken: str) -> None:
+    def _write_line(self, broken: str) -> None:
         scope, status, self._status = self._scope, self._status, 0
         served = _served(scope)
         self._log.add(
             scope.get("client"),
             _request_line(scope),
             status,
-            self._began,
+            self._start_time,
             time.monotonic(),
             self._request_id,
             *served,
@@ -193,7 +200,7 @@ class LoggedResponse:
 
 
 def _served(scope: Scope) -> tuple[str, str]:
-    """The name and the version of the model that a request was for."""
+    """Return name and version of the model that served a request."""
     if SERVED not in scope:
         return "", ""
     route, job = scope[SERVED]

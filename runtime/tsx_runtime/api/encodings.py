@@ -1,6 +1,4 @@
-"""Decompresses a request's body by its `Content-Encoding` (RFC 9110, section 8.4), slice by
-slice.
-"""
+"""Decompression of a request's body by its `Content-Encoding` (RFC 9110, section 8.4)."""
 
 from __future__ import annotations
 
@@ -11,10 +9,9 @@ from typing import Any
 
 from tsx_runtime.errors import BadRequest, UnsupportedEncoding
 
-SLICE = 256 << 10  # bytes that are decompressed at once: less than a millisecond of the event loop
-INPUT = 16 << 10  # bytes that are given to zlib at once, which copies what is behind each member
-# Keys of a message: whether the sender may still be sending, and how many compressed bytes came so
-# far.
+MAX_OUTPUT_BYTES = 256 << 10  # takes less than a millisecond of the event loop
+MAX_INPUT_BYTES = 16 << 10  # given to zlib at once, which copies the data after each member
+# Keys of a message: whether the sender may still send, and the number of compressed bytes so far.
 SENDER_MORE, COMPRESSED = "tsx.sender_more", "tsx.compressed"
 _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's `wbits`
 
@@ -24,7 +21,8 @@ async def decompress(
 ) -> AsyncIterator[MutableMapping[str, Any]]:
     """Yield ASGI's messages of the decompressed body.
 
-    Raises BadRequest for a body that cannot be decompressed.
+    Raises:
+        BadRequest: The body cannot be decompressed.
     """
     inflater, more, compressed = None, True, 0
     while more:
@@ -35,12 +33,13 @@ async def decompress(
         body = memoryview(message.get("body", b""))
         compressed += len(body)
         try:
-            for start in range(0, len(body), INPUT):
-                waiting: Any = body[start : start + INPUT]
+            for start in range(0, len(body), MAX_INPUT_BYTES):
+                waiting: Any = body[start : start + MAX_INPUT_BYTES]
                 while waiting:
-                    if inflater is None or inflater.eof:  # a file of gzip may have several members
+                    # A gzip file may have several members.
+                    if inflater is None or inflater.eof:
                         inflater = zlib.decompressobj(window)
-                    part = inflater.decompress(waiting, SLICE)
+                    part = inflater.decompress(waiting, MAX_OUTPUT_BYTES)
                     waiting = inflater.unconsumed_tail or inflater.unused_data
                     counts = {SENDER_MORE: more, COMPRESSED: compressed}
                     yield {"type": "http.request", "body": part, "more_body": True, **counts}
@@ -56,9 +55,10 @@ async def decompress(
 
 
 def window_of(codings: bytes, *, more: bool) -> int | None:
-    """Return zlib's window for a Content-Encoding, None for a body as it is.
+    """Return zlib's window for a Content-Encoding, or None for a body without compression.
 
-    Raises UnsupportedEncoding.
+    Raises:
+        UnsupportedEncoding: The encoding is neither gzip nor deflate.
     """
     name = codings.lower().replace(b"identity", b"").strip(b", \t")
     if name and name not in _WINDOWS:

@@ -1,4 +1,4 @@
-"""Maps exceptions to a status and TorchServe's error JSON (contract 1.4)."""
+"""Statuses and TorchServe's error JSON for exceptions."""
 
 from __future__ import annotations
 
@@ -33,67 +33,64 @@ UNEXPECTED = (
     " answer."
 )
 
-V2 = "/v2/"  # the routes of the Open Inference Protocol
+V2_PREFIX = "/v2/"  # the routes of the Open Inference Protocol
 
 logger = logging.getLogger("tsx.http")
 
 
 def fault(error: TsxError, path: str = "") -> tuple[int, tuple[Pair, ...], bytes]:
-    """Status, headers and body, the latter in the form of the path's protocol.
+    """Return status, headers and body for an error, in the form of the path's protocol.
 
-    Only a failed load carries the worker's traceback: the person who registers a model needs it.
+    Only a failed load carries the worker's traceback, for the person who registers the model.
     """
     message = error.message
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in message:
         message = f"{message}\n{error.traceback}"
-    form = form_of_path(path)
-    if form is for_openai:
+    convert = form_of_path(path)
+    if convert is for_openai:
         as_openai(error)
     body = error_body(error.status, error.type, message)
-    return error.status, (JSON, *_extra(error), *NO_CACHE), body if form is None else form(body)
+    return (
+        error.status,
+        (JSON, *_extra(error), *NO_CACHE),
+        body if convert is None else convert(body),
+    )
 
 
 def form_of_path(path: str) -> Callable[[bytes], bytes] | None:
-    """What brings an error JSON into the form of the path's protocol; None where that is
-    TorchServe's.
-    """
+    """Return the conversion of error JSON for the path's protocol, or None for TorchServe."""
     if speaks_openai(path):
         return for_openai
-    return for_v2 if path.startswith(V2) else None
+    return for_v2 if path.startswith(V2_PREFIX) else None
 
 
 def form_of_meta(meta: bytes) -> Callable[[bytes], bytes] | None:
-    """The same, of a request's meta."""
+    """Return `form_of_path` for a request's meta."""
     if OPENAI_META in meta:
         return for_openai
     return for_v2 if V2_META in meta else None
 
 
 def for_v2(body: bytes) -> bytes:
-    """With the message in the field `error` as well, which is where clients of the Open Inference
-    Protocol look.
-    """
+    """Add the message as the field `error`, for clients of the Open Inference Protocol."""
     return _with_error(body, lambda error: error["message"])
 
 
 def as_openai(error: TsxError) -> None:
-    """A wrong API key has a status of its own there, whatever TorchServe's is."""
+    """Set OpenAI's status for a wrong API key, whatever TorchServe's is."""
     if isinstance(error, InvalidToken) and error.status == InvalidToken.status:
         error.status = 401
 
 
 def for_openai(body: bytes) -> bytes:
-    """With OpenAI's object `error` as well."""
+    """Add OpenAI's object `error`."""
     return _with_error(body, _openai_error)
 
 
 def _with_error(body: bytes, value: Callable[[dict[str, Any]], Any]) -> bytes:
-    """An error JSON with the field `error` as well.
+    """Add the field `error` to an error JSON; other bodies stay unchanged.
 
-    Any other body stays, such as what `worker.openai` writes.
-
-    A handler writes what it likes, and what a client made it write: none of that may raise here,
-    where a batch is being answered.
+    Bodies of a handler may hold anything. None may raise here, while a batch is answered.
     """
     error = read_error(body)
     if list(error) == ["code", "type", "message"]:
@@ -108,26 +105,27 @@ def _with_error(body: bytes, value: Callable[[dict[str, Any]], Any]) -> bytes:
 
 
 def is_event_stream(headers: bytes) -> bool:
-    """Whether a header block is that of server-sent events."""
+    """Tell whether a header block announces server-sent events."""
     return content_type_of(headers).startswith("text/event-stream")
 
 
-def error_event(why: str) -> bytes:
-    """An error, in words or as an error JSON, as the last event of a stream that has begun, maybe
-    within an event.
+def error_event(message: str) -> bytes:
+    """Return an error, as a text or error JSON, as the last event of a stream.
+
+    The stream may have ended inside an event.
     """
-    shown = None
+    openai_error = None
     with suppress(ValueError, RecursionError, AttributeError):
-        shown = (
-            json.loads(for_openai(why.encode(errors="replace"))).get("error")
-            if len(why) <= MAX_PARSED_BYTES
+        openai_error = (
+            json.loads(for_openai(message.encode(errors="replace"))).get("error")
+            if len(message) <= MAX_PARSED_BYTES
             else None
         )
-    if not isinstance(shown, dict):
-        shown = _openai_error(
-            {"code": 500, "type": TsxError.type, "message": shortened(why, MAX_REFUSAL_CHARS)}
+    if not isinstance(openai_error, dict):
+        openai_error = _openai_error(
+            {"code": 500, "type": TsxError.type, "message": shortened(message, MAX_REFUSAL_CHARS)}
         )
-    return b"\n\ndata: %b\n\n" % json.dumps({"error": shown}).encode()
+    return b"\n\ndata: %b\n\n" % json.dumps({"error": openai_error}).encode()
 
 
 def _openai_error(error: dict[str, Any]) -> dict[str, Any]:
@@ -157,11 +155,9 @@ _OPENAI_CODES = {
 
 
 def unexpected(error: BaseException, request_id: bytes) -> TsxError:
-    """An exception that is a defect of the server: the traceback goes to the log, once, and stays
-    out of the answer.
-    """
-    about = {"request_id": request_id.decode()}
-    logger.error("request %s failed unexpectedly", about["request_id"], exc_info=error, extra=about)
+    """Log a defect of the server with its traceback, and return an error without it."""
+    extra = {"request_id": request_id.decode()}
+    logger.error("request %s failed unexpectedly", extra["request_id"], exc_info=error, extra=extra)
     return TsxError(UNEXPECTED)
 
 
@@ -175,8 +171,7 @@ def _extra(error: TsxError) -> list[Pair]:
         pairs.append((b"accept-encoding", b"gzip, deflate"))
     if isinstance(error, (Unavailable, TooManyRequests)) and error.retry_after is not None:
         pairs.append((b"retry-after", b"%d" % error.retry_after))
-    if (
-        isinstance(error, PayloadTooLarge) or error.more
-    ):  # The rest of the body must not be read as the next request.
+    # The remaining body must not be read as the next request.
+    if isinstance(error, PayloadTooLarge) or error.more:
         pairs.append((b"connection", b"close"))
     return pairs

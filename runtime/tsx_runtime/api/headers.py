@@ -1,6 +1,4 @@
-"""Header pairs of HTTP and gRPC: what handlers see and may set, what confines answers, request
-ids.
-"""
+"""Header pairs of HTTP and gRPC: what handlers see and may set, confinement, and request ids."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from typing import TypeAlias
 
 from tsx_runtime.errors import BadRequest, PredictionFailed
 
-_drawn = str(uuid.uuid4())
-_DRAWN = _drawn[:24].encode()
-_count = itertools.count(int(_drawn[24:], 16) >> 1)  # half of the numbers are left to count through
+_process_uuid = str(uuid.uuid4())
+_PROCESS_PART = _process_uuid[:24].encode()
+_count = itertools.count(int(_process_uuid[24:], 16) >> 1)  # leaves half of the numbers free
 Pair: TypeAlias = tuple[bytes, bytes]
 NO_CACHE: tuple[Pair, ...] = (
     (b"pragma", b"no-cache"),
@@ -27,13 +25,13 @@ NO_CACHE: tuple[Pair, ...] = (
 
 JSON: Pair = (b"content-type", b"application/json")
 # Headers of servers, proxies and credentials: no handler sees one that is spelled with "_" for "-".
-_SPOKEN_FOR = frozenset(
+_RESERVED = frozenset(
     b"proxy-authorization content-type content-length transfer-encoding x-request-id x-real-ip".split()
 )
 _FRAMING = frozenset(
     (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer")
 )
-_OURS = {*_FRAMING, b"x-request-id"}
+_SERVER_HEADERS = {*_FRAMING, b"x-request-id"}
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -48,7 +46,11 @@ def clashing_names(headers: Iterable[Pair]) -> list[str]:
 
 
 def check_distinct(headers: Iterable[Pair]) -> None:
-    """Refuse a request with clashing names. Raises BadRequest."""
+    """Refuse a request with clashing names.
+
+    Raises:
+        BadRequest: Two names differ only in "_" and "-".
+    """
     if names := clashing_names(headers):
         raise BadRequest(
             "The request has headers whose names differ only in '_' and '-':"
@@ -56,27 +58,31 @@ def check_distinct(headers: Iterable[Pair]) -> None:
         )
 
 
-def shown_headers(headers: Iterable[Pair], left_out: Collection[bytes]) -> list[Pair]:
-    """Return what a handler sees of a request's headers: none of `left_out`, in no spelling."""
-    hidden = {name.replace(b"_", b"-") for name in left_out}
+def shown_headers(headers: Iterable[Pair], hidden_names: Collection[bytes]) -> list[Pair]:
+    """Return the headers that a handler sees: none of `hidden_names`, in any spelling."""
+    hidden = {name.replace(b"_", b"-") for name in hidden_names}
     return [pair for pair in headers if not _is_hidden(pair[0].lower(), hidden)]
 
 
 def _is_hidden(name: bytes, hidden: Collection[bytes]) -> bool:
     hyphenated = name.replace(b"_", b"-")
-    is_spoken_for = hyphenated in _SPOKEN_FOR or hyphenated.startswith(b"x-forwarded-")
-    return hyphenated in hidden or (hyphenated != name and is_spoken_for)
+    is_reserved = hyphenated in _RESERVED or hyphenated.startswith(b"x-forwarded-")
+    return hyphenated in hidden or (hyphenated != name and is_reserved)
 
 
 def is_header(name: bytes, value: bytes) -> bool:
-    """Whether it is one line of a head, and nothing that would begin another."""
+    """Tell whether name and value form exactly one line of a head."""
     return _NAME.fullmatch(name) is not None and not _NOT_IN_VALUE.search(value)
 
 
-@lru_cache(maxsize=512)  # a handler's answers have mostly the same headers
+@lru_cache(maxsize=512)  # Most responses of a handler have the same headers.
 def handler_headers(block: bytes) -> tuple[Pair, ...]:
-    """What a handler's header block becomes in the answer: lower-case names, the framing left to
-    the server, no caching.
+    """Return the headers of a response for a handler's header block.
+
+    Names become lower case, framing is left to the server, and caching is off unless it is set.
+
+    Raises:
+        PredictionFailed: HTTP forbids one of the headers.
     """
     pairs: list[Pair] = []
     names: set[bytes] = set()
@@ -90,7 +96,7 @@ def handler_headers(block: bytes) -> tuple[Pair, ...]:
             )
         name = name.lower()
         names.add(name)
-        if name not in _OURS:
+        if name not in _SERVER_HEADERS:
             pairs.append((name, value))
     return (*pairs, *(pair for pair in NO_CACHE if pair[0] not in names))
 
@@ -100,7 +106,8 @@ _CONFINEMENT: tuple[Pair, ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"content-security-policy", b"sandbox; default-src 'none'"),
 )
-_BEYOND_ANSWER = frozenset(  # what changes more of a browser's state than this answer
+# Headers that change more of a browser's state than this response.
+_STATEFUL_HEADERS = frozenset(
     b"set-cookie clear-site-data strict-transport-security alt-svc refresh www-authenticate"
     b" proxy-authenticate service-worker-allowed report-to reporting-endpoints nel accept-ch"
     b" critical-ch".split()
@@ -108,17 +115,17 @@ _BEYOND_ANSWER = frozenset(  # what changes more of a browser's state than this 
 
 
 def answer_headers(status: int, headers: Iterable[Pair], *, confined: bool) -> tuple[Pair, ...]:
-    """Return the headers of a model's answer, `confined` if its address also manages models.
+    """Return the headers of a model's response, `confined` if its address also manages models.
 
-    No browser shows a confined answer as a page, runs it, or lets it change anything else of its
-    origin.
+    A browser neither shows a confined response as a page nor runs it. The response cannot change
+    anything else of its origin.
     """
     if not confined:
         return tuple(headers)
-    left_out = _BEYOND_ANSWER.union(name for name, _ in _CONFINEMENT)
-    if 300 <= status <= 399:  # a browser would repeat the request at any path of the address
-        left_out |= {b"location"}
-    return (*(pair for pair in headers if pair[0] not in left_out), *_CONFINEMENT)
+    hidden_names = _STATEFUL_HEADERS.union(name for name, _ in _CONFINEMENT)
+    if 300 <= status <= 399:  # A browser would repeat the request at any path of the address.
+        hidden_names |= {b"location"}
+    return (*(pair for pair in headers if pair[0] not in hidden_names), *_CONFINEMENT)
 
 
 def header_pairs(block: bytes) -> list[Pair]:
@@ -132,13 +139,18 @@ def header_pairs(block: bytes) -> list[Pair]:
 
 
 def stored_headers(block: bytes) -> list[Pair]:
-    """Return a stored answer's headers without framing, which any writer of the store may add."""
+    """Return a stored response's headers without framing, which other writers might add."""
     return [
         pair for pair in header_pairs(block) if is_header(*pair) and pair[0].lower() not in _FRAMING
     ]
 
 
 def check_status(status: int) -> None:
+    """Check the status of a handler.
+
+    Raises:
+        PredictionFailed: It is not between 200 and 599.
+    """
     if not 200 <= status <= 599:
         raise PredictionFailed(
             f"The handler set the HTTP status {status}; it must lie between 200 and 599."
@@ -146,8 +158,8 @@ def check_status(status: int) -> None:
 
 
 def new_request_id() -> bytes:
-    """A UUID of the random form (version 4): a part drawn when the process starts, then a count.
+    """Return a random UUID (version 4): a part drawn when the process starts, then a count.
 
-    A tenth of `uuid.uuid4`'s time.
+    It takes a tenth of the time of `uuid.uuid4`.
     """
-    return b"%b%012x" % (_DRAWN, next(_count))
+    return b"%b%012x" % (_PROCESS_PART, next(_count))

@@ -1,4 +1,4 @@
-"""Says in a 404 which path the client most likely meant, or at which other address it is."""
+"""The hint of a 404: the path that the client most likely meant, or another address."""
 
 from __future__ import annotations
 
@@ -11,43 +11,47 @@ from tsx_runtime.api.errors import NOT_FOUND
 from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.shared.suggestions import nearest
 
-LONGEST = 200  # characters of a path that is compared
+MAX_PATH_CHARS = 200  # longer paths are not compared
 INDEX = "GET / lists the paths of this address."
 
 
 class Match(NamedTuple):
-    slips: int  # words that differ
+    mistakes: int  # segments that differ
     path: str
 
 
 class LikelyPaths:
-    """Of one listener. Paths are templates as in OpenAPI: `/models/{model}`."""
+    """The paths of one listener, as templates of OpenAPI such as `/models/{model}`."""
 
     def __init__(
-        self, own: Iterable[str] = (), elsewhere: Mapping[str, Iterable[str]] | None = None
+        self,
+        paths: Iterable[str] = (),
+        other_listeners: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
-        """`elsewhere`: the paths of other listeners, by their address in words."""
-        self._own = _split(own)
-        self._elsewhere = {where: _split(paths) for where, paths in (elsewhere or {}).items()}
+        """Take the paths of this listener, and those of other ones by their address as a text."""
+        self._paths = _split(paths)
+        self._other_listeners = {
+            address: _split(paths) for address, paths in (other_listeners or {}).items()
+        }
 
     def not_found(self, path: str) -> ResourceNotFound:
-        """`path` is percent-decoded."""
+        """Return the error for a percent-decoded path."""
         hint = INDEX
-        if len(path) <= LONGEST:
-            words = path.strip("/").split("/")
-            found = _best(words, self._own)
-            where = next(
+        if len(path) <= MAX_PATH_CHARS:
+            segments = path.strip("/").split("/")
+            match = _best(segments, self._paths)
+            address = next(
                 (
-                    where
-                    for where, own in self._elsewhere.items()
-                    if (there := _best(words, own)) and not there.slips
+                    address
+                    for address, templates in self._other_listeners.items()
+                    if (other_match := _best(segments, templates)) and not other_match.mistakes
                 ),
                 "",
             )
-            if where and (found is None or found.slips):
-                hint = f"It is on {where}."
-            elif found is not None:
-                hint = f"Did you mean {found.path}?"
+            if address and (match is None or match.mistakes):
+                hint = f"It is on {address}."
+            elif match is not None:
+                hint = f"Did you mean {match.path}?"
         return ResourceNotFound(f"{NOT_FOUND} {hint}")
 
 
@@ -55,36 +59,38 @@ def _split(paths: Iterable[str]) -> list[list[str]]:
     return [path.strip("/").split("/") for path in dict.fromkeys(paths)]
 
 
-def _best(words: list[str], templates: list[list[str]]) -> Match | None:
+def _best(segments: list[str], templates: list[list[str]]) -> Match | None:
     return min(
-        filter(None, (_match(words, template) for template in templates)),
-        key=lambda found: found.slips,
+        filter(None, (_match(segments, template) for template in templates)),
+        key=lambda match: match.mistakes,
         default=None,
     )
 
 
-def _match(words: list[str], template: list[str]) -> Match | None:
-    """None where it is another path. At its end, one name may be missing."""
-    missing = len(template) - len(words)
+def _match(segments: list[str], template: list[str]) -> Match | None:
+    """Return the match of a path with a template, or None; a last name may be missing."""
+    missing = len(template) - len(segments)
     if missing not in (0, 1) or (missing and not template[-1].endswith("}")):
         return None
-    slips, path = 0, ""
-    for word, part in zip(words, template, strict=False):
-        meant = _meant(word, part)
-        if not meant:
+    mistakes, path = 0, ""
+    for segment, part in zip(segments, template, strict=False):
+        likely = _likely_segment(segment, part)
+        if not likely:
             return None
-        slips += meant != word
-        path += "/" + quote(meant, safe=":")
-    return Match(slips + missing, f"{path}/{template[-1].strip('{}').upper()}" if missing else path)
+        mistakes += likely != segment
+        path += "/" + quote(likely, safe=":")
+    return Match(
+        mistakes + missing, f"{path}/{template[-1].strip('{}').upper()}" if missing else path
+    )
 
 
 @lru_cache(maxsize=1024)
-def _meant(word: str, part: str) -> str:
-    """The word for this part of a template: itself, the nearest, or nothing."""
+def _likely_segment(segment: str, part: str) -> str:
+    """Return the segment for this part of a template: itself, the most similar one, or nothing."""
     if not part.startswith("{"):
-        return word if word == part else nearest(word.lower(), [part])
+        return segment if segment == part else nearest(segment.lower(), [part])
     verb = part.partition("}")[2]  # `{model}:predict`
-    if not verb or word.endswith(verb):
-        return word
-    name, colon, own = word.rpartition(":")
-    return f"{name}{verb}" if colon and nearest(own.lower(), [verb[1:]]) else ""
+    if not verb or segment.endswith(verb):
+        return segment
+    name, colon, typed_verb = segment.rpartition(":")
+    return f"{name}{verb}" if colon and nearest(typed_verb.lower(), [verb[1:]]) else ""

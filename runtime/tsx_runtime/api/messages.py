@@ -1,4 +1,4 @@
-"""Reads a request's body and writes an answer directly on ASGI, without a framework."""
+"""Reading of a request's body and writing of a response, directly on ASGI."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ from tsx_runtime.api.headers import Pair, new_request_id, shown_headers
 from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES, ByteBudget
 from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
 
-MAX_HEADERS = 200  # of one request
+MAX_HEADERS = 200  # headers of one request
 MAX_MANAGEMENT_BODY = 1 << 20  # bytes
-HEADER_NAMES = "tsx.header_names"  # in the scope: the names of its headers, in their order
+HEADER_NAMES = "tsx.header_names"  # key of a scope: the names of its headers in their order
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ResultT = TypeVar("ResultT")
 
-MOST_PIECES = 1024  # of one body, which a client may send byte by byte
-LONGEST_NUMBER = 19  # digits of a length
-COUNTED = "tsx.counted"  # in a scope: its `CountedBytes`
-CLIENT_LEFT = "tsx.client_left"  # in the scope of a WebSocket: the event that its client has left
-REQUEST_ID = "tsx.request_id"  # in a scope: the id that a proxy has given the request already
-DISCARD = (
-    64 << 20
-    # bytes of a refused body that are read and thrown away, so that its sender comes to read the
-    # refusal
-)
+MAX_PIECES = 1024  # pieces of a body, which a client may send byte by byte
+MAX_LENGTH_DIGITS = 19  # digits of a Content-Length
+COUNTED = "tsx.counted"  # key of a scope: its `CountedBytes`
+CLIENT_LEFT = "tsx.client_left"  # key of a WebSocket's scope: the event that its client has left
+REQUEST_ID = "tsx.request_id"  # key of a scope: the request id of a proxy
+# Bytes of a refused body that are read and dropped, so that the sender reads the refusal.
+MAX_DISCARDED_BYTES = 64 << 20
 
 
 class ClientGone(Exception):
@@ -38,7 +35,7 @@ class ClientGone(Exception):
 
 
 class CountedBytes:
-    """What the body of one request has taken of the server's budget, until the request ends."""
+    """The bytes of one request's body in the server's budget, until the request ends."""
 
     __slots__ = ("_budget", "_size")
 
@@ -47,24 +44,28 @@ class CountedBytes:
         self._size = 0
 
     def grow_to(self, size: int) -> None:
-        """Raises NoRoom."""
+        """Count more bytes.
+
+        Raises:
+            NoRoom: The budget has no room for them.
+        """
         if size > MAX_UNCOUNTED_BYTES:
             self._budget.take(size - self._size)
             self._size = size
 
     def shrink_to(self, size: int) -> None:
-        """Count no more than this."""
-        kept = min(self._size, size) if size > MAX_UNCOUNTED_BYTES else 0
-        self._budget.give(self._size - kept)
-        self._size = kept
+        """Count no more than `size` bytes."""
+        counted_size = min(self._size, size) if size > MAX_UNCOUNTED_BYTES else 0
+        self._budget.give(self._size - counted_size)
+        self._size = counted_size
 
     def give_back(self) -> None:
         self.shrink_to(0)
 
 
 def request_id_of(scope: Scope) -> bytes:
-    given: bytes | None = scope.get(REQUEST_ID)
-    return given or new_request_id()
+    request_id: bytes | None = scope.get(REQUEST_ID)
+    return request_id or new_request_id()
 
 
 async def read_body(
@@ -74,15 +75,25 @@ async def read_body(
     check: Callable[[bytes], None] | None = None,
     setting: str = "max_request_size",
 ) -> bytes:
-    """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes,
-    `NoRoom`, and `ClientGone`.
+    """Read a complete body, decompressed by its Content-Encoding.
 
-    A body with a Content-Encoding is decompressed, and the scope's headers become those of the
-    result; `limit` bounds both forms. Raises `UnsupportedEncoding`, and `BadRequest` for a broken
-    body. `check` is called with each part, and may raise `PayloadTooLarge`. `setting`: the one that
-    `limit` comes from.
+    After a decompression, the scope's headers describe the result.
+
+    Args:
+        scope: The scope of the request.
+        receive: Its `receive`.
+        limit: The largest size in both forms.
+        check: Called with each part; it may raise PayloadTooLarge.
+        setting: The setting of the limit.
+
+    Raises:
+        BadRequest: The body cannot be decompressed.
+        ClientGone: The client has left.
+        NoRoom: The budget has no room for the body.
+        PayloadTooLarge: The body exceeds the limit; this is raised as early as possible.
+        UnsupportedEncoding: The Content-Encoding is unknown.
     """
-    announced, waits_for_go, codings = _announced(scope["headers"])
+    announced, waits_for_go, codings = _body_headers(scope["headers"])
     if announced > limit:
         raise _too_large(limit, setting, more=not waits_for_go)
     window = window_of(codings, more=not waits_for_go) if codings else None
@@ -99,7 +110,7 @@ async def read_body(
         part: bytes = message.get("body", b"")
         parts.append(part)
         size += len(part)
-        if len(parts) > MOST_PIECES:
+        if len(parts) > MAX_PIECES:
             parts = [b"".join(parts)]
         try:
             if max(size, message.get(COMPRESSED, 0)) > limit:
@@ -110,7 +121,7 @@ async def read_body(
                 counted.grow_to(size)
         except (PayloadTooLarge, NoRoom) as error:
             error.more = message.get(SENDER_MORE, more)
-            parts.clear()  # not held while the rest of it is thrown away
+            parts.clear()  # frees the memory while the remaining body is dropped
             if counted is not None:
                 counted.give_back()
             raise
@@ -122,30 +133,30 @@ async def read_body(
 
 
 async def discard(receive: Receive) -> None:
-    """Read the rest of a refused body: a connection closed under a sender would lose it the
-    refusal. Not without end.
-    """
-    rest = DISCARD
-    while rest > 0:
+    """Drop the remaining body up to a limit, since an early end would lose the refusal."""
+    unread = MAX_DISCARDED_BYTES
+    while unread > 0:
         message = await receive()
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             return
-        rest -= len(message.get("body", b""))
+        unread -= len(message.get("body", b""))
 
 
 def rest_of(error: TsxError, receive: Receive) -> Receive | None:
-    """Where what is left of a refused body comes from, if there is any."""
+    """Return the source of a refused body's remainder, or None if nothing remains."""
     return receive if error.more else None
 
 
-def _announced(headers: list[Pair]) -> tuple[int, bool, bytes]:
-    """What the headers say of the body: its length (0 where unknown), whether the sender waits for
-    a go-ahead, and its encodings.
+def _body_headers(headers: list[Pair]) -> tuple[int, bool, bytes]:
+    """Return what the headers say about the body.
+
+    Returns:
+        The length (0 if unknown), whether the sender waits for a go-ahead, and the encodings.
     """
     length, waits, codings = 0, False, b""
     for name, value in headers:
         if name == b"content-length":
-            length = int(value) if value.isdigit() and len(value) <= LONGEST_NUMBER else 0
+            length = int(value) if value.isdigit() and len(value) <= MAX_LENGTH_DIGITS else 0
         elif name == b"expect":
             waits = value.lower() == b"100-continue"
         elif name == b"content-encoding":
@@ -167,14 +178,20 @@ async def send_whole(
     headers: tuple[Pair, ...],
     request_id: bytes,
     body: bytes,
-    rest: Receive | None = None,
+    unread: Receive | None = None,
 ) -> None:
-    """One complete answer.
+    """Send a complete response.
 
-    A HEAD request gets its headers alone; 204, 205 and 304 have no body by definition.
+    A HEAD request gets only the headers; 204, 205 and 304 have no body by definition.
 
-    With `rest`, it goes out while the request's body is still coming from there, of which the rest
-    is thrown away.
+    Args:
+        send: The `send` of the request.
+        scope: The scope of the request.
+        status: The status.
+        headers: The headers, without length and request id.
+        request_id: The id of the request.
+        body: The body of the response.
+        unread: The source of the request's remaining body, which is dropped.
     """
     pairs = [(b"x-request-id", request_id), *headers]
     if status in (204, 205, 304):
@@ -182,60 +199,66 @@ async def send_whole(
     if status not in (204, 304):
         pairs.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send_last(send, b"" if scope["method"] == "HEAD" else body, rest)
+    await send_last(send, b"" if scope["method"] == "HEAD" else body, unread)
 
 
-async def send_last(send: Send, body: bytes, rest: Receive | None) -> None:
-    if rest is not None:
+async def send_last(send: Send, body: bytes, unread: Receive | None) -> None:
+    """Send the last part of a response, and drop the request's remaining body."""
+    if unread is not None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        await discard(rest)
+        await discard(unread)
         body = b""
     await send({"type": "http.response.body", "body": body})
 
 
 async def while_client_waits(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT:
-    """Raises ClientGone, and ends the work, when the client leaves first.
+    """Return the result of a coroutine, which is cancelled if the client leaves first.
 
-    After the body, nothing else is to be received.
+    It may be called after the body was read.
+
+    Raises:
+        ClientGone: The client has left.
     """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(receive())
+    task = asyncio.ensure_future(work)
+    client_left = asyncio.ensure_future(receive())
     try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait([task, client_left], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ClientGone
-        return working.result()
+        return task.result()
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        task.cancel()
+        client_left.cancel()
+        await asyncio.gather(task, client_left, return_exceptions=True)
 
 
 class PlatformHook(Protocol):
-    """What a hosting platform asks for in its own way: an ASGI application that decides itself
-    which requests it takes.
+    """An ASGI application of a hosting platform that decides which requests it takes.
 
-    It comes before the server's own routes, on both lanes.
+    It precedes the server's own routes in both lanes.
     """
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:
-        """`path` is percent-encoded, without its query; names of headers are in lower case.
+        """Tell whether to take a request, by nothing but path and headers.
 
-        The answer depends on nothing else.
+        Args:
+            path: The path, percent-encoded and without its query.
+            headers: The headers with names in lower case.
         """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 def raw_path(scope: Scope) -> bytes:
-    """The path as it was sent, as far as the server reports it."""
+    """Return the path as it was sent, if the server reports it."""
     path: bytes | None = scope.get("raw_path")
     return quote(scope["path"]).encode() if path is None else path
 
 
 def as_sent(scope: Scope) -> list[Pair]:
-    """The request's headers under the client's own names, which TorchServe's handlers look up,
-    where the server tells them.
+    """Return the headers under the client's own names, if the server reports them.
+
+    TorchServe's handlers look these names up.
     """
     headers: list[Pair] = scope["headers"]
     names: list[bytes] = scope.get(HEADER_NAMES, ())
@@ -244,11 +267,11 @@ def as_sent(scope: Scope) -> list[Pair]:
     return [(name, value) for name, (_, value) in zip(names, headers, strict=True)]
 
 
-def without_headers(scope: Scope, left_out: Collection[bytes]) -> Scope:
-    """Return the scope with the headers that `shown_headers` leaves."""
-    shown = shown_headers(as_sent(scope), left_out)
+def without_headers(scope: Scope, hidden_names: Collection[bytes]) -> Scope:
+    """Return the scope with the headers that `shown_headers` keeps."""
+    visible_headers = shown_headers(as_sent(scope), hidden_names)
     return {
         **scope,
-        "headers": [(name.lower(), value) for name, value in shown],
-        HEADER_NAMES: [name for name, _ in shown],
+        "headers": [(name.lower(), value) for name, value in visible_headers],
+        HEADER_NAMES: [name for name, _ in visible_headers],
     }

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API, and of the rerank APIs beside it: their body names the model."""
+"""The routes of OpenAI's API and of rerank APIs, whose body names the model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from tsx_runtime.wire import Body, Parts
 
 CHAT, COMPLETIONS, EMBEDDINGS = "v1/chat/completions", "v1/completions", "v1/embeddings"
 RESPONSES, TRANSCRIPTIONS, RERANK = "v1/responses", "v1/audio/transcriptions", "v1/rerank"
-# By path: the header `url_path` of the request as the worker gets it.
+# Paths with the header `url_path` of the request for the worker.
 PATHS = {
     f"/{path}": path.encode()
     for path in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, RERANK)
 }
 PATHS |= {"/rerank": RERANK.encode(), "/v2/rerank": b"v2/rerank"}
 MODELS = "/v1/models"
-SMALL = 64 << 10  # bytes of a body that is read whatever is in it
-MOST_VALUES = 1_000_000  # in a large body, which holds the event loop for up to 100 ms then
-LONGEST_NAME = 1000  # characters
+UNCHECKED_BYTES = 64 << 10  # smaller bodies are parsed without counting their values
+MAX_VALUES = 1_000_000  # values of a body, which take up to 100 ms of the event loop
+MAX_NAME_CHARS = 1000
 
 
 class ModelName(NamedTuple):
-    """`NAME[:VERSION][/ADAPTER]`; the version may be a label, and the worker, which has the
-    adapters, reads theirs itself.
+    """The parts of `NAME[:VERSION][/ADAPTER]`; the version may be a label.
+
+    The worker has the adapters, and reads their name itself.
     """
 
     name: str
@@ -34,16 +35,16 @@ class ModelName(NamedTuple):
     adapter: str | None
 
 
-class _Named(BaseModel):
+class _NamedModel(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    model: Annotated[str, Field(max_length=LONGEST_NAME)] | None = None
+    model: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
 def speaks_openai(path: str) -> bool:
-    """Whether errors at this path are in OpenAI's shape.
+    """Tell whether errors at a path have OpenAI's form.
 
-    A prediction of KServe's, `/v1/models/MODEL:predict`, is not.
+    KServe's predictions at `/v1/models/MODEL:predict` are excluded.
     """
     return path in PATHS or (
         path.startswith("/v1/") and not path.endswith((":predict", ":explain"))
@@ -57,35 +58,40 @@ def split_name(text: str) -> ModelName:
 
 
 def model_in_json(body: Body) -> str | None:
-    """The field `model` of a JSON object; None where it has none. Raises BadRequest for what is no
-    such object.
+    """Return the field `model` of a JSON object, or None.
 
-    Of 6 MB, an image takes 0.4 ms, and long texts 40 ms: values are checked, but no objects of
-    Python are made of them.
+    Values are checked without making Python objects of them: an image of 6 MB takes 0.4 ms, and
+    long texts 40 ms.
+
+    Raises:
+        BadRequest: The body is no JSON object, or its `model` is no short string.
     """
     data = b"".join(body.pieces) if isinstance(body, Parts) else bytes(body)
-    if len(data) > SMALL and sum(map(data.count, (b",", b"{", b"["))) > MOST_VALUES:
+    if len(data) > UNCHECKED_BYTES and sum(map(data.count, (b",", b"{", b"["))) > MAX_VALUES:
         text = (
-            f"The body has more than {MOST_VALUES} values, which are not searched for the field"
+            f"The body has more than {MAX_VALUES} values, which are not searched for the field"
             " 'model'."
         )
         raise BadRequest(
             f"{text} Name the model in the path: /predictions/MODEL/VERSION/{CHAT}, and alike."
         )
     try:
-        return _Named.model_validate_json(data).model or None
+        return _NamedModel.model_validate_json(data).model or None
     except ValidationError as error:
-        (fault,) = error.errors(include_url=False)
-        if fault["loc"]:
-            raise BadRequest(f"The field 'model' must be a short string: {fault['msg']}.") from None
+        (problem,) = error.errors(include_url=False)
+        if problem["loc"]:
+            raise BadRequest(
+                f"The field 'model' must be a short string: {problem['msg']}."
+            ) from None
         raise BadRequest(
-            f"The body is not a JSON object: {fault['msg']}. Send one, as OpenAI's API"
+            f"The body is not a JSON object: {problem['msg']}. Send one, as OpenAI's API"
             " describes it."
         ) from None
 
 
-def listed(names: Collection[str], most: int = 20) -> str:
-    shown = sorted(names)[:most]
-    return ", ".join(shown) + (
-        f" and {len(names) - most} more, which GET {MODELS} lists" if len(names) > most else ""
+def listed(names: Collection[str], limit: int = 20) -> str:
+    """Return names as a text, with the number of those that are left out."""
+    names_shown = sorted(names)[:limit]
+    return ", ".join(names_shown) + (
+        f" and {len(names) - limit} more, which GET {MODELS} lists" if len(names) > limit else ""
     )

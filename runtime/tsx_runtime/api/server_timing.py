@@ -1,6 +1,4 @@
-"""Requests that get a `Server-Timing` header, or that become exemplars of metrics (a sampled
-trace).
-"""
+"""Requests for a `Server-Timing` header, and sampled traces that become exemplars of metrics."""
 
 from __future__ import annotations
 
@@ -12,23 +10,23 @@ from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes
 from tsx_runtime.core.telemetry.tracing import parent_of
 
-TIMING = b"x-tsx-timing"
-MILLI = 1000.0
+TIMING_HEADER = b"x-tsx-timing"
+MS_PER_SECOND = 1000.0
 
 
 class TimingRequest(NamedTuple):
-    timing: bool  # whether the answer is to have `Server-Timing`
-    trace_id: str  # of a trace that is sampled; empty where there is none
+    timing: bool  # whether the response gets `Server-Timing`
+    trace_id: str  # id of a sampled trace, or an empty string
 
 
 TIMED = TimingRequest(timing=True, trace_id="")
 
 
 def parse_timing_request(headers: Sequence[Pair]) -> TimingRequest | None:
-    """None for nearly all requests. Names are in lower case."""
+    """Return the request for measurements, or None; names of headers are in lower case."""
     timing, parent = False, None
     for name, value in headers:
-        if name == TIMING:
+        if name == TIMING_HEADER:
             timing = value.strip() == b"1"
         elif name == b"traceparent":
             parent = parent_of(headers)
@@ -37,17 +35,15 @@ def parse_timing_request(headers: Sequence[Pair]) -> TimingRequest | None:
 
 
 def server_timing(times: BatchTimes, arrived: float) -> bytes:
-    """The value of the header: each part with its milliseconds (W3C Server Timing)."""
+    """Return the value of the header with the milliseconds of each part (W3C Server Timing)."""
     parts = times.seconds(arrived).items()
     return ", ".join(
-        f"{name};dur={MILLI * seconds:.3f}" for name, seconds in parts if name != "other"
+        f"{name};dur={MS_PER_SECOND * seconds:.3f}" for name, seconds in parts if name != "other"
     ).encode()
 
 
 def timing_header(request: TimingRequest, job: Job, status: int, batch: Batch) -> bytes:
-    """The line of `Server-Timing` where it is asked for; the request is remembered, and its trace
-    pointed to, in any case.
-    """
+    """Return the line of `Server-Timing`, or nothing; the request is recorded in any case."""
     stats = (job.routed or job.destination).stats
     times = stats.times(batch)
     stats.remember(job.request_id, job.arrived, status, times)

@@ -1,6 +1,4 @@
-"""The span of an HTTP request, for both lanes; `core/telemetry/tracing.py` has the spans below
-it.
-"""
+"""The span of an HTTP request in both lanes; `core/telemetry/tracing.py` has the spans below it."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _ROUTES = {
     "explanations": "/explanations/{model}",
     "wfpredict": "/wfpredict/{workflow}",
 }
-_LAST = {
+_ROUTES_BY_VERB = {
     "invoke": "/models/{model}/invoke",
     "infer": "/v2/models/{model}/infer",
     "explain": "/v2/models/{model}/explain",
@@ -30,7 +28,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def route_of(path: str) -> str:
-    """A path without what is in it of one request or one model: OpenTelemetry wants few names."""
+    """Return a path without model names and ids, because OpenTelemetry needs few names."""
     if path in openai.PATHS:
         return path
     segments = path.rstrip("/").split("/")
@@ -39,8 +37,8 @@ def route_of(path: str) -> str:
         return _ROUTES[first]
     if first == "v1":
         return f"/v1/models/{{model}}:{'explain' if path.endswith(':explain') else 'predict'}"
-    if first in ("v2", "models") and last in _LAST:
-        return _LAST[last]
+    if first in ("v2", "models") and last in _ROUTES_BY_VERB:
+        return _ROUTES_BY_VERB[last]
     return "/invocations" if first == "invocations" else "/{model}/predict"
 
 
@@ -53,7 +51,7 @@ def describe(
     client: Any,
     headers: list[Pair],
 ) -> None:
-    """By OpenTelemetry's names. `client` is (host, port), or None at a unix socket."""
+    """Set a span's attributes by OpenTelemetry's names; `client` is (host, port) or None."""
     route = route_of(path)
     span.name = f"{method} {route}"
     span.attributes |= {
@@ -73,13 +71,12 @@ def describe(
 async def traced(
     tracer: Tracer | None, app: App, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """The app's answer, below a span of its own where the request is traced."""
+    """Run an app, inside a span if the request is traced."""
     parent = None if tracer is None else parent_of(scope["headers"])
     if tracer is None or not tracer.wants(parent):
         if tracer is not None:
-            current.set(
-                None
-            )  # uvicorn begins a request that was sent ahead in the task of the one before
+            # uvicorn runs pipelined requests in the task of the first one.
+            current.set(None)
         await app(scope, receive, send)
         return
     span = tracer.begin(parent, time.monotonic())
@@ -92,31 +89,31 @@ async def traced(
         scope.get("client"),
         scope["headers"],
     )
-    status, error, left = 0, LEFT, False
+    status, error, has_left = 0, LEFT, False
 
-    async def heard() -> Message:
-        nonlocal left
+    async def traced_receive() -> Message:
+        nonlocal has_left
         message = await receive()
-        left = left or message["type"] == "http.disconnect"
+        has_left = has_left or message["type"] == "http.disconnect"
         return message
 
-    async def watched(message: Message) -> None:
+    async def traced_send(message: Message) -> None:
         nonlocal status, error
-        if left:  # the client does not get this
+        if has_left:  # The client does not receive this message.
             pass
         elif message["type"] == "http.response.start":
             status, error = message["status"], BROKEN
             span.attributes["http.response.status_code"] = status
-            named = next(
+            request_id = next(
                 (value for name, value in message["headers"] if name == b"x-request-id"), b""
             )
-            span.attributes["tsx.request.id"] = named.decode("latin-1")
+            span.attributes["tsx.request.id"] = request_id.decode("latin-1")
         elif not message.get("more_body", False):
             error = f"status {status}" if is_failure(status) else ""
         await send(message)
 
-    current.set(span)  # of the request's own task
+    current.set(span)  # valid in the request's own task
     try:
-        await app(scope, heard, watched)
+        await app(scope, traced_receive, traced_send)
     finally:
         span.finish(time.monotonic(), error)

@@ -1,4 +1,4 @@
-"""Maps URLs to models: one parser for both lanes (contract section 1.2)."""
+"""The mapping of URLs to models, with one parser for both lanes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ _PREDICT: Pair = (b"explain", b"False")
 _MULTIPART = b"multipart/form-data"
 _FORMS = (_MULTIPART, b"application/x-www-form-urlencoded")
 _FIELD = b"model_name"
-MOST_FIELDS = (
-    1000  # of a query string, or of a form that is to name its model: what has more is not read
-)
-# bytes of the headers of one part of a form, or of the content type; of a longer one nothing is
-# read
-LONGEST_HEAD = 4096
+# A query string or form with more fields is not searched for the model's name.
+MAX_FIELDS = 1000
+# Longer headers of a part of a form, or a longer content type, are not read.
+MAX_HEAD_BYTES = 4096
 # First segments of the server's own paths.
 RESERVED_PATHS = {
     "predictions",
@@ -46,37 +44,39 @@ RESERVED_PATHS = {
     "jobs",
 }
 RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json", "docs"}
-PRECOMPUTED = (  # in place of a version, before a key: a stored answer, for which no model runs
-    "precomputed"
-)
+# Takes the place of a version before a key: a stored response, without a model.
+PRECOMPUTED = "precomputed"
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
 class Target(NamedTuple):
-    """What a URL asks for. Without a name it is for the only model there is (`/invocations`)."""
+    """The meaning of a URL; without a name, it is for the only model (`/invocations`)."""
 
     name: str | None
     version: str | None = None
-    headers: tuple[Pair, ...] = ()  # what the route itself tells the handler
-    json: bool = False  # where a body names no type, it is JSON
-    query: bool = False  # the pairs of the query string are inputs
-    # a version that does not exist is an error; else the default answers, as KServe's routes do in
-    # TorchServe
+    headers: tuple[Pair, ...] = ()  # headers of the route for the handler
+    json: bool = False  # whether a body without a type is JSON
+    query: bool = False  # whether the parameters of the query string are inputs
+    # Whether an unknown version is an error. Like TorchServe, KServe's routes use the default one.
     strict: bool = True
-    in_body: bool = False  # the body names the model, as in OpenAI's API: see `with_model`
+    in_body: bool = False  # whether the body names the model, as in OpenAI's API (`with_model`)
 
 
 def check_query(query: bytes) -> None:
-    """Before it is parsed. Raises BadRequest."""
-    if query.count(b"&") >= MOST_FIELDS:
+    """Check a query string before it is parsed.
+
+    Raises:
+        BadRequest: It has too many parameters.
+    """
+    if query.count(b"&") >= MAX_FIELDS:
         raise BadRequest(
-            f"The query string has {query.count(b'&') + 1} parameters; at most {MOST_FIELDS} are"
+            f"The query string has {query.count(b'&') + 1} parameters; at most {MAX_FIELDS} are"
             " read."
         )
 
 
 def without_empty(query: bytes) -> bytes:
-    """Without the parameters that have no value, which count as not given, as in TorchServe."""
+    """Return a query string without empty parameters, which TorchServe ignores."""
     return b"&".join(pair for pair in query.split(b"&") if pair.partition(b"=")[2])
 
 
@@ -84,20 +84,21 @@ def runs_model(path: str) -> bool:
     try:
         return find_target(path) is not None
     except ResourceNotFound:
-        return True  # the route answers with what is missing
+        return True  # The route answers what is missing.
 
 
 def find_target(path: str, query: bytes = b"") -> Target | None:
-    """`path` is percent-decoded. None: the path runs no model.
+    """Return the target of a percent-decoded path, or None if it runs no model.
 
-    Raises `ResourceNotFound` where a model's name is missing, `BadRequest` for a query string of
-    too many parameters.
+    Raises:
+        ResourceNotFound: The name of the model is missing.
+        BadRequest: The query string has too many parameters.
     """
     if path.startswith(("/predictions/", "/explanations/")):
         return _from_predictions(path)
     if path in openai.PATHS:
-        own = ((b"url_path", openai.PATHS[path]), OPENAI_HEADER, _PREDICT)
-        return Target(None, headers=own, json=path[1:] != openai.TRANSCRIPTIONS, in_body=True)
+        headers = ((b"url_path", openai.PATHS[path]), OPENAI_HEADER, _PREDICT)
+        return Target(None, headers=headers, json=path[1:] != openai.TRANSCRIPTIONS, in_body=True)
     if path.startswith("/v1/models/"):
         return _from_kserve_v1(path)
     if path.startswith("/v2/models/"):
@@ -112,8 +113,12 @@ def find_target(path: str, query: bytes = b"") -> Target | None:
 
 
 def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
-    """Raises ModelNotFound, ModelVersionNotFound, and BadRequest where there is no one model to
-    mean.
+    """Return the route of a target.
+
+    Raises:
+        ModelNotFound: No model has this name.
+        ModelVersionNotFound: The model has no such version.
+        BadRequest: The target has no name, and there are several models or none.
     """
     if target.name is None:
         return registry.route(_only_model(registry), None, headers)
@@ -128,9 +133,11 @@ def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
 
 
 def model_in_body(target: Target, headers: Headers, body: Body) -> openai.ModelName:
-    """The model that the body names; its name is empty where there is none.
+    """Return the model that the body names; its name may be empty.
 
-    Raises BadRequest and PayloadTooLarge.
+    Raises:
+        BadRequest: The body has another form.
+        PayloadTooLarge: The form has too many fields.
     """
     if target.json and not is_form(headers):
         text = openai.model_in_json(body)
@@ -148,37 +155,47 @@ def model_in_body(target: Target, headers: Headers, body: Body) -> openai.ModelN
 
 
 def with_model(registry: Registry, target: Target, headers: Headers, body: Body) -> Target:
-    """A target with the name and the version that the body names.
+    """Return a target with the name and the version that the body names.
 
-    Raises BadRequest, PayloadTooLarge and ModelNotFound.
+    Raises:
+        BadRequest: The body has another form or no name.
+        ModelNotFound: No model has this name.
+        PayloadTooLarge: The form has too many fields.
     """
-    found = model_in_body(target, headers, body)
+    named_model = model_in_body(target, headers, body)
     try:
-        if found.name:
-            registry.find(found.name)
-        return target._replace(name=found.name or _only_model(registry), version=found.version)
-    except (ModelNotFound, BadRequest) as error:
-        about = (
-            error.message.removesuffix(".") if found.name else "Name the model in the field 'model'"
+        if named_model.name:
+            registry.find(named_model.name)
+        return target._replace(
+            name=named_model.name or _only_model(registry), version=named_model.version
         )
-        stop = "" if about.endswith("?") else "."
+    except (ModelNotFound, BadRequest) as error:
+        problem = (
+            error.message.removesuffix(".")
+            if named_model.name
+            else "Name the model in the field 'model'"
+        )
+        stop = "" if problem.endswith("?") else "."
         raise type(error)(
-            f"{about}{stop} Models here: {openai.listed(registry.names) or 'none'}."
+            f"{problem}{stop} Models here: {openai.listed(registry.names) or 'none'}."
         ) from None
 
 
 def _from_predictions(path: str) -> Target | None:
-    segments = path.split("/", 4)  # "", predictions, model, version, rest
+    segments = path.split("/", 4)  # "", predictions, model, version, remaining path
     if segments[3:4] == [PRECOMPUTED] and segments[1] == "predictions" and len(segments) == 5:
         return None
     if not segments[2]:
         raise ResourceNotFound(f"{NOT_FOUND} The path names no model: /{segments[1]}/MODEL.")
     version = (segments[3] or None) if len(segments) > 3 else None
-    rest = segments[4] if len(segments) > 4 else ""
+    remaining = segments[4] if len(segments) > 4 else ""
     return Target(
         segments[2],
         version,
-        ((b"url_path", url_path(rest)), _EXPLAIN if segments[1] == "explanations" else _PREDICT),
+        (
+            (b"url_path", url_path(remaining)),
+            _EXPLAIN if segments[1] == "explanations" else _PREDICT,
+        ),
     )
 
 
@@ -194,7 +211,7 @@ def _from_kserve_v2(path: str) -> Target | None:
 
 
 def _from_sagemaker(path: str) -> Target | None:
-    """`/models/MODEL/invoke`, as SageMaker calls an endpoint of several models."""
+    """Return the target of `/models/MODEL/invoke`, SageMaker's path for several models."""
     segments = path.split("/")
     return (
         Target(segments[2], query=True)
@@ -204,11 +221,11 @@ def _from_sagemaker(path: str) -> Target | None:
 
 
 def _from_legacy(path: str) -> Target | None:
-    """`/MODEL/predict` and `/MODEL/VERSION/predict`, from before there was `/predictions`."""
-    _, model, *rest = path.split("/")
-    if not model or model in RESERVED_PATHS or len(rest) not in (1, 2) or not rest[0]:
+    """Return the target of `/MODEL/predict` or `/MODEL/VERSION/predict`, TorchServe's old paths."""
+    _, model, *remaining = path.split("/")
+    if not model or model in RESERVED_PATHS or len(remaining) not in (1, 2) or not remaining[0]:
         return None
-    return Target(model, rest[0] if len(rest) == 2 else None, query=True)
+    return Target(model, remaining[0] if len(remaining) == 2 else None, query=True)
 
 
 def _kserve(model: str, verb: str) -> Target | None:
@@ -221,7 +238,7 @@ def _kserve(model: str, verb: str) -> Target | None:
 
 
 def _only_model(registry: Registry) -> str:
-    """The only model, or of several the only one that was loaded at the start."""
+    """Return the only model, or the only one that was loaded at the start."""
     models = registry.models
     names = list(models)
     if len(names) > 1:
@@ -235,28 +252,24 @@ def _only_model(registry: Registry) -> str:
     return names[0]
 
 
-def url_path(rest: str) -> bytes:
-    """What follows the version in the path, as a header's value: what a header cannot carry is
-    percent-encoded.
-    """
+def url_path(remaining: str) -> bytes:
+    """Return the path after the version as a header's value, percent-encoded if necessary."""
     return (
-        rest.encode()
-        if rest.isascii() and rest.isprintable()
-        else quote(rest, safe=_PRINTABLE).encode()
+        remaining.encode()
+        if remaining.isascii() and remaining.isprintable()
+        else quote(remaining, safe=_PRINTABLE).encode()
     )
 
 
 def with_headers(headers: list[Pair], target: Target, hidden: Collection[bytes] = ()) -> list[Pair]:
-    """The target's headers in place of whatever the client sent under those names; without those
-    that are hidden from handlers.
-    """
-    own = target.headers
+    """Return headers with those of the target in place of the client's, and without hidden ones."""
+    target_headers = target.headers
     if target.json and not any(
         name.lower() in (b"content-type", TENSORS_HEAD) for name, _ in headers
     ):
-        own = (*own, JSON)
-    names = {*hidden, *(name for name, _ in own)}
-    return [*shown_headers(headers, names), *own]
+        target_headers = (*target_headers, JSON)
+    names = {*hidden, *(name for name, _ in target_headers)}
+    return [*shown_headers(headers, names), *target_headers]
 
 
 def is_form(headers: Headers) -> bool:
@@ -266,30 +279,29 @@ def is_form(headers: Headers) -> bool:
 
 
 def model_in_form(headers: Headers, body: bytes, field: bytes = _FIELD) -> str | None:
-    """The form's field `model_name`, or another; the last of several.
+    """Return the last value of a form's field that names the model, or None.
 
-    Any other fault of the form is reported by the worker.
+    Only that field is parsed, after the fields were counted. The worker reports other errors.
 
-    Nothing but that field is parsed, and only after the fields were counted. Raises
-    PayloadTooLarge.
+    Raises:
+        PayloadTooLarge: The form has too many fields.
     """
     content_type = _content_type(headers)
-    found = None
+    model = None
     for value in (
         _values_in_parts(content_type, body, field)
         if _is_multipart(content_type)
         else _values_in_pairs(body)
     ):
-        found = value
-    return None if found is None else found.decode("utf-8", "replace")
+        model = value
+    return None if model is None else model.decode("utf-8", "replace")
 
 
 def field_counter(headers: list[Pair]) -> Callable[[bytes], None]:
-    """Called with each part of a form as it comes, it raises PayloadTooLarge where there are too
-    many fields already.
+    """Return a function for the parts of a form that raises PayloadTooLarge for too many fields.
 
-    So a form that would not be read is not held either. A separator that two parts share is not
-    counted.
+    A form that would not be searched is thus not stored either. A separator that spans two parts
+    is not counted.
     """
     content_type = _content_type(headers)
     boundary = _option(content_type, b"boundary")
@@ -324,10 +336,10 @@ def _values_in_parts(content_type: bytes, body: bytes, field: bytes) -> Iterator
         return
     separator = b"--" + boundary
     starts = [0] if body.startswith(separator) else []
-    starts += [at + 2 for at in _places(body, b"\r\n" + separator, MOST_FIELDS)]
+    starts += [position + 2 for position in _positions(body, b"\r\n" + separator, MAX_FIELDS)]
     _check_fields(len(starts))
     for start, end in pairwise([*starts, len(body) + 2]):
-        part = body[start + len(separator) : min(end - 2, start + len(separator) + LONGEST_HEAD)]
+        part = body[start + len(separator) : min(end - 2, start + len(separator) + MAX_HEAD_BYTES)]
         head, _, value = part.partition(b"\r\n\r\n")
         for line in head.split(b"\r\n"):
             name, _, disposition = line.partition(b":")
@@ -338,22 +350,20 @@ def _values_in_parts(content_type: bytes, body: bytes, field: bytes) -> Iterator
 
 
 def _values_in_pairs(body: bytes) -> Iterator[bytes]:
-    ends = sorted([*_places(body, b"&", MOST_FIELDS), *_places(body, b";", MOST_FIELDS)])
+    ends = sorted([*_positions(body, b"&", MAX_FIELDS), *_positions(body, b";", MAX_FIELDS)])
     _check_fields(len(ends) + 1)
     start = 0
     for end in [*ends, len(body)]:
-        name, _, value = body[start : min(end, start + LONGEST_HEAD)].partition(b"=")
+        name, _, value = body[start : min(end, start + MAX_HEAD_BYTES)].partition(b"=")
         if name == _FIELD:
             yield value
         start = end + 1
 
 
-def _places(body: bytes, separator: bytes, most: int) -> Iterator[int]:
-    """Where it stands, up to one more than so many times: how long that takes does not grow with
-    what stands behind.
-    """
+def _positions(body: bytes, separator: bytes, limit: int) -> Iterator[int]:
+    """Yield the positions of a separator, up to `limit + 1`, so that the time is bounded."""
     at = body.find(separator)
-    for _ in range(most + 1):
+    for _ in range(limit + 1):
         if at < 0:
             return
         yield at
@@ -361,13 +371,13 @@ def _places(body: bytes, separator: bytes, most: int) -> Iterator[int]:
 
 
 def _check_fields(count: int) -> None:
-    if count > MOST_FIELDS:
+    if count > MAX_FIELDS:
         text = (
-            f"The form has more than {MOST_FIELDS} fields, which are not searched for the model's"
+            f"The form has more than {MAX_FIELDS} fields, which are not searched for the model's"
             " name. Name it as ?model_name=NAME."
         )
         raise PayloadTooLarge(text)
 
 
 def _option(header: bytes, name: bytes) -> bytes | None:
-    return parse_options_header(header)[1].get(name) if len(header) <= LONGEST_HEAD else None
+    return parse_options_header(header)[1].get(name) if len(header) <= MAX_HEAD_BYTES else None

@@ -1,4 +1,4 @@
-"""Persists changes to a running server: one JSON file per model, written outside the event loop."""
+"""The saved state of models: one JSON file per model, written outside the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsx_archiver.storage.private_directory import check_directory, private_dire
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 
-LOCK = "lock"  # the file that the server which writes there has locked
+LOCK = "lock"  # name of the file that the writing server locks
 
 logger = logging.getLogger("tsx.state")
 
@@ -27,65 +27,67 @@ logger = logging.getLogger("tsx.state")
 class StateStore:
     """The saved state of each model, by part.
 
-    Not thread safe: for the event loop; a separate thread writes.
+    It belongs to the event loop; a thread of its own writes.
     """
 
     def __init__(self, directory: Path | None, *, replaces: bool = False) -> None:
-        """Without a directory, or where it cannot be written, it is kept as long as the server
-        runs.
+        """Read the saved state; without a writable directory, state lasts as long as the server.
 
-        Of several servers with one directory the first one writes there. Another one starts with
-        what it finds, and writes what it has to once the first one has ended: in a rolling update
-        it is started before that. `replaces`: the first one ends soon.
+        If several servers share a directory, the first one writes. Another one reads the state at
+        its start, and writes its changes after the first one has ended.
+
+        Args:
+            directory: The directory of the state.
+            replaces: Whether the first server ends soon, as in a rolling update.
         """
         self.directory = directory
-        self._lock: FileLock | None = None  # held by the server that writes there
-        self._waiting: dict[Path, str | None] = {}  # what is to be written once it is
+        self._lock: FileLock | None = None  # held by the writing server
+        self._unwritten: dict[Path, str | None] = {}  # texts that wait for the lock
         self._models: dict[str, dict[str, Any]] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
         self._warned = False
         if directory is not None:
             try:
-                for each in (directory, directory / "models", directory / "rollouts"):
-                    check_directory(each)
+                for part in (directory, directory / "models", directory / "rollouts"):
+                    check_directory(part)
             except PermissionError as error:
                 self._warn_once(str(error.strerror))
                 self.directory = directory = None
-            except OSError:  # nothing can be read there; a write that fails is logged
+            except OSError:  # Nothing can be read; a write that fails is logged.
                 pass
         if directory is not None:
             self._models = _read_all(directory / "models")
             if (directory / LOCK).exists() and not replaces:
-                self._own(directory)
+                self._lock_directory(directory)
 
     def load(self, name: str) -> dict[str, Any]:
         return dict(self._models.get(name, {}))
 
     def save(self, name: str, **parts: Any) -> None:
-        """Keep these parts, which JSON can carry, beside the others; None forgets one."""
-        kept = {
+        """Save parts of a model as JSON beside the others; None removes a part."""
+        saved = {
             part: value for part, value in (self.load(name) | parts).items() if value is not None
         }
-        if kept == self.load(name):
+        if saved == self.load(name):
             return
-        if kept:
-            self._models[name] = kept
+        if saved:
+            self._models[name] = saved
         else:
             self._models.pop(name, None)
-        self._write_soon(name, json.dumps(kept, indent=2) + "\n" if kept else None)
+        self._write_soon(name, json.dumps(saved, indent=2) + "\n" if saved else None)
 
     def forget(self, name: str) -> None:
         if self._models.pop(name, None) is not None:
             self._write_soon(name, None)
 
     async def written(self) -> None:
-        """Wait until what was saved is on the disk."""
+        """Wait until all saved state is on the disk."""
         if self._last is not None:
             await asyncio.shield(asyncio.wrap_future(self._last))
 
     def close(self) -> None:
-        """Returns when everything is written."""
+        """Write all saved state, and release the directory."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown()
@@ -98,38 +100,37 @@ class StateStore:
             self._warn_once("no usable directory was found")
             return
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(
-                1, "tsx-state"
-            )  # one, so that what came later is written later
+            # A single thread keeps the order of the writes.
+            self._thread = ThreadPoolExecutor(1, "tsx-state")
         self._last = self._thread.submit(
             self._write, self.directory, self.directory / "models" / f"{name}.json", text
         )
 
     def _write(self, directory: Path, file: Path, text: str | None) -> None:
-        """In the thread."""
-        self._waiting[file] = text
+        """Write a file, or remove it without `text`; this runs in the thread."""
+        self._unwritten[file] = text
         try:
             private_directory(directory)
-            if not self._own(directory):
+            if not self._lock_directory(directory):
                 return
-            for file, text in self._waiting.items():
+            for file, text in self._unwritten.items():
                 if text is None:
                     file.unlink(missing_ok=True)
                 else:
                     private_directory(file.parent)
                     with write_atomically(file, mode=0o600) as out:
                         out.write(text.encode())
-            self._waiting.clear()
+            self._unwritten.clear()
         except OSError as error:
             self._warn_once(f"{file} cannot be written: {error.strerror or error}")
 
-    def _own(self, directory: Path) -> bool:
-        """Whether this server, and no other one, writes there."""
+    def _lock_directory(self, directory: Path) -> bool:
+        """Lock the directory, and tell whether this server may write there."""
         if self._lock is not None:
             return True
         try:
             lock = FileLock(directory / LOCK)
-        except OSError:  # what is to be written there fails as well, and is logged then
+        except OSError:  # A write there fails as well, and is logged then.
             return True
         try:
             if not lock.lock_exclusive(wait=False):
@@ -141,17 +142,19 @@ class StateStore:
         self._lock = lock
         return True
 
-    def _warn_once(self, why: str) -> None:
-        """Once: each further change would say the same."""
+    def _warn_once(self, problem: str) -> None:
+        """Log the first problem; each later change would repeat it."""
         if not self._warned:
             self._warned = True
-            lost = "changes made while this server runs, such as traffic, are lost when it stops"
-            logger.warning("%s: %s. Set state_dir to a directory of its own", lost, why)
+            loss = "changes made while this server runs, such as traffic, are lost when it stops"
+            logger.warning("%s: %s. Set state_dir to a directory of its own", loss, problem)
 
 
 def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> Path | None:
-    """`state_dir`, else one in the model store, else one of the user's that is known by the
-    server's address. None where neither can be.
+    """Return the directory for saved state, or None if there is none.
+
+    It is `state_dir`, else a directory in the model store, else one of the user's that is named
+    by the server's address.
     """
     if settings.state_dir is not None:
         return settings.state_dir
@@ -167,9 +170,10 @@ def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> 
         else:
             return store / ".tsx"
     address = parse_address(settings.inference_address)
-    if address.scheme != "unix" and not address.port:  # another one at each start
+    if address.scheme != "unix" and not address.port:  # The port differs at each start.
         return None
-    home = env.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111  # where there is no home, Path raises
+    # Path would raise where no home is known.
+    home = env.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     directory = (
         Path(home)
         / "tsx"
@@ -179,11 +183,11 @@ def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> 
 
 
 def _can_be_written(directory: Path) -> bool:
-    """Whether it, or what it would be made in, can."""
-    there = next(
+    """Tell whether the directory, or its nearest existing parent, can be written."""
+    existing = next(
         (path for path in (directory, *directory.parents) if os.access(path, os.F_OK)), None
     )
-    return there is not None and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    return existing is not None and existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def _read_all(directory: Path) -> dict[str, dict[str, Any]]:
@@ -191,16 +195,16 @@ def _read_all(directory: Path) -> dict[str, dict[str, Any]]:
         files = sorted(directory.glob("*.json"))
     except OSError:
         return {}
-    return {file.stem: kept for file in files if (kept := _read(file))}
+    return {file.stem: parts for file in files if (parts := _read(file))}
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Empty, and logged, where it is not what was written."""
+    """Read a file; an invalid one is logged, and yields no parts."""
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(kept, dict):
+        parts = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(parts, dict):
             raise TypeError("it holds no object")
     except (OSError, ValueError, TypeError) as error:
         logger.warning("%s is ignored, and the model's traffic in it: %s", file, error)
         return {}
-    return kept
+    return parts

@@ -1,4 +1,4 @@
 """gRPC, the extra `grpc`: the services of TorchServe and of the Open Inference Protocol.
 
-They share the queues with HTTP.
+They share the queues of models with HTTP.
 """

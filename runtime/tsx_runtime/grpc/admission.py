@@ -1,4 +1,4 @@
-"""Admission of calls and their timeouts: the limits that gRPC's core lacks."""
+"""The admission of calls, and their timeouts: limits that gRPC's core lacks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.grpc.statuses import CallRefused, Refusal
 from tsx_runtime.settings.schema import Settings
 
-WATCHER = "_schedule_rpc_coro"  # of grpc._cython.cygrpc: waits until the client closes the call
-RETRY = (("grpc-retry-pushback-ms", "1000"), ("retry-after", "1"))
+WATCHER_NAME = "_schedule_rpc_coro"  # coroutine of grpc._cython.cygrpc: waits for a call's end
+RETRY_METADATA = (("grpc-retry-pushback-ms", "1000"), ("retry-after", "1"))
 
 
 class Admission:
@@ -26,23 +26,27 @@ class Admission:
         self.limit = settings.grpc_max_concurrent_calls
         self.message_timeout = settings.grpc_message_timeout
         self.write_timeout = settings.write_timeout
-        self.largest = settings.max_request_size
+        self.max_message_size = settings.max_request_size
         self.calls: set[Call] = set()
         self._expired: set[asyncio.Task[Any]] = set()
 
     def check(self) -> None:
-        """Raises `CallRefused` where there are as many calls as there may be."""
+        """Check that another call may begin.
+
+        Raises:
+            CallRefused: The largest number of calls is in progress.
+        """
         if len(self.calls) >= self.limit:
             text = (
                 f"{len(self.calls)} calls are in progress, as many as grpc_max_concurrent_calls"
                 " allows. Try again later."
             )
-            raise CallRefused(Refusal(StatusCode.RESOURCE_EXHAUSTED, text, RETRY, status=429))
+            raise CallRefused(
+                Refusal(StatusCode.RESOURCE_EXHAUSTED, text, RETRY_METADATA, status=429)
+            )
 
     def expire(self, task: asyncio.Task[Any]) -> None:
-        """End the call that runs in this task: its stream is reset, and all that gRPC holds of it
-        is freed.
-        """
+        """End the call of a task: its stream is reset, and gRPC frees its memory."""
         if not self._expired:
             asyncio.get_running_loop().call_soon(self._end_expired)
         self._expired.add(task)
@@ -50,35 +54,36 @@ class Admission:
     def _end_expired(self) -> None:
         expired, self._expired = self._expired, set()
         for task in asyncio.all_tasks():
-            if not expired.isdisjoint(_watched(task)):
+            if not expired.isdisjoint(_watched_tasks(task)):
                 task.cancel()
         for task in expired:
             task.cancel()
 
 
-def _watched(task: asyncio.Task[Any]) -> list[Any]:
-    """What a task of gRPC that waits for the end of a call refers to: among it, the task that runs
-    the call.
+def _watched_tasks(task: asyncio.Task[Any]) -> list[Any]:
+    """Return the tasks to which a gRPC task refers if it waits for a call's end.
 
-    Python has no way to reset a stream whose client takes nothing: a status would wait behind the
-    answer. gRPC's core resets it once nothing refers to the call. Both tasks refer to it, and gRPC
-    has no interface to the first.
+    The task that runs the call is among them. Python cannot reset a stream whose client reads
+    nothing, because a status would wait behind the response. gRPC's core resets it once nothing
+    refers to the call. Both tasks refer to it, and gRPC has no interface to the first.
     """
     coroutine = task.get_coro()
-    if getattr(coroutine, "__qualname__", "") != WATCHER:
+    if getattr(coroutine, "__qualname__", "") != WATCHER_NAME:
         return []
     scopes = [
         scope for scope in gc.get_referents(coroutine) if "scope_struct" in type(scope).__name__
     ]
-    return [each for each in gc.get_referents(*scopes) if isinstance(each, asyncio.Task)]
+    return [
+        referent for referent in gc.get_referents(*scopes) if isinstance(referent, asyncio.Task)
+    ]
 
 
 class Call:
     """The share of one call in its port's limits, from its metadata until gRPC releases it.
 
-    The end of the task that it is made in is not the call's: an answer that is not taken is still
-    in gRPC's core then. Another task of gRPC refers to the first one until the core is done as
-    well, so the call ends when the first one is freed.
+    The call may outlive the task in which it begins, because gRPC's core still holds a response
+    that the client has not read. Another gRPC task refers to the first one until the core is done,
+    so the call ends when the first task is freed.
     """
 
     __slots__ = ("_admission", "_loop", "_size", "_task", "_timer")
@@ -96,27 +101,28 @@ class Call:
     def budget(self) -> ByteBudget:
         return self._admission.budget
 
-    def arrived(self) -> None:
-        """Its message is there, or its messages have a time of their own."""
+    def on_message(self) -> None:
+        """Stop the timeout for the message; messages of a stream have a timeout of their own."""
         self._timer.cancel()
 
     def take(self, size: int) -> None:
-        """Of an answer, so many bytes are to be sent.
+        """Count bytes of a response as sent but not read.
 
-        Raises Unavailable where there is no room for them.
+        Raises:
+            Unavailable: The budget has no room for them.
         """
         self.budget.take(size)
         self._size += size
 
     def give(self, size: int) -> None:
-        """The client has taken so many."""
+        """Count bytes of a response as read by the client."""
         self.budget.give(size)
         self._size -= size
 
     def finish(self) -> None:
-        """The client must take the rest now.
+        """Start the timeout for reading the response.
 
-        Its status would wait forever behind parts of an answer that are not taken.
+        The status would wait forever behind a response that the client does not read.
         """
         self._timer.cancel()
         self._timer = self._loop.call_later(self._admission.write_timeout, self._expire)
@@ -132,9 +138,7 @@ class Call:
 
 
 class Admissions(NamedTuple):
-    """Health probes and the other calls are counted separately, so that neither takes places from
-    the other.
-    """
+    """Separate limits for health probes and other calls, so that neither displaces the other."""
 
     calls: Admission
     probes: Admission

@@ -1,4 +1,4 @@
-"""A call to a model, from the queue to the answer: code that the inference services share."""
+"""A call to a model from the queue to the response: code that the inference services share."""
 
 from __future__ import annotations
 
@@ -15,32 +15,39 @@ from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
-from tsx_runtime.core.traffic.splitter import HEADER
+from tsx_runtime.core.traffic.splitter import VERSION_HEADER
 from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.messages import as_headers, from_block
-from tsx_runtime.grpc.statuses import STATUS, CallRefused, worker_refusal
+from tsx_runtime.grpc.statuses import STATUS_KEY, CallRefused, worker_refusal
 from tsx_runtime.wire import Body
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PendingRequest:
-    """One request of a call.
-
-    Leaving the `with` early gives up its place in the queue, or its stream.
-    """
+    """One request of a call; leaving the `with` early withdraws it."""
 
     def __init__(
-        self, context: Context, route: Route, own: Iterable[Pair], body: Body, hidden: HiddenHeaders
+        self,
+        context: Context,
+        route: Route,
+        route_headers: Iterable[Pair],
+        body: Body,
+        hidden: HiddenHeaders,
     ) -> None:
-        """`own`: headers beside those of the call's metadata; the handler sees none that are
-        `hidden`.
+        """Submit a request; its body counts against `max_inflight_bytes` until `leave`.
 
-        Raises BadRequest for a priority in the metadata that is none.
+        Args:
+            context: The context of the call.
+            route: The route of the model.
+            route_headers: Headers beside those of the call's metadata.
+            body: The body of the request.
+            hidden: The headers that handlers do not see.
 
-        The body counts against `max_inflight_bytes` until `leave`; Unavailable where it does not
-        fit.
+        Raises:
+            BadRequest: The metadata has an invalid priority or timeout.
+            Unavailable: `max_inflight_bytes` has no room for the body.
         """
         request_id = new_request_id()
         headers = as_headers(context.invocation_metadata() or ())
@@ -52,20 +59,24 @@ class PendingRequest:
         if remaining is not None:
             due = now + remaining if due is None else min(due, now + remaining)
         self.id = request_id.decode()
-        shown = shown_headers(headers, hidden.of(route.name))
+        visible_headers = shown_headers(headers, hidden.of(route.name))
         self.route = route
         self.job = WaitingJob(
-            wire.request_meta(self.id, b"", [*shown, *own]), body, now, due, priority
+            wire.request_meta(self.id, b"", [*visible_headers, *route_headers]),
+            body,
+            now,
+            due,
+            priority,
         )
         self._answer: Answer | None = None
         if (span := current.get()) is not None:
             self.job.trace(span, route)
-        self._budget, self._held = current_call.get().budget, len(body)
-        self._budget.take(self._held)
+        self._budget, self._counted_bytes = current_call.get().budget, len(body)
+        self._budget.take(self._counted_bytes)
         try:
             route.submit(self.job)
         except BaseException:
-            self._give()
+            self._release_bytes()
             raise
 
     @property
@@ -75,9 +86,11 @@ class PendingRequest:
         return cast("ModelVersion", self.route if routed is None else routed)
 
     async def answer(self) -> Answer:
-        """The answer, or the first part of one that streams.
+        """Return the response, or the first part of a streamed one.
 
-        Raises TsxError, and `CallRefused` with the worker's reason.
+        Raises:
+            CallRefused: The worker reports an error.
+            TsxError: The request failed in another way.
         """
         self._answer = answer = await self.job.done
         check_status(answer.status)
@@ -90,20 +103,20 @@ class PendingRequest:
         return answer
 
     def leave(self) -> None:
-        """The client no longer waits. Has no effect on a request that is answered."""
-        self._give()
+        """Withdraw a request whose client no longer waits, unless it is answered."""
+        self._release_bytes()
         done = self.job.done
         if not done.done() or done.cancelled():
             done.cancel()
             self.route.leave(self.job)
         else:
-            done.exception()  # asyncio logs errors that were never retrieved
+            done.exception()  # asyncio logs errors that nobody retrieves.
         if self._answer is not None and self._answer.streamed:
             self.route.leave(self.job)
             self._answer.leave()
 
-    def _give(self) -> None:
-        size, self._held = self._held, 0
+    def _release_bytes(self) -> None:
+        size, self._counted_bytes = self._counted_bytes, 0
         self._budget.give(size)
 
     def __enter__(self) -> PendingRequest:
@@ -113,9 +126,9 @@ class PendingRequest:
         self.leave()
 
 
-async def whole_answer(context: Context, pending: PendingRequest) -> tuple[Answer, bytes]:
-    """The answer and its body, its headers sent to the client as metadata."""
-    answer = await _first(context, pending)
+async def complete_answer(context: Context, pending: PendingRequest) -> tuple[Answer, bytes]:
+    """Return the response and its body, after its headers were sent as metadata."""
+    answer = await _first_answer(context, pending)
     await send_headers(context, pending, answer)
     return answer, await answer.read_all(pending.version.max_response_size)
 
@@ -123,35 +136,33 @@ async def whole_answer(context: Context, pending: PendingRequest) -> tuple[Answe
 async def answer_parts(
     context: Context, pending: PendingRequest
 ) -> AsyncGenerator[tuple[Answer, bytes], None]:
-    """The answer, and each part of it as it comes. The worker is held while its client is
-    slower.
-    """
-    answer = await _first(context, pending)
+    """Yield the response with each of its parts; a slow client delays the worker."""
+    answer = await _first_answer(context, pending)
     await send_headers(context, pending, answer)
     async for part in answer.parts():
         yield answer, part
 
 
-async def _first(context: Context, pending: PendingRequest) -> Answer:
-    """As `PendingRequest.answer`. A refusal carries the version, where a split had picked one."""
+async def _first_answer(context: Context, pending: PendingRequest) -> Answer:
+    """Return the response; a refusal carries the version if a splitter chose one."""
     context.set_trailing_metadata((("x-request-id", pending.id),))
     try:
         return await pending.answer()
     except (TsxError, CallRefused):
         if pending.job.routed is not None:
             context.set_trailing_metadata(
-                (("x-request-id", pending.id), (HEADER.decode(), pending.version.version))
+                (("x-request-id", pending.id), (VERSION_HEADER.decode(), pending.version.version))
             )
         raise
 
 
 async def send_headers(context: Context, pending: PendingRequest, answer: Answer) -> None:
-    """The handler's headers and status, as metadata.
+    """Send the handler's headers and status as metadata.
 
-    Sent only where there are some: it costs a write of its own.
+    Without any, nothing is sent, because it costs a write of its own.
     """
     headers = from_block(answer.headers)
     if answer.status != 200:
-        headers = ((STATUS, str(answer.status)), *headers)
+        headers = ((STATUS_KEY, str(answer.status)), *headers)
     if headers:
         await context.send_initial_metadata((("x-request-id", pending.id), *headers))

@@ -1,4 +1,4 @@
-"""gRPC health checking: of the server (empty name), its services and its models."""
+"""gRPC health checking for the server (empty name), its services and its models."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ NAME = "grpc.health.v1.Health"
 
 
 class HealthService:
-    """Says of the server, and of each of its services, what `/readyz` says, and of `MODEL` or
-    `MODEL/VERSION` whether a worker is ready.
+    """The health service: `/readyz` for the server and its services, else the model's readiness.
+
+    Models are named `MODEL` or `MODEL/VERSION`.
     """
 
     def __init__(self, registry: Registry, services: Collection[str]) -> None:
@@ -39,7 +40,7 @@ class HealthService:
         return service
 
     def end(self) -> None:
-        """The server stops: watchers get the last status, and their calls end."""
+        """Send the last status to all watchers, and end their calls, because the server stops."""
         self._ended = True
         self._wake()
         self.registry.on_readiness.remove(self._wake)
@@ -63,7 +64,7 @@ class HealthService:
                 if status != sent:
                     sent = status
                     yield HealthCheckResponse(status=status)
-                elif self._ended:  # not before that was sent
+                elif self._ended:  # The last status was sent.
                     return
                 else:
                     await changed.wait()
@@ -72,16 +73,16 @@ class HealthService:
 
     def _status(self, service: str) -> HealthCheckResponse.ServingStatus:
         if service in self.services:
-            good = not not_ready(self.registry)
+            is_serving = not not_ready(self.registry)
         else:
             name, _, number = service.partition("/")
             try:
                 version = self.registry.find(name, number or None)
             except (ModelNotFound, ModelVersionNotFound):
                 return HealthCheckResponse.SERVICE_UNKNOWN
-            good = version.ready
-        good = good and not self._ended and not self.registry.stopping
-        return HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING
+            is_serving = version.ready
+        is_serving = is_serving and not self._ended and not self.registry.stopping
+        return HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
 
     def _wake(self) -> None:
         for changed in self._watchers:

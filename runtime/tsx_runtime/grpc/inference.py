@@ -1,6 +1,4 @@
-"""TorchServe's inference service: Ping, Predictions, and both kinds of streams (contract section
-2).
-"""
+"""TorchServe's inference service: Ping, Predictions, and both kinds of streams."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc.admission import Admissions
-from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
+from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, complete_answer
 from tsx_runtime.grpc.protos.inference_pb2 import (
     PredictionResponse,
     PredictionsRequest,
@@ -43,9 +41,9 @@ from tsx_runtime.wire import (
 )
 
 NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
-MOST_PIECES = 1024
-MOST_SEQUENCES = 10_000  # that one stream may have begun and not ended
-AHEAD = 64  # requests of one stream that may be with the model at a time
+MAX_PIECES = 1024  # more inputs are joined into one body
+MAX_SEQUENCES = 10_000  # open sequences of one stream
+MAX_REQUESTS_AHEAD = 64  # requests of one stream that the model may have at a time
 
 _LENGTHS = struct.Struct("<IQ")
 _BREAKS = re.compile(r"[\r\n\0]")
@@ -53,15 +51,15 @@ _CONTENT: Pair = (b"content-type", INPUTS)
 
 
 class _Turn(NamedTuple):
-    """One request of a stream."""
+    """One request of a stream, with its refusal if no queue took it."""
 
     sequence: str | None
     pending: PendingRequest | None
-    refusal: Refusal | None = None  # where it did not get into a queue
+    refusal: Refusal | None = None
 
 
 class _Turns(NamedTuple):
-    """The requests of a stream that are not answered yet, in their order; None after the last."""
+    """The unanswered requests of a stream in their order, and None after the last one."""
 
     queue: asyncio.Queue[_Turn | None]
     room: asyncio.Semaphore
@@ -70,7 +68,7 @@ class _Turns(NamedTuple):
 class Inference:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.longest = registry.settings.max_header_size
+        self.max_header_size = registry.settings.max_header_size
 
     def service(self, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
         service = Service(NAME, guard, ledger, admissions)
@@ -95,28 +93,29 @@ class Inference:
     async def predictions(
         self, request: PredictionsRequest, context: Context
     ) -> PredictionResponse:
-        with self._ask(request, context, _sequence_of(request)) as pending:
-            answer, body = await whole_answer(context, pending)
+        with self._submit(request, context, _sequence_of(request)) as pending:
+            answer, body = await complete_answer(context, pending)
         return PredictionResponse(
-            prediction=body, sequence_id=self._answered_sequence(_sequence_of(request), answer)
+            prediction=body, sequence_id=self._response_sequence(_sequence_of(request), answer)
         )
 
     async def stream(
         self, request: PredictionsRequest, context: Context
     ) -> AsyncGenerator[PredictionResponse, None]:
-        with self._ask(request, context, _sequence_of(request)) as pending:
+        with self._submit(request, context, _sequence_of(request)) as pending:
             async for answer, part in answer_parts(context, pending):
                 yield PredictionResponse(
                     prediction=part,
-                    sequence_id=self._answered_sequence(_sequence_of(request), answer),
+                    sequence_id=self._response_sequence(_sequence_of(request), answer),
                 )
 
     async def stream2(
         self, requests: AsyncIterator[PredictionsRequest], context: Context
     ) -> AsyncGenerator[PredictionResponse, None]:
-        turns = _Turns(asyncio.Queue(), asyncio.Semaphore(AHEAD))
+        """Yield the responses to a stream of requests, in the order of the requests."""
+        turns = _Turns(asyncio.Queue(), asyncio.Semaphore(MAX_REQUESTS_AHEAD))
         reader = asyncio.create_task(self._read(requests, context, turns))
-        reader.add_done_callback(_look_at)
+        reader.add_done_callback(_retrieve_error)
         try:
             while (turn := await turns.queue.get()) is not None:
                 async with aclosing(self._answers(turn)) as responses:
@@ -133,28 +132,30 @@ class Inference:
     async def _read(
         self, requests: AsyncIterator[PredictionsRequest], context: Context, turns: _Turns
     ) -> None:
-        """Put each request into its model's queue as it comes, so that those of one stream share
-        batches.
+        """Submit each request as it arrives, so that requests of one stream share batches.
 
-        What names no sequence belongs, where the model is stateful, to one that is the stream's
-        own.
+        Requests for a stateful model without a sequence form a sequence of the stream itself.
         """
-        seen: set[str] = set()
-        own = f"ts-seq-{uuid.uuid4()}"
+        open_sequences: set[str] = set()
+        stream_sequence = f"ts-seq-{uuid.uuid4()}"
         try:
             async for request in requests:
-                # no await between submitting it and queueing its turn: the end of the stream finds
-                # it
+                # Without an await between submit and queue, the end of the stream finds each turn.
                 await turns.room.acquire()
-                sequence = _sequence_of(request) or (own if self._is_stateful(request) else None)
+                sequence = _sequence_of(request) or (
+                    stream_sequence if self._is_stateful(request) else None
+                )
                 try:
-                    if sequence not in seen and len(seen) >= MOST_SEQUENCES:
+                    if sequence not in open_sequences and len(open_sequences) >= MAX_SEQUENCES:
                         raise BadRequest(
-                            f"The stream has {MOST_SEQUENCES} sequences that have not ended. End"
+                            f"The stream has {MAX_SEQUENCES} sequences that have not ended. End"
                             " some, or open another stream."
                         )
                     turn = _Turn(
-                        sequence, self._ask(request, context, sequence, starts=sequence not in seen)
+                        sequence,
+                        self._submit(
+                            request, context, sequence, starts=sequence not in open_sequences
+                        ),
                     )
                 except (TsxError, CallRefused) as error:
                     turn = _Turn(
@@ -163,16 +164,23 @@ class Inference:
                         refusal(error) if isinstance(error, TsxError) else error.refusal,
                     )
                 turns.queue.put_nowait(turn)
-                if sequence is not None and (sequence in seen or len(seen) < MOST_SEQUENCES):
-                    (seen.discard if SEQUENCE_END in request.input else seen.add)(sequence)
+                if sequence is not None and (
+                    sequence in open_sequences or len(open_sequences) < MAX_SEQUENCES
+                ):
+                    (
+                        open_sequences.discard
+                        if SEQUENCE_END in request.input
+                        else open_sequences.add
+                    )(sequence)
         finally:
             turns.queue.put_nowait(None)
 
     async def _answers(self, turn: _Turn) -> AsyncGenerator[PredictionResponse, None]:
-        """What one request of a stream yields; an error as a response of its own, since the others
-        go on.
+        """Yield the responses to one request of a stream.
+
+        An error is a response of its own, because the other requests continue.
         """
-        refused = turn.refusal
+        refusal_ = turn.refusal
         if turn.pending is not None:
             with turn.pending as pending:
                 try:
@@ -180,16 +188,16 @@ class Inference:
                     async for part in answer.parts():
                         yield PredictionResponse(
                             prediction=part,
-                            sequence_id=self._answered_sequence(turn.sequence, answer),
+                            sequence_id=self._response_sequence(turn.sequence, answer),
                         )
                     return
                 except (TsxError, CallRefused) as error:
-                    refused = refusal(error) if isinstance(error, TsxError) else error.refusal
-        assert refused is not None
-        status = {"code": refused.code.value[0], "message": refused.details}
+                    refusal_ = refusal(error) if isinstance(error, TsxError) else error.refusal
+        assert refusal_ is not None
+        status = {"code": refusal_.code.value[0], "message": refusal_.details}
         yield PredictionResponse(sequence_id=turn.sequence, status=status)
 
-    def _ask(
+    def _submit(
         self,
         request: PredictionsRequest,
         context: Context,
@@ -197,52 +205,51 @@ class Inference:
         *,
         starts: bool = False,
     ) -> PendingRequest:
-        """`starts`: the sequence begins with it.
+        """Submit a request; `starts` marks the first one of its sequence.
 
-        Inputs of the names that the marks of a sequence have are headers as well.
+        Inputs with the names of a sequence's marks are sent as headers as well.
         """
         route = self._find(request)
-        own: list[Pair] = [_CONTENT]
+        own_headers: list[Pair] = [_CONTENT]
         if sequence:
             if _BREAKS.search(sequence):
                 raise BadRequest(
                     f"The sequence_id {sequence[:100]!r} contains a line break or a NUL. Use"
                     " another id."
                 )
-            own.append(
-                (SEQUENCE_ID.encode("latin-1"), sequence.encode())
-            )  # UTF-8, in which ids that differ stay different
+            # UTF-8 keeps different ids different.
+            own_headers.append((SEQUENCE_ID.encode("latin-1"), sequence.encode()))
             if starts and SEQUENCE_START not in request.input:
-                own.append((SEQUENCE_START.encode("latin-1"), b"true"))
-        own += [
-            (name.encode("latin-1"), _line(request.input[name]))
+                own_headers.append((SEQUENCE_START.encode("latin-1"), b"true"))
+        own_headers += [
+            (name.encode("latin-1"), _first_line(request.input[name]))
             for name in (SEQUENCE_START, SEQUENCE_END)
             if name in request.input
         ]
-        size = sum(len(value) for _, value in own)
-        if size > self.longest:
+        size = sum(len(value) for _, value in own_headers)
+        if size > self.max_header_size:
             text = (
                 f"The sequence_id, {SEQUENCE_START} and {SEQUENCE_END} have {size} bytes together,"
-                f" and may have {self.longest}"
+                f" and may have {self.max_header_size}"
             )
             raise BadRequest(
                 f"{text} (max_header_size): they are headers. Use a shorter sequence_id."
             )
         return PendingRequest(
-            context, route, own, body_of(request.input), self.registry.hidden_headers
+            context, route, own_headers, body_of(request.input), self.registry.hidden_headers
         )
 
     def _is_stateful(self, request: PredictionsRequest) -> bool:
-        """Whether one of the versions that may get it is."""
-        found = self.registry.models.get(request.model_name)
-        versions = [*found.versions.values()] if found is not None else []
+        """Tell whether a version that may get the request is stateful."""
+        model = self.registry.models.get(request.model_name)
+        versions = [*model.versions.values()] if model is not None else []
         if request.model_version:
             with suppress(TsxError):
                 versions = [self.registry.find(request.model_name, request.model_version)]
         return any(version.plan.strategy.sequences is not None for version in versions)
 
-    def _answered_sequence(self, sequence: str | None, answer: Answer) -> str | None:
-        """The sequence that the request belongs to, or that was made up for it."""
+    def _response_sequence(self, sequence: str | None, answer: Answer) -> str | None:
+        """Return the sequence of the request, or the one that the worker has started for it."""
         if sequence is not None or not answer.headers:
             return sequence
         return next(
@@ -255,8 +262,9 @@ class Inference:
         )
 
     def _find(self, request: PredictionsRequest) -> Route:
-        """TorchServe answers INTERNAL for a model that is not there, and its clients look for
-        that.
+        """Return the route of a request.
+
+        An unknown model is INTERNAL, as TorchServe's clients expect.
         """
         if not request.model_name:
             raise BadRequest("Parameter model_name is required.")
@@ -266,8 +274,8 @@ class Inference:
             raise CallRefused(refusal(error)._replace(code=code_of(500))) from error
 
 
-def _look_at(task: asyncio.Task[None]) -> None:
-    """asyncio logs errors that were never retrieved."""
+def _retrieve_error(task: asyncio.Task[None]) -> None:
+    """Retrieve the error of a task, because asyncio logs others."""
     if not task.cancelled():
         task.exception()
 
@@ -276,13 +284,13 @@ def _sequence_of(request: PredictionsRequest) -> str | None:
     return request.sequence_id if request.HasField("sequence_id") else None
 
 
-def _line(value: bytes) -> bytes:
-    """As the value of a header, of which there is one line."""
+def _first_line(value: bytes) -> bytes:
+    """Return the first line of a value, as headers have a single line."""
     return value.split(b"\r")[0].split(b"\n")[0]
 
 
 def body_of(inputs: Mapping[str, bytes]) -> Body:
-    """The inputs as one body, of the type `wire.INPUTS`; large ones uncopied."""
+    """Return the inputs as one body of the type `wire.INPUTS`; large ones are not copied."""
     pieces: list[Buffer] = []
     for name, value in inputs.items():
         text = name.encode()
@@ -290,6 +298,6 @@ def body_of(inputs: Mapping[str, bytes]) -> Body:
     size = sum(map(len, pieces))
     return (
         Parts(pieces, size)
-        if size > MAX_COPIED_BYTES and len(pieces) <= MOST_PIECES
+        if size > MAX_COPIED_BYTES and len(pieces) <= MAX_PIECES
         else b"".join(pieces)
     )

@@ -1,4 +1,4 @@
-"""TorchServe's management service: the REST API's calls over gRPC (contract sections 1.3 and 2)."""
+"""TorchServe's management service: the calls of the REST API over gRPC."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ from tsx_runtime.grpc.protos.management_pb2 import (
 )
 from tsx_runtime.grpc.service import Ledger, Service
 
-REPLACE = (  # of RegisterModel: whether it takes the place of a version (`replace` of REST)
-    "x-tsx-replace"
-)
+REPLACE_KEY = "x-tsx-replace"  # metadata of RegisterModel: the parameter `replace` of REST
 NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 
 
 class ManagementCalls:
-    """Fields that are empty or zero are not given.
+    """The calls of the service; empty and zero fields count as absent.
 
     `synchronous` is false by default, unlike in REST.
     """
@@ -57,10 +55,10 @@ class ManagementCalls:
         return service
 
     async def describe(self, request: DescribeModelRequest, context: Context) -> ManagementResponse:
-        found = await self.management.describe(
-            _found(request), request.model_version or None, request.customized
+        description = await self.management.describe(
+            _required_name(request), request.model_version or None, request.customized
         )
-        return ManagementResponse(msg=dump_json(found))
+        return ManagementResponse(msg=dump_json(description))
 
     async def list_models(self, request: ListModelsRequest, context: Context) -> ManagementResponse:
         return ManagementResponse(
@@ -68,33 +66,36 @@ class ManagementCalls:
         )
 
     async def register(self, request: RegisterModelRequest, context: Context) -> ManagementResponse:
-        """TorchServe's message has no field for `replace`, so it comes as metadata."""
-        replace = dict(context.invocation_metadata() or ()).get(REPLACE, "false")
-        wanted = parameters_of(
-            RegisterParameters, _given(request), synchronous=request.synchronous, replace=replace
+        """Register a model; `replace` is metadata, because the message has no such field."""
+        replace = dict(context.invocation_metadata() or ()).get(REPLACE_KEY, "false")
+        parameters = parameters_of(
+            RegisterParameters,
+            _set_fields(request),
+            synchronous=request.synchronous,
+            replace=replace,
         )
-        done, _ = await self.management.register(wanted)
-        return ManagementResponse(msg=done.status)
+        result, _ = await self.management.register(parameters)
+        return ManagementResponse(msg=result.status)
 
     async def scale(self, request: ScaleWorkerRequest, context: Context) -> ManagementResponse:
-        given = _given(request)
+        fields = _set_fields(request)
         for ignored in ("model_name", "model_version", "number_gpu", "timeout"):
-            given.pop(ignored, None)
-        wanted = parameters_of(ScaleParameters, given, synchronous=request.synchronous)
-        done, _ = await self.management.change(
-            _found(request), request.model_version or None, wanted, ()
+            fields.pop(ignored, None)
+        parameters = parameters_of(ScaleParameters, fields, synchronous=request.synchronous)
+        result, _ = await self.management.change(
+            _required_name(request), request.model_version or None, parameters, ()
         )
-        return ManagementResponse(msg=done.status)
+        return ManagementResponse(msg=result.status)
 
     async def set_default(self, request: SetDefaultRequest, context: Context) -> ManagementResponse:
-        name = _found(request)
+        name = _required_name(request)
         if not request.model_version:
             raise ModelVersionNotFound(
                 f"Model version  does not exist for model {name}. The request names no version: set"
                 " model_version."
             )
-        done = await self.management.set_default(name, request.model_version)
-        return ManagementResponse(msg=done.status)
+        result = await self.management.set_default(name, request.model_version)
+        return ManagementResponse(msg=result.status)
 
     async def unregister(
         self, request: UnregisterModelRequest, context: Context
@@ -102,17 +103,17 @@ class ManagementCalls:
         self.management.check_model_api()
         if not request.model_name:
             raise BadRequest("Parameter model_name is required.")
-        done = await self.management.unregister(request.model_name, request.model_version or None)
-        return ManagementResponse(msg=done.status)
+        result = await self.management.unregister(request.model_name, request.model_version or None)
+        return ManagementResponse(msg=result.status)
 
 
-def _given(request: Any) -> dict[str, Any]:
-    """Fields that are neither empty nor zero."""
+def _set_fields(request: Any) -> dict[str, Any]:
+    """Return the fields that are neither empty nor zero."""
     return {field.name: value for field, value in request.ListFields()}
 
 
-def _found(request: Any) -> str:
-    """The model's name. TorchServe looks for a model without a name where there is none."""
+def _required_name(request: Any) -> str:
+    """Return the model's name; a missing one is an unknown model, as in TorchServe."""
     name: str = request.model_name
     if not name:
         raise ModelNotFound("Model not found: . The request names no model: set model_name.")

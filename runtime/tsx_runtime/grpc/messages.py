@@ -1,6 +1,4 @@
-"""From the bytes of a message to the message, refused where it is too large or is none; and a
-call's metadata as headers, and back.
-"""
+"""Messages from their bytes, refused if they are too large or invalid, and metadata as headers."""
 
 from __future__ import annotations
 
@@ -22,33 +20,35 @@ from tsx_runtime.wire import TENSORS_HEAD
 Metadata = tuple[tuple[str, str], ...]
 
 _KEY = re.compile(rb"[0-9a-z_.-]+")
-_OURS = (
-    "grpc-",
-    "content-type",
-    TENSORS_HEAD.decode(),
-)  # what frames the call, or its body on the way to the worker
+# Metadata that belongs to the framing of the call, or of its body on the way to the worker.
+_RESERVED = ("grpc-", "content-type", TENSORS_HEAD.decode())
 _FRAMING = (b"grpc-", b"content-", TENSORS_HEAD)
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 _VARINT, _LENGTH = 0, 2  # wire types
-_FIXED = {1: 8, 5: 4}  # bytes of those that have always the same
-GZIP = b"\x1f\x8b"  # no message begins so: wire type 7 does not exist in protobuf
-# of one message: tensors, entries of maps, strings; packed numbers are one field, however many
-# there are
-MOST_FIELDS = 20_000
-SMALL = 64 << 10  # bytes of a message that carries no data for a model
+_FIXED_SIZES = {1: 8, 5: 4}  # bytes of the other wire types
+GZIP = b"\x1f\x8b"  # No message begins like this, because protobuf has no wire type 7.
+# Tensors, map entries and strings of one message. Packed numbers are one field in total.
+MAX_FIELDS = 20_000
+SMALL = 64 << 10  # bytes of a message without data for a model
 
 
-async def read_message(kind: Any, raw: bytes, most: int) -> Any:
-    """A message of the class `kind`, of at most so many bytes.
+async def read_message(kind: Any, raw: bytes, max_size: int) -> Any:
+    """Parse a message.
 
-    Raises BadRequest and PayloadTooLarge.
+    Args:
+        kind: The class of the message.
+        raw: The bytes of the message, perhaps compressed.
+        max_size: The largest size without compression.
+
+    Raises:
+        BadRequest: The bytes are no such message, or have too many fields.
+        PayloadTooLarge: The message is larger than `max_size`.
     """
-    data = (
-        await asyncio.to_thread(unpacked, raw, most) if raw.startswith(GZIP) else raw
-    )  # zlib leaves the event loop its turn
-    if len(data) > most:
-        raise _too_large(most)
-    if len(data) > 2 * MOST_FIELDS:  # the shortest field has two bytes
+    # zlib releases the event loop.
+    data = await asyncio.to_thread(decompress, raw, max_size) if raw.startswith(GZIP) else raw
+    if len(data) > max_size:
+        raise _too_large(max_size)
+    if len(data) > 2 * MAX_FIELDS:  # The shortest field has two bytes.
         check_fields(kind.DESCRIPTOR, data)
     try:
         return kind.FromString(data)
@@ -60,36 +60,42 @@ async def read_message(kind: Any, raw: bytes, most: int) -> Any:
         ) from error
 
 
-def unpacked(raw: bytes, most: int) -> bytes:
-    """Unpack gzip, but no more bytes than are allowed: gRPC's own core would unpack all of them."""
+def decompress(raw: bytes, max_size: int) -> bytes:
+    """Decompress gzip up to a size; gRPC's own core would decompress everything.
+
+    Raises:
+        BadRequest: The data are no complete gzip.
+        PayloadTooLarge: The result is larger than `max_size`.
+    """
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     try:
-        data = unpacker.decompress(raw, most + 1)
+        data = unpacker.decompress(raw, max_size + 1)
     except zlib.error as error:
         raise BadRequest(
             f"The message is marked as gzip, but cannot be unpacked: {error}."
         ) from error
-    if len(data) > most:
-        raise _too_large(most)
+    if len(data) > max_size:
+        raise _too_large(max_size)
     if not unpacker.eof:
         raise BadRequest("The message is marked as gzip, but its end is missing.")
     return data
 
 
 def check_fields(kind: Descriptor, data: bytes) -> None:
-    """Count before anything is parsed: two bytes of a message become a hundred of memory.
+    """Count the fields before they are parsed, since two bytes may become a hundred in memory.
 
-    Raises BadRequest.
+    Raises:
+        BadRequest: There are too many fields.
     """
-    left, spans = MOST_FIELDS, [(kind, 0, len(data))]
+    remaining_fields, spans = MAX_FIELDS, [(kind, 0, len(data))]
     while spans:
         kind, at, end = spans.pop()
         nested = kind.fields_by_number
         while at < end:
-            left -= 1
-            if left < 0:
+            remaining_fields -= 1
+            if remaining_fields < 0:
                 raise BadRequest(
-                    f"The message has more than {MOST_FIELDS} fields. Send numbers and strings as"
+                    f"The message has more than {MAX_FIELDS} fields. Send numbers and strings as"
                     " raw_input_contents."
                 )
             tag, at = _varint(data, at)
@@ -103,11 +109,12 @@ def check_fields(kind: Descriptor, data: bytes) -> None:
             elif wire_type == _VARINT:
                 _, at = _varint(data, at)
             else:
-                at += _FIXED.get(wire_type, 0)  # of a group, its fields follow
+                # The fields of a group follow.
+                at += _FIXED_SIZES.get(wire_type, 0)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number, and where it ends; 0 where the data do, which protobuf will complain of."""
+    """Return a number and its end; truncated data yield 0, and protobuf rejects them later."""
     value = shift = 0
     for byte in data[at : at + 10]:
         at += 1
@@ -118,21 +125,21 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return 0, len(data)
 
 
-def _too_large(most: int) -> PayloadTooLarge:
+def _too_large(max_size: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"The message has more than {most} bytes, which is the limit of this method"
+        f"The message has more than {max_size} bytes, which is the limit of this method"
         " (max_request_size)."
     )
 
 
 def as_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
-    """Return what the client sent beside its message, without what HTTP does not allow.
+    """Return the metadata of a client as headers, without those that HTTP forbids.
 
     Binary values become base64.
     """
     pairs = []
     for key, value in metadata:
-        if not key.startswith(_OURS):
+        if not key.startswith(_RESERVED):
             text = (
                 base64.b64encode(value)
                 if isinstance(value, bytes)
@@ -143,16 +150,17 @@ def as_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
 
 
 def from_block(block: bytes) -> Metadata:
-    """A handler's header block.
+    """Return a handler's header block as metadata, without names that gRPC forbids.
 
-    Raises `PredictionFailed` for what not even HTTP allows; a name that gRPC does not is left out.
+    Raises:
+        PredictionFailed: HTTP forbids one of the headers.
     """
     if not block:
         return ()
-    own = (pair for pair in handler_headers(block) if pair not in NO_CACHE)
+    pairs = (pair for pair in handler_headers(block) if pair not in NO_CACHE)
     return tuple(
         (name.decode(), _value(value))
-        for name, value in own
+        for name, value in pairs
         if _KEY.fullmatch(name) and not name.startswith(_FRAMING)
     )
 

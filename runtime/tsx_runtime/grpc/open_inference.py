@@ -1,6 +1,4 @@
-"""The Open Inference Protocol, version 2, under both of its names (contract section 2): what
-KServe's and Triton's clients speak.
-"""
+"""The Open Inference Protocol, version 2, under both of its names: for KServe and Triton."""
 
 from __future__ import annotations
 
@@ -19,16 +17,15 @@ from tsx_runtime.core.scheduling.job import Answer, Route
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.grpc import tensors
 from tsx_runtime.grpc.admission import Admissions
-from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
+from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, complete_answer
 from tsx_runtime.grpc.pool import load, renamed
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, details_text, refusal
 from tsx_runtime.wire import TENSORS_HEAD
 
-_TORCHSERVE = (  # the package name that TorchServe gave the protocol
-    "org.pytorch.serve.grpc.openinference"
-)
+# The package name that TorchServe gave the protocol.
+_TORCHSERVE = "org.pytorch.serve.grpc.openinference"
 _messages: dict[str, Any] = {}
 load(_messages, [(f"{_TORCHSERVE}.proto", renamed("grpc_predict_v2.proto", _TORCHSERVE))])
 NAMES = {
@@ -38,7 +35,7 @@ NAMES = {
 
 
 class OpenInference:
-    """One of the two services: their messages differ only in the package name."""
+    """One of the two services, whose messages differ only in the package name."""
 
     def __init__(self, registry: Registry, messages: Any) -> None:
         self.registry = registry
@@ -56,13 +53,13 @@ class OpenInference:
             ("ModelMetadata", self.model_metadata),
             ("ModelInfer", self.infer),
         ):
-            probe = method in ("ServerLive", "ServerReady")
+            is_probe = method in ("ServerLive", "ServerReady")
             service.unary(
                 method,
                 call,
                 getattr(messages, f"{method}Request"),
                 getattr(messages, f"{method}Response"),
-                open_to_all=probe,
+                open_to_all=is_probe,
             )
         service.stream(
             "ModelStreamInfer",
@@ -86,14 +83,14 @@ class OpenInference:
         )
 
     async def server_metadata(self, request: Any, context: Context) -> Any:
-        known = ServerMetadata()  # of REST
-        extensions = [*known.extensions, "binary_tensor_data"]
+        metadata = ServerMetadata()
+        extensions = [*metadata.extensions, "binary_tensor_data"]
         return self.messages.ServerMetadataResponse(
-            name=known.name, version=known.version, extensions=extensions
+            name=metadata.name, version=metadata.version, extensions=extensions
         )
 
     async def model_metadata(self, request: Any, context: Context) -> Any:
-        """Without tensors: archives do not describe those of their models."""
+        """Return a model's versions; archives do not describe their tensors."""
         version = self._find(request.name, request.version, "model_name")
         versions = (
             [version.version]
@@ -106,20 +103,18 @@ class OpenInference:
 
     async def infer(self, request: Any, context: Context) -> Any:
         route = self._find_route(request.model_name, request.model_version)
-        with _ask(context, route, request, self.registry.hidden_headers) as pending:
-            answer, body = await whole_answer(context, pending)
+        with _submit(context, route, request, self.registry.hidden_headers) as pending:
+            answer, body = await complete_answer(context, pending)
         return self._response(request, pending.version, answer, body)
 
     async def stream_infer(
         self, requests: AsyncIterator[Any], context: Context
     ) -> AsyncGenerator[Any, None]:
-        """Triton's stream: requests one after the other; of an answer that its handler streams,
-        each part is a response.
-        """
+        """Answer a stream of requests one after the other; each part is a response."""
         async for request in requests:
             try:
                 route = self._find_route(request.model_name, request.model_version)
-                with _ask(context, route, request, self.registry.hidden_headers) as pending:
+                with _submit(context, route, request, self.registry.hidden_headers) as pending:
                     async for answer, body in answer_parts(context, pending):
                         response = self._response(request, pending.version, answer, body)
                         yield self.messages.ModelStreamInferResponse(infer_response=response)
@@ -141,8 +136,10 @@ class OpenInference:
         return self.registry.route(name, version or None)
 
     def _response(self, request: Any, version: ModelVersion, answer: Answer, body: bytes) -> Any:
-        """Raises `CallRefused` where the handler's own status is an error: what it wrote is no
-        tensors then.
+        """Return a message for the response of a worker.
+
+        Raises:
+            CallRefused: The handler has set an error status, so its body has no tensors.
         """
         if answer.status >= 400:
             raise CallRefused(
@@ -156,7 +153,7 @@ class OpenInference:
             model_name=version.name, model_version=version.version, id=request.id
         )
         tensors.unpack(
-            response, _head_of(answer.headers), body, typed=not request.raw_input_contents
+            response, _json_length(answer.headers), body, typed=not request.raw_input_contents
         )
         return response
 
@@ -167,14 +164,14 @@ def _check_name(name: str, parameter: str = "model_name") -> None:
         raise BadRequest(f"Parameter {parameter} is required.")
 
 
-def _ask(context: Context, route: Route, request: Any, hidden: HiddenHeaders) -> PendingRequest:
+def _submit(context: Context, route: Route, request: Any, hidden: HiddenHeaders) -> PendingRequest:
     head, body = tensors.pack(request)
-    own: Pair = (TENSORS_HEAD, b"%d" % head)
-    return PendingRequest(context, route, (own,), body, hidden)
+    head_length: Pair = (TENSORS_HEAD, b"%d" % head)
+    return PendingRequest(context, route, (head_length,), body, hidden)
 
 
-def _head_of(headers: bytes) -> int | None:
-    """How long the JSON of an answer is, where tensors stand behind it."""
+def _json_length(headers: bytes) -> int | None:
+    """Return the length of the JSON before the tensors of a response, or None without tensors."""
     for line in headers.split(b"\r\n"):
         name, _, value = line.partition(b": ")
         if name.lower() == TENSORS_HEAD and value.isdigit():

@@ -1,9 +1,8 @@
-"""A separate pool for the messages' descriptors.
+"""A separate protobuf pool for the descriptors of the messages.
 
-In protobuf's default pool a name exists once in a process. A client's generated code
-(`inference_pb2` of TorchServe's users, `tritonclient`) has the same names, and would fail to import
-beside this server, or this server beside it. Nor do these modules need the protobuf release that
-their generator belonged to: a descriptor is data.
+In protobuf's default pool a name exists only once in a process. The generated code of a client
+(`inference_pb2` of TorchServe's users, `tritonclient`) has the same names. It and this server would
+fail to import beside each other. Descriptors are data, so they also fit any protobuf release.
 """
 
 from __future__ import annotations
@@ -17,17 +16,20 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 POOL = DescriptorPool()
-_added: set[str] = set()
+_loaded_files: set[str] = set()
 
 
 def load(namespace: dict[str, Any], files: Sequence[tuple[str, bytes]]) -> None:
-    """Add files (name, serialized descriptor; those that others need first), and put the last one's
-    messages into `namespace`.
+    """Add files to the pool, and put the messages of the last one into `namespace`.
+
+    Args:
+        namespace: The globals of a module.
+        files: Names with serialized descriptors; a file follows those that it imports.
     """
     for name, serialized in files:
-        if name not in _added:
+        if name not in _loaded_files:
             POOL.AddSerializedFile(serialized)
-            _added.add(name)
+            _loaded_files.add(name)
     for name, message in POOL.FindFileByName(files[-1][0]).message_types_by_name.items():
         namespace[name] = GetMessageClass(message)
 

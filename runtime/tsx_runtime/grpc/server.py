@@ -1,6 +1,4 @@
-"""The gRPC servers: one per port, on the event loop of the HTTP servers, with the services of the
-port's roles.
-"""
+"""The gRPC servers: one per port, on the event loop of the HTTP servers."""
 
 from __future__ import annotations
 
@@ -32,37 +30,30 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import is_loopback_host
 from tsx_runtime.settings.schema import Settings
 
-CONCURRENT_CALLS = 100  # on one connection
+MAX_CALLS_PER_CONNECTION = 100
 CONNECTION_IDLE_MS = 300_000  # time without a call after which a connection is closed
-LEAST_PING = 10_000  # ms between the pings of a client that keeps its connection open
-PING_STRIKES = (
-    2  # pings that may come sooner, before the connection is closed with ENHANCE_YOUR_CALM
-)
-# that the core holds before Python has seen them; twice as many at most, the others get
-# RESOURCE_EXHAUSTED
-PENDING_CALLS = 200
+MIN_PING_INTERVAL_MS = 10_000  # interval of pings that keep a connection open
+MAX_PING_STRIKES = 2  # earlier pings before the connection is closed with ENHANCE_YOUR_CALM
+# Calls that the core holds before Python sees them. Up to twice as many are accepted at random,
+# and the remainder gets RESOURCE_EXHAUSTED.
+MAX_PENDING_CALLS = 200
 IDENTITY_AND_GZIP = 0b101  # bits of GRPC_COMPRESS_NONE and GRPC_COMPRESS_GZIP
-KEEPALIVE = 120_000  # ms after which a client that sends nothing is pinged
-KEEPALIVE_TIMEOUT = 20_000  # ms for its answer
+KEEPALIVE_MS = 120_000  # time without data after which a client is pinged
+KEEPALIVE_TIMEOUT_MS = 20_000  # time for the client's answer
 
 
-class _ClientsLeave(logging.Filter):
-    """A client that leaves while it is answered is no error of the server's: gRPC logs a traceback
-    for each.
-    """
+class _DepartedClientFilter(logging.Filter):
+    """A filter for the traceback that gRPC logs when a client leaves early."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
-CLIENTS_LEAVE = _ClientsLeave()  # one, so that a logger has it once
+DEPARTED_CLIENT_FILTER = _DepartedClientFilter()  # A logger adds the same object only once.
 
 
 class GrpcServer:
-    """Bound when it is made; it answers from `start` on.
-
-    Raises SettingError where it cannot be bound.
-    """
+    """The server of one port, which is bound when it is made and serves after `start`."""
 
     def __init__(
         self,
@@ -76,14 +67,23 @@ class GrpcServer:
         *,
         shares_port: bool = False,
     ):
-        """`target`: HOST:PORT.
+        """Bind the port.
 
-        `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers.
+        Args:
+            registry: The models.
+            settings: The settings of the server.
+            keys: The tokens.
+            roles: `grpc_inference`, `grpc_management` or both.
+            target: HOST:PORT.
+            certificate: Private key and chain in PEM.
+            counts: The response counts that HTTP shares.
+            shares_port: Whether other servers of this user may bind the port too. If not, a second
+                one fails.
 
-        `shares_port`: with another server of this user that shares it too. Without it, a second one
-        fails.
+        Raises:
+            SettingError: The port cannot be bound.
         """
-        logging.getLogger("grpc._cython.cygrpc").addFilter(CLIENTS_LEAVE)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(DEPARTED_CLIENT_FILTER)
         self.server = grpc.aio.server(
             options=[*options(settings), ("grpc.so_reuseport", int(shares_port))]
         )
@@ -125,7 +125,7 @@ class GrpcServer:
         await self.server.start()
 
     async def stop(self, grace: float) -> None:
-        """No new calls; those that have begun may take `grace` seconds."""
+        """Refuse new calls, and give running ones `grace` seconds."""
         self.health.end()
         await self.server.stop(grace)
         if self.log is not None:
@@ -160,10 +160,10 @@ def _services(
 def _reflection(
     names: list[str], guard: Guard | None, ledger: Ledger, admissions: Admissions
 ) -> Service:
-    """Behind the token of its port.
+    """Return the reflection service, which needs the token of its port.
 
-    The messages of health checking and reflection are in protobuf's own pool; a client that asks
-    gets all of them from one.
+    Health checking and reflection have their messages in protobuf's default pool. They are added
+    to the server's pool, so that a client gets all messages from one.
     """
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         POOL.AddSerializedFile(file.serialized_pb)
@@ -180,34 +180,28 @@ def _reflection(
 
 
 def options(settings: Settings) -> list[tuple[str, Any]]:
-    """The channel arguments of a port: see docs/guides/security.md for the attack that each is
-    for.
-    """
-    patience = settings.header_timeout * 1000
-    chosen: list[tuple[str, Any]] = [
+    """Return the channel arguments of a port; docs/guides/security.md names the attacks."""
+    timeout_ms = settings.header_timeout * 1000
+    channel_options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", settings.max_request_size),
-        ("grpc.max_send_message_length", -1),  # the worker sees to max_response_size
-        (
-            "grpc.per_message_decompression",
-            0,
-        ),  # the core would unpack 1 MB to 1 GB: `messages.unpacked` stops at the limit
+        ("grpc.max_send_message_length", -1),  # The worker enforces max_response_size.
+        # The core would decompress 1 MB to 1 GB; `messages.decompress` stops at the limit.
+        ("grpc.per_message_decompression", 0),
         ("grpc.compression_enabled_algorithms_bitset", IDENTITY_AND_GZIP),
         ("grpc.max_metadata_size", settings.max_header_size),
-        (
-            "grpc.absolute_max_metadata_size",
-            settings.max_header_size,
-        ),  # else a share of the calls between the two is refused
-        ("grpc.max_concurrent_streams", CONCURRENT_CALLS),
-        ("grpc.server.max_pending_requests", PENDING_CALLS),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_CALLS),
+        # A smaller soft limit would refuse a random share of the calls between both limits.
+        ("grpc.absolute_max_metadata_size", settings.max_header_size),
+        ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
         ("grpc.max_allowed_incoming_connections", settings.grpc_max_connections),
-        ("grpc.server_handshake_timeout_ms", patience),  # until the client's first SETTINGS
-        ("grpc.http2.settings_timeout", patience),  # until the client has acknowledged the server's
+        ("grpc.server_handshake_timeout_ms", timeout_ms),  # limit for the client's first SETTINGS
+        ("grpc.http2.settings_timeout", timeout_ms),  # limit for the acknowledgement of SETTINGS
         ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
-        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING),
-        ("grpc.http2.max_ping_strikes", PING_STRIKES),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.keepalive_time_ms", KEEPALIVE),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ]
-    return chosen
+    return channel_options

@@ -1,4 +1,4 @@
-"""Wraps a service's methods: authorization first, and every exception becomes a status."""
+"""A gRPC service: it authorizes calls first, and turns every exception into a status."""
 
 from __future__ import annotations
 
@@ -24,34 +24,32 @@ from tsx_runtime.grpc.messages import as_headers, read_message
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, refusal
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
-TRACED = frozenset(
+TRACED_METHODS = frozenset(
     {"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"}
 )
-# Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED,
-# INTERNAL, UNAVAILABLE, DATA_LOSS.
-FAULTS = frozenset({2, 4, 12, 13, 14, 15})
-TOO_SLOW = "The client read nothing of the answer for {:g} s (write_timeout)."
-UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
+# OpenTelemetry counts these codes as the server's errors: UNKNOWN, DEADLINE_EXCEEDED,
+# UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
+SERVER_ERROR_CODES = frozenset({2, 4, 12, 13, 14, 15})
+SLOW_CLIENT_TEXT = "The client read nothing of the answer for {:g} s (write_timeout)."
+UNEXPECTED_TEXT = "The server failed unexpectedly; its log has the traceback."
 
 logger = logging.getLogger("tsx.grpc")
 
 
 class Ledger(NamedTuple):
-    """Records how each call ended: the counters that REST has, the access log, and the spans of
-    those that are traced.
-    """
+    """The records of ended calls: REST's counters, the access log, and spans of traced calls."""
 
     counts: ResponseCounts
     log: AccessLog | None = None
     tracer: Tracer | None = None
-    clients: ClientLimits | None = None  # how much each of them may send
+    clients: ClientLimits | None = None  # limits of single clients
 
 
 class Service(grpc.GenericRpcHandler):
-    """One service under its full name, as a server takes it. `unary` and `stream` add its methods.
+    """One service under its full name; `unary` and `stream` add its methods.
 
-    Tokens and the number of calls are looked at before a message is received: a client that may not
-    call sends no bodies.
+    Tokens and the number of calls are checked before a message is received, so a client without
+    rights sends no bodies.
     """
 
     def __init__(
@@ -60,13 +58,15 @@ class Service(grpc.GenericRpcHandler):
         guard: Guard | None,
         ledger: Ledger,
         admissions: Admissions,
-        most: int | None = None,
+        max_size: int | None = None,
     ) -> None:
-        """`most`: bytes of one message, where that is less than `max_request_size`."""
+        """Name a service; `max_size` lowers the largest message below `max_request_size`."""
         self.name = name
         self._admissions = admissions
-        self._most = (
-            admissions.calls.largest if most is None else min(most, admissions.calls.largest)
+        self._max_size = (
+            admissions.calls.max_message_size
+            if max_size is None
+            else min(max_size, admissions.calls.max_message_size)
         )
         self._guard = guard
         self._ledger = ledger
@@ -75,7 +75,7 @@ class Service(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Called by gRPC in the task of each call, once its metadata is there."""
+        """Return the handler of a call; gRPC calls this in the call's task after its metadata."""
         method = self._methods.get(handler_call_details.method)
         if method is None:
             return None
@@ -86,7 +86,7 @@ class Service(grpc.GenericRpcHandler):
                 self._guard.check(headers)
             check_distinct(headers)
         except Exception as error:  # the boundary of a call
-            return self._refusing(method.name, error)
+            return self._refusing_handler(method.name, error)
         current_call.set(Call(method.admission))
         return method.handler
 
@@ -99,18 +99,18 @@ class Service(grpc.GenericRpcHandler):
         *,
         open_to_all: bool = False,
     ) -> None:
-        """`open_to_all`: it asks for no token, as what probes ask by REST."""
+        """Add a method with one response; `open_to_all` needs no token, as for probes in REST."""
 
         async def guarded(raw: bytes, context: Context) -> Any:
-            own = current_call.get()
-            own.arrived()
-            async with self._answered(method, context) as ended:
+            call_share = current_call.get()
+            call_share.on_message()
+            async with self._ending_call(method, context) as call_end:
                 self._count(context)
-                message = await read_message(request, raw, self._most)
-                ended.model = getattr(message, "model_name", "")
+                message = await read_message(request, raw, self._max_size)
+                call_end.model = getattr(message, "model_name", "")
                 data = (await call(message, context)).SerializeToString()
-                own.take(len(data))
-                own.finish()
+                call_share.take(len(data))
+                call_share.finish()
                 return data
 
         self._add(method, grpc.unary_unary_rpc_method_handler(guarded), open_to_all=open_to_all)
@@ -124,33 +124,33 @@ class Service(grpc.GenericRpcHandler):
         *,
         both_ways: bool = False,
     ) -> None:
-        """`call` yields the responses.
+        """Add a method whose `call` yields the responses.
 
-        With `both_ways` it gets an iterator of requests in place of one.
+        With `both_ways`, `call` gets an iterator of requests.
         """
 
         async def guarded(raw: Any, context: Context) -> None:
-            current_call.get().arrived()
-            async with self._answered(method, context) as ended:
+            current_call.get().on_message()
+            async with self._ending_call(method, context) as call_end:
                 self._count(context)
                 message = (
-                    self._each(request, raw)
+                    self._messages(request, raw)
                     if both_ways
-                    else await read_message(request, raw, self._most)
+                    else await read_message(request, raw, self._max_size)
                 )
-                ended.model = getattr(message, "model_name", "")
+                call_end.model = getattr(message, "model_name", "")
                 # A client that leaves ends the responses here, not when they are collected.
                 async with aclosing(call(message, context)) as responses:
                     async for response in responses:
                         await self._write(context, response)
                 current_call.get().finish()
 
-        made = (
+        new_handler = (
             grpc.stream_stream_rpc_method_handler
             if both_ways
             else grpc.unary_stream_rpc_method_handler
         )
-        self._add(method, made(guarded))
+        self._add(method, new_handler(guarded))
 
     def _add(
         self, method: str, handler: grpc.RpcMethodHandler[Any, Any], *, open_to_all: bool = False
@@ -158,28 +158,31 @@ class Service(grpc.GenericRpcHandler):
         admission = self._admissions.probes if open_to_all else self._admissions.calls
         self._methods[f"/{self.name}/{method}"] = _Method(method, handler, admission, open_to_all)
 
-    def _refusing(self, method: str, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
-        """Ends the call without its message.
+    def _refusing_handler(self, method: str, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return a handler that ends the call without its message.
 
-        To the client a method of one message and one of many are the same.
+        For a client, methods with one message and with many are the same.
         """
 
         async def refuse(_: Any, context: Context) -> None:
-            async with self._answered(method, context):
+            async with self._ending_call(method, context):
                 self._count(context, error)
                 raise error
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    async def _each(self, request: Any, raws: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    async def _messages(
+        self, request: Any, raws: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Any, None]:
         async for raw in raws:
-            yield await read_message(request, raw, self._most)
+            yield await read_message(request, raw, self._max_size)
 
     async def _write(self, context: Context, response: Any) -> None:
         """Write one response.
 
-        A client that reads nothing holds up the worker, and all requests that wait for it. Raises
-        `CallRefused` and Unavailable.
+        Raises:
+            CallRefused: The client reads nothing, which would delay the worker.
+            Unavailable: The budget has no room for the response.
         """
         data, call, timeout_s = (
             response.SerializeToString(),
@@ -192,13 +195,15 @@ class Service(grpc.GenericRpcHandler):
                 await context.write(data)
         except TimeoutError:
             raise CallRefused(
-                Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(timeout_s), status=408)
+                Refusal(grpc.StatusCode.ABORTED, SLOW_CLIENT_TEXT.format(timeout_s), status=408)
             ) from None
-        call.give(len(data))  # else once the call has ended
+        call.give(len(data))  # After a failure, the end of the call does that.
 
     def _count(self, context: Context, error: Exception | None = None) -> None:
-        """Raises TooManyRequests where the client has sent too many calls, or, as `error` says,
-        wrong tokens.
+        """Count a request of a client, and a wrong token if `error` is one.
+
+        Raises:
+            TooManyRequests: The client exceeds its limits.
         """
         clients = self._ledger.clients
         if clients is None or (peer := _peer(context)) is None:
@@ -211,15 +216,15 @@ class Service(grpc.GenericRpcHandler):
             clients.count_failure(client)
 
     @asynccontextmanager
-    async def _answered(self, method: str, context: Context) -> AsyncGenerator[_CallEnd, None]:
-        """End the call with a status, whatever is raised within."""
-        with self._logged(method, context) as ended:
+    async def _ending_call(self, method: str, context: Context) -> AsyncGenerator[_CallEnd, None]:
+        """End the call with a status, whatever is raised inside."""
+        with self._recorded(method, context) as call_end:
             try:
-                yield ended
-                ended.code, ended.status = grpc.StatusCode.OK, 200
+                yield call_end
+                call_end.code, call_end.status = grpc.StatusCode.OK, 200
             except Exception as error:  # the boundary of a call
                 reason = self._reason(method, error, context)
-                ended.code, ended.status = reason.code, reason.status
+                call_end.code, call_end.status = reason.code, reason.status
                 await _end(context, reason)
 
     def _reason(self, method: str, error: Exception, context: Context) -> Refusal:
@@ -227,56 +232,57 @@ class Service(grpc.GenericRpcHandler):
             return refusal(error)
         if isinstance(error, CallRefused):
             return error.refusal
-        about = {"request_id": _request_id(context)}
-        logger.error("%s/%s failed unexpectedly", self.name, method, exc_info=error, extra=about)
-        return Refusal(grpc.StatusCode.INTERNAL, UNEXPECTED)
+        extra = {"request_id": _request_id(context)}
+        logger.error("%s/%s failed unexpectedly", self.name, method, exc_info=error, extra=extra)
+        return Refusal(grpc.StatusCode.INTERNAL, UNEXPECTED_TEXT)
 
     @contextmanager
-    def _logged(self, method: str, context: Context) -> Generator[_CallEnd, None, None]:
-        """The call is counted, and has a line of the access log in TorchServe's form: the status
-        there is gRPC's number.
-        """
-        ended, began = _CallEnd(), time.monotonic()
+    def _recorded(self, method: str, context: Context) -> Generator[_CallEnd, None, None]:
+        """Count the call, and log it in TorchServe's form with gRPC's number as the status."""
+        call_end, start_time = _CallEnd(), time.monotonic()
         span = (
             None
             if self._ledger.tracer is None
-            else self._span(self._ledger.tracer, method, context, began)
+            else self._span(self._ledger.tracer, method, context, start_time)
         )
-        current.set(span)  # of the call's own task
+        current.set(span)  # valid in the call's own task
         try:
-            yield ended
+            yield call_end
         finally:
             if span is not None:
                 span.attributes |= {
-                    "rpc.grpc.status_code": ended.code.value[0],
+                    "rpc.grpc.status_code": call_end.code.value[0],
                     "tsx.request.id": _request_id(context),
                 }
                 span.finish(
-                    time.monotonic(), ended.code.name if ended.code.value[0] in FAULTS else ""
+                    time.monotonic(),
+                    call_end.code.name if call_end.code.value[0] in SERVER_ERROR_CODES else "",
                 )
-            if ended.status:
-                self._ledger.counts.add(ended.status)
+            if call_end.status:
+                self._ledger.counts.add(call_end.status)
             if self._ledger.log is not None and self._ledger.log.wants():
                 line = f"gRPC {self.name}/{method} HTTP/2.0"
                 request_id = _request_id(context).encode()
                 self._ledger.log.add(
                     _peer(context),
                     line,
-                    ended.code.value[0],
-                    began,
+                    call_end.code.value[0],
+                    start_time,
                     time.monotonic(),
                     request_id,
-                    ended.model,
+                    call_end.model,
                 )
 
-    def _span(self, tracer: Tracer, method: str, context: Context, began: float) -> OpenSpan | None:
-        """Of a call of a model; of another one it says nothing."""
-        if method not in TRACED:
+    def _span(
+        self, tracer: Tracer, method: str, context: Context, start_time: float
+    ) -> OpenSpan | None:
+        """Return the span of a call to a model, or None if it is not traced."""
+        if method not in TRACED_METHODS:
             return None
         parent = parent_of(as_headers(context.invocation_metadata() or ()))
         if not tracer.wants(parent):
             return None
-        span = tracer.begin(parent, began)
+        span = tracer.begin(parent, start_time)
         span.name = f"{self.name}/{method}"
         span.attributes |= {"rpc.system": "grpc", "rpc.service": self.name, "rpc.method": method}
         peer = _peer(context)
@@ -293,13 +299,11 @@ class _Method(NamedTuple):
 
 
 class _CallEnd:
-    """How a call ended."""
+    """The end of a call; without changes, its client has left."""
 
-    code = grpc.StatusCode.CANCELLED  # unless it is set: its client has left
-    model = ""  # that its message names
-    status = (
-        0  # as REST would answer it; a client that has left gets no answer that could be counted
-    )
+    code = grpc.StatusCode.CANCELLED
+    model = ""  # name in the message
+    status = 0  # REST's status; a client that has left gets no response to count
 
 
 def _request_id(context: Context) -> str:
@@ -310,7 +314,7 @@ def _request_id(context: Context) -> str:
 
 
 def _peer(context: Context) -> tuple[str, str] | None:
-    """Host and port of the client: gRPC says `ipv4:127.0.0.1:50258`."""
+    """Return host and port of the client; gRPC's form is `ipv4:127.0.0.1:50258`."""
     _, _, address = context.peer().partition(":")
     host, colon, port = address.rpartition(":")
     return (host, port) if colon else None

@@ -1,4 +1,4 @@
-"""Maps errors to gRPC statuses, as TorchServe does (contract section 2)."""
+"""gRPC statuses for errors, as TorchServe chooses them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from tsx_runtime.errors import (
 )
 
 MODEL_API_DISABLED = "Model API disabled"
-# metadata: what the handler made of the request, as HTTP would say it, where it is not 200
-STATUS = "x-http-status"
-LONGEST = 4000  # characters of a description: clients take 8 KiB of trailers
-_TAIL = 2500  # of them from its end, where a traceback says what happened
+STATUS_KEY = "x-http-status"  # metadata: the handler's HTTP status if it is not 200
+MAX_DETAILS_CHARS = 4000  # Clients accept 8 KiB of trailers.
+_TAIL_CHARS = 2500  # kept end of longer details, where a traceback has its message
 
-_OF_ARCHIVES = {
+_ARCHIVE_ERRORS = {
     "ModelException",
     "ModelNotFoundException",
     "ModelVersionNotFoundException",
@@ -47,16 +46,16 @@ _CODES = {
 
 
 class Refusal(NamedTuple):
-    """The end of a call without an answer."""
+    """The end of a call without a response."""
 
     code: StatusCode
     details: str
     metadata: tuple[tuple[str, str], ...] = ()
-    status: int = 500  # what REST would answer: as that it is counted
+    status: int = 500  # REST's status, for the counters
 
 
 class CallRefused(Exception):
-    """The call ends with this status."""
+    """An error that ends the call with a status."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.details)
@@ -64,7 +63,7 @@ class CallRefused(Exception):
 
 
 def code_of(status: int) -> StatusCode:
-    """What an HTTP status from 400 on is in gRPC."""
+    """Return the gRPC code for an HTTP status of 400 or more."""
     return _CODES.get(status) or (
         StatusCode.FAILED_PRECONDITION if status < 500 else StatusCode.INTERNAL
     )
@@ -84,8 +83,9 @@ def refusal(error: TsxError) -> Refusal:
 
 
 def worker_refusal(status: int, body: bytes) -> Refusal | None:
-    """What a worker answered that is no answer of the handler's, but why there is none: the error
-    JSON of `errors.error_body`.
+    """Return the status for an error JSON of a worker (`errors.error_body`).
+
+    A handler's own response is no such JSON, and yields None.
     """
     error = read_error(body)
     if len(error) == 3 and error.get("code") == status and isinstance(error.get("type"), str):
@@ -94,16 +94,17 @@ def worker_refusal(status: int, body: bytes) -> Refusal | None:
 
 
 def described(message: str, type: str) -> str:
-    """TorchServe's clients find the name of its class on the last line."""
-    package = "archive.model" if type in _OF_ARCHIVES else "http"
+    """Return a message with the class name on its last line, as TorchServe's clients expect."""
+    package = "archive.model" if type in _ARCHIVE_ERRORS else "http"
     return details_text(f"{message}\norg.pytorch.serve.{package}.{type}")
 
 
 def details_text(text: str) -> str:
-    """The text as a call's details may carry it."""
+    """Return a text that fits into a call's details."""
+    # A lone surrogate cannot be encoded in UTF-8.
     return shortened(
-        text.encode(errors="backslashreplace").decode(), LONGEST, tail=_TAIL
-    )  # a lone surrogate has no bytes in UTF-8
+        text.encode(errors="backslashreplace").decode(), MAX_DETAILS_CHARS, tail=_TAIL_CHARS
+    )
 
 
 def _code(error: TsxError) -> StatusCode:
@@ -115,7 +116,7 @@ def _code(error: TsxError) -> StatusCode:
 
 
 def _retry(error: TsxError) -> tuple[tuple[str, str], ...]:
-    """Clients that retry by themselves heed the first name, people the second."""
+    """Return metadata for a retry: the first name is for programs, the second for people."""
     if (
         isinstance(error, (Unavailable, TooManyRequests))
         and error.retry_after is not None

@@ -1,9 +1,8 @@
-"""Tensors of the Open Inference Protocol: from gRPC's messages to the form in which they travel to
-a worker, and back.
+"""Tensors of the Open Inference Protocol, converted between gRPC messages and a worker's form.
 
-That form is the one of the protocol's REST side, with its binary extension: a JSON head, whose
-length is in a header, and behind it the raw bytes of each tensor whose `binary_data_size` the head
-names. Numbers are never looked at one by one here.
+A worker gets the protocol's REST form with binary data: a JSON head, whose length is in a header,
+and the raw bytes of each tensor whose `binary_data_size` the head names. Single numbers are not
+inspected.
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import MAX_COPIED_BYTES, Body, Buffer, Parts
 
-LENGTH = struct.Struct("<I")  # before each element of BYTES
-MOST_DIMENSIONS = 64  # as in torch and numpy
-SIZE = "binary_data_size"
+ELEMENT_LENGTH = struct.Struct("<I")  # precedes each element of BYTES
+MAX_DIMENSIONS = 64  # the limit of torch and numpy
+SIZE_PARAMETER = "binary_data_size"
 
 
 class ContentsField(NamedTuple):
-    """Where the numbers of a data type are in `InferTensorContents`, and what `array` calls
-    them.
-    """
+    """The field of `InferTensorContents` for a data type, and the type code of `array`."""
 
     field: str
     code: str
 
 
-TYPED = {
+# BYTES has a field too. FP16 and BF16 have none, and are sent as raw contents only.
+CONTENTS_FIELDS = {
     "BOOL": ContentsField("bool_contents", "b"),
     "INT8": ContentsField("int_contents", "b"),
     "INT16": ContentsField("int_contents", "h"),
@@ -45,12 +43,14 @@ TYPED = {
     "UINT64": ContentsField("uint64_contents", "Q"),
     "FP32": ContentsField("fp32_contents", "f"),
     "FP64": ContentsField("fp64_contents", "d"),
-}  # BYTES have a field too; FP16 and BF16 have none, and travel as raw contents only
+}
 
 
 def pack(request: Any) -> tuple[int, Body]:
-    """A `ModelInferRequest` of either package as a worker reads it: the bytes of its JSON, and the
-    body. Raises BadRequest.
+    """Return the length of the JSON head, and the body, of a `ModelInferRequest` for a worker.
+
+    Raises:
+        BadRequest: The tensors are inconsistent.
     """
     if request.raw_input_contents:
         if len(request.raw_input_contents) != len(request.inputs):
@@ -68,10 +68,10 @@ def pack(request: Any) -> tuple[int, Body]:
     else:
         raw = [pack_contents(tensor) for tensor in request.inputs]
     for tensor in request.inputs:
-        if len(tensor.shape) > MOST_DIMENSIONS:
+        if len(tensor.shape) > MAX_DIMENSIONS:
             message = (
                 f"The input {tensor.name[:100]!r} has {len(tensor.shape)} dimensions: a tensor has"
-                f" at most {MOST_DIMENSIONS}."
+                f" at most {MAX_DIMENSIONS}."
             )
             raise BadRequest(message)
     head = {
@@ -95,18 +95,26 @@ def pack(request: Any) -> tuple[int, Body]:
 
 
 def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None:
-    """Fill a `ModelInferResponse` from a worker's answer; `typed` puts numbers into `contents`, as
-    the request had them.
+    """Fill a `ModelInferResponse` from a worker's response.
 
-    An answer that is no tensors is one tensor of type BYTES. Raises PredictionFailed.
+    A response without tensors becomes one tensor of type BYTES.
+
+    Args:
+        response: The message to fill.
+        head: The length of the JSON head, or None without tensors.
+        body: The body of the worker's response.
+        typed: Whether to put numbers into `contents`, as in the request.
+
+    Raises:
+        PredictionFailed: The outputs are no tensors.
     """
-    parsed, rest = _parsed_head(head, body)
+    response_head, binary = _parse_head(head, body)
     try:
-        outputs = _outputs(parsed, rest)
-        response.id = str(parsed.get("id") or response.id)
-        _set_parameters(response.parameters, parsed.get("parameters") or {})
+        outputs = _outputs(response_head, binary)
+        response.id = str(response_head.get("id") or response.id)
+        _set_parameters(response.parameters, response_head.get("parameters") or {})
         typed = typed and all(
-            output.datatype in TYPED or output.datatype == "BYTES" for output in outputs
+            output.datatype in CONTENTS_FIELDS or output.datatype == "BYTES" for output in outputs
         )
         for output in outputs:
             tensor = response.outputs.add(
@@ -124,17 +132,17 @@ def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None
 
 
 def pack_contents(tensor: Any) -> bytes:
-    """The numbers of an input's `contents` as raw bytes."""
+    """Return the numbers of an input's `contents` as raw bytes."""
     name, datatype = tensor.name, tensor.datatype
     field = (
         "bytes_contents"
         if datatype == "BYTES"
-        else TYPED[datatype].field
-        if datatype in TYPED
+        else CONTENTS_FIELDS[datatype].field
+        if datatype in CONTENTS_FIELDS
         else None
     )
     if field is None:
-        known = ", ".join([*TYPED, "BYTES"])
+        known = ", ".join([*CONTENTS_FIELDS, "BYTES"])
         raise BadRequest(
             f"The input {name!r} is of type {datatype!r}: contents take {known}, and"
             " raw_input_contents FP16 and BF16 as well."
@@ -148,7 +156,7 @@ def pack_contents(tensor: Any) -> bytes:
     if datatype == "BYTES":
         return pack_bytes(values)
     try:
-        return _little(array(TYPED[datatype].code, values)).tobytes()
+        return _little_endian(array(CONTENTS_FIELDS[datatype].code, values)).tobytes()
     except OverflowError as error:
         raise BadRequest(
             f"The input {name!r} contains a value that is not {datatype}: {error}."
@@ -159,23 +167,27 @@ def unpack_contents(contents: Any, datatype: str, raw: bytes) -> None:
     if datatype == "BYTES":
         contents.bytes_contents.extend(unpack_bytes(raw))
         return
-    form = TYPED[datatype]
-    values = array(form.code)
+    contents_field = CONTENTS_FIELDS[datatype]
+    values = array(contents_field.code)
     values.frombytes(raw)
-    numbers: Iterable[Any] = map(bool, values) if datatype == "BOOL" else _little(values)
-    getattr(contents, form.field).extend(numbers)
+    numbers: Iterable[Any] = map(bool, values) if datatype == "BOOL" else _little_endian(values)
+    getattr(contents, contents_field.field).extend(numbers)
 
 
 def pack_bytes(values: Iterable[bytes]) -> bytes:
-    return b"".join([part for value in values for part in (LENGTH.pack(len(value)), value)])
+    return b"".join([part for value in values for part in (ELEMENT_LENGTH.pack(len(value)), value)])
 
 
 def unpack_bytes(raw: bytes) -> list[bytes]:
-    """Raises PredictionFailed."""
+    """Return the elements of a BYTES tensor.
+
+    Raises:
+        PredictionFailed: The lengths do not fit the bytes.
+    """
     values, at = [], 0
     while at < len(raw):
-        end = at + LENGTH.size
-        length = LENGTH.unpack_from(raw, at)[0] if end <= len(raw) else len(raw)
+        end = at + ELEMENT_LENGTH.size
+        length = ELEMENT_LENGTH.unpack_from(raw, at)[0] if end <= len(raw) else len(raw)
         if end + length > len(raw):
             raise PredictionFailed("The handler answered BYTES whose lengths do not add up.")
         values.append(raw[end : end + length])
@@ -183,11 +195,11 @@ def unpack_bytes(raw: bytes) -> list[bytes]:
     return values
 
 
-def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A map of `InferParameter` as JSON."""
+def parameters(parameter_map: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a map of `InferParameter` as values of JSON."""
     return {
         name: getattr(value, choice)
-        for name, value in given.items()
+        for name, value in parameter_map.items()
         if (choice := value.WhichOneof("parameter_choice"))
     }
 
@@ -197,7 +209,7 @@ def _input(tensor: Any, size: int) -> dict[str, Any]:
         "name": tensor.name,
         "datatype": tensor.datatype,
         "shape": list(tensor.shape),
-        "parameters": {**parameters(tensor.parameters), SIZE: size},
+        "parameters": {**parameters(tensor.parameters), SIZE_PARAMETER: size},
     }
 
 
@@ -213,23 +225,28 @@ def _set_parameters(target: Any, values: Mapping[str, Any]) -> None:
             target[name].string_param = value if isinstance(value, str) else json.dumps(value)
 
 
-def _parsed_head(head: int | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The JSON of an answer, and the raw bytes behind it."""
+def _parse_head(head: int | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Return the JSON of a response, and the raw bytes after it."""
     view = memoryview(body)
     length = len(body) if head is None else head
     try:
-        parsed = json.loads(bytes(view[:length]))
-        if isinstance(parsed["outputs"], list):
-            return parsed, view[length:]
+        response_head = json.loads(bytes(view[:length]))
+        if isinstance(response_head["outputs"], list):
+            return response_head, view[length:]
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raw = pack_bytes([body])
-    output = {"name": "output", "datatype": "BYTES", "shape": [1], "parameters": {SIZE: len(raw)}}
-    return {"outputs": [output]}, memoryview(raw)
+    packed = pack_bytes([body])
+    output = {
+        "name": "output",
+        "datatype": "BYTES",
+        "shape": [1],
+        "parameters": {SIZE_PARAMETER: len(packed)},
+    }
+    return {"outputs": [output]}, memoryview(packed)
 
 
 class _Output(NamedTuple):
-    """One tensor of an answer."""
+    """One tensor of a response."""
 
     name: str
     datatype: str
@@ -238,33 +255,33 @@ class _Output(NamedTuple):
     raw: bytes
 
 
-def _outputs(parsed: dict[str, Any], rest: memoryview) -> list[_Output]:
+def _outputs(response_head: dict[str, Any], binary: memoryview) -> list[_Output]:
     outputs, at = [], 0
-    for output in parsed["outputs"]:
-        others = dict(output.get("parameters") or {})
-        size = others.pop(SIZE, None)
-        if size is not None and not 0 <= size <= len(rest) - at:
-            raise ValueError(f"{SIZE} is {size}, but {len(rest) - at} bytes are left")
+    for output in response_head["outputs"]:
+        parameters_ = dict(output.get("parameters") or {})
+        size = parameters_.pop(SIZE_PARAMETER, None)
+        if size is not None and not 0 <= size <= len(binary) - at:
+            raise ValueError(f"{SIZE_PARAMETER} is {size}, but {len(binary) - at} bytes are left")
         raw = (
             _pack_values(output["datatype"], output["data"])
             if size is None
-            else bytes(rest[at : at + size])
+            else bytes(binary[at : at + size])
         )
         at += size or 0
         outputs.append(
-            _Output(output["name"], output["datatype"], list(output["shape"]), others, raw)
+            _Output(output["name"], output["datatype"], list(output["shape"]), parameters_, raw)
         )
     return outputs
 
 
 def _pack_values(datatype: str, values: list[Any]) -> bytes:
-    """Numbers as a handler wrote them in JSON."""
+    """Return numbers from a handler's JSON as raw bytes."""
     if datatype == "BYTES":
         return pack_bytes([value.encode() for value in values])
-    return _little(array(TYPED[datatype].code, values)).tobytes()
+    return _little_endian(array(CONTENTS_FIELDS[datatype].code, values)).tobytes()
 
 
-def _little(values: array[Any]) -> array[Any]:
+def _little_endian(values: array[Any]) -> array[Any]:
     if sys.byteorder == "big":
         values.byteswap()
     return values

@@ -12,7 +12,13 @@ from fastapi.routing import APIRoute
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard, build_guards
-from tsx_runtime.api.access.client_limits import HOLD, Caller, ClientLimits, calling, client_limits
+from tsx_runtime.api.access.client_limits import (
+    REFUSAL_DELAY_S,
+    Caller,
+    ClientLimits,
+    calling,
+    client_limits,
+)
 from tsx_runtime.api.access.origins import adding, check_one_host, cors_headers, is_preflight
 from tsx_runtime.api.access.tokens import Keys, build_keys
 from tsx_runtime.api.access_log import LoggedResponse, access_log
@@ -579,7 +585,7 @@ async def apply_client_limits(limits: ClientLimits, scope: Scope, send: Send) ->
         try:
             limits.count_request(caller.client)
         except TooManyRequests:
-            await asyncio.sleep(HOLD)
+            await asyncio.sleep(REFUSAL_DELAY_S)
             raise
 
     async def delayed_send(message: Message) -> None:

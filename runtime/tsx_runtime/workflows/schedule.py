@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from tsx_runtime.core.shadowing.response_body import load_in_turns
+from tsx_runtime.core.shadowing.response_body import load_interruptibly
 from tsx_runtime.wire import MAX_COPIED_BYTES, TENSORS_HEAD, Body, Parts
 
 _FRAMING = (
@@ -113,7 +113,7 @@ def merge(outputs: Mapping[str, Output]) -> bytes:
     for name, output in outputs.items():
         try:
             text = str(output.body, "utf-8-sig").strip()
-            load_in_turns(text)
+            load_interruptibly(text)
         except (ValueError, RecursionError):
             raise ValueError(name) from None
         members.append(f'  "{name}": {text}')

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.api.encodings import INPUT, SLICE, decompress
+from tsx_runtime.api.encodings import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, decompress
 from tsx_runtime.api.errors import fault
 from tsx_runtime.api.messages import (
     HEADER_NAMES,
@@ -89,7 +89,9 @@ def test_a_body_in_any_pieces_and_members_is_what_was_compressed(
     assert scope[HEADER_NAMES] == [b"X-Own", b"Content-Length"]
 
 
-@pytest.mark.parametrize("size", [SLICE - 1, SLICE, SLICE + 1, 3 * SLICE])
+@pytest.mark.parametrize(
+    "size", [MAX_OUTPUT_BYTES - 1, MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES + 1, 3 * MAX_OUTPUT_BYTES]
+)
 def test_a_body_that_fills_slices_comes_whole(size: int) -> None:
     assert read(b"gzip", Sender(gzip.compress(bytes(size)))) == bytes(size)
 
@@ -148,8 +150,8 @@ def test_a_bomb_ends_at_the_limit_in_slices() -> None:
 
     with pytest.raises(PayloadTooLarge):
         asyncio.run(read_watched())
-    assert max(sizes) <= SLICE
-    assert sum(sizes) <= LIMIT + SLICE
+    assert max(sizes) <= MAX_OUTPUT_BYTES
+    assert sum(sizes) <= LIMIT + MAX_OUTPUT_BYTES
     error, sender = refused(PayloadTooLarge, b"gzip", bomb)
     assert sender.taken == 1
     assert rest_of(error, sender.receive) is not None
@@ -188,9 +190,9 @@ def test_the_event_loop_has_a_turn_for_each_slice_and_for_members_without_conten
         task.cancel()
         return count
 
-    assert asyncio.run(turns(gzip.compress(bytes(16 << 20)))) >= (16 << 20) // SLICE
+    assert asyncio.run(turns(gzip.compress(bytes(16 << 20)))) >= (16 << 20) // MAX_OUTPUT_BYTES
     assert asyncio.run(turns(gzip.compress(b"") * 1000)) >= 1000
-    assert len(gzip.compress(b"") * 1000) > INPUT
+    assert len(gzip.compress(b"") * 1000) > MAX_INPUT_BYTES
 
 
 def test_a_client_that_leaves_is_noticed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.api.urls import MOST_FIELDS, field_counter, find_target, model_in_form
+from tsx_runtime.api.urls import MAX_FIELDS, field_counter, find_target, model_in_form
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
 
 PAIRS = [(b"content-type", b"application/x-www-form-urlencoded")]
@@ -28,7 +28,7 @@ def part(disposition: str, value: bytes, more: str = "") -> bytes:
         (b"model_name=", ""),
         (b"data=model_name", None),
         (b"", None),
-        (b"a=1&" * (MOST_FIELDS - 1) + b"model_name=digits", "digits"),
+        (b"a=1&" * (MAX_FIELDS - 1) + b"model_name=digits", "digits"),
     ],
 )
 def test_a_form_of_pairs(body, name):
@@ -53,7 +53,7 @@ def test_a_form_of_pairs(body, name):
             None,
         ),
         (
-            [part('name="data"', b"")] * (MOST_FIELDS - 2) + [part('name="model_name"', b"digits")],
+            [part('name="data"', b"")] * (MAX_FIELDS - 2) + [part('name="model_name"', b"digits")],
             "digits",
         ),
         ([part('name="model_name"', b"digits", "X-Long: " + "a" * 5000 + "\r\n")], None),
@@ -79,7 +79,7 @@ def test_a_content_type_without_a_boundary_that_can_be_read_names_no_model(conte
 
 @pytest.mark.parametrize(
     ("headers", "body"),
-    [(PAIRS, b"a&" * MOST_FIELDS), (MULTIPART, part('name="a"', b"") * (MOST_FIELDS + 1))],
+    [(PAIRS, b"a&" * MAX_FIELDS), (MULTIPART, part('name="a"', b"") * (MAX_FIELDS + 1))],
 )
 def test_a_form_of_more_fields_is_refused(headers, body):
     with pytest.raises(PayloadTooLarge, match="more than 1000 fields"):
@@ -100,8 +100,8 @@ def test_a_form_may_have_as_much_as_it_likes_in_a_field(headers, body):
 
 
 def test_a_query_string_may_have_as_many_parameters():
-    target = find_target("/invocations", b"a=1&" * (MOST_FIELDS - 1) + b"model_name=digits")
+    target = find_target("/invocations", b"a=1&" * (MAX_FIELDS - 1) + b"model_name=digits")
     assert target is not None
     assert target.name == "digits"
     with pytest.raises(BadRequest, match="1001 parameters"):
-        find_target("/invocations", b"a=1&" * MOST_FIELDS + b"model_name=digits")
+        find_target("/invocations", b"a=1&" * MAX_FIELDS + b"model_name=digits")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.api.errors import for_v2
 from tsx_runtime.api.headers import NO_CACHE, check_status, handler_headers, new_request_id
-from tsx_runtime.api.messages import DISCARD, ClientGone, Message, discard, read_body
+from tsx_runtime.api.messages import MAX_DISCARDED_BYTES, ClientGone, Message, discard, read_body
 from tsx_runtime.api.urls import Target, find_target, url_path, with_headers
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, _remembered, error_body
 
@@ -82,7 +82,7 @@ def test_a_body_without_end_is_not_read_without_end() -> None:
     sender = Sender([piece] * 1000)
     with pytest.raises(PayloadTooLarge):
         read(sender, 10)
-    assert sender.taken * len(piece) <= DISCARD + 2 * len(piece)
+    assert sender.taken * len(piece) <= MAX_DISCARDED_BYTES + 2 * len(piece)
 
 
 @pytest.mark.parametrize(

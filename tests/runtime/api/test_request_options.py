@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tsx_runtime.api.request_options import (
-    LONGEST_WAIT,
+    MAX_WAIT_S,
     Preference,
     callback_of,
     is_stored,
@@ -24,7 +24,7 @@ from tsx_runtime.http.fast_lane.heads import Heads
         ([b"respond-async, wait=5, wait=9"], Preference(5)),
         ([b"respond-async, wait=soon"], Preference()),
         ([b"respond-async, wait=-1"], Preference()),
-        ([b"respond-async, wait=99999999999999999999"], Preference(LONGEST_WAIT)),
+        ([b"respond-async, wait=99999999999999999999"], Preference(MAX_WAIT_S)),
         ([b"wait=10"], None),
         ([b"no-respond-async"], None),
         ([], None),

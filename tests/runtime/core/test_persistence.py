@@ -189,7 +189,7 @@ async def a_registry_of_digits(store: Path, **models: Any) -> AsyncIterator[Regi
     ) as registry:
         for number in ("1.0", "2.0"):
             await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
-        registry.traffic_manager.start_with("digits", "1.0", explicit=False)
+        registry.traffic_manager.set_initial_default("digits", "1.0", explicit=False)
         yield registry
 
 

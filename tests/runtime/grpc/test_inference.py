@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 
 from tests.runtime.grpc.conftest import TIMEOUT, Client, failure_of
-from tsx_runtime.grpc.inference import AHEAD
+from tsx_runtime.grpc.inference import MAX_REQUESTS_AHEAD
 
 RANKED = (("x-tsx-priority", "1"),)
 Until = Callable[[Callable[[], object]], None]
@@ -189,9 +189,9 @@ def test_a_stream_whose_client_leaves_gives_up_all_its_places(
     client: Client, tmp_path: Path, until: Until
 ) -> None:
     with busy(client, tmp_path, until):
-        requests = [client.request(data=b"x") for _ in range(AHEAD + 5)]
+        requests = [client.request(data=b"x") for _ in range(MAX_REQUESTS_AHEAD + 5)]
         answers = client.converse(*requests, metadata=RANKED)
-        until(lambda: client.count_pending() == AHEAD)
+        until(lambda: client.count_pending() == MAX_REQUESTS_AHEAD)
         answers.cancel()
         until(lambda: client.count_pending() == 0)
 
@@ -237,7 +237,7 @@ def test_calls_are_counted_as_rest_counts_its_requests(client: Client, until: Un
 
 
 def test_more_requests_than_may_wait_over_one_stream_are_all_answered(client: Client) -> None:
-    bodies = [b"%d" % number for number in range(3 * AHEAD)]
+    bodies = [b"%d" % number for number in range(3 * MAX_REQUESTS_AHEAD)]
     answers = client.converse(*(client.request(do=b"large", data=body) for body in bodies))
     assert [answer.prediction for answer in answers] == bodies
 

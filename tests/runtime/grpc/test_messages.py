@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
-from tsx_runtime.grpc.messages import MOST_FIELDS, read_message, unpacked
+from tsx_runtime.grpc.messages import MAX_FIELDS, decompress, read_message
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
 from tsx_runtime.grpc.server import options
@@ -26,7 +26,7 @@ def read(kind: Any, raw: bytes, most: int = LARGEST) -> Any:
 
 def many_parameters() -> ModelInferRequest:
     request = ModelInferRequest()
-    for number in range(MOST_FIELDS):
+    for number in range(MAX_FIELDS):
         request.parameters[str(number)].bool_param = True
     return request
 
@@ -44,7 +44,7 @@ def many_parameters() -> ModelInferRequest:
 )
 def test_a_message_of_very_many_fields_is_refused(message: Any) -> None:
     is_raw = isinstance(message, bytes)
-    with pytest.raises(BadRequest, match=f"more than {MOST_FIELDS} fields"):
+    with pytest.raises(BadRequest, match=f"more than {MAX_FIELDS} fields"):
         read(
             ModelInferRequest if is_raw else type(message),
             message if is_raw else message.SerializeToString(),
@@ -86,9 +86,9 @@ def test_gzip_is_unpacked_up_to_the_limit() -> None:
     with pytest.raises(PayloadTooLarge, match="more than 999 bytes"):
         read(PredictionsRequest, packed, 999)
     with pytest.raises(BadRequest, match="its end is missing"):
-        unpacked(packed[:-1], LARGEST)
+        decompress(packed[:-1], LARGEST)
     with pytest.raises(BadRequest, match="cannot be unpacked"):
-        unpacked(b"\x1f\x8b\x08\xff" + bytes(20), LARGEST)
+        decompress(b"\x1f\x8b\x08\xff" + bytes(20), LARGEST)
 
 
 def test_each_bound_of_the_settings_reaches_grpc_s_core_by_its_name() -> None:

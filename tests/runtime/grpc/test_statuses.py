@@ -20,7 +20,7 @@ from tsx_runtime.errors import (
     error_body,
 )
 from tsx_runtime.grpc.messages import as_headers, from_block
-from tsx_runtime.grpc.statuses import LONGEST, code_of, refusal, worker_refusal
+from tsx_runtime.grpc.statuses import MAX_DETAILS_CHARS, code_of, refusal, worker_refusal
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_refusal_tells_when_to_try_again_unless_the_deadline_has_passed() -> N
 
 def test_a_long_traceback_fits_the_trailers_of_a_call() -> None:
     details = refusal(LoadFailed("cannot load", traceback="line\n" * 9000 + "the end")).details
-    assert len(details) < LONGEST + 50
+    assert len(details) < MAX_DETAILS_CHARS + 50
     assert details.startswith("cannot load")
     assert details.endswith("the end\norg.pytorch.serve.http.InternalServerException")
 

@@ -24,7 +24,7 @@ from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.worker.handler_api.context import Context
 
 NUMBERS = {name: np.dtype(code) for name, code in v2_binary.DTYPES.items()}
-TYPED = {name: dtype for name, dtype in NUMBERS.items() if name in front.TYPED}
+TYPED = {name: dtype for name, dtype in NUMBERS.items() if name in front.CONTENTS_FIELDS}
 
 
 def any_array(dtypes: dict[str, np.dtype[Any]]) -> st.SearchStrategy[tuple[str, Any]]:
@@ -83,7 +83,7 @@ def test_raw_contents_of_every_type_come_through_unharmed(typed_array: tuple[str
 @given(any_array(TYPED))
 def test_typed_contents_come_through_as_typed_contents(typed_array: tuple[str, Any]) -> None:
     datatype, array = typed_array
-    field = front.TYPED[datatype].field
+    field = front.CONTENTS_FIELDS[datatype].field
     contents = {field: array.ravel().tolist()}
     row, response = through_the_worker(tensor_of(datatype, *array.shape, contents=contents))
     assert np.asarray(row["x"]).tobytes() == array.tobytes() or np.isnan(array).any()

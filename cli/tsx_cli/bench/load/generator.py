@@ -26,7 +26,7 @@ from tsx_cli.bench.load.protocols import GRPC
 from tsx_cli.bench.load.results import Round
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.server_address import distrust
-from tsx_runtime.core.placement.hardware import raise_limit
+from tsx_runtime.core.placement.hardware import raise_file_limit
 
 TOLD_EVERY = 5  # slots
 OTHER_FILES = 64
@@ -170,7 +170,7 @@ def main() -> None:
     line of JSON each.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which waits for the result, decides
-    raise_limit()  # a thousand connections are more than a shell lets its programs have
+    raise_file_limit()  # a thousand connections are more than a shell lets its programs have
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing else goes out there
 

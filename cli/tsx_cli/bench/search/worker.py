@@ -25,7 +25,7 @@ from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.search.variants import changes
 from tsx_runtime import wire
-from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS, hidden_variables
+from tsx_runtime.core.isolation.hidden_credentials import WORKER_DEFAULTS, hidden_variables
 from tsx_runtime.core.models.handlers import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
@@ -139,7 +139,10 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
 def model_variables() -> dict[str, str]:
     """Return the environment for an archive's code, without the secrets that a server hides."""
     hidden = hidden_variables(Settings.model_validate({}), os.environ)
-    return {**DEFAULTS, **{name: value for name, value in os.environ.items() if name not in hidden}}
+    return {
+        **WORKER_DEFAULTS,
+        **{name: value for name, value in os.environ.items() if name not in hidden},
+    }
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.guard import answers, detection
 from tsx_cli.optimize.guard.limits import Custom, Limit, parse_limits
-from tsx_runtime.core.shadowing.comparison import Closeness, differing, same_exactly
+from tsx_runtime.core.shadowing.comparison import Closeness, json_difference, same_exactly
 
 Times = Sequence[int]  # how many times each row counts
 Score = Callable[[Times], float]
@@ -53,7 +53,7 @@ def metric_of(limit: Limit, custom: Custom | None) -> GuardMetric:
             Closeness(how.rtol or 0.0, how.atol or 0.0) if how.kind == "numeric" else same_exactly
         )
         return GuardMetric(
-            "share", _identity, lambda answer, truth: differing(truth, answer, near) is None
+            "share", _identity, lambda answer, truth: json_difference(truth, answer, near) is None
         )
     if limit.metric in _METRICS:
         return _METRICS[limit.metric]
@@ -188,7 +188,9 @@ _METRICS = {
     "top1": _ranked(1),
     "top5": _ranked(5),
     "exact": GuardMetric(
-        "share", _identity, lambda answer, truth: differing(truth, answer, same_exactly) is None
+        "share",
+        _identity,
+        lambda answer, truth: json_difference(truth, answer, same_exactly) is None,
     ),
     "cosine": GuardMetric("mean", answers.numbers, _cosine, of_label=answers.numbers, whole=False),
     "map": GuardMetric(

@@ -1,1 +1,1 @@
-"""Who may call: tokens, origins, limits per client."""
+"""The permission to call: tokens, origins, limits per client."""

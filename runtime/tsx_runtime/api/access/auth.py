@@ -1,11 +1,11 @@
-"""Authorization: bearer tokens, and, on loopback, no web page of another site.
+"""Authorization by tokens and, on loopback, by the origin of a browser's request.
 
-Pure functions of a request's headers.
+All functions are pure functions of a request's headers.
 
-A browser sends a request to 127.0.0.1 for any page that asks it to, so a server on loopback is open
-to every page its user visits. Such a request names a foreign `Host` (a rebound name) or a foreign
-`Origin`, and is refused. One that a browser marks with `Sec-Fetch-Site: cross-site`, as it does for
-images and forms without an `Origin` too, runs no handler on any address.
+A browser sends a request to 127.0.0.1 for any page that asks for it. Each page that its user
+visits could therefore call a server on loopback. Such a request names a foreign `Host` (a rebound
+name) or a foreign `Origin`, and is refused. A request with `Sec-Fetch-Site: cross-site` runs no
+handler on any address. Browsers mark images and forms without an `Origin` in this way.
 """
 
 from __future__ import annotations
@@ -27,20 +27,27 @@ FAILED = "Token Authorization failed. Token either incorrect, expired, or not pr
 
 
 class Guard(NamedTuple):
-    """The authorization of a group of routes; raises a `TsxError` for a request without it."""
+    """The authorization of a group of routes."""
 
     key: BearerToken | None = None
-    hosts: frozenset[str] | None = None  # names beyond loopback's own that may be called; None: any
-    status: int = InvalidToken.status  # of a request whose token is wrong
+    hosts: frozenset[str] | None = None  # names allowed beside loopback's own; None: any
+    status: int = InvalidToken.status  # status of a wrong token
     failed: str = FAILED
-    origin: bytes | None = None  # of the one foreign site that may call
+    origin: bytes | None = None  # the single foreign site that may call
     role: str = ""
-    plugins: tuple[Authenticate, ...] = ()  # called once all of this is right
-    also: BearerToken | None = None  # another token that is right
-    # refuse what a browser sends for a page of another site, unless that page's origin may call
+    plugins: tuple[Authenticate, ...] = ()  # asked after all other checks
+    also: BearerToken | None = None  # a second valid token
+    # Whether to refuse a browser's request for a page of another site, unless `origin` allows it.
     same_site: bool = False
 
     def check(self, headers: Iterable[Pair]) -> None:
+        """Check the headers of a request.
+
+        Raises:
+            ForeignOrigin: A page of a foreign site has sent the request.
+            InvalidToken: The token is wrong or missing, or a plugin refuses the request.
+            TooManyRequests: The client has sent too many wrong tokens.
+        """
         authorization = origin = b""
         cross_site = False
         for name, value in headers:
@@ -69,26 +76,28 @@ class Guard(NamedTuple):
             _ask_plugins(self.plugins, self.role, headers)
 
     def check_socket(self, headers: Iterable[Pair]) -> None:
-        """Of a WebSocket.
+        """Check the headers of a WebSocket.
 
-        A browser lets any page open one and read it, so where no token is needed its page's origin
-        decides.
+        A browser lets any page open a WebSocket and read from it. Without a token, the origin of
+        the page decides.
+
+        Raises:
+            ForeignOrigin: A page of a foreign site opens the WebSocket.
+            InvalidToken: The token is wrong or missing.
         """
         self.check(headers)
-        named = dict(headers)
-        origin = named.get(b"origin")
+        values = dict(headers)
+        origin = values.get(b"origin")
         if (
             origin is not None
             and self.same_site
-            and host_of_origin(origin) != host_of(named.get(b"host", b""))
+            and host_of_origin(origin) != host_of(values.get(b"host", b""))
             and not self._may_call(origin)
         ):
             raise self._foreign("Origin", origin)
 
     def _may_call(self, origin: bytes) -> bool:
-        """Whether pages of that origin may. `*` is none that management names (see
-        `_local_guard`).
-        """
+        """Tell whether pages of an origin may call; `*` does not count for management."""
         if origin == self.origin or (self.origin == b"*" and self.role == "inference"):
             return True
         return self._is_own(host_of_origin(origin))
@@ -99,9 +108,9 @@ class Guard(NamedTuple):
         )
 
     def _foreign(self, header: str, value: bytes) -> ForeignOrigin:
-        shown = value[:200].decode("latin-1")
+        text = value[:200].decode("latin-1")
         return ForeignOrigin(
-            f"The request's {header} is {shown!r}, which is not this machine or site."
+            f"The request's {header} is {text!r}, which is not this machine or site."
             f" {_OPENS.get(self.role, _OPENS['management'])}"
         )
 
@@ -122,42 +131,44 @@ _OPENS = {
 
 
 def _ask_plugins(plugins: Iterable[Authenticate], role: str, headers: Iterable[Pair]) -> None:
-    named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+    headers_by_name = {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers
+    }
     for plugin in plugins:
         try:
-            plugin(role, named)
+            plugin(role, headers_by_name)
         except Refused as refused:
             raise InvalidToken(str(refused), status=refused.status) from refused
 
 
 class Guards(NamedTuple):
-    """One guard per kind of route; None if there is nothing to check, so that such routes pay
-    nothing.
-    """
+    """One guard per kind of route; None needs no check and costs no time."""
 
     inference: Guard | None
     management: Guard | None
     metrics: Guard | None
-    token: Guard | None  # of the way to a new token
+    token: Guard | None  # the guard of the route for a new token
 
 
 def build_guards(
     settings: Settings, keys: Keys | None = None, plugins: Iterable[Authenticate] = ()
 ) -> Guards:
-    """Metrics ask for a management token that the user has set, but for none that was made up: a
-    scraper would have to follow it.
+    """Build the guards of the settings.
+
+    Metrics require only a management token that the user has set. A scraper could not follow a
+    generated one.
     """
     keys = build_keys(settings) if keys is None else keys
-    called = tuple(plugins)
+    all_plugins = tuple(plugins)
     status, origin = settings.token_failure_status, settings.cors_allowed_origin
-    own = keys.management if keys.management and keys.management.lifetime is None else None
+    scraper_key = keys.management if keys.management and keys.management.lifetime is None else None
     return Guards(
         inference=_inference_guard(
             Guard(
                 keys.inference,
                 status=status,
                 role="inference",
-                plugins=called,
+                plugins=all_plugins,
                 same_site=keys.inference is None,
             ),
             settings,
@@ -167,14 +178,14 @@ def build_guards(
                 keys.management,
                 status=status,
                 role="management",
-                plugins=called,
+                plugins=all_plugins,
                 same_site=keys.management is None,
             ),
             settings.management_address,
             origin,
         ),
         metrics=_local_guard(
-            Guard(own, status=status, role="metrics", plugins=called),
+            Guard(scraper_key, status=status, role="metrics", plugins=all_plugins),
             settings.metrics_address,
             origin,
         ),
@@ -187,17 +198,24 @@ def build_guards(
 
 
 def required_tokens(settings: Settings) -> None:
-    """Raise `SettingError` where an address is open to other machines and no token protects it."""
+    """Check that each address that other machines can reach has a token.
+
+    Raises:
+        SettingError: An address has none.
+    """
     if settings.disable_token_authorization or settings.generate_tokens:
         return
-    needed = [("inference_address", "inference_token"), ("management_address", "management_token")]
+    required = [
+        ("inference_address", "inference_token"),
+        ("management_address", "management_token"),
+    ]
     if settings.enable_metrics_api:
-        needed.append(("metrics_address", "management_token"))
+        required.append(("metrics_address", "management_token"))
     if settings.enable_grpc:
-        needed += [
+        required += [
             (f"{role}_address", f"{role.removeprefix('grpc_')}_token") for role in GRPC_ROLES
         ]
-    for address, token in needed:
+    for address, token in required:
         value = getattr(settings, address)
         is_local = (
             is_loopback_host(value)
@@ -213,7 +231,7 @@ def required_tokens(settings: Settings) -> None:
 
 
 def without_browsers(guard: Guard | None) -> Guard | None:
-    """Of calls that no page can make, as gRPC's."""
+    """Return the guard for calls that a page cannot make, such as gRPC's."""
     return (
         guard._replace(hosts=None, same_site=False)
         if guard is not None and (guard.key or guard.plugins)
@@ -222,22 +240,23 @@ def without_browsers(guard: Guard | None) -> Guard | None:
 
 
 def _inference_guard(guard: Guard, settings: Settings) -> Guard | None:
-    """As management's, but with the setting that opens it."""
+    """Return the guard of a local address, opened as far as `allowed_hosts` says."""
     if "*" in settings.allowed_hosts:
         return guard._replace(same_site=False) if guard.key or guard.plugins else None
-    guarded = _local_guard(guard, settings.inference_address, settings.cors_allowed_origin)
-    if guarded is None or guarded.hosts is None:
-        return guarded
-    return guarded._replace(hosts=guarded.hosts | {host.lower() for host in settings.allowed_hosts})
+    local_guard = _local_guard(guard, settings.inference_address, settings.cors_allowed_origin)
+    if local_guard is None or local_guard.hosts is None:
+        return local_guard
+    return local_guard._replace(
+        hosts=local_guard.hosts | {host.lower() for host in settings.allowed_hosts}
+    )
 
 
 def _local_guard(guard: Guard, address: str, cors_origin: str | None) -> Guard | None:
-    """A client with a token is trusted from any site.
+    """Return a guard that refuses foreign sites on a local address.
 
-    No web page reaches a unix socket, and what its clients put into `Host` is theirs.
-
-    The site that `cors_allowed_origin` names is no foreign one; `*` lets any page read answers, but
-    none manage the models of its visitor.
+    A client with a token is trusted from any site. A page cannot reach a unix socket, so `Host` is
+    not checked there. The site of `cors_allowed_origin` is not foreign. `*` allows any page to read
+    responses, but not to manage models.
     """
     parsed = parse_address(address)
     is_socket = parsed.scheme == "unix"

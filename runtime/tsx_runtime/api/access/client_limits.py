@@ -1,10 +1,9 @@
 """Limits per client: connections, requests per second, wrong tokens per minute.
 
-Decisions only; clock and sockets are passed in.
-
-A client is an IPv4 address, or the /64 network of an IPv6 address, since such a network has one
-owner. Behind a reverse proxy that `trusted_proxies` names it is the address in the proxy's
-`X-Forwarded-For`; from any other peer that header is ignored. Each listener counts for itself.
+Clock and sockets are passed in. A client is an IPv4 address, or the /64 network of an IPv6 address,
+because such a network has one owner. Behind a reverse proxy of `trusted_proxies`, it is the address
+in the proxy's `X-Forwarded-For`; that header of other peers is ignored. Each listener counts for
+itself.
 """
 
 from __future__ import annotations
@@ -22,18 +21,13 @@ from typing import TypeAlias
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.settings.schema import Settings
 
-CONNECTIONS, REQUESTS, FAILURES = (
-    1024,
-    20_000,
-    10,
-)  # the limits that are on by themselves where other machines can connect
-REMEMBERED = 10_000  # clients without an open connection
-# seconds for which a refusal is held back, so that a flood on a few connections is no flood any
-# more
-HOLD = 1.0
-TOLD_EVERY = 60.0  # seconds between two lines of the log
-MOST_HOPS = 32  # of one X-Forwarded-For
-LONGEST = 64  # characters of an address
+# Default limits of addresses that other machines can reach.
+CONNECTIONS, REQUESTS, FAILURES = 1024, 20_000, 10
+MAX_IDLE_CLIENTS = 10_000  # clients without a connection that are remembered
+REFUSAL_DELAY_S = 1.0  # delay of a refusal, which slows down a flood on a few connections
+LOG_INTERVAL_S = 60.0  # time between two log lines
+MAX_HOPS = 32  # read hops of an X-Forwarded-For
+MAX_ADDRESS_CHARS = 64
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Pair: TypeAlias = tuple[bytes, bytes]
@@ -42,8 +36,9 @@ logger = logging.getLogger("tsx.http")
 
 
 class RateLimit:
-    """A number of events per period, as a token bucket (GCRA: the level is one point in time per
-    client). 0: unlimited.
+    """A number of events per period, as a token bucket (GCRA); 0 is no limit.
+
+    The level of each client is a point in time.
     """
 
     def __init__(self, count: float, period: float, burst: float) -> None:
@@ -51,16 +46,18 @@ class RateLimit:
         self.slack = self.interval * (burst - 1)
 
     def take(self, full_at: float, now: float) -> float | None:
-        """The client's new point in time, or None where it has none left.
+        """Return the client's new level, or None if no event is left.
 
-        `full_at`: the point so far, 0 for a new client.
+        Args:
+            full_at: The former level, 0 for a new client.
+            now: The current time.
         """
         if full_at > now + self.slack + 1e-9:
             return None
         return (full_at if full_at > now else now) + self.interval
 
     def wait(self, full_at: float, now: float) -> int:
-        """Whole seconds until there is one again."""
+        """Return the whole seconds until the next event is allowed."""
         return max(1, ceil(full_at - self.slack - now))
 
 
@@ -75,7 +72,7 @@ class Client:
         self.requests = self.failures = 0.0  # see `Rate.take`
 
     def __str__(self) -> str:
-        """Its address or network."""
+        """Return the address or network."""
         if len(self.key) == 4:
             return str(ipaddress.IPv4Address(self.key))
         return (
@@ -86,7 +83,7 @@ class Client:
 
 
 class ClientLimits:
-    """The clients of one listener: all with an open connection, and the most recent others."""
+    """The clients of one listener: connected ones, and the most recent idle ones."""
 
     def __init__(
         self,
@@ -96,12 +93,17 @@ class ClientLimits:
         proxies: Iterable[str] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
-        remembered: int = REMEMBERED,
+        remembered: int = MAX_IDLE_CLIENTS,
     ) -> None:
-        """0: no limit.
+        """Limit the clients of a listener; 0 is no limit.
 
-        `requests`: a second; `failures`: wrong tokens a minute; `proxies`: addresses and networks
-        that are believed.
+        Args:
+            connections: Connections of one client.
+            requests: Requests per second.
+            failures: Wrong tokens per minute.
+            proxies: Addresses and networks of trusted proxies.
+            clock: A monotonic clock.
+            remembered: The number of idle clients to remember.
         """
         self.connections = connections
         self.requests = RateLimit(requests, 1.0, max(1, requests))
@@ -111,23 +113,24 @@ class ClientLimits:
         self._proxies = [ipaddress.ip_network(proxy) for proxy in proxies]
         self._remembered = remembered
         self._connected: dict[bytes, Client] = {}
-        self._others: OrderedDict[bytes, Client] = OrderedDict()
-        self._told = -TOLD_EVERY
+        self._idle: OrderedDict[bytes, Client] = OrderedDict()
+        self._logged_at = -LOG_INTERVAL_S
 
     def __len__(self) -> int:
-        return len(self._connected) + len(self._others)
+        return len(self._connected) + len(self._idle)
 
-    # Connections
+    # Connections.
 
     def connect(self, host: str) -> Client:
         """Count a connection until `disconnect`.
 
-        Raises TooManyRequests where the client has as many as it may.
+        Raises:
+            TooManyRequests: The client has the largest number of connections.
         """
         key = key_of(host)
         client = self._connected.get(key)
         if client is None:
-            client = self._connected[key] = self._other(key)
+            client = self._connected[key] = self._idle_or_new(key)
         elif self.connections and client.connections >= self.connections:
             raise self._too_many(
                 f"Clients may have {self.connections} connections each"
@@ -144,14 +147,14 @@ class ClientLimits:
             del self._connected[client.key]
             self._remember(client)
 
-    # Requests
+    # Requests.
 
     def caller(self, host: str, headers: Iterable[Pair]) -> Client:
-        """The client of a request that came from `host`. Names of headers are in lower case."""
-        key = key_of(self._behind(host, headers) if self._proxies else host)
+        """Return the client of a request from `host`; names of headers are in lower case."""
+        key = key_of(self._client_address(host, headers) if self._proxies else host)
         client = self._connected.get(key)
         if client is None:
-            self._remember(client := self._other(key))
+            self._remember(client := self._idle_or_new(key))
         return client
 
     def is_proxy(self, host: str) -> bool:
@@ -159,7 +162,11 @@ class ClientLimits:
         return address is not None and any(address in network for network in self._proxies)
 
     def count_request(self, client: Client) -> None:
-        """Raises TooManyRequests, which is to be held back for `HOLD` seconds."""
+        """Count a request.
+
+        Raises:
+            TooManyRequests: The client has sent too many; delay this by `REFUSAL_DELAY_S`.
+        """
         now = self.clock()
         full_at = self.requests.take(client.requests, now)
         if full_at is None:
@@ -172,7 +179,11 @@ class ClientLimits:
         client.requests = full_at
 
     def count_failure(self, client: Client) -> None:
-        """A wrong token. Raises TooManyRequests."""
+        """Count a wrong token.
+
+        Raises:
+            TooManyRequests: The client has sent too many.
+        """
         now = self.clock()
         full_at = self.failures.take(client.failures, now)
         if full_at is None:
@@ -183,14 +194,12 @@ class ClientLimits:
             )
         client.failures = full_at
 
-    def _behind(self, host: str, headers: Iterable[Pair]) -> str:
-        """The last hop that is no trusted proxy. What stands before it in the header may be
-        forged.
-        """
+    def _client_address(self, host: str, headers: Iterable[Pair]) -> str:
+        """Return the last hop that is no trusted proxy; hops before it may be forged."""
         if not self.is_proxy(host):
             return host
         forwarded = b",".join([value for name, value in headers if name == b"x-forwarded-for"])
-        for hop in reversed(forwarded.decode("latin-1").rsplit(",", MOST_HOPS)[-MOST_HOPS:]):
+        for hop in reversed(forwarded.decode("latin-1").rsplit(",", MAX_HOPS)[-MAX_HOPS:]):
             address = parse(_without_port(hop.strip()))
             if address is None:
                 break
@@ -199,17 +208,17 @@ class ClientLimits:
                 break
         return host
 
-    def _other(self, key: bytes) -> Client:
-        return self._others.pop(key) if key in self._others else Client(key)
+    def _idle_or_new(self, key: bytes) -> Client:
+        return self._idle.pop(key) if key in self._idle else Client(key)
 
     def _remember(self, client: Client) -> None:
-        self._others[client.key] = client
-        if len(self._others) > self._remembered:
-            self._others.popitem(last=False)
+        self._idle[client.key] = client
+        if len(self._idle) > self._remembered:
+            self._idle.popitem(last=False)
 
     def _too_many(self, text: str, seconds: int) -> TooManyRequests:
-        if self.clock() - self._told >= TOLD_EVERY:
-            self._told = self.clock()
+        if self.clock() - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = self.clock()
             logger.warning(
                 "a client was refused: %s (where many share an address, see trusted_proxies; logged"
                 " once a minute)",
@@ -219,21 +228,25 @@ class ClientLimits:
 
 
 class Caller:
-    """The client whose request this task answers."""
+    """The client whose request the current task answers."""
 
     __slots__ = ("client", "hold", "limits")
 
     def __init__(self, limits: ClientLimits, client: Client) -> None:
         self.limits = limits
         self.client = client
-        self.hold = 0.0  # seconds for which the answer is held back
+        self.hold = 0.0  # seconds by which the response is delayed
 
     def count_failure(self) -> None:
-        """Raises TooManyRequests."""
+        """Count a wrong token.
+
+        Raises:
+            TooManyRequests: The client has sent too many.
+        """
         try:
             self.limits.count_failure(self.client)
         except TooManyRequests:
-            self.hold = HOLD
+            self.hold = REFUSAL_DELAY_S
             raise
 
 
@@ -241,18 +254,19 @@ calling: ContextVar[Caller | None] = ContextVar("calling", default=None)
 
 
 def client_limits(settings: Settings, *, is_local: bool) -> ClientLimits | None:
-    """Those of a listener, which only this machine can reach or not.
+    """Return the limits of a listener, or None if it has none.
 
-    None: nothing is limited there.
+    A listener that only this machine can reach has no default limits.
     """
-    usual = (0, 0, 0) if is_local else (CONNECTIONS, REQUESTS, FAILURES)
-    given = (
+    defaults = (0, 0, 0) if is_local else (CONNECTIONS, REQUESTS, FAILURES)
+    configured = (
         settings.max_connections_per_client,
         settings.max_requests_per_client,
         settings.max_failed_tokens,
     )
     connections, requests, failures = (
-        own if number is None else number for number, own in zip(given, usual, strict=True)
+        default if number is None else number
+        for number, default in zip(configured, defaults, strict=True)
     )
     if not (connections or requests or failures):
         return None
@@ -269,14 +283,14 @@ def _parse(text: str) -> Address | None:
 
 
 def parse(text: str) -> Address | None:
-    return _parse(text) if len(text) <= LONGEST else None
+    return _parse(text) if len(text) <= MAX_ADDRESS_CHARS else None
 
 
 def key_of(host: str) -> bytes:
-    """The same for all addresses of one client. What is no address stands for itself."""
+    """Return the key of a client, equal for all its addresses; other texts are keys themselves."""
     address = parse(host)
     if address is None:
-        return host[:LONGEST].encode(errors="replace")
+        return host[:MAX_ADDRESS_CHARS].encode(errors="replace")
     return address.packed if address.version == 4 else address.packed[:8]
 
 

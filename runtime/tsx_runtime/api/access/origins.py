@@ -1,5 +1,6 @@
-"""The hosts in `Host` and `Origin`, parsed strictly (a lenient parser may take another host for
-loopback), and CORS.
+"""The hosts in `Host` and `Origin`, and CORS.
+
+Hosts are parsed strictly, because a lenient parser may take another host for loopback.
 """
 
 from __future__ import annotations
@@ -23,25 +24,27 @@ _CORS = {
 
 
 def host_of(value: bytes) -> str | None:
-    """The host of a `Host` header, in lower case, without port and brackets; None where the value
-    is malformed.
-    """
+    """Return the host of a `Host` header in lower case without port, or None if it is malformed."""
     return _host(_HOST, value)
 
 
 def host_of_origin(value: bytes) -> str | None:
-    """The same of an `Origin` header; None for `null` too."""
+    """Return the host of an `Origin` header; `null` has none."""
     return _host(_ORIGIN, value)
 
 
 def names_one_host(headers: Iterable[Pair], version: str) -> bool:
-    """RFC 9112, 3.2: one `Host` line; HTTP/1.0 may do without."""
+    """Tell whether there is one `Host` line (RFC 9112, 3.2); HTTP/1.0 may have none."""
     count = [name for name, _ in headers].count(b"host")
     return count == 1 or (count == 0 and version == "1.0")
 
 
 def check_one_host(headers: Iterable[Pair], version: str) -> None:
-    """Raises BadRequest."""
+    """Check that there is one `Host` line.
+
+    Raises:
+        BadRequest: There is none, or more than one.
+    """
     if not names_one_host(headers, version):
         raise BadRequest(
             f"A request of HTTP/{version} must have exactly one Host header (RFC 9112, 3.2). Send"
@@ -50,8 +53,8 @@ def check_one_host(headers: Iterable[Pair], version: str) -> None:
 
 
 def _host(pattern: re.Pattern[str], value: bytes) -> str | None:
-    found = pattern.fullmatch(value.decode("latin-1"))
-    return (found[1] or found[2]).lower() if found else None
+    match = pattern.fullmatch(value.decode("latin-1"))
+    return (match[1] or match[2]).lower() if match else None
 
 
 def cors_headers(settings: Settings) -> tuple[Pair, ...]:
@@ -63,15 +66,15 @@ def cors_headers(settings: Settings) -> tuple[Pair, ...]:
 
 
 def missing(pairs: tuple[Pair, ...], cors: tuple[Pair, ...]) -> tuple[Pair, ...]:
-    """Of `cors`, what the answer does not say itself: a browser takes none that is there twice."""
+    """Return the headers of `cors` that a response lacks; browsers reject repeated ones."""
     if not cors:
         return ()
-    own = {name for name, _ in pairs}
-    return tuple(pair for pair in cors if pair[0] not in own)
+    names = {name for name, _ in pairs}
+    return tuple(pair for pair in cors if pair[0] not in names)
 
 
 def is_preflight(scope: Scope) -> bool:
-    """A browser's question before the request itself; it carries no token."""
+    """Tell whether a request is a browser's preflight, which carries no token."""
     if scope["method"] != "OPTIONS":
         return False
     names = {name for name, _ in scope["headers"]}

@@ -1,3 +1,1 @@
-"""The management of models, as HTTP and gRPC offer it: operations, descriptions, schemas,
-samples.
-"""
+"""The management of models for HTTP and gRPC: operations, descriptions, schemas, samples."""

@@ -1,4 +1,4 @@
-"""Builds the JSON that describes the core's models."""
+"""The JSON that describes the models."""
 
 from __future__ import annotations
 
@@ -32,13 +32,11 @@ if TYPE_CHECKING:
 PAGE = 100
 
 ItemT = TypeVar("ItemT")
-Memory: TypeAlias = (
-    "Mapping[Worker, int]"  # bytes; of a worker that came since it was read there is none
-)
+Memory: TypeAlias = "Mapping[Worker, int]"  # bytes; a newer worker has no entry
 
 
 def memory_of(workers: Iterable[Worker]) -> Memory:
-    """It reads files of the system, several a worker: nothing for the event loop."""
+    """Return the memory of workers; this reads several files per worker, so call it in a thread."""
     return {worker: worker.memory() for worker in workers}
 
 
@@ -98,7 +96,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
 
 
 def limits_now(version: ModelVersion) -> dict[str, int]:
-    """What a latency target changes with the load."""
+    """Return the limits that a latency target changes with the load."""
     return (
         {}
         if version.slo is None
@@ -111,14 +109,14 @@ def describe_slo(slo: SloReport) -> DescribedSlo:
 
 
 def describe_cache(cache: ReplyCache) -> DescribedCache:
-    asked = cache.hits + cache.misses
+    requests = cache.hits + cache.misses
     return DescribedCache(
         entries=len(cache),
         size=cache.size,
         max_size=cache.config.size,
         hits=cache.hits,
         misses=cache.misses,
-        hit_ratio=cache.hits / asked if asked else None,
+        hit_ratio=cache.hits / requests if requests else None,
     )
 
 
@@ -138,37 +136,33 @@ def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> Descri
 
 
 def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
-    """One page, sorted by name, without the functions of workflows, which have no archive of their
-    own.
-    """
+    """Return a page of models by name, without functions of workflows, which have no archive."""
     ordered = sorted(
         (model for model in models if model.versions[model.default].url),
         key=lambda model: model.name,
     )
-    page, following = page_of(ordered, limit, start)
+    page, next_start = page_of(ordered, limit, start)
     listed = [
         ListedModel(model_name=model.name, model_url=model.versions[model.default].url)
         for model in page
     ]
-    return ModelList(next_page_token=following, models=listed)
+    return ModelList(next_page_token=next_start, models=listed)
 
 
 def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[ItemT], str | None]:
-    """One page, and where the next begins.
+    """Return a page, and the start of the next one.
 
-    A limit that TorchServe does not allow becomes the greatest, a bad start the first.
+    As in TorchServe, an invalid limit becomes the largest, and an invalid start the first.
     """
     if not 1 <= limit <= PAGE:
         limit = PAGE
     start = max(0, start)
-    following = start + limit
-    return ordered[start:following], str(following) if following < len(ordered) else None
+    next_start = start + limit
+    return ordered[start:next_start], str(next_start) if next_start < len(ordered) else None
 
 
 def not_ready(registry: Registry) -> list[NotReadyModel]:
-    """The default versions that cannot serve now. One that is to have no workers is not waited
-    for.
-    """
+    """Return the default versions that should serve but cannot."""
     now = time.monotonic()
     waiting = [
         NotReadyModel(
@@ -184,15 +178,17 @@ def not_ready(registry: Registry) -> list[NotReadyModel]:
         if version is None or not version.min_workers or version.ready:
             continue
         states = Counter(worker.state for worker in version.workers)
-        held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
-        reason = f"no worker is ready; workers: {held}"
+        states_text = (
+            ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
+        )
+        reason = f"no worker is ready; workers: {states_text}"
         if states[WorkerState.FAILED]:
-            left = min(
+            wait_s = min(
                 worker.next_start - now
                 for worker in version.workers
                 if worker.state is WorkerState.FAILED
             )
-            reason += f"; the next attempt is in {max(0.0, left):.0f} s"
+            reason += f"; the next attempt is in {max(0.0, wait_s):.0f} s"
         waiting.append(
             NotReadyModel(model_name=version.name, model_version=version.version, reason=reason)
         )
@@ -200,11 +196,10 @@ def not_ready(registry: Registry) -> list[NotReadyModel]:
 
 
 def is_healthy(models: Iterable[Model]) -> bool:
-    """False when a default version has fewer ready workers than it should, and a worker of it was
-    given up.
+    """Tell whether each default version has enough ready workers, or none that was given up.
 
-    A worker is given up once its restarts have gone on for `maxRetryTimeoutInSec`, or have failed
-    alike three times.
+    A worker is given up after its restarts lasted for `maxRetryTimeoutInSec`, or failed in the same
+    way three times.
     """
     for model in models:
         version = model.versions.get(model.default)
@@ -219,9 +214,9 @@ def is_healthy(models: Iterable[Model]) -> bool:
 
 
 def is_given_up(version: ModelVersion) -> bool:
-    """No worker is ready, and at least one has failed for good.
+    """Tell whether no worker is ready and at least one has failed for good.
 
-    A worker that is being restarted is no reason to replace the instance.
+    A worker that restarts is no reason to replace the instance.
     """
     states = Counter(worker.state for worker in version.workers)
     return (

@@ -1,6 +1,4 @@
-"""An input for trying a model: a sample or a warm-up request of its archive, else one that is
-generated for what its handler takes.
-"""
+"""Inputs for trying a model: samples or warm-up requests of its archive, or generated ones."""
 
 from __future__ import annotations
 
@@ -19,65 +17,69 @@ from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.shared.content_types import guess_content_type
 from tsx_runtime.shared.example_requests import OIP_TYPES, example_body, read_example
 
-SAMPLES = "samples"  # the directory of an archive that holds inputs for trying it
-LONGEST_SAMPLE = 32 << 20  # bytes
-MOST_LISTED = 200
-NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
-SIDE = 224  # pixels of a generated image
-TEXT = b"The quick brown fox jumps over the lazy dog."
+SAMPLES = "samples"  # directory of an archive with inputs for trying it
+MAX_SAMPLE_BYTES = 32 << 20
+MAX_SAMPLES = 200
+# Handlers that take JSON lists of numbers.
+NUMBER_HANDLERS = ("", "base_handler", "torchscript_handler")
+IMAGE_SIDE_PX = 224  # size of a generated image
+SAMPLE_TEXT = b"The quick brown fox jumps over the lazy dog."
 
 
 class SampleInput(NamedTuple):
-    source: str  # its path in the archive, or that it is generated
+    source: str  # its path in the archive, or "generated"
     content_type: str
     body: bytes
 
 
 def input_of(version: ModelVersion) -> str | None:
-    """image, text, json, file or chat: what its handler takes, as its workers say, or what tsx's
-    own handlers are known to take.
+    """Return image, text, json, file or chat, or None: the input that the handler takes.
+
+    The workers report it, or it is known for tsx's own handlers.
     """
     kind = next((worker.input for worker in version.workers if worker.input), None)
-    return kind or ("json" if version.handler in NUMBERS else None)
+    return kind or ("json" if version.handler in NUMBER_HANDLERS else None)
 
 
 def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:
-    """The files that its archive brings along for trying it, with their sizes; nothing that lies
-    elsewhere, wherever a link may point.
-    """
+    """Return the samples of an archive with their sizes; links may not lead out of the folder."""
     folder = version.archive.directory / SAMPLES
-    inside = folder.resolve()
+    resolved_folder = folder.resolve()
     try:
         files = [
             path
             for path in sorted(folder.iterdir())
             if path.is_file() and not path.name.startswith(".")
         ]
-        found = [(path, path.stat().st_size) for path in files if path.resolve().parent == inside]
-    except (FileNotFoundError, NotADirectoryError):  # it brings none, or is being unregistered
+        files_with_size = [
+            (path, path.stat().st_size)
+            for path in files
+            if path.resolve().parent == resolved_folder
+        ]
+    except (FileNotFoundError, NotADirectoryError):  # No samples, or the model is unregistered.
         return []
-    return [(path, size) for path, size in found if size <= LONGEST_SAMPLE][:MOST_LISTED]
+    return [(path, size) for path, size in files_with_size if size <= MAX_SAMPLE_BYTES][
+        :MAX_SAMPLES
+    ]
 
 
 def sample_of(version: ModelVersion) -> SampleInput | None:
-    """The first that there is; None where there is none, and what the handler takes is not known.
-    It reads files.
-    """
+    """Return the first sample, or None if there is none; this reads files."""
     for path, _ in samples_of(version):
-        with suppress(FileNotFoundError):  # it is being unregistered
+        with suppress(FileNotFoundError):  # The model may be unregistered meanwhile.
             body = path.read_bytes()
             return SampleInput(f"{SAMPLES}/{path.name}", guess_content_type(path.name, body), body)
     return next(_warm_up_requests(version), None) or _generated(input_of(version))
 
 
 def has_example(version: ModelVersion) -> bool:
-    """Whether its handler describes a request that its model takes."""
+    """Tell whether the handler describes a request for its model."""
     return any(worker.example for worker in version.workers)
 
 
 async def example_of(version: ModelVersion) -> SampleInput | None:
-    """That request; None where it is not known, or no worker is ready to tell."""
-    inputs = read_example(await _described(version))
+    """Return the request that the handler describes, or None without a ready worker."""
+    inputs = read_example(await _handler_description(version))
     return (
         SampleInput(
             "generated",
@@ -90,25 +92,27 @@ async def example_of(version: ModelVersion) -> SampleInput | None:
 
 
 async def tensors_of(version: ModelVersion) -> list[tuple[str, str, list[int]]]:
-    """Name, datatype of the Open Inference Protocol and shape of a row of each input that its
-    handler describes. A size of -1 is free.
+    """Return the inputs that the handler describes.
+
+    Returns:
+        Name, datatype of the Open Inference Protocol and shape of a row. A size of -1 is free.
     """
-    described = await _described(version)
+    description = await _handler_description(version)
     try:
-        given = [
-            (str(each["name"]), OIP_TYPES.get(each["datatype"], "FP32"), each["shape"] or [])
-            for each in described["inputs"]
+        inputs = [
+            (str(tensor["name"]), OIP_TYPES.get(tensor["datatype"], "FP32"), tensor["shape"] or [])
+            for tensor in description["inputs"]
         ]
         return [
             (name, kind, [-1 if size is None else int(size) for size in shape])
-            for name, kind, shape in given
+            for name, kind, shape in inputs
         ]
     except (KeyError, TypeError, ValueError):
         return []
 
 
-async def _described(version: ModelVersion) -> Any:
-    """What its handler says of itself, if it takes tensors and a worker is ready to tell."""
+async def _handler_description(version: ModelVersion) -> Any:
+    """Return the description of a handler with tensors, or None without a ready worker."""
     try:
         return await ask_handler(version) if has_example(version) else None
     except TsxError:
@@ -123,7 +127,7 @@ def _warm_up_requests(version: ModelVersion) -> Iterator[SampleInput]:
             if (
                 not file.is_relative_to(root)
                 or not file.is_file()
-                or file.stat().st_size > LONGEST_SAMPLE
+                or file.stat().st_size > MAX_SAMPLE_BYTES
             ):
                 continue
             if not file.name.endswith(SUFFIX):
@@ -143,14 +147,22 @@ def _warm_up_requests(version: ModelVersion) -> Iterator[SampleInput]:
             continue
 
 
-def _content_type(given: str | None, name: str, body: bytes) -> str:
-    """What an archive says, if a header can hold it: it becomes one of the answer."""
-    if given and given.isascii() and is_header(b"content-type", given.encode()):
-        return given
+def _content_type(archive_type: str | None, name: str, body: bytes) -> str:
+    """Return the archive's type if a header can hold it, because the response has it as one."""
+    if (
+        archive_type
+        and archive_type.isascii()
+        and is_header(b"content-type", archive_type.encode())
+    ):
+        return archive_type
     return guess_content_type(name, body)
 
 
 def _generated(kind: str | None) -> SampleInput | None:
     if kind == "image":
-        return SampleInput("generated", "image/png", gradient_png(SIDE))
-    return SampleInput("generated", "text/plain; charset=utf-8", TEXT) if kind == "text" else None
+        return SampleInput("generated", "image/png", gradient_png(IMAGE_SIDE_PX))
+    return (
+        SampleInput("generated", "text/plain; charset=utf-8", SAMPLE_TEXT)
+        if kind == "text"
+        else None
+    )

@@ -1,6 +1,4 @@
-"""The JSON and the parameters of the HTTP API, with the names and the order of TorchServe's
-(contract 1.3).
-"""
+"""The JSON and the parameters of the HTTP API, with TorchServe's names and order."""
 
 from __future__ import annotations
 
@@ -19,11 +17,9 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.version import __version__
 
 _IGNORED = "accepted for TorchServe's clients; has no effect in TorchServe or tsx"
-MOST_PROBLEMS = 5  # problems of one request that its answer names: a body may have thousands
-_SHOWN = (
-    reprlib.Repr()
-)  # of a client's value as much as a person reads, however large it is, and however deeply nested
-_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
+MAX_PROBLEMS = 5  # reported problems of one request; a body may have thousands
+_EXCERPT = reprlib.Repr()  # shortens a client's value, however large and nested
+_EXCERPT.maxstring = _EXCERPT.maxother = _EXCERPT.maxlong = 200
 
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
 
@@ -32,7 +28,7 @@ def _lower(value: Any) -> Any:
     return value.strip().lower() if isinstance(value, str) else value
 
 
-Flag = Annotated[bool, BeforeValidator(_lower)]  # query strings write a boolean in any case
+Flag = Annotated[bool, BeforeValidator(_lower)]  # a boolean of a query string, in any case
 
 
 class Camel(BaseModel):
@@ -83,7 +79,7 @@ class NotReadyModel(Camel):
     reason: str
 
 
-_WAITING: dict[str, Any] = {
+_NOT_READY_EXAMPLE: dict[str, Any] = {
     "modelName": "digits",
     "modelVersion": "1.0",
     "reason": "no worker is ready; workers: 1 LOADING",
@@ -92,7 +88,7 @@ _WAITING: dict[str, Any] = {
 
 class Readiness(Camel):
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"status": "Not ready", "notReady": [_WAITING]}]}
+        json_schema_extra={"examples": [{"status": "Not ready", "notReady": [_NOT_READY_EXAMPLE]}]}
     )
 
     status: str = Field(description="Ready, Not ready, or Stopping")
@@ -199,14 +195,14 @@ class JobQueue(Camel):
     pending_requests: int
 
 
-_WORKER: dict[str, Any] = {
+_WORKER_EXAMPLE: dict[str, Any] = {
     "id": "9000",
     "startTime": "2026-02-08T11:03:20.974Z",
     "status": "READY",
     "memoryUsage": 209715200,
     "pid": 98972,
 }
-_DESCRIBED: dict[str, Any] = {
+_MODEL_EXAMPLE: dict[str, Any] = {
     "modelName": "digits",
     "modelVersion": "1.0",
     "modelUrl": "digits.mar",
@@ -214,7 +210,7 @@ _DESCRIBED: dict[str, Any] = {
     "minWorkers": 1,
     "maxWorkers": 1,
     "loadedAtStartup": True,
-    "workers": [{**_WORKER, "gpu": False, "gpuUsage": "N/A", "restarts": 0}],
+    "workers": [{**_WORKER_EXAMPLE, "gpu": False, "gpuUsage": "N/A", "restarts": 0}],
     "jobQueueStatus": {"remainingCapacity": 100, "pendingRequests": 0},
     "workerRestarts": 0,
     **{LIMITS[name].key: LIMITS[name].default for name in CHANGEABLE},
@@ -315,7 +311,7 @@ class _TorchServeDescription(Camel):
 class DescribedModel(_TorchServeDescription):
     """One version. A field that does not apply is absent."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_DESCRIBED]})
+    model_config = ConfigDict(json_schema_extra={"examples": [_MODEL_EXAMPLE]})
 
     worker_restarts: int = Field(0, description="how often a worker of this version was restarted")
     worker_recycles: dict[str, int] | None = Field(
@@ -362,7 +358,7 @@ class DescribedModels(RootModel[list[DescribedModel]]):
 class ServerMetadata(BaseModel):
     """`GET /v2`."""
 
-    name: str = "Torchserve"  # what KServe's runtimes know it by
+    name: str = "Torchserve"  # KServe's runtimes expect this name.
     version: str = __version__
     extensions: list[str] = ["kserve", "kubeflow"]
     extenstion: list[str] = Field(
@@ -371,35 +367,40 @@ class ServerMetadata(BaseModel):
 
 
 def dump_json(model: BaseModel) -> str:
-    """Pretty-printed, as TorchServe's, with the fields' outside names; None is left out."""
+    """Return formatted JSON with the public names of fields; None is left out."""
     return model.model_dump_json(by_alias=True, exclude_none=True, indent=2)
 
 
-def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) -> ParametersT:
-    """`own` overrides `given`. Raises BadRequest."""
+def parameters_of(kind: type[ParametersT], values: dict[str, Any], **overrides: Any) -> ParametersT:
+    """Validate parameters; `overrides` takes precedence over `values`.
+
+    Raises:
+        BadRequest: A parameter is invalid.
+    """
     try:
-        return kind.model_validate(given | own)
+        return kind.model_validate(values | overrides)
     except ValidationError as error:
         raise from_validation(error.errors(include_url=False), kind.model_fields) from error
 
 
 def from_validation(problems: Any, known: Collection[str] = ()) -> BadRequest:
-    """Names each parameter and its value. (TorchServe takes the default for a number that does not
-    parse.) `known`: the valid names.
+    """Return the error for invalid parameters, with the name and value of each.
+
+    TorchServe would use the default for a number that it cannot parse. `known` are the valid names.
     """
     texts = []
-    for problem in problems[:MOST_PROBLEMS]:
+    for problem in problems[:MAX_PROBLEMS]:
         name = ".".join(
             str(part) for part in problem["loc"] if part not in ("query", "body", "path")
         )
         if problem["type"] == "extra_forbidden" and known:
-            others = f"; there are {', '.join(known)}."
-            texts.append(f"Parameter {name} is not known{suggestion(name, known) or others}")
+            choices = f"; there are {', '.join(known)}."
+            texts.append(f"Parameter {name} is not known{suggestion(name, known) or choices}")
             continue
         texts.append(
-            f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}:"
+            f"Parameter {name or 'body'} is {_EXCERPT.repr(problem.get('input'))}:"
             f" {problem['msg'].removeprefix('Value error, ')}."
         )
-    if len(problems) > MOST_PROBLEMS:
-        texts.append(f"There are {len(problems) - MOST_PROBLEMS} more problems.")
+    if len(problems) > MAX_PROBLEMS:
+        texts.append(f"There are {len(problems) - MAX_PROBLEMS} more problems.")
     return BadRequest(" ".join(texts))

@@ -1,6 +1,4 @@
-"""The management API of HTTP and gRPC: register, list, describe, scale, set default, unregister
-(contract 1.3).
-"""
+"""The management API of HTTP and gRPC: register, list, describe, scale, set default, unregister."""
 
 from __future__ import annotations
 
@@ -37,34 +35,30 @@ from tsx_runtime.errors import (
 from tsx_runtime.metrics.gpu import read_gpus
 from tsx_runtime.shared.suggestions import suggestion
 
-RUNTIMES = (
-    "python",
-    "python3",
-    "python2",
-    "lsp",
-)  # what archives name; all run in this server's own Python
-LARGEST_DESCRIPTION = (
-    1 << 20
-)  # bytes of a handler's description that are parsed; a larger one is shown as text
-MOST_VALUES = 20_000  # of a JSON body of the management API: parsed and checked in about 20 ms
+# Runtimes of archives; all run in this server's own Python.
+RUNTIMES = ("python", "python3", "python2", "lsp")
+MAX_DESCRIPTION_BYTES = 1 << 20  # A larger description of a handler is shown as text.
+MAX_VALUES = 20_000  # values of a JSON body, which take about 20 ms
 PROCESSING = Status(status="Processing worker updates..."), 202
 
 
 class ManagementService:
-    """Where a method returns a status code beside its model, it is 200, or 202 for work that goes
-    on.
-    """
+    """The operations; a returned status code is 200, or 202 for work that continues."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
 
-    def check_model_api(self, *others: str) -> None:
-        """`others`: the methods that the path allows even so.
+    def check_model_api(self, *allowed: str) -> None:
+        """Check that `enable_model_api` is on.
 
-        Raises MethodNotAllowed where `enable_model_api` is false.
+        Args:
+            allowed: The methods that the path allows in any case.
+
+        Raises:
+            MethodNotAllowed: It is off.
         """
         if not self.registry.settings.enable_model_api:
-            raise MethodNotAllowed(allowed=others)
+            raise MethodNotAllowed(allowed=allowed)
 
     async def register(self, parameters: RegisterParameters) -> tuple[Status, int]:
         self.check_model_api("GET")
@@ -75,13 +69,13 @@ class ManagementService:
             raise _start_failed(error.model, error.version, error) from error
         if version.min_workers and not parameters.synchronous:
             return PROCESSING
-        done = f"registered with {version.min_workers} initial workers"
+        result = f"registered with {version.min_workers} initial workers"
         if version.replaced is not None:
-            done = (
+            result = (
                 f"has taken the place of version {version.replaced} with {version.min_workers}"
                 " workers"
             )
-        text = f'Model "{version.name}" Version: {version.version} {done}'
+        text = f'Model "{version.name}" Version: {version.version} {result}'
         return (
             Status(
                 status=(
@@ -97,6 +91,7 @@ class ManagementService:
         return list_models(self.registry.models.values(), limit, next_page_token)
 
     async def describe(self, model: str, version: str | None, customized: bool) -> DescribedModels:
+        """Describe one version, the default one, or all; `customized` asks the handlers too."""
         number = None if version == "all" else version
         try:
             default = self.registry.find(model, number)
@@ -113,53 +108,64 @@ class ManagementService:
         versions = (
             list(self.registry.models[model].versions.values()) if version == "all" else [default]
         )
-        workers = [worker for found in versions for worker in found.workers]
+        workers = [worker for shown_version in versions for worker in shown_version.workers]
         gpus = await read_gpus() if any(worker.gpu_id is not None for worker in workers) else {}
         memory = await asyncio.to_thread(memory_of, workers)
-        described = [describe_version(found, gpus, memory) for found in versions]
-        # of `all`, the versions that are ready: TorchServe calls no handler then, and fails for
-        # none
+        described = [describe_version(shown_version, gpus, memory) for shown_version in versions]
+        # With `all`, TorchServe calls no handler. Versions that are not ready must not fail.
         if customized:
             ready = [
                 pair
                 for pair in zip(described, versions, strict=True)
                 if version != "all" or pair[1].ready
             ]
-            answers = await asyncio.gather(*(ask_handler(found) for _, found in ready))
-            for (one, _), answer in zip(ready, answers, strict=True):
-                one.customized_metadata = answer
+            answers = await asyncio.gather(
+                *(ask_handler(shown_version) for _, shown_version in ready)
+            )
+            for (model_description, _), answer in zip(ready, answers, strict=True):
+                model_description.customized_metadata = answer
         return DescribedModels(described)
 
     async def change(
-        self, model: str, version: str | None, wanted: ScaleParameters, given: Iterable[str]
+        self, model: str, version: str | None, parameters: ScaleParameters, names: Iterable[str]
     ) -> tuple[Status, int]:
-        """Limits, workers or both; `given` are all parameters' names. With neither, TorchServe
-        scales to one worker, and so does this.
+        """Change limits, workers or both; without either, there is one worker, as in TorchServe.
+
+        `names` are the names of all parameters of the request.
         """
-        _check_names(given)
+        _check_names(names)
         changes = {
             name: value
             for name in (*CHANGEABLE, "slo")
-            if (value := getattr(wanted, name)) is not None
+            if (value := getattr(parameters, name)) is not None
         }
-        scales = not changes or wanted.min_worker is not None or wanted.max_worker is not None
+        scales = (
+            not changes or parameters.min_worker is not None or parameters.max_worker is not None
+        )
         if not scales:
-            found = self.registry.change(model, version, changes)
+            shown_version = self.registry.change(model, version, changes)
             text = ", ".join(f"{name} = {value}" for name, value in changes.items())
             return (
-                Status(status=f'Changed for model "{model}" Version: {found.version}: {text}'),
+                Status(
+                    status=f'Changed for model "{model}" Version: {shown_version.version}: {text}'
+                ),
                 200,
             )
-        least = 1 if wanted.min_worker is None else wanted.min_worker
+        min_workers = 1 if parameters.min_worker is None else parameters.min_worker
         try:
             await self.registry.scale(
-                model, version, least, wanted.max_worker, wait=wanted.synchronous, changes=changes
+                model,
+                version,
+                min_workers,
+                parameters.max_worker,
+                wait=parameters.synchronous,
+                changes=changes,
             )
         except LoadFailed as error:
             raise _start_failed(model, version, error) from error
-        if not wanted.synchronous:
+        if not parameters.synchronous:
             return PROCESSING
-        text = f"Workers scaled to {least} for model: {model}"
+        text = f"Workers scaled to {min_workers} for model: {model}"
         return Status(status=f"{text}, version: {version}" if version else text), 200
 
     async def set_default(self, model: str, version: str) -> Status:
@@ -176,9 +182,7 @@ class ManagementService:
 
 
 async def ask_handler(version: ModelVersion) -> Any:
-    """The answer of the handler's `describe_handle`, from a request with the header `describe`:
-    JSON where it is JSON, else text.
-    """
+    """Return the result of the handler's `describe_handle`, as JSON if possible, else as text."""
     if not version.ready:
         text = (
             f'Model "{version.name}" has no worker to serve describe request. Please use scale'
@@ -193,20 +197,20 @@ async def ask_handler(version: ModelVersion) -> Any:
     try:
         body = await answer.read_all(version.max_response_size)
     except BaseException:
-        version.leave(job)  # of a stream, no further part is read
+        version.leave(job)  # No further part of a stream is read.
         answer.leave()
         raise
     if answer.status >= 400:
         text = f'The handler of model "{version.name}" could not describe it: {_message(body)}'
         raise PredictionFailed(text, status=max(answer.status, 500))
     try:
-        return load_json(body, most_bytes=LARGEST_DESCRIPTION, most_values=MOST_VALUES)
+        return load_json(body, most_bytes=MAX_DESCRIPTION_BYTES, most_values=MAX_VALUES)
     except ValueError:
         return body.decode(errors="replace")
 
 
 def _message(body: bytes) -> str:
-    """The text of a worker's error JSON, or of whatever else the handler sent."""
+    """Return the message of a worker's error JSON, or the beginning of another body."""
     error = read_error(body)
     return str(error["message"]) if error else body[:1000].decode(errors="replace")
 
@@ -229,11 +233,9 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
     )
 
 
-def _check_names(given: Iterable[str]) -> None:
-    """TorchServe passes over parameters that it does not know, and so must this; but not over a
-    slip in one that it knows.
-    """
-    for name in given:
+def _check_names(names: Iterable[str]) -> None:
+    """Check for misspelt parameters; unknown ones are ignored, as in TorchServe."""
+    for name in names:
         if (
             name not in ScaleParameters.model_fields
             and name not in BY_KEY
@@ -243,6 +245,6 @@ def _check_names(given: Iterable[str]) -> None:
 
 
 def _start_failed(model: str, version: str | None, error: LoadFailed) -> LoadFailed:
-    """TorchServe's words, which its clients look for, then the worker's own."""
-    words = f"Failed to start workers for model {model} version: {version or 'null'}"
-    return type(error)(f"{words}. {error.message}", traceback=error.traceback)
+    """Return the error with TorchServe's text, which clients expect, before the worker's own."""
+    text = f"Failed to start workers for model {model} version: {version or 'null'}"
+    return type(error)(f"{text}. {error.message}", traceback=error.traceback)

@@ -1,3 +1,1 @@
-"""As many workers as the load needs: within `minWorkers` and `maxWorkers`, down to none, and within
-a budget of memory.
-"""
+"""The number of workers, adapted to the load within `minWorkers`, `maxWorkers` and memory."""

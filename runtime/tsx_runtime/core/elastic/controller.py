@@ -1,6 +1,4 @@
-"""Looks at the models whose number of workers may change, decides, and scales them: one periodic
-task per server.
-"""
+"""The periodic task that adapts the number of workers of all adaptive models of a server."""
 
 from __future__ import annotations
 
@@ -20,22 +18,22 @@ from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.shared.log_format import rounded
 from tsx_runtime.shared.memory import free_memory
 
-MEASURE_EVERY = 10  # looks between two measurements of the budget
-BUSY_ENOUGH = 1.0  # seconds of work from which the cores that a worker uses are computed
+ROUNDS_PER_MEASUREMENT = 10  # rounds between two measurements of the memory budget
+MIN_BUSY_S = 1.0  # work that is observed before the cores of a worker are computed
 
 
 @dataclass
-class _Watched:
-    """What is remembered of one version."""
+class _WatchedVersion:
+    """The observations of one version."""
 
     history: History = field(default_factory=History)
     refusals: int = 0
     arrived: int = 0
-    processes: frozenset[WorkerInstance | None] = frozenset()  # since when the two sums are counted
+    processes: frozenset[WorkerInstance | None] = frozenset()  # processes of the two sums below
     cpu_seconds: float = 0.0
     busy_seconds: float = 0.0
-    cores_of_worker: float = 1.0
-    held: str = ""  # what kept workers away, as told last
+    cores_per_worker: float = 1.0
+    last_limit: str = ""  # the last reported reason for no further worker
 
 
 class ElasticController:
@@ -44,19 +42,20 @@ class ElasticController:
         versions: Callable[[], Iterable[ModelVersion]],
         budget: MemoryBudget,
         cores: int,
-        begin: Callable[[Coroutine[Any, Any, None]], None],
+        start_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """`versions` are those that requests find. `begin` runs a scaling beside this."""
+        """Adapt `versions` in later rounds; `start_task` runs a scaling in the background."""
         self._versions = versions
         self._budget = budget
         self._cores = cores
-        self._begin = begin
+        self._start_task = start_task
         self.clock = time.monotonic
-        self._watched: dict[ModelVersion, _Watched] = {}
-        self._looks = itertools.count(1)
+        self._watched: dict[ModelVersion, _WatchedVersion] = {}
+        self._rounds = itertools.count(1)
 
-    async def look(self) -> None:
-        if next(self._looks) % MEASURE_EVERY == 0:
+    async def adjust(self) -> None:
+        """Observe all adaptive versions, and start the scalings that they need."""
+        if next(self._rounds) % ROUNDS_PER_MEASUREMENT == 0:
             await self._budget.measure()
         adaptive = [version for version in self._versions() if version.adapts and version.workers]
         if not adaptive:
@@ -71,12 +70,13 @@ class ElasticController:
         usage, memory = await asyncio.to_thread(
             lambda: ({worker: worker.usage() for worker in serving}, free_memory())
         )
-        left = self._budget.free()
-        free = memory if left is None else min(memory, left)
-        adaptive = [
-            version for version in self._versions() if version in adaptive
-        ]  # some may have gone meanwhile
-        self._watched = {version: self._watched.get(version) or _Watched() for version in adaptive}
+        budgeted = self._budget.free()
+        free = memory if budgeted is None else min(memory, budgeted)
+        # Some versions may have been removed meanwhile.
+        adaptive = [version for version in self._versions() if version in adaptive]
+        self._watched = {
+            version: self._watched.get(version) or _WatchedVersion() for version in adaptive
+        }
         for version, watched in self._watched.items():
             self._apply(
                 version,
@@ -87,33 +87,33 @@ class ElasticController:
                     self.clock(),
                     usage,
                     free,
-                    self._budget.fitting(version),
+                    self._budget.room_for_workers(version),
                     self._cores,
                 ),
             )
 
-    def _apply(self, version: ModelVersion, watched: _Watched, seen: ModelLoad) -> None:
-        decision, watched.history = decide(seen, watched.history)
+    def _apply(self, version: ModelVersion, watched: _WatchedVersion, load: ModelLoad) -> None:
+        decision, watched.history = decide(load, watched.history)
         if decision.workers == len(version.workers):
-            if decision.reason and decision.reason != watched.held:
-                version.hold(decision.reason, _numbers(seen, watched.history))
-            watched.held = decision.reason or watched.held
+            if decision.reason and decision.reason != watched.last_limit:
+                version.hold(decision.reason, _numbers(load, watched.history))
+            watched.last_limit = decision.reason or watched.last_limit
             return
         if decision.workers < len(version.workers) and not version.can_shrink:
             return
-        watched.held = ""
-        self._begin(
-            version.adapt(decision.workers, decision.reason, _numbers(seen, watched.history))
+        watched.last_limit = ""
+        self._start_task(
+            version.adapt(decision.workers, decision.reason, _numbers(load, watched.history))
         )
 
 
 def _observe(
     version: ModelVersion,
-    watched: _Watched,
+    watched: _WatchedVersion,
     now: float,
     usage: dict[Worker, ResourceUsage | None],
     free: int,
-    fitting: float,
+    gpu_room: float,
     cores: int,
 ) -> ModelLoad:
     waiting, working, rate = version.pressure()
@@ -122,23 +122,23 @@ def _observe(
         version.stats.refusals["NoWorker"] if version.plan.strategy.tickets else 0
     )
     refused, watched.refusals = (
-        max(0, refusals - watched.refusals) if watched.history.looked > 0 else 0,
+        max(0, refusals - watched.refusals) if watched.history.observed_at > 0 else 0,
         refusals,
     )
     count, report = version.stats.requests + refusals, version.slo
     arrived, watched.arrived = (
-        max(0, count - watched.arrived) if watched.history.looked > 0 else 0,
+        max(0, count - watched.arrived) if watched.history.observed_at > 0 else 0,
         count,
     )
     bound = None
     if report is not None and report.curve is not None and report.curve.known:
         bound = LatencyBound(report.target, report.seconds, report.curve)
-    used = {
-        worker: each
-        for worker, each in usage.items()
-        if each is not None and worker in version.workers
+    usages = {
+        worker: worker_usage
+        for worker, worker_usage in usage.items()
+        if worker_usage is not None and worker in version.workers
     }
-    _learn_cores(version, watched, used)
+    _measure_cores(version, watched, usages)
     return ModelLoad(
         now=now,
         minimum=version.min_workers,
@@ -151,65 +151,64 @@ def _observe(
         refused=refused,
         arrived=arrived,
         bound=bound,
-        places=version.batch_places or 1,
+        batch_size=version.batch_places or 1,
         rate=rate,
         load_seconds=min(
             (worker.instance.model_seconds for worker in version.workers if worker.instance),
             default=0.0,
         ),
-        worker_memory=max((each.memory for each in used.values()), default=0),
+        worker_memory=max((process.memory for process in usages.values()), default=0),
         free_memory=free,
-        fitting=fitting,
+        gpu_room=gpu_room,
         cores=cores,
-        cores_of_worker=0.0 if version.plan.gpus else watched.cores_of_worker,
+        cores_per_worker=0.0 if version.plan.gpus else watched.cores_per_worker,
         unused=max(0.0, now - version.last_used),
         scale_to_zero=version.plan.scale_to_zero,
     )
 
 
-def _learn_cores(
-    version: ModelVersion, watched: _Watched, used: dict[Worker, ResourceUsage]
+def _measure_cores(
+    version: ModelVersion, watched: _WatchedVersion, used: dict[Worker, ResourceUsage]
 ) -> None:
-    """Of a worker at work: at most one, as more workers get fewer threads each.
+    """Learn how many cores a busy worker uses, at most one.
 
-    Where it waits for others, it uses less.
+    More workers get fewer threads each. A worker that waits for other services uses less.
     """
-    cpu, busy = sum(each.cpu_seconds for each in used.values()), version.stats.busy_seconds
-    processes = frozenset(
-        worker.instance for worker in used
-    )  # one that was restarted has used nothing yet
+    cpu, busy = sum(process.cpu_seconds for process in used.values()), version.stats.busy_seconds
+    # A restarted process has used nothing yet.
+    processes = frozenset(worker.instance for worker in used)
     if watched.processes != processes:
         watched.processes, watched.cpu_seconds, watched.busy_seconds = processes, cpu, busy
-    elif busy - watched.busy_seconds > BUSY_ENOUGH:
-        watched.cores_of_worker = min(
+    elif busy - watched.busy_seconds > MIN_BUSY_S:
+        watched.cores_per_worker = min(
             1.0, (cpu - watched.cpu_seconds) / (busy - watched.busy_seconds)
         )
 
 
-def _numbers(seen: ModelLoad, then: History) -> str:
+def _numbers(load: ModelLoad, history: History) -> str:
     bound = ""
-    if seen.bound is not None:
-        rate, size = seen.bound.capacity(then.recent_rate, seen.workers)
-        slo = seen.bound.target.text
+    if load.bound is not None:
+        rate, size = load.bound.capacity(history.recent_rate, load.workers)
+        slo = load.bound.target.text
         bound = (
-            f"{rounded(then.recent_rate)} requests/s arrive, of which these answer {rounded(rate)}"
-            f" within {slo}, in batches of {size}"
+            f"{rounded(history.recent_rate)} requests/s arrive, of which these answer"
+            f" {rounded(rate)} within {slo}, in batches of {size}"
         )
     parts = [
         bound,
-        f"{seen.waiting} requests wait",
-        f"{seen.refused} refused" if seen.refused else "",
-        f"{seen.working} of {seen.workers} workers are at work",
-        f"{rounded(seen.rate)} requests/s each",
+        f"{load.waiting} requests wait",
+        f"{load.refused} refused" if load.refused else "",
+        f"{load.working} of {load.workers} workers are at work",
+        f"{rounded(load.rate)} requests/s each",
         (
-            f"a worker loads in {seen.load_seconds:.2g} s and uses {seen.worker_memory // MEGA} MB"
-            f" of {seen.free_memory // MEGA} MB free"
+            f"a worker loads in {load.load_seconds:.2g} s and uses {load.worker_memory // MEGA} MB"
+            f" of {load.free_memory // MEGA} MB free"
         ),
         (
-            f"it uses {seen.cores_of_worker:.2g} of {seen.cores:g} cores at work"
-            if seen.cores_of_worker
+            f"it uses {load.cores_per_worker:.2g} of {load.cores:g} cores at work"
+            if load.cores_per_worker
             else ""
         ),
-        f"no request for {seen.unused:.0f} s" if seen.unused >= 1 else "",
+        f"no request for {load.unused:.0f} s" if load.unused >= 1 else "",
     ]
     return ", ".join(filter(None, parts))

@@ -1,25 +1,24 @@
-"""How many workers a model should have now: a pure function of what is seen of it and of what was
-seen before. No clock, no I/O.
+"""The number of workers that a model should have, as a pure function of its load and its history.
 
-Up is quick, down is slow:
+Workers are added quickly and removed slowly:
 
-1. Pressed: all workers are at work, more requests wait than these take with their next batches, and
-   either it takes `PATIENCE` until they are done or the workers have had no pause. Once that has
-   lasted at two looks, and for as long as a worker takes to load (`LONGEST_PATIENCE` at most),
-   workers are added: as many as do what waits in a second, or in the time to load one; at most as
-   many as there are. A request that was refused because the queue is full adds workers at once.
-2. Quiet: nothing was pressed for `calm` seconds, and fewer workers would have been at work for less
-   than `COMFORTABLE` of the time. Then that many are left. If workers are added again soon after,
-   the next `calm` is twice as long: a load that just needs one more worker does not start and stop
-   it again and again.
-3. Unused: no request for `scale_to_zero` seconds. Then none is left.
+1. A model is pressed if all workers are busy, more requests wait than their next batches take, and
+   that work takes `MAX_WAITING_WORK_S` or the workers have had no pause. After two such rounds,
+   and the time to load a worker (at most `MAX_PRESSURE_S`), workers are added. They suffice for
+   the waiting work within a second, or within the loading time, but at most double the number. A
+   request that a full queue refused adds workers at once.
+2. A model is quiet if it was not pressed for `quiet_period` seconds, and fewer workers would have
+   been busy for less than `COMFORTABLE_SHARE` of the time. The number shrinks to these. If workers
+   are soon added again, the next `quiet_period` doubles, so that a load between two numbers does
+   not start and stop a worker again and again.
+3. A model is unused if no request came for `scale_to_zero` seconds. Then it has no worker.
 
-With a latency target, its curve decides instead of the queue and of how busy the workers are:
-pressed is a model that needs more workers to answer within the target all requests that arrive,
-refused ones included, or that refuses more of them than the target allows to be late; quiet is one
-for which fewer suffice with time to spare.
+With a latency target, its curve decides in place of the queue and of the busy share. A model is
+pressed if it needs more workers to answer all arriving requests within the target, refused ones
+included. It is also pressed if it refuses more of them than the target allows to be late. It is
+quiet if fewer workers suffice with time to spare.
 
-Nothing is added where memory or cores do not suffice, or while a worker loads or fails.
+No worker is added if memory or cores do not suffice, or while a worker loads or fails.
 """
 
 from __future__ import annotations
@@ -32,196 +31,209 @@ from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.slo.curve import LatencyCurve
 from tsx_runtime.core.slo.decision import aim
 
-LOOK = 0.5  # seconds between two looks
-PATIENCE = 0.1  # seconds of work that may wait before a busy model gets another worker
-LONGEST_PATIENCE = 5.0  # seconds that pressure must last where a worker loads for longer
-SATURATED = 0.9  # share of the time
-COMFORTABLE = 0.6  # share of the time
-CALM = 60.0  # seconds
-MOST_CALM = 3600.0  # seconds
-RECENT, USUAL = 1.0, 20.0  # seconds over which the share of workers at work is averaged
+INTERVAL_S = 0.5  # time between two rounds
+MAX_WAITING_WORK_S = 0.1  # waiting work from which a busy model gets another worker
+MAX_PRESSURE_S = 5.0  # longest pressure before a worker is added, however long it loads
+SATURATED_SHARE = 0.9  # share of the time
+COMFORTABLE_SHARE = 0.6  # share of the time
+MIN_QUIET_S = 60.0
+MAX_QUIET_S = 3600.0
+RECENT_S, USUAL_S = 1.0, 20.0  # time over which the number of busy workers is averaged
 
 
 class LatencyBound(NamedTuple):
-    """A latency target, with what its version has learned."""
+    """A latency target with the measured curve of its version."""
 
     target: LatencyTarget
-    seconds: float  # within which requests are accepted
-    curve: LatencyCurve  # that is known
+    seconds: float  # limit within which requests are accepted
+    curve: LatencyCurve  # known, not empty
 
-    def workers(self, rate: float, share: float, most: int) -> int:
-        """The fewest, `most` at most, that answer `rate` requests a second in time and are at work
-        for `share` of the time.
+    def workers(self, rate: float, share: float, limit: int) -> int:
+        """Return the fewest workers that answer `rate` requests a second in time.
+
+        They are busy for at most `share` of the time. The result is at most `limit`.
         """
         return next(
-            (count for count in range(1, most) if rate <= share * self.capacity(rate, count)[0]),
-            most,
+            (count for count in range(1, limit) if rate <= share * self.capacity(rate, count)[0]),
+            limit,
         )
 
     def capacity(self, rate: float, workers: int) -> tuple[float, int]:
-        """Requests per second that these answer in time, and the size of the batches that they aim
-        at.
-        """
+        """Return the requests per second that are answered in time, and the batch size for it."""
         size = aim(self.curve, self.seconds, rate, workers).size
         return workers * size / (self.curve.typical(size) * self.curve.mean), size
 
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """What is seen of a model at one look. Times are in seconds, memory is in bytes."""
+    """The load of a model in one round. Times are in seconds, memory is in bytes."""
 
     now: float
     minimum: int
     maximum: int
-    workers: int  # all, of which
+    workers: int  # all workers
     starting: int
-    failing: int  # that back off or were given up
-    working: int  # that have a batch
+    failing: int  # workers that back off or were given up
+    working: int  # workers with a batch
     waiting: int  # requests that no worker works on
-    refused: int = 0  # since the last look, because the queue was full
-    arrived: int = 0  # since the last look, refused ones included
+    refused: int = 0  # requests since the last round, because the queue was full
+    arrived: int = 0  # requests since the last round, refused ones included
     bound: LatencyBound | None = None
-    places: int = 1  # requests that one worker takes at once
-    rate: float = 0.0  # requests per second of one worker at work; 0 where nothing was measured
+    batch_size: int = 1  # requests that one worker takes at once
+    rate: float = 0.0  # requests per second of a busy worker, or 0 if nothing was measured
     load_seconds: float = 0.0
     worker_memory: int = 0
     free_memory: int = 0
-    fitting: float = math.inf  # more workers that the GPUs have room for
-    cores: float = math.inf  # that workers may use
-    cores_of_worker: float = 0.0  # that one at work uses
-    unused: float = 0.0  # since its last request
+    gpu_room: float = math.inf  # number of further workers that fit on the GPUs
+    cores: float = math.inf  # cores that workers may use
+    cores_per_worker: float = 0.0  # cores that a busy worker uses
+    unused: float = 0.0  # time since the last request
     scale_to_zero: float = 0.0  # 0: never
 
 
 class History(NamedTuple):
-    """What is kept of earlier looks."""
+    """The memory of earlier rounds."""
 
-    looked: float = -math.inf
-    recent: float = 0.0  # workers at work, on average
+    observed_at: float = -math.inf
+    recent: float = 0.0  # average number of busy workers
     usual: float = 0.0
-    recent_rate: float = 0.0  # requests that arrive per second, on average
+    recent_rate: float = 0.0  # average number of requests per second
     usual_rate: float = 0.0
     pressed_since: float | None = None
     quiet_since: float | None = None
-    calm: float = CALM
-    shrunk: float = -math.inf  # when
+    quiet_period: float = MIN_QUIET_S
+    shrunk_at: float = -math.inf
 
 
 class Scaling(NamedTuple):
+    """The number of workers to have, with the reason of a change or of a missing one."""
+
     workers: int
-    # queue, refused, slo, quiet or unused; memory or cores where one of these kept workers away
+    # queue, refused, slo, quiet or unused; memory or cores if one of these forbids more workers
     reason: str = ""
 
 
-def decide(seen: ModelLoad, before: History) -> tuple[Scaling, History]:
-    """How many workers there should be, and what to remember.
+def decide(load: ModelLoad, previous: History) -> tuple[Scaling, History]:
+    """Return the number of workers to have, and the history for the next round.
 
-    The same number, without a reason, where all is well.
+    Without a change, the number is the same and the reason is empty.
     """
-    then = _averaged(seen, before)
-    if not seen.workers or seen.starting or seen.failing:
-        return Scaling(seen.workers), then._replace(pressed_since=None, quiet_since=None)
-    if seen.scale_to_zero and seen.unused >= seen.scale_to_zero:
+    history = _averaged(load, previous)
+    if not load.workers or load.starting or load.failing:
+        return Scaling(load.workers), history._replace(pressed_since=None, quiet_since=None)
+    if load.scale_to_zero and load.unused >= load.scale_to_zero:
         return Scaling(0, "unused"), History()
-    if _is_pressed(seen, then):
-        return _when_pressed(seen, then)
-    return _when_not(seen, then._replace(pressed_since=None))
+    if _is_pressed(load, history):
+        return _decide_pressed(load, history)
+    return _decide_unpressed(load, history._replace(pressed_since=None))
 
 
-def _averaged(seen: ModelLoad, before: History) -> History:
-    if before.looked == -math.inf:
-        return before._replace(looked=seen.now, recent=seen.working, usual=seen.working)
-    passed = max(seen.now - before.looked, 1e-3)
-    recent, usual = (1 - math.exp(-passed / span) for span in (RECENT, USUAL))
-    working, rate = seen.working, seen.arrived / passed
-    return before._replace(
-        looked=seen.now,
-        recent=before.recent + (working - before.recent) * recent,
-        usual=before.usual + (working - before.usual) * usual,
-        recent_rate=before.recent_rate + (rate - before.recent_rate) * recent,
-        usual_rate=before.usual_rate + (rate - before.usual_rate) * usual,
+def _averaged(load: ModelLoad, previous: History) -> History:
+    if previous.observed_at == -math.inf:
+        return previous._replace(observed_at=load.now, recent=load.working, usual=load.working)
+    elapsed = max(load.now - previous.observed_at, 1e-3)
+    recent, usual = (1 - math.exp(-elapsed / span) for span in (RECENT_S, USUAL_S))
+    working, rate = load.working, load.arrived / elapsed
+    return previous._replace(
+        observed_at=load.now,
+        recent=previous.recent + (working - previous.recent) * recent,
+        usual=previous.usual + (working - previous.usual) * usual,
+        recent_rate=previous.recent_rate + (rate - previous.recent_rate) * recent,
+        usual_rate=previous.usual_rate + (rate - previous.usual_rate) * usual,
     )
 
 
-def _is_pressed(seen: ModelLoad, then: History) -> bool:
-    if _refuses(seen):
+def _is_pressed(load: ModelLoad, history: History) -> bool:
+    if _refuses_too_many(load):
         return True
-    if seen.bound is not None:
-        return seen.bound.workers(then.recent_rate, SATURATED, seen.workers + 1) > seen.workers
-    if seen.working < seen.workers or seen.waiting < seen.places * seen.workers:
+    if load.bound is not None:
+        return (
+            load.bound.workers(history.recent_rate, SATURATED_SHARE, load.workers + 1)
+            > load.workers
+        )
+    if load.working < load.workers or load.waiting < load.batch_size * load.workers:
         return False
     return (
-        seen.waiting >= PATIENCE * seen.rate * seen.workers
-        or then.recent >= SATURATED * seen.workers
+        load.waiting >= MAX_WAITING_WORK_S * load.rate * load.workers
+        or history.recent >= SATURATED_SHARE * load.workers
     )
 
 
-def _refuses(seen: ModelLoad) -> bool:
-    """More than the target, where there is one, allows to be late."""
-    return seen.refused > (
-        0.0 if seen.bound is None else (1 - seen.bound.target.quantile) * seen.arrived
+def _refuses_too_many(load: ModelLoad) -> bool:
+    """Tell whether more requests were refused than the target, if any, allows to be late."""
+    return load.refused > (
+        0.0 if load.bound is None else (1 - load.bound.target.quantile) * load.arrived
     )
 
 
-def _when_pressed(seen: ModelLoad, then: History) -> tuple[Scaling, History]:
-    since = seen.now if then.pressed_since is None else then.pressed_since
-    then = then._replace(pressed_since=since, quiet_since=None)
-    if not _refuses(seen) and seen.now - since < max(
-        LOOK / 2, min(seen.load_seconds, LONGEST_PATIENCE)
+def _decide_pressed(load: ModelLoad, history: History) -> tuple[Scaling, History]:
+    since = load.now if history.pressed_since is None else history.pressed_since
+    history = history._replace(pressed_since=since, quiet_since=None)
+    if not _refuses_too_many(load) and load.now - since < max(
+        INTERVAL_S / 2, min(load.load_seconds, MAX_PRESSURE_S)
     ):
-        return Scaling(seen.workers), then
-    if seen.bound is not None:
-        wanted, reason = (
+        return Scaling(load.workers), history
+    if load.bound is not None:
+        target, reason = (
             max(
-                seen.workers + 1, seen.bound.workers(then.recent_rate, SATURATED, 2 * seen.workers)
+                load.workers + 1,
+                load.bound.workers(history.recent_rate, SATURATED_SHARE, 2 * load.workers),
             ),
             "slo",
         )
     else:
         work = (
-            (seen.waiting + seen.refused) / (seen.rate * max(1.0, seen.load_seconds))
-            if seen.rate
+            (load.waiting + load.refused) / (load.rate * max(1.0, load.load_seconds))
+            if load.rate
             else 0.0
         )
-        wanted, reason = (
-            seen.workers + max(1, math.ceil(min(seen.workers, work))),
-            "refused" if seen.refused else "queue",
+        target, reason = (
+            load.workers + max(1, math.ceil(min(load.workers, work))),
+            "refused" if load.refused else "queue",
         )
-    limits = [(seen.maximum, ""), (_fitting(seen), "memory"), (_cores(seen), "cores")]
-    most, limit = min(limits, key=lambda each: each[0])
-    if most <= seen.workers:
-        return Scaling(seen.workers, limit), then
-    if seen.now - then.shrunk < 2 * then.calm:
-        then = then._replace(calm=min(2 * then.calm, MOST_CALM))
-    return Scaling(min(wanted, most), reason), then._replace(pressed_since=None)
+    limits = [(load.maximum, ""), (_memory_limit(load), "memory"), (_core_limit(load), "cores")]
+    max_workers, limit_reason = min(limits, key=lambda entry: entry[0])
+    if max_workers <= load.workers:
+        return Scaling(load.workers, limit_reason), history
+    if load.now - history.shrunk_at < 2 * history.quiet_period:
+        history = history._replace(quiet_period=min(2 * history.quiet_period, MAX_QUIET_S))
+    return Scaling(min(target, max_workers), reason), history._replace(pressed_since=None)
 
 
-def _when_not(seen: ModelLoad, then: History) -> tuple[Scaling, History]:
+def _decide_unpressed(load: ModelLoad, history: History) -> tuple[Scaling, History]:
     busy = (
-        math.ceil(then.usual / COMFORTABLE)
-        if seen.bound is None
-        else seen.bound.workers(then.usual_rate, COMFORTABLE, seen.workers)
+        math.ceil(history.usual / COMFORTABLE_SHARE)
+        if load.bound is None
+        else load.bound.workers(history.usual_rate, COMFORTABLE_SHARE, load.workers)
     )
-    least = max(seen.minimum, 1, busy)
-    if least >= seen.workers:
-        return Scaling(seen.workers), then._replace(quiet_since=None)
-    if then.quiet_since is None:
-        return Scaling(seen.workers), then._replace(quiet_since=seen.now)
-    if seen.now - then.quiet_since < then.calm:
-        return Scaling(seen.workers), then
-    calm = then.calm if seen.now - then.shrunk < 4 * then.calm else max(CALM, then.calm / 2)
-    return Scaling(least, "quiet"), then._replace(quiet_since=None, calm=calm, shrunk=seen.now)
+    min_workers = max(load.minimum, 1, busy)
+    if min_workers >= load.workers:
+        return Scaling(load.workers), history._replace(quiet_since=None)
+    if history.quiet_since is None:
+        return Scaling(load.workers), history._replace(quiet_since=load.now)
+    if load.now - history.quiet_since < history.quiet_period:
+        return Scaling(load.workers), history
+    quiet_period = (
+        history.quiet_period
+        if load.now - history.shrunk_at < 4 * history.quiet_period
+        else max(MIN_QUIET_S, history.quiet_period / 2)
+    )
+    return Scaling(min_workers, "quiet"), history._replace(
+        quiet_since=None, quiet_period=quiet_period, shrunk_at=load.now
+    )
 
 
-def _fitting(seen: ModelLoad) -> int:
-    fitting = max(0, seen.free_memory) // seen.worker_memory if seen.worker_memory else seen.maximum
-    return int(seen.workers + min(fitting, seen.fitting))
+def _memory_limit(load: ModelLoad) -> int:
+    host_room = (
+        max(0, load.free_memory) // load.worker_memory if load.worker_memory else load.maximum
+    )
+    return int(load.workers + min(host_room, load.gpu_room))
 
 
-def _cores(seen: ModelLoad) -> int:
-    """More workers than the cores can run make each other wait."""
+def _core_limit(load: ModelLoad) -> int:
+    """Return the number of workers that the cores can run without waiting for each other."""
     return (
-        max(seen.minimum, 1, int(seen.cores / seen.cores_of_worker))
-        if seen.cores_of_worker and seen.cores < math.inf
-        else seen.maximum
+        max(load.minimum, 1, int(load.cores / load.cores_per_worker))
+        if load.cores_per_worker and load.cores < math.inf
+        else load.maximum
     )

@@ -1,7 +1,6 @@
-"""Budgets of memory for the workers of all models: of the machine (`model_memory`) and of each GPU
-(`model_gpu_memory`).
+"""Memory budgets for the workers of all models: `model_memory` and `model_gpu_memory` of each GPU.
 
-Idle models, least recently used first, are unloaded for others.
+Idle models are unloaded for others, the least recently used ones first.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ from tsx_runtime.errors import LoadOutOfMemory
 MEGA = 1 << 20
 
 Versions = Callable[[], Iterable[ModelVersion]]
-GpuProcesses = Callable[
-    [], Awaitable[Mapping[int, Mapping[int, int]]]
-]  # bytes that processes hold, by GPU and pid, as far as it is known
+# Bytes that processes use, by GPU and process id, as far as they are known.
+GpuProcesses = Callable[[], Awaitable[Mapping[int, Mapping[int, int]]]]
 
 VersionT = TypeVar("VersionT")
 
@@ -43,13 +41,14 @@ VersionT = TypeVar("VersionT")
 def least_recently_used(
     idle: Iterable[tuple[float, int, VersionT]], excess: int
 ) -> list[VersionT] | None:
-    """Which of the idle models to unload so that `excess` bytes become free; None where all of them
-    together do not suffice.
+    """Choose idle models to unload until `excess` bytes are free, or None if all do not suffice.
 
-    Each is the time of its last use, its bytes, and the model.
+    Args:
+        idle: The time of the last use, the bytes, and the model.
+        excess: The number of bytes to free.
     """
     chosen = []
-    for _, memory, version in sorted(idle, key=lambda each: each[0]):
+    for _, memory, version in sorted(idle, key=lambda entry: entry[0]):
         if excess <= 0:
             break
         chosen.append(version)
@@ -58,49 +57,55 @@ def least_recently_used(
 
 
 class MemoryBudget:
-    """Asked before a process loads a model: its worker needs room in the budget of the machine, and
-    in those of its GPUs.
-    """
+    """The budgets of the machine and of each GPU, which reserve memory for a worker that loads."""
 
     def __init__(
         self,
-        bound: int | None,
+        limit: int | None,
         versions: Versions,
-        everyone: Versions,
-        gpu_bound: int | None = None,
+        all_versions: Versions,
+        gpu_limit: int | None = None,
         gpus: int = 0,
         read: GpuProcesses | None = None,
     ) -> None:
-        """`versions` may be unloaded; `everyone` has also those that come and go. `gpu_bound` is
-        that of each GPU.
+        """Limit the memory of workers; None is no limit.
+
+        Args:
+            limit: Bytes of the machine.
+            versions: The versions that may be unloaded.
+            all_versions: All versions, those that start or end included.
+            gpu_limit: Bytes of each GPU.
+            gpus: The number of GPUs.
+            read: The memory of processes on the GPUs.
         """
         self._loading: set[Worker] = set()
-        budget = partial(_DeviceBudget, versions, everyone, self._loading)
-        self._host = budget("model_memory", bound, _of_machine)
+        budget = partial(_DeviceBudget, versions, all_versions, self._loading)
+        self._host = budget("model_memory", limit, _machine_memory)
         self._gpus = [
-            budget("model_gpu_memory", gpu_bound, partial(_of_gpu, number, read))
+            budget("model_gpu_memory", gpu_limit, partial(_gpu_memory, number, read))
             for number in range(gpus)
         ]
 
     @asynccontextmanager
-    async def room(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
-        """Open while a process of the worker loads the model.
+    async def reserve(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
+        """Reserve memory while a process of the worker loads the model.
 
-        Raises LoadOutOfMemory where no idle model can be unloaded for it.
+        Raises:
+            LoadOutOfMemory: No idle model can be unloaded for it.
         """
         budgets = [
             budget
-            for budget in (self._host, *self._on(sorted(worker.gpus)))
-            if budget.bound is not None
+            for budget in (self._host, *self._gpu_budgets(sorted(worker.gpus)))
+            if budget.limit is not None
         ]
         try:
-            # all in the same order, and none waits for those that are still here once it has loaded
+            # All workers ask in the same order, and a loaded worker does not wait for loading ones.
             for budget in budgets:
                 await budget.begin(version, worker, 1 if budget is self._host else len(worker.gpus))
             self._loading.add(worker)
             yield
             for budget in budgets:
-                await budget.settle(version, worker)
+                await budget.confirm(version, worker)
         except LoadOutOfMemory:
             for budget in budgets:
                 budget.used.pop(worker, None)
@@ -111,106 +116,105 @@ class MemoryBudget:
                 budget.end(worker)
 
     def free(self) -> int | None:
-        """Bytes of the machine that are left, those of idle models not counted; None where there is
-        no bound.
-        """
+        """Return the free bytes of the machine, or None without a limit; idle models count."""
         return self._host.free()
 
-    def fitting(self, version: ModelVersion) -> float:
-        """How many more workers of it its GPUs have room for."""
-        budgets = self._on(version.plan.gpus)
-        return sum(budget.fitting(version) for budget in budgets) if budgets else math.inf
+    def room_for_workers(self, version: ModelVersion) -> float:
+        """Return the number of further workers of a version that fit on its GPUs."""
+        budgets = self._gpu_budgets(version.plan.gpus)
+        return sum(budget.room_for_workers(version) for budget in budgets) if budgets else math.inf
 
     async def measure(self) -> None:
-        """Workers grow while they work: measure them again, and unload idle models if that is too
-        much.
-        """
+        """Measure the workers again, which grow with time, and unload idle models if necessary."""
         for budget in (self._host, *self._gpus):
             await budget.measure()
 
-    def _on(self, gpus: Iterable[int]) -> list[_DeviceBudget]:
+    def _gpu_budgets(self, gpus: Iterable[int]) -> list[_DeviceBudget]:
         return [self._gpus[number] for number in gpus if number < len(self._gpus)]
 
 
 class _DeviceBudget:
-    """Counts what workers use once they have loaded, and reserves it before.
+    """The memory of one device: measured for loaded workers, and reserved for loading ones.
 
-    Decisions are made between two turns of the event loop.
+    Each decision is made between two turns of the event loop.
     """
 
     def __init__(
         self,
         versions: Versions,
-        everyone: Versions,
+        all_versions: Versions,
         loading: Collection[Worker],
         name: str,
-        bound: int | None,
+        limit: int | None,
         measure: Callable[[Sequence[Worker]], Awaitable[list[int | None]]],
     ) -> None:
-        """`loading`: workers that have room on all devices.
+        """Limit the memory of one device.
 
-        `measure`: the bytes of each of these workers; None where that is not known.
+        Args:
+            versions: The versions that may be unloaded.
+            all_versions: All versions.
+            loading: Workers with reserved memory on all devices.
+            name: The name of the setting.
+            limit: Bytes of the device, or None.
+            measure: Returns the bytes of each worker, or None if they are unknown.
         """
-        self.name = name  # of the setting
-        self.bound = bound
+        self.name = name
+        self.limit = limit
         self._versions = versions
-        self._everyone = everyone
+        self._all_versions = all_versions
         self._loading = loading
         self._measure = measure
         self.used: WeakKeyDictionary[Worker, int] = WeakKeyDictionary()
-        self._needs: WeakKeyDictionary[ModelVersion, int] = (
-            WeakKeyDictionary()
-        )  # of one worker, once one has loaded
-        self._reserved: dict[
-            Worker, int
-        ] = {}  # for processes that load; 0 once one has loaded and waits for room
-        self._least = 0  # bytes of the smallest worker so far; 0 before one has loaded
-        self._released = asyncio.Event()  # replaced each time
+        # Bytes of one worker, known once one has loaded.
+        self._needs: WeakKeyDictionary[ModelVersion, int] = WeakKeyDictionary()
+        # Bytes of loading processes; 0 for one that has loaded and waits for memory.
+        self._reserved: dict[Worker, int] = {}
+        self._smallest = 0  # bytes of the smallest worker so far, or 0
+        self._released = asyncio.Event()  # replaced at each release
 
     async def begin(self, version: ModelVersion, worker: Worker, share: int) -> None:
-        """`share`: the devices over which the worker spreads its model."""
-        assert self.bound is not None
+        """Reserve memory for a process; `share` devices hold the worker's model."""
+        assert self.limit is not None
         if worker.state is not WorkerState.READY:
-            self.used.pop(worker, None)  # of its last process
+            self.used.pop(worker, None)  # The entry belongs to its last process.
         size = await asyncio.to_thread(size_of_files, version.archive.directory) // share
-        while (
-            not self._least and self._reserved and not worker.stopping.is_set()
-        ):  # the first one shows what a process takes
+        # The first worker shows how much memory a process takes.
+        while not self._smallest and self._reserved and not worker.stopping.is_set():
             await self._next_release(worker)
         await self._make_room(
-            self.bound, version, worker, self._needs.get(version) or max(size, self._least)
+            self.limit, version, worker, self._needs.get(version) or max(size, self._smallest)
         )
 
-    async def settle(self, version: ModelVersion, worker: Worker) -> None:
-        """A process has loaded."""
-        assert self.bound is not None
+    async def confirm(self, version: ModelVersion, worker: Worker) -> None:
+        """Replace the reservation of a loaded process by its measured memory."""
+        assert self.limit is not None
         (used,) = await self._measure([worker])
         self.used[worker] = used = self._reserved[worker] if used is None else used
-        if worker.successor is None:  # else it is that of two processes
+        if worker.successor is None:  # With a successor, it measures two processes.
             self._needs[version] = used
-        self._least = min(self._least or used, used)
+        self._smallest = min(self._smallest or used, used)
         self._reserved[worker] = 0
-        await self._make_room(self.bound, version, worker, 0)
+        await self._make_room(self.limit, version, worker, 0)
 
     def end(self, worker: Worker) -> None:
         if self._reserved.pop(worker, None) is not None:
             released, self._released = self._released, asyncio.Event()
-            # those that wait look again once the worker is ready, so that its model may be unloaded
+            # Waiting workers continue once this one is ready, so that its model may be unloaded.
             released.set()
 
     def free(self) -> int | None:
-        return None if self.bound is None else self.bound - self._taken()
+        return None if self.limit is None else self.limit - self._used_bytes()
 
-    def fitting(self, version: ModelVersion) -> float:
-        free, need = self.free(), self._needs.get(version) or self._least
+    def room_for_workers(self, version: ModelVersion) -> float:
+        free, need = self.free(), self._needs.get(version) or self._smallest
         return math.inf if free is None or not need else max(0, free) // need
 
     async def measure(self) -> None:
-        if self.bound is None:
+        if self.limit is None:
             return
         workers = [
             worker
-            for version in self._everyone()
+            for version in self._all_versions()
             for worker in version.workers
             if worker in self.used
         ]
@@ -218,34 +222,35 @@ class _DeviceBudget:
         self.used.update(
             (worker, size) for worker, size in zip(workers, sizes, strict=True) if size is not None
         )
-        await self._unload(self._idle(None), self._taken() - self.bound)
+        await self._unload(self._idle(None), self._used_bytes() - self.limit)
 
     async def _make_room(
-        self, bound: int, version: ModelVersion, worker: Worker, need: int
+        self, limit: int, version: ModelVersion, worker: Worker, need: int
     ) -> None:
-        """Waits for others that load, whose models may be unloaded then; one that has loaded itself
-        does not wait for others that have.
+        """Reserve memory, and unload idle models for it.
+
+        It waits for loading workers, whose models may be unloaded later. A loaded worker does not
+        wait for other loaded ones.
         """
-        while (excess := self._taken() + need - bound) > 0:
+        while (excess := self._used_bytes() + need - limit) > 0:
             idle = self._idle(version)
             if least_recently_used(idle, excess) is not None:
-                self._reserved[worker] = need or 1  # not 0: it will be done, whatever others do
+                # A value other than 0 keeps the reservation, whatever other workers do.
+                self._reserved[worker] = need or 1
                 await self._unload(idle, excess)
                 return
             loading = [
-                other
-                for other, size in self._reserved.items()
-                if worker not in self._reserved or (size and other in self._loading)
+                reserving
+                for reserving, size in self._reserved.items()
+                if worker not in self._reserved or (size and reserving in self._loading)
             ]
             if not loading or worker.stopping.is_set():
-                raise LoadOutOfMemory(self._no_room(bound, version, need))
+                raise LoadOutOfMemory(self._no_room_text(limit, version, need))
             await self._next_release(worker)
         self._reserved[worker] = need
 
     async def _next_release(self, worker: Worker) -> None:
-        """Wait until another worker has loaded, or failed to, or this one is not needed any
-        more.
-        """
+        """Wait until another worker has loaded or failed, or this one stops."""
         waits = [asyncio.ensure_future(event.wait()) for event in (self._released, worker.stopping)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -253,84 +258,94 @@ class _DeviceBudget:
 
     def _idle(self, version: ModelVersion | None) -> list[tuple[float, int, ModelVersion]]:
         idle = [
-            each
-            for each in self._versions()
-            if each is not version and each.workers and each.is_idle
+            candidate
+            for candidate in self._versions()
+            if candidate is not version and candidate.workers and candidate.is_idle
         ]
         sizes = [
-            (each.last_used, sum(self.used.get(worker, 0) for worker in each.workers), each)
-            for each in idle
+            (
+                idle_version.last_used,
+                sum(self.used.get(worker, 0) for worker in idle_version.workers),
+                idle_version,
+            )
+            for idle_version in idle
         ]
-        return [each for each in sizes if each[1]]  # others are not on this device
+        return [entry for entry in sizes if entry[1]]  # A model without bytes is not on the device.
 
     async def _unload(self, idle: list[tuple[float, int, ModelVersion]], excess: int) -> None:
         chosen = least_recently_used(idle, excess) or []
         numbers = (
-            f"{self._taken() // MEGA} MB of {self.name} are taken, {max(0, excess) // MEGA} MB more"
-            " are needed"
+            f"{self._used_bytes() // MEGA} MB of {self.name} are taken, {max(0, excess) // MEGA} MB"
+            " more are needed"
         )
         await asyncio.gather(*(version.adapt(0, self.name, numbers) for version in chosen))
 
-    def _taken(self) -> int:
+    def _used_bytes(self) -> int:
         used = sum(
-            self.used.get(worker, 0) for version in self._everyone() for worker in version.workers
+            self.used.get(worker, 0)
+            for version in self._all_versions()
+            for worker in version.workers
         )
         return used + sum(self._reserved.values())
 
-    def _no_room(self, bound: int, version: ModelVersion, need: int) -> str:
+    def _no_room_text(self, limit: int, version: ModelVersion, need: int) -> str:
         text = (
             f"There is no room for {version.label}: it needs"
             f" {(need or self._needs.get(version, 0)) // MEGA} MB at least, {self.name}"
         )
         return (
-            f"{text} is {bound // MEGA} MB, and no model is idle that could be unloaded. Raise"
+            f"{text} is {limit // MEGA} MB, and no model is idle that could be unloaded. Raise"
             f" {self.name}, or unregister models."
         )
 
 
 def size_of_files(directory: Path) -> int:
-    """Bytes of the files: a loaded model takes at least as much memory."""
+    """Return the bytes of all files; a loaded model takes at least as much memory."""
     return sum(
-        os.lstat(Path(place, name)).st_size
-        for place, _, names in os.walk(directory)
+        os.lstat(Path(parent, name)).st_size
+        for parent, _, names in os.walk(directory)
         for name in names
     )
 
 
 def memory_of(workers: Iterable[Worker]) -> int:
-    """The memory of their processes; shared pages count in proportion, where the system tells.
+    """Return the memory of the workers' processes; this blocks.
 
-    For a thread.
+    Shared pages count in proportion, if the system tells.
     """
     total = 0
     for process in _processes_of(workers):
-        with suppress(psutil.Error, OSError):  # it has gone
+        with suppress(psutil.Error, OSError):  # The process has ended.
             full = process.memory_full_info()
             total += getattr(full, "pss", full.rss)
     return total
 
 
 def _processes_of(workers: Iterable[Worker]) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for worker in workers:
         for running in (worker.instance, worker.successor, *list(worker.retiring)):
             with suppress(psutil.Error, OSError):
-                found += [] if running is None else running.process.members()
-    return found
+                processes += [] if running is None else running.process.members()
+    return processes
 
 
-async def _of_machine(workers: Sequence[Worker]) -> list[int | None]:
+async def _machine_memory(workers: Sequence[Worker]) -> list[int | None]:
     return await asyncio.to_thread(lambda: [memory_of([worker]) for worker in workers])
 
 
-async def _of_gpu(
+async def _gpu_memory(
     number: int, read: GpuProcesses | None, workers: Sequence[Worker]
 ) -> list[int | None]:
-    """None where a process lives and the driver does not name it, as in a container whose numbers
-    of processes are its own.
+    """Return each worker's memory on a GPU, or None if the driver does not know its processes.
+
+    That happens in a container with process numbers of its own.
     """
-    held = {} if read is None else (await read()).get(number, {})
+    memory_by_pid = {} if read is None else (await read()).get(number, {})
     pids = await asyncio.to_thread(
         lambda: [[process.pid for process in _processes_of([worker])] for worker in workers]
     )
-    return [sum(held.get(pid, 0) for pid in each) or (None if each else 0) for each in pids]
+    return [
+        sum(memory_by_pid.get(pid, 0) for pid in worker_pids) or (None if worker_pids else 0)
+        for worker_pids in pids
+    ]

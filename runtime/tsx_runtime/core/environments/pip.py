@@ -23,7 +23,8 @@ OPTIONS = (
     "--progress-bar=off",
     "--upgrade-strategy=only-if-needed",
 )
-ELSEWHERE = (
+# Options that would install into another place.
+TARGET_VARIABLES = (
     "PIP_TARGET",
     "PIP_PREFIX",
     "PIP_ROOT",
@@ -33,26 +34,27 @@ ELSEWHERE = (
     "PIP_REQUIREMENT",
     "PIP_EDITABLE",
 )
-LAST_LINES = 8  # of what pip said, in the error
-LONGEST_LINE = 300
+MAX_ERROR_LINES = 8  # last lines of pip in an error
+MAX_LINE_CHARS = 300
 
 logger = logging.getLogger("tsx.environments")
 
 
 class PipFailed(Exception):
-    """The text says why, in pip's own words, and what to do."""
+    """pip failed; the message holds pip's last lines, and what to do."""
 
 
 class Runs:
     """The running pip processes, so that a stopping server can end them."""
 
     def __init__(self, hidden: Collection[str] = ()) -> None:
-        self.hidden = frozenset(hidden)  # variables that what pip builds must not have
+        self.hidden = frozenset(hidden)  # variables that pip and its build programs must not have
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self._ended = False
 
     def add(self, process: subprocess.Popen[str]) -> None:
+        """Register a process; it is killed at once if `end_all` was called."""
         with self._lock:
             self._running.add(process)
             if self._ended:
@@ -78,28 +80,32 @@ def install(
     timeout: float,
     runs: Runs,
 ) -> None:
-    """Install into the environment, from the archive's own wheels alone where they are enough.
+    """Install the requirements, from the archive's own wheels alone if these are enough.
 
-    Raises PipFailed, OSError.
+    Raises:
+        PipFailed: pip ended with an error, or the timeout has passed.
+        OSError: pip cannot be started.
     """
     deadline = time.monotonic() + timeout
     begin = [str(environment / "bin" / "python"), "-I", "-m", "pip", "install", *OPTIONS]
-    links = [f"--find-links={place}" for place in requirements.wheel_places]
-    asked = ["--requirement", str(requirements.file)]
+    links = [f"--find-links={directory}" for directory in requirements.wheel_directories]
+    requirement_options = ["--requirement", str(requirements.file)]
     logger.info(
         "%s: installing the packages of %s into the model's own environment",
         label,
         requirements.file,
     )
-    began, failed = time.monotonic(), ""
+    start_time, failed = time.monotonic(), ""
     for index in (["--no-index"], []) if links else ([],):
-        said = _run([*begin, *index, *links, *asked], label, model_dir, deadline, runs)
-        if said is None:
+        last_lines = _run(
+            [*begin, *index, *links, *requirement_options], label, model_dir, deadline, runs
+        )
+        if last_lines is None:
             logger.info(
-                "%s: its environment is ready after %.1f s", label, time.monotonic() - began
+                "%s: its environment is ready after %.1f s", label, time.monotonic() - start_time
             )
             return
-        failed = said
+        failed = last_lines
         if index:
             logger.info(
                 "%s: the archive lacks wheels of some requirements, so pip uses the package index"
@@ -115,18 +121,16 @@ def install(
 
 
 def environment_of_pip(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that pip gets: all that are set for it, but none that would lead it
-    elsewhere.
-    """
+    """Return pip's variables, except those that would install into another place."""
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith("PIP_") and name not in ELSEWHERE
+        if name.startswith("PIP_") and name not in TARGET_VARIABLES
     }
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """With what it has started: compilers, git."""
+    """Kill a process and its children, such as compilers and git."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -134,8 +138,8 @@ def end(process: subprocess.Popen[str]) -> None:
 def _run(
     command: list[str], label: str, directory: Path, deadline: float, runs: Runs
 ) -> str | None:
-    """None where all went well, else what pip said last."""
-    others = {
+    """Run pip, and return None, or its last lines if it failed."""
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("PIP_") and name not in runs.hidden
@@ -143,7 +147,7 @@ def _run(
     process = subprocess.Popen(
         command,
         cwd=directory,
-        env={**others, **environment_of_pip(os.environ), "PIP_USER": "0"},
+        env={**variables, **environment_of_pip(os.environ), "PIP_USER": "0"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -162,27 +166,27 @@ def _run(
     timer.daemon = True
     runs.add(process)
     timer.start()
-    said: deque[str] = deque(maxlen=LAST_LINES)
+    last_lines: deque[str] = deque(maxlen=MAX_ERROR_LINES)
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if text := line.rstrip()[:LONGEST_LINE]:
-                said.append(text)
+            if text := line.rstrip()[:MAX_LINE_CHARS]:
+                last_lines.append(text)
                 logger.info("%s: pip: %s", label, text)
         code = process.wait()
     finally:
         timer.cancel()
         runs.remove(process)
-        if process.poll() is None:  # this thread was interrupted
+        if process.poll() is None:  # This thread was interrupted.
             end(process)
             process.wait()
     if late.is_set():
-        said.append(
+        last_lines.append(
             "It was stopped after install_timeout: raise install_timeout, or put wheels into the"
             " archive."
         )
     return (
         None
         if code == 0
-        else "\n".join(said) or f"pip ended with exit code {code} and printed nothing."
+        else "\n".join(last_lines) or f"pip ended with exit code {code} and printed nothing."
     )

@@ -1,8 +1,7 @@
-"""Checks an archive's requirements file before pip reads it. Contract sections 5.7 and 10, row 13.
+"""Checks an archive's requirements file before pip reads it.
 
-pip is started without a shell, so nothing in the file is ever run by one. What is refused here is
-what would lead it out of the model's directory, or is no requirement at all; the error names the
-line.
+pip starts without a shell, so no shell runs a line of the file. Refused are lines that lead out of
+the model's directory, and lines that are no requirements. The error names the line.
 """
 
 from __future__ import annotations
@@ -15,14 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-MOST_BYTES = 1 << 20  # of a requirements file
-LONGEST_LINE = (
-    32 << 10
-    # characters, with the lines that continue it: a requirement with a hundred hashes has ten
-    # thousand
-)
-MOST_FILES = 32  # that include each other
-REMOTE = (
+MAX_FILE_BYTES = 1 << 20
+MAX_LINE_CHARS = 32 << 10  # A requirement with a hundred hashes has ten thousand.
+MAX_FILES = 32  # files that include each other
+REMOTE_SCHEMES = (
     "http",
     "https",
     "git+https",
@@ -42,19 +37,18 @@ WHEELS = (".whl",)
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSIONS = r"(?:===?|~=|!=|<=?|>=?)\s*[A-Za-z0-9.*+!_-]+"
-# which ends before the hashes, so that there is one way to read a line
+# A marker ends before the hashes, so that a line can be read in one way only.
 _MARKER = r"(?:\s*;(?:(?!\s--hash)[^;`|&$\\])*)?"
 _HASHES = r"(?:\s+--hash[= ][a-z0-9]+:[0-9a-f]+)*"
-_NAMED = re.compile(
+_NAMED_PACKAGE = re.compile(
     rf"{_NAME}\s*(?:\[[A-Za-z0-9._,\s-]*\])?\s*(?:\(?\s*{_VERSIONS}(?:\s*,\s*{_VERSIONS})*\s*,?\s*\)?)?{_MARKER}{_HASHES}\s*"
 )
-_AT = re.compile(
+_PACKAGE_AT_URL = re.compile(
     rf"{_NAME}\s*(?:\[[A-Za-z0-9._,\s-]*\])?\s*@\s*(?P<url>[^\s;]+){_MARKER}{_HASHES}\s*"
 )
-_PLACE = re.compile(rf"(?P<place>[^\s;`|&$\\]+){_MARKER}{_HASHES}\s*")
-_BLANKS = re.compile(
-    r"[ \t\f\v]+"
-)  # of several blanks in a row the other patterns would try every way to share them out
+_LOCATION = re.compile(rf"(?P<location>[^\s;`|&$\\]+){_MARKER}{_HASHES}\s*")
+# Several blanks in a row would make the other patterns slow.
+_BLANKS = re.compile(r"[ \t\f\v]+")
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -64,118 +58,124 @@ class BadRequirements(ValueError):
 
 
 class Requirements(NamedTuple):
-    """`inputs` is what decides what will be installed: the files' own text, and a digest of what
-    they take from the archive.
+    """A checked requirements file, and the inputs that decide what is installed.
+
+    The inputs are the texts of the files, and digests of the files that they take from the archive.
     """
 
-    file: Path | None  # None: nothing is asked for
-    wheel_places: tuple[Path, ...]  # directories of the archive that hold wheels
+    file: Path | None  # None without requirements
+    wheel_directories: tuple[Path, ...]  # directories of the archive that hold wheels
     inputs: tuple[tuple[str, str], ...]
 
 
-class _Found(NamedTuple):
-    """By paths in the archive.
+class _Contents(NamedTuple):
+    """The files that requirements name, by their path in the archive.
 
-    A file that is part of a package is checked all the same where it is included as well.
+    A file of a package is checked all the same if it is included as requirements too.
     """
 
-    texts: dict[str, str]  # of requirements files, which are checked
-    digests: dict[str, str]  # of what they take from the archive
+    texts: dict[str, str]  # checked requirements files
+    digests: dict[str, str]  # files of packages
 
 
 NOTHING = Requirements(None, (), ())
 
 
 def read_requirements(model_dir: Path, name: str | None) -> Requirements:
-    """Read and check the file, and those that it includes. Raises BadRequirements, OSError."""
+    """Read and check a requirements file and the files that it includes.
+
+    Raises:
+        BadRequirements: A line is refused, or a file is missing, too large or no text.
+        OSError: A file cannot be read.
+    """
     if not name:
         return NOTHING
-    inside = model_dir.resolve()
-    file = _inside(inside, model_dir / name, name)
-    found = _Found({}, {})
-    _read(file, inside, found)
-    wheels = sorted(path for path in inside.rglob("*") if path.suffix in WHEELS and path.is_file())
+    archive_root = model_dir.resolve()
+    file = _resolve_inside(archive_root, model_dir / name, name)
+    contents = _Contents({}, {})
+    _read(file, archive_root, contents)
+    wheels = sorted(
+        path for path in archive_root.rglob("*") if path.suffix in WHEELS and path.is_file()
+    )
     inputs = {
-        **found.digests,
-        **{str(wheel.relative_to(inside)): _digest(wheel) for wheel in wheels},
-        **found.texts,
+        **contents.digests,
+        **{str(wheel.relative_to(archive_root)): _digest(wheel) for wheel in wheels},
+        **contents.texts,
     }
     return Requirements(
         file, tuple(dict.fromkeys(wheel.parent for wheel in wheels)), tuple(sorted(inputs.items()))
     )
 
 
-def _read(file: Path, inside: Path, found: _Found) -> None:
-    name = str(file.relative_to(inside))
-    if name in found.texts:
+def _read(file: Path, archive_root: Path, contents: _Contents) -> None:
+    name = str(file.relative_to(archive_root))
+    if name in contents.texts:
         return
-    if len(found.texts) >= MOST_FILES:
-        raise BadRequirements(f"{name} and the files that it includes are more than {MOST_FILES}")
+    if len(contents.texts) >= MAX_FILES:
+        raise BadRequirements(f"{name} and the files that it includes are more than {MAX_FILES}")
     content = file.read_bytes()
-    if len(content) > MOST_BYTES:
-        raise BadRequirements(f"{name} has {len(content)} bytes; at most {MOST_BYTES} are read")
+    if len(content) > MAX_FILE_BYTES:
+        raise BadRequirements(f"{name} has {len(content)} bytes; at most {MAX_FILE_BYTES} are read")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadRequirements(
             f"{name} is not UTF-8 text: {error.reason} at byte {error.start}"
         ) from error
-    found.texts[name] = text
+    contents.texts[name] = text
     for number, line in _lines(text):
         try:
-            _check_line(line, file, inside, found)
+            _check_line(line, file, archive_root, contents)
         except ValueError as error:
             if isinstance(error, BadRequirements) and error.args[0].startswith("line "):
-                raise  # of a file that this one includes
+                raise  # The line belongs to a file that this one includes.
             raise BadRequirements(f"line {number} of {name}, {line[:100]!r}: {error}") from error
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Logical lines, by pip's rules: a backslash at the end goes on, '#' after a space is a
-    comment.
-    """
+    """Yield logical lines with their numbers, by pip's rules for continuations and comments."""
     pending, first = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
         first = first or number
         if line.endswith("\\"):
             pending += line[:-1].strip() + " "
             continue
-        whole = _COMMENT.sub("", _BLANKS.sub(" ", pending + line)).strip()
-        if whole:
-            yield first, whole
+        logical_line = _COMMENT.sub("", _BLANKS.sub(" ", pending + line)).strip()
+        if logical_line:
+            yield first, logical_line
         pending, first = "", 0
     if pending.strip():
         yield first, _BLANKS.sub(" ", pending).strip()
 
 
-def _check_line(line: str, file: Path, inside: Path, found: _Found) -> None:
-    if len(line) > LONGEST_LINE:
-        raise BadRequirements(f"it has {len(line)} characters; at most {LONGEST_LINE} are read")
+def _check_line(line: str, file: Path, archive_root: Path, contents: _Contents) -> None:
+    if len(line) > MAX_LINE_CHARS:
+        raise BadRequirements(f"it has {len(line)} characters; at most {MAX_LINE_CHARS} are read")
     if any(ord(character) < 32 and character != "\t" for character in line):
         raise BadRequirements("it contains control characters")
     if line.startswith("-"):
-        _check_option(line, file, inside, found)
-    elif match := _AT.fullmatch(line):
-        _check_place(match["url"], inside, found)
-    elif not _NAMED.fullmatch(line):
-        match = _PLACE.fullmatch(line)
+        _check_option(line, file, archive_root, contents)
+    elif match := _PACKAGE_AT_URL.fullmatch(line):
+        _check_location(match["url"], archive_root, contents)
+    elif not _NAMED_PACKAGE.fullmatch(line):
+        match = _LOCATION.fullmatch(line)
         if match is None or not (
-            "/" in match["place"] or match["place"].endswith((".whl", ".tar.gz", ".zip"))
+            "/" in match["location"] or match["location"].endswith((".whl", ".tar.gz", ".zip"))
         ):
             raise BadRequirements(
                 "it is not a requirement. Write it as NAME, NAME==VERSION, a path in the archive or"
                 " a URL"
             )
-        _check_place(match["place"], inside, found)
+        _check_location(match["location"], archive_root, contents)
 
 
-def _check_option(line: str, file: Path, inside: Path, found: _Found) -> None:
-    words = [
-        word
+def _check_option(line: str, file: Path, archive_root: Path, contents: _Contents) -> None:
+    arguments = [
+        argument
         for part in shlex.split(line)
-        for word in (part.split("=", 1) if part.startswith("--") else [part])
+        for argument in (part.split("=", 1) if part.startswith("--") else [part])
     ]
-    option, values = words[0], words[1:]
+    option, values = arguments[0], arguments[1:]
     if option[:2] in ("-r", "-c", "-f", "-i") and len(option) > 2 and option[1] != "-":
         option, values = option[:2], [option[2:], *values]
     if option in FLAG_OPTIONS and not values:
@@ -186,64 +186,65 @@ def _check_option(line: str, file: Path, inside: Path, found: _Found) -> None:
         )
     [value] = values
     if option in FILE_OPTIONS:
-        _read(_inside(inside, file.parent / value, value), inside, found)
+        _read(_resolve_inside(archive_root, file.parent / value, value), archive_root, contents)
     elif option in LINK_OPTIONS and not _is_remote(value):
-        _inside(inside, file.parent / _path_of(value), value)
+        _resolve_inside(archive_root, file.parent / _path_of(value), value)
     elif option in INDEX_OPTIONS[:-1] and not _is_remote(value):
         raise BadRequirements("an index is a URL that begins with https:// or http://")
 
 
-def _check_place(place: str, inside: Path, found: _Found) -> None:
-    """Of a package: a URL, or a file or directory of the archive, whose content then decides what
-    is installed.
-    """
-    if _is_remote(place):
+def _check_location(location: str, archive_root: Path, contents: _Contents) -> None:
+    """Check the URL or path of a package, and note the digests of its files."""
+    if _is_remote(location):
         return
-    path = _inside(inside, inside / _path_of(place), place)
-    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if each.is_file():
-            found.digests.setdefault(
-                str(each.relative_to(inside)), _digest(_inside(inside, each, place))
+    path = _resolve_inside(archive_root, archive_root / _path_of(location), location)
+    for member in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if member.is_file():
+            contents.digests.setdefault(
+                str(member.relative_to(archive_root)),
+                _digest(_resolve_inside(archive_root, member, location)),
             )
 
 
-def _is_remote(place: str) -> bool:
-    return "://" in place and urlsplit(place).scheme.lower() in REMOTE
+def _is_remote(location: str) -> bool:
+    return "://" in location and urlsplit(location).scheme.lower() in REMOTE_SCHEMES
 
 
-def _path_of(place: str) -> str:
-    """The path that pip would take it for.
+def _path_of(location: str) -> str:
+    """Return the path that pip would take from a location.
 
-    Raises BadRequirements for other URLs than those of files.
+    Raises:
+        BadRequirements: The location is a URL, but not one of a file.
     """
-    place = re.sub(r"\[[A-Za-z0-9._,\s-]*\]$", "", place)
-    if place.lower().startswith("file:"):
-        parts = urlsplit(place)
+    location = re.sub(r"\[[A-Za-z0-9._,\s-]*\]$", "", location)
+    if location.lower().startswith("file:"):
+        parts = urlsplit(location)
         if parts.netloc not in ("", "localhost"):
             raise BadRequirements("a file: URL may not name another machine")
         return unquote(parts.path)
-    if _URL.match(place):
+    if _URL.match(location):
         raise BadRequirements(
-            f"a URL must begin with one of {', '.join(f'{scheme}://' for scheme in REMOTE)}"
+            f"a URL must begin with one of {', '.join(f'{scheme}://' for scheme in REMOTE_SCHEMES)}"
         )
-    return place
+    return location
 
 
-def _inside(inside: Path, path: Path, name: str) -> Path:
-    """The path, with all links followed.
+def _resolve_inside(archive_root: Path, path: Path, name: str) -> Path:
+    """Return a path with all links followed.
 
-    Raises BadRequirements where it leads out of the archive, or to nothing.
+    Raises:
+        BadRequirements: The path leads out of the archive, or does not exist.
     """
     try:
-        found = path.resolve()
-        there = found.exists()
+        resolved = path.resolve()
+        exists = resolved.exists()
     except (OSError, ValueError, RuntimeError) as error:
         raise BadRequirements(f"{name} is no path: {error}") from error
-    if not found.is_relative_to(inside):
+    if not resolved.is_relative_to(archive_root):
         raise BadRequirements(f"{name} is outside the archive. Name a file in the archive")
-    if not there:
+    if not exists:
         raise BadRequirements(f"{name} is not in the archive. Add it with --extra-files")
-    return found
+    return resolved
 
 
 def _digest(file: Path) -> str:

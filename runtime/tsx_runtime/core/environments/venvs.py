@@ -1,11 +1,9 @@
-"""The Python environments of models with their own packages: built once, named by a digest of their
-inputs, and shared.
+"""Python environments for models with packages of their own, built once and shared.
 
-An environment is a venv that also sees the server's own packages, so pip installs only what these
-do not meet. Its name is a digest of the requirements, of the wheels in the archive, of this Python,
-of what is installed with it, and of pip's options; it is built beside the cache and renamed into it
-whole (`tsx_archiver.storage.cache`), so a build that was broken off is never used, and two models
-that ask for the same wait for one build.
+An environment is a venv that also sees the server's packages, so pip installs only what these do
+not meet. Its name is a digest of the requirements, the archive's wheels, this Python, its packages
+and pip's options. It is built beside the cache and then renamed (`tsx_archiver.storage.cache`).
+Thus an interrupted build is never used, and two models with the same inputs share one build.
 """
 
 from __future__ import annotations
@@ -35,15 +33,15 @@ from tsx_runtime.core.environments.requirements import (
 )
 from tsx_runtime.errors import InvalidModel
 
-MAX_UNUSED_BYTES = 32 << 30  # of environments
-MOST_UNUSED = 64  # environments, however small
-BUILDERS = 4  # at once; more wait for their turn
-SCHEME = 1  # of the layout of an environment; a new number recreates all of them
+MAX_UNUSED_BYTES = 32 << 30
+MAX_UNUSED = 64  # environments, however small
+MAX_BUILDS = 4  # builds at the same time
+LAYOUT_VERSION = 1  # A new number recreates all environments.
 
 
 @dataclass
 class ModelEnvironment:
-    """In use until it is closed."""
+    """An environment that stays in the cache until it is closed."""
 
     directory: Path
     entry: CacheEntry
@@ -54,39 +52,45 @@ class ModelEnvironment:
 
     @property
     def packages(self) -> str:
-        return str(packages_of(self.directory))
+        return str(packages_directory(self.directory))
 
     def variables(self) -> dict[str, str]:
-        """What activating it would set."""
+        """Return the variables that activating the environment would set."""
         path = f"{self.directory / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         return {"VIRTUAL_ENV": str(self.directory), "PATH": path}
 
     def close(self) -> None:
+        """Allow the cache to remove the environment."""
         release(self.entry.lock)
 
 
 class Environments:
-    """Builds environments in threads and separate processes, so that the event loop never waits."""
+    """The builder of environments, in threads and processes that leave the event loop free."""
 
     def __init__(
         self, cache_dir: Path | None, *, timeout: float, age: float, hidden: Collection[str] = ()
     ) -> None:
-        """`age`: seconds for which environments are kept after their last use.
+        """Start no thread yet.
 
-        `hidden`: variables that packages must not have.
+        Args:
+            cache_dir: The directory of the cache. None is the user's own.
+            timeout: Seconds for one installation.
+            age: Seconds for which an environment stays after its last use.
+            hidden: Variables that packages must not have.
         """
         self._cache_dir = cache_dir
         self._timeout = timeout
-        self._keep = CacheLimits(age, MAX_UNUSED_BYTES, MOST_UNUSED)
-        self._threads = ThreadPoolExecutor(BUILDERS, thread_name_prefix="tsx-environment")
+        self._cache_limits = CacheLimits(age, MAX_UNUSED_BYTES, MAX_UNUSED)
+        self._threads = ThreadPoolExecutor(MAX_BUILDS, thread_name_prefix="tsx-environment")
         self._runs = Runs(hidden)
 
     async def open(
         self, model: str, model_dir: Path, requirements_file: str | None
     ) -> ModelEnvironment:
-        """The environment for the archive's requirements; a bare one where it has none.
+        """Return the environment for an archive's requirements, without packages if it has none.
 
-        Raises InvalidModel.
+        Raises:
+            InvalidModel: The requirements are refused, or cannot be installed.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
@@ -94,7 +98,7 @@ class Environments:
         )
 
     def close(self) -> None:
-        """Ends builds that are under way."""
+        """End the running builds."""
         self._runs.end_all()
         self._threads.shutdown(cancel_futures=True)
 
@@ -107,12 +111,12 @@ class Environments:
             )
         try:
             requirements = read_requirements(model_dir, requirements_file)
-            cache = Cache(self._cache_dir or default_cache(), self._keep, "environments")
+            cache = Cache(self._cache_dir or default_cache(), self._cache_limits, "environments")
 
             def make(directory: Path) -> Mapping[str, int]:
                 return self._build(model, model_dir, requirements, directory, cache)
 
-            entry = cache.open(key_of(requirements), make)
+            entry = cache.open(environment_key(requirements), make)
         except BadRequirements as error:
             raise _failed(model, f"{error}.") from error
         except PipFailed as error:
@@ -140,18 +144,18 @@ class Environments:
         return _sizes(directory)
 
 
-def key_of(requirements: Requirements) -> str:
-    """What an environment is made of, as one digest."""
+def environment_key(requirements: Requirements) -> str:
+    """Return a digest of the inputs of an environment."""
     server = sorted(
         {
-            f"{found.metadata['Name']}=={found.version}"
-            for found in importlib.metadata.distributions()
+            f"{distribution.metadata['Name']}=={distribution.version}"
+            for distribution in importlib.metadata.distributions()
         }
     )
-    made_of = {
-        "scheme": SCHEME,
+    inputs = {
+        "scheme": LAYOUT_VERSION,
         "inputs": requirements.inputs,
-        "wheel_places": len(requirements.wheel_places),
+        "wheel_places": len(requirements.wheel_directories),
         "python": [
             sys.implementation.cache_tag,
             platform.python_version(),
@@ -164,11 +168,11 @@ def key_of(requirements: Requirements) -> str:
             *sorted(f"{name}={value}" for name, value in environment_of_pip(os.environ).items()),
         ],
     }
-    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
-def packages_of(directory: Path) -> Path:
-    """Where a venv has its packages, on Linux and macOS."""
+def packages_directory(directory: Path) -> Path:
+    """Return the directory of a venv's packages, on Linux and macOS."""
     return (
         directory
         / "lib"
@@ -178,23 +182,24 @@ def packages_of(directory: Path) -> Path:
 
 
 def _show_server_packages(directory: Path) -> None:
-    """Where the server runs in a venv itself, the new one would see the packages of the Python
-    below both, not the server's.
+    """Let a venv see the server's packages.
+
+    If the server itself runs in a venv, a new venv would see the packages of the base Python only.
     """
-    places = [
+    site_directories = [
         *site.getsitepackages(),
         *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
     ]
     lines = [
-        f"import site; site.addsitedir({place!r})\n" for place in places if Path(place).is_dir()
+        f"import site; site.addsitedir({entry!r})\n"
+        for entry in site_directories
+        if Path(entry).is_dir()
     ]
-    (packages_of(directory) / "zz-server.pth").write_text("".join(lines), encoding="utf-8")
+    (packages_directory(directory) / "zz-server.pth").write_text("".join(lines), encoding="utf-8")
 
 
 def _rename_scripts(directory: Path, final: Path) -> None:
-    """Scripts begin with the path of their interpreter, and the directory is about to be
-    renamed.
-    """
+    """Replace the path of the interpreter in scripts before the directory is renamed."""
     for script in (directory / "bin").iterdir():
         if script.is_symlink() or not script.is_file():
             continue
@@ -205,16 +210,16 @@ def _rename_scripts(directory: Path, final: Path) -> None:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """By path. Compiled files are left out, since Python may rewrite them."""
+    """Return sizes by path, without compiled files, which Python may rewrite."""
     sizes = {}
-    for place, _, names in os.walk(directory):
+    for parent, _, names in os.walk(directory):
         for name in names:
-            path = Path(place, name)
+            path = Path(parent, name)
             if not name.endswith(".pyc") and not path.is_symlink():
                 sizes[str(path.relative_to(directory))] = path.stat().st_size
     return sizes
 
 
-def _failed(model: str, why: str) -> InvalidModel:
-    """TorchServe's first words, which its clients look for, then the reason."""
-    return InvalidModel(f"Custom pip package installation failed for model {model}\n{why}")
+def _failed(model: str, reason: str) -> InvalidModel:
+    """Return the error, which begins as TorchServe's does for its clients."""
+    return InvalidModel(f"Custom pip package installation failed for model {model}\n{reason}")

@@ -1,10 +1,8 @@
-"""cgroup v2 groups that limit memory, CPU time and number of processes of isolated workers: one
-group per worker process.
+"""cgroup v2 groups that limit memory, CPU time and processes, one group per worker process.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html. Only a group without processes of its own may
-hand controllers to groups below it. So a server that was given its group (systemd: `Delegate=yes`;
-root; a container whose /sys/fs/cgroup can be written) moves its own processes into a group below,
-once, before it makes the others.
+hand controllers to child groups. A server needs a group of its own: systemd's `Delegate=yes`, root,
+or a container with a writable /sys/fs/cgroup. It moves its processes into a child group once.
 """
 
 from __future__ import annotations
@@ -21,14 +19,15 @@ import psutil
 
 MOUNTS = Path("/proc/self/mountinfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
-SERVER = "tsx-server"  # the group that the server's own processes are moved to
-PERIOD = 100_000  # microseconds over which CPU time is counted
+SERVER_GROUP = "tsx-server"  # the child group with the server's own processes
+CPU_PERIOD_US = 100_000  # period over which the kernel counts CPU time
 ADVICE = (
     "Start the server in its own cgroup (systemd-run --user --scope -p Delegate=yes tsx serve ...),"
     " or set isolation_cgroup"
 )
-REMOVE_TRIES = 50  # a group is busy until the last of its processes, which were killed, is gone
-REMOVE_PAUSE = 0.02
+# A group is busy until the last of its killed processes is gone.
+REMOVE_ATTEMPTS = 50
+REMOVE_PAUSE_S = 0.02
 
 _numbers = count(1)
 
@@ -39,18 +38,22 @@ class NoGroups(Exception):
     """Cgroups cannot be created; the message says why, and what to do."""
 
 
-def bounds(*, memory: int, cpus: float, processes: int) -> dict[str, str]:
-    """The files of a group, by name, that say so. `memory` in megabytes; what is 0 is not
-    bounded.
+def limit_files(*, memory: int, cpus: float, processes: int) -> dict[str, str]:
+    """Return the texts of a group's files by name; a limit of 0 is left out.
+
+    Args:
+        memory: Megabytes.
+        cpus: Cores.
+        processes: Number of processes and threads.
     """
-    files = {"cpu.max": f"{max(1000, int(cpus * PERIOD))} {PERIOD}"} if cpus else {}
+    files = {"cpu.max": f"{max(1000, int(cpus * CPU_PERIOD_US))} {CPU_PERIOD_US}"} if cpus else {}
     if memory:
         files |= {"memory.max": str(memory << 20), "memory.swap.max": "0", "memory.oom.group": "1"}
     return files | ({"pids.max": str(processes)} if processes else {})
 
 
-def own_group(mounts: Path = MOUNTS, membership: Path = MEMBERSHIP) -> Path | None:
-    """The directory of this process's group in cgroup v2; None where that is not mounted."""
+def current_group(mounts: Path = MOUNTS, membership: Path = MEMBERSHIP) -> Path | None:
+    """Return the directory of this process's group, or None if cgroup v2 is not mounted."""
     try:
         mount = next(
             (line.split()[4] for line in mounts.read_text().splitlines() if " - cgroup2 " in line),
@@ -66,50 +69,61 @@ def own_group(mounts: Path = MOUNTS, membership: Path = MEMBERSHIP) -> Path | No
 
 
 def prepare(parent: Path | None, files: Mapping[str, str]) -> Path:
-    """The group below which groups with these files can be made: `parent`, or this process's own.
-    Raises NoGroups.
+    """Return the group below which groups with these files can be created.
+
+    Args:
+        parent: A group for the workers. None is this process's own group.
+        files: The files of the groups, by name.
+
+    Raises:
+        NoGroups: No such group can be created.
     """
-    place = parent or own_group()
-    if place is None:
+    parent_group = parent or current_group()
+    if parent_group is None:
         raise NoGroups("cgroup v2 is not mounted here")
-    if place.name == SERVER:
-        place = place.parent  # moved before
-    wanted = sorted({name.partition(".")[0] for name in files})
+    if parent_group.name == SERVER_GROUP:
+        parent_group = parent_group.parent  # The processes were moved earlier.
+    controllers = sorted({name.partition(".")[0] for name in files})
     try:
-        there = (place / "cgroup.controllers").read_text().split()
-        if missing := [name for name in wanted if name not in there]:
-            raise NoGroups(f"{place} has no controller {' or '.join(missing)}. {ADVICE}")
-        if (
-            parent is None and (place / "cgroup.type").exists()
-        ):  # of all groups but the system's first
-            _move_own_processes(place)
-        (place / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
-        Group(place, {}).remove()  # whether it can be written
+        available = (parent_group / "cgroup.controllers").read_text().split()
+        if missing := [name for name in controllers if name not in available]:
+            raise NoGroups(f"{parent_group} has no controller {' or '.join(missing)}. {ADVICE}")
+        # Every group except the root group has a type.
+        if parent is None and (parent_group / "cgroup.type").exists():
+            _move_own_processes(parent_group)
+        (parent_group / "cgroup.subtree_control").write_text(
+            " ".join(f"+{name}" for name in controllers)
+        )
+        # This fails where the group cannot be written.
+        Group(parent_group, {}).remove()
     except OSError as error:
         raise NoGroups(
-            f"cgroups cannot be created in {place}: {error.strerror}. {ADVICE}"
+            f"cgroups cannot be created in {parent_group}: {error.strerror}. {ADVICE}"
         ) from error
-    return place
+    return parent_group
 
 
-def _move_own_processes(place: Path) -> None:
-    pids = [int(pid) for pid in (place / "cgroup.procs").read_text().split()]
-    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    if strangers := sorted(set(pids) - own):
+def _move_own_processes(parent_group: Path) -> None:
+    pids = [int(pid) for pid in (parent_group / "cgroup.procs").read_text().split()]
+    server_pids = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    if foreign_pids := sorted(set(pids) - server_pids):
         raise NoGroups(
-            f"{place} contains processes that do not belong to the server"
-            f" ({', '.join(map(str, strangers[:5]))}). {ADVICE}"
+            f"{parent_group} contains processes that do not belong to the server"
+            f" ({', '.join(map(str, foreign_pids[:5]))}). {ADVICE}"
         )
     if pids:
-        below = place / SERVER
-        below.mkdir(exist_ok=True)
+        server_group = parent_group / SERVER_GROUP
+        server_group.mkdir(exist_ok=True)
         for pid in pids:
             with suppress(ProcessLookupError):
-                (below / "cgroup.procs").write_text(str(pid))
+                (server_group / "cgroup.procs").write_text(str(pid))
 
 
 class Group:
-    """One worker's process joins it before it runs anything. Raises OSError."""
+    """The group of one worker, which the process joins before it runs anything.
+
+    The constructor raises OSError.
+    """
 
     def __init__(self, parent: Path, files: Mapping[str, str]) -> None:
         self.path = parent / f"tsx-worker-{os.getpid()}-{next(_numbers)}"
@@ -120,7 +134,8 @@ class Group:
                     name in ("memory.swap.max", "memory.oom.group")
                     and not (self.path / name).exists()
                 ):
-                    continue  # a system that does not account for swap, or is older than 4.19
+                    # The system does not account for swap, or is older than Linux 4.19.
+                    continue
                 (self.path / name).write_text(text)
         except BaseException:
             self.remove()
@@ -136,17 +151,17 @@ class Group:
         return int(events.get("oom_kill", 0)) > 0
 
     def remove(self) -> None:
-        """Kill what is left in it. Blocks for a moment."""
+        """Kill the processes of the group, and remove it. This blocks for a moment."""
         if (kill := self.path / "cgroup.kill").exists():  # Linux 5.14
             with suppress(OSError):
                 kill.write_text("1")
-        for _ in range(REMOVE_TRIES):
+        for _ in range(REMOVE_ATTEMPTS):
             try:
                 self.path.rmdir()
             except FileNotFoundError:
                 return
             except OSError:
-                time.sleep(REMOVE_PAUSE)
+                time.sleep(REMOVE_PAUSE_S)
             else:
                 return
         logger.warning("the cgroup %s cannot be removed: it still contains processes", self.path)

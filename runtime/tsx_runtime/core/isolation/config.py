@@ -1,10 +1,10 @@
-"""Isolated workers: the isolation that the settings require, whether this system supports it, and
-the rights that each process keeps.
+"""Isolated workers: what the settings require, what the system supports, and what a worker may do.
 
-The mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system
+All mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system
 calls, network), no_new_privs and dropped capabilities, cgroup v2 (memory, CPU time, processes).
-`tsx_runtime/sandbox` has the system calls; an isolated worker is a program that starts there. A
-promise that cannot be held is no warning: the server does not start, and says what is missing.
+`tsx_runtime/sandbox` makes the system calls; an isolated worker is a program that starts there. If
+the system cannot keep a promise of the settings, the server tells what is missing and does not
+start.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import NamedTuple
 import tsx_runtime
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.core.isolation import cgroups
-from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
+from tsx_runtime.core.isolation.hidden_credentials import WORKER_DEFAULTS
 from tsx_runtime.errors import SettingError
 from tsx_runtime.sandbox import landlock, seccomp
 from tsx_runtime.sandbox.enter import SandboxConfig
 from tsx_runtime.settings.schema import Settings
 
-# The new interpreter sees the standard library alone until everything is given up.
+# The new interpreter sees only the standard library until all rights are given up.
 BOOT = (
     "import json, sys; sys.path.append(sys.argv[1]); from tsx_runtime.sandbox.enter import enter;"
     " enter(json.loads(sys.argv[2]))"
 )
-# What any worker may read. Of /etc nothing that holds keys or passwords: a server that runs as root
-# owns all of it.
-TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/proc")
-OF_SYS = ("bus", "class", "devices", "fs/cgroup", "kernel/mm", "module")
-OF_ETC = (
+# Paths that any worker may read. Files with keys or passwords are left out, because a server that
+# runs as root could read them.
+SYSTEM_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/proc")
+SYS_FILES = ("bus", "class", "devices", "fs/cgroup", "kernel/mm", "module")
+ETC_FILES = (
     "alternatives",
     "debian_version",
     "fonts",
@@ -49,13 +49,13 @@ OF_ETC = (
     "localtime",
     "mime.types",
 )
-OF_ETC_ALSO = ("nsswitch.conf", "os-release", "passwd", "pki/ca-trust", "ssl/certs", "timezone")
-SYSTEM = [
-    *TREES,
-    *(f"/sys/{name}" for name in OF_SYS),
-    *(f"/etc/{name}" for name in (*OF_ETC, *OF_ETC_ALSO)),
+MORE_ETC_FILES = ("nsswitch.conf", "os-release", "passwd", "pki/ca-trust", "ssl/certs", "timezone")
+SYSTEM_PATHS = [
+    *SYSTEM_TREES,
+    *(f"/sys/{name}" for name in SYS_FILES),
+    *(f"/etc/{name}" for name in (*ETC_FILES, *MORE_ETC_FILES)),
 ]
-OF_NETWORK = [
+NETWORK_FILES = [
     "/run/systemd/resolve",
     *(
         f"/etc/{name}"
@@ -63,12 +63,12 @@ OF_NETWORK = [
     ),
 ]
 DEVICES = [f"/dev/{name}" for name in ("full", "null", "random", "urandom", "zero")]
-GPU_DEVICES = ("nvidia*", "dri", "kfd")  # in /dev
-# Variables that say how to compute; those that say where to write would lead out of the scratch
-# directory.
+GPU_DEVICES = ("nvidia*", "dri", "kfd")  # patterns in /dev
+# Variables that control a computation. A variable that names a place for files would lead out of
+# the scratch directory.
 VARIABLES = {"PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"}
 VARIABLES |= {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
-FAMILIES = (
+VARIABLE_PREFIXES = (
     "LC_",
     "OMP_",
     "KMP_",
@@ -83,15 +83,13 @@ FAMILIES = (
     "PYTORCH_",
     "MALLOC_",
 )
-REMOVE_TIME = 10.0  # seconds
+MAX_REMOVE_S = 10.0
 
 logger = logging.getLogger("tsx.isolation")
 
 
 class Isolation(NamedTuple):
-    """The isolation settings of one model's workers. 0 in `memory`, `cpus` and `processes` means no
-    limit.
-    """
+    """The isolation of one model's workers; 0 means no limit."""
 
     network: bool = False
     memory: int = 0  # megabytes
@@ -102,11 +100,12 @@ class Isolation(NamedTuple):
     cgroup: Path | None = None
 
     @property
-    def bounds(self) -> dict[str, str]:
-        return cgroups.bounds(memory=self.memory, cpus=self.cpus, processes=self.processes)
+    def limit_files(self) -> dict[str, str]:
+        """The limits as files of a cgroup."""
+        return cgroups.limit_files(memory=self.memory, cpus=self.cpus, processes=self.processes)
 
     def describe(self) -> dict[str, str | int | float | bool]:
-        """What holds, for people: a bound that is not set is absent."""
+        """Return the isolation for people; a limit that is not set is absent."""
         bounded = {"memory_mb": self.memory, "cpus": self.cpus, "processes": self.processes}
         return {
             "files": "read only but for a scratch directory (Landlock)",
@@ -118,43 +117,48 @@ class Isolation(NamedTuple):
 
 
 def isolation_of(settings: Settings, model: str) -> Isolation | None:
-    """What the server sets for this model, and where it does not, for all; None where its workers
-    are not isolated.
+    """Return the isolation of a model's workers, or None if they are not isolated.
+
+    A setting of the model takes precedence over the server's.
     """
-    own = settings.models.get(model)
+    model_settings = settings.models.get(model)
 
     def value(name: str) -> object:
-        asked = getattr(own, name, None)
-        return getattr(settings, name) if asked is None else asked
+        model_value = getattr(model_settings, name, None)
+        return getattr(settings, name) if model_value is None else model_value
 
     if value("isolation") == "off":
         return None
     parts = {name: value(f"isolation_{name}") for name in Isolation._fields}
-    listed = {name: tuple(map(str, each)) for name, each in parts.items() if isinstance(each, list)}
-    return Isolation(**(parts | listed))  # type: ignore[arg-type]  # the settings have the types
+    listed = {name: tuple(map(str, part)) for name, part in parts.items() if isinstance(part, list)}
+    return Isolation(**(parts | listed))  # type: ignore[arg-type]  # The settings have these types.
 
 
 def check_isolation(settings: Settings) -> None:
-    """Raises SettingError where this system does not have what the settings promise."""
+    """Check that this system supports the isolation that the settings require.
+
+    Raises:
+        SettingError: The system lacks a feature.
+    """
     models = [name for name in settings.models if isolation_of(settings, name) is not None]
-    asked = [(f"models.{name}.isolation", isolation_of(settings, name)) for name in models] + [
+    isolations = [(f"models.{name}.isolation", isolation_of(settings, name)) for name in models] + [
         ("isolation", isolation_of(settings, ""))
     ]
-    for name, isolation in asked:
+    for name, isolation in isolations:
         if isolation is None:
             continue
-        if missing := "; ".join(lacking(isolation)):
+        if missing := "; ".join(missing_features(isolation)):
             raise SettingError(f"{name} is on, and this system lacks what it needs: {missing}")
-        text = ", ".join(f"{what}: {value}" for what, value in isolation.describe().items())
+        text = ", ".join(f"{aspect}: {value}" for aspect, value in isolation.describe().items())
         logger.info(
             "%s is on: %s",
             name,
-            text if isolation.bounds else f"{text}; memory, CPU and processes are not limited",
+            text if isolation.limit_files else f"{text}; memory, CPU and processes are not limited",
         )
 
 
-def lacking(isolation: Isolation) -> Iterable[str]:
-    """What this system does not have of what is promised."""
+def missing_features(isolation: Isolation) -> Iterable[str]:
+    """Yield the features that this system lacks for the isolation, as texts for the user."""
     if sys.platform != "linux":
         yield "isolation needs Linux"
         return
@@ -165,9 +169,9 @@ def lacking(isolation: Isolation) -> Iterable[str]:
         )
     if seccomp.library() is None:
         yield "libseccomp.so.2 is not installed (apt-get install libseccomp2)"
-    if isolation.bounds:
+    if isolation.limit_files:
         try:
-            cgroups.prepare(isolation.cgroup, isolation.bounds)
+            cgroups.prepare(isolation.cgroup, isolation.limit_files)
         except cgroups.NoGroups as error:
             bounded = [
                 f"isolation_{name}"
@@ -183,16 +187,19 @@ def lacking(isolation: Isolation) -> Iterable[str]:
 
 
 class Sandbox:
-    """Of one process: its scratch directory and its group, which are there from `create`, which may
-    raise OSError, to `remove`.
-    """
+    """The scratch directory and the cgroup of one process, from `create` to `remove`."""
 
     def __init__(
         self, isolation: Isolation, readable: Iterable[str], *, gpu: bool, output: str, label: str
     ) -> None:
-        """`readable`: what the worker needs beside the system and this Python.
+        """Describe the sandbox of a process.
 
-        `output`, `label`: see `SandboxConfig`.
+        Args:
+            isolation: The isolation of the model.
+            readable: Paths that the worker needs beside the system and this Python.
+            gpu: Whether the worker uses a GPU.
+            output: The path of the log socket, or an empty string.
+            label: The name of the process in the log.
         """
         self._isolation = isolation
         self._readable = [*readable, *isolation.paths]
@@ -201,22 +208,27 @@ class Sandbox:
         self._group: cgroups.Group | None = None
 
     def create(self) -> None:
-        if self._isolation.bounds:
+        """Create the cgroup and the scratch directory.
+
+        Raises:
+            OSError: The cgroup or the directory cannot be created.
+        """
+        if self._isolation.limit_files:
             try:
-                parent = cgroups.prepare(self._isolation.cgroup, self._isolation.bounds)
-            except cgroups.NoGroups as error:  # it was there when the server started
+                parent = cgroups.prepare(self._isolation.cgroup, self._isolation.limit_files)
+            except cgroups.NoGroups as error:  # The group existed when the server started.
                 raise OSError(str(error)) from error
-            self._group = cgroups.Group(parent, self._isolation.bounds)
+            self._group = cgroups.Group(parent, self._isolation.limit_files)
         self.scratch = tempfile.mkdtemp(prefix="tsx-scratch-", dir=temporary_directory())
 
     def command(self, inner: list[str]) -> list[str]:
-        """The program that becomes `inner`."""
-        cell = SandboxConfig(
+        """Return the command that enters the sandbox and then runs `inner`."""
+        config = SandboxConfig(
             command=inner,
             scratch=self.scratch,
             read=[
-                *SYSTEM,
-                *(OF_NETWORK if self._isolation.network else []),
+                *SYSTEM_PATHS,
+                *(NETWORK_FILES if self._isolation.network else []),
                 *python_paths(),
                 *self._readable,
             ],
@@ -235,27 +247,33 @@ class Sandbox:
             label=self._label,
         )
         root = str(Path(tsx_runtime.__file__ or "").parents[1])
-        return [sys.executable, "-I", "-S", "-c", BOOT, root, json.dumps(cell)]
+        return [sys.executable, "-I", "-S", "-c", BOOT, root, json.dumps(config)]
 
     def environment(self, variables: dict[str, str], hidden: Collection[str]) -> dict[str, str]:
-        """Of the server's own variables only what says how to compute, or is named; never a secret
-        that was not named.
+        """Return the environment variables of the process.
+
+        Of the server's own variables, it holds those that control a computation and those that the
+        settings name. A secret is among them only if the settings name it.
         """
         passed = {
             name: value
             for name, value in os.environ.items()
-            if (name in VARIABLES or name.startswith(FAMILIES) or name in self._isolation.variables)
+            if (
+                name in VARIABLES
+                or name.startswith(VARIABLE_PREFIXES)
+                or name in self._isolation.variables
+            )
             and name not in hidden
         }
-        own = {
+        scratch_variables = {
             "HOME": self.scratch,
             "TMPDIR": self.scratch,
             "PYTHONUSERBASE": site.getuserbase(),
-        }  # the last would follow HOME
-        return DEFAULTS | passed | variables | own
+        }  # Without the last one, it would follow HOME.
+        return WORKER_DEFAULTS | passed | variables | scratch_variables
 
     def remove(self) -> None:
-        """Once the process has ended. Blocks for some seconds: the worker may have written much."""
+        """Remove what the ended process leaves; this may block for some seconds."""
         if self._group is not None:
             if self._group.ran_out_of_memory():
                 logger.error(
@@ -268,11 +286,11 @@ class Sandbox:
             return
         removing = subprocess.Popen(["rm", "-rf", "--", self.scratch], stderr=subprocess.DEVNULL)
         try:
-            if removing.wait(REMOVE_TIME):
+            if removing.wait(MAX_REMOVE_S):
                 logger.warning(
                     "%s: the scratch directory %s cannot be removed", self._label, self.scratch
                 )
-        except subprocess.TimeoutExpired:  # it goes on; the next worker need not wait for it
+        except subprocess.TimeoutExpired:  # The removal goes on beside the next worker.
             logger.warning(
                 "%s: the scratch directory %s is large and still being removed",
                 self._label,
@@ -281,10 +299,10 @@ class Sandbox:
 
 
 def python_paths() -> list[str]:
-    """Where this Python and its packages are.
+    """Return the directories of this Python and its packages.
 
-    A working directory on the path is left out: it may hold anything.
+    A working directory on the path is left out, because it may hold any file.
     """
-    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *site.getsitepackages()}
-    nothing = {"", "/", str(Path.home()), str(Path.cwd())}
-    return sorted(path for path in found if path not in nothing and Path(path).is_absolute())
+    paths = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *site.getsitepackages()}
+    excluded = {"", "/", str(Path.home()), str(Path.cwd())}
+    return sorted(path for path in paths if path not in excluded and Path(path).is_absolute())

@@ -1,7 +1,7 @@
 """Hides the server's secrets, cloud credentials and clients' credentials from a model's code.
 
-`pass_env` and `pass_headers`, for all models or in `[models.NAME]`, name what models do get.
-Nothing in an archive can.
+The settings `pass_env` and `pass_headers` name exceptions, for all models or in `[models.NAME]`. An
+archive cannot name any.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 
 from tsx_runtime.settings.schema import SECRETS, Settings
 
-HEADERS = ("authorization", "proxy-authorization", "cookie")
-# Other headers that identify a user. Every handler sees them.
-USERS = (
+CREDENTIAL_HEADERS = ("authorization", "proxy-authorization", "cookie")
+# Other headers that identify a user; every handler sees them.
+USER_HEADERS = (
     *("api-key", "x-api-key", "x-auth-token", "x-access-token", "x-amz-security-token"),
     *("x-goog-api-key", "x-forwarded-access-token", "x-forwarded-user", "x-forwarded-email"),
     *("x-auth-request-user", "x-remote-user"),
 )
-SERVERS = tuple(
+# No pattern matches these names.
+SERVER_SECRETS = tuple(
     sorted(f"{prefix}{name.upper()}" for name in SECRETS for prefix in ("TSX_", "TS_"))
-)  # by their whole names only
+)
 CREDENTIALS = (
     *(
         "AWS_ACCESS_KEY_ID",
@@ -61,19 +62,16 @@ CREDENTIALS = (
         "GH_TOKEN",
         "OTEL_EXPORTER_OTLP*_HEADERS",
     ),
-    # an application's own, such as DB_PASSWORD, was put there for the handler: `blacklist_env_vars`
-    # hides it
+    # An application's own secrets, such as DB_PASSWORD, are meant for the handler.
+    # `blacklist_env_vars` hides them.
 )
 
-DEFAULTS = {
-    "OMP_WAIT_POLICY": "PASSIVE"
-}  # of workers: threads that spin while they wait take cores from the others
+# Threads that spin while they wait would take cores from the other workers.
+WORKER_DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def hidden_variables(settings: Settings, environ: Iterable[str]) -> list[str]:
-    """Of the names in `environ` those that no worker, and no program of the server's, is started
-    with.
-    """
+    """Return the names in `environ` that workers and programs of the server never receive."""
     hidden, blacklist = [], settings.blacklist_env_vars
     for name in environ:
         is_listed = blacklist is not None and re.fullmatch(blacklist, name) is not None
@@ -83,77 +81,84 @@ def hidden_variables(settings: Settings, environ: Iterable[str]) -> list[str]:
 
 
 def passed_variables(settings: Settings, model: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Of the hidden ones those that `[models.NAME]` lets this model have all the same."""
-    own = settings.models.get(model)
-    if own is None or not own.pass_env:
+    """Return the hidden variables that `[models.NAME]` passes to this model."""
+    model_settings = settings.models.get(model)
+    if model_settings is None or not model_settings.pass_env:
         return {}
     blacklist = settings.blacklist_env_vars
-    asked = [name for name in environ if _is_secret(name) and _is_passed(name, own.pass_env)]
+    names = [
+        name for name in environ if _is_secret(name) and _is_passed(name, model_settings.pass_env)
+    ]
     return {
         name: environ[name]
-        for name in asked
+        for name in names
         if blacklist is None or not re.fullmatch(blacklist, name)
     }
 
 
 class HiddenHeaders:
-    """The hidden headers of each model, in lower case."""
+    """The headers that are hidden from each model, in lower case."""
 
     def __init__(self, settings: Settings) -> None:
-        self._usual = _less(frozenset(map(str.encode, HEADERS)), settings.pass_headers)
-        self._own = {
-            name: _less(self._usual, own.pass_headers)
-            for name, own in settings.models.items()
-            if own.pass_headers
+        self._default = _without_passed(
+            frozenset(map(str.encode, CREDENTIAL_HEADERS)), settings.pass_headers
+        )
+        self._by_model = {
+            name: _without_passed(self._default, model_settings.pass_headers)
+            for name, model_settings in settings.models.items()
+            if model_settings.pass_headers
         }
-        hidden_by_all = self._usual.intersection(*self._own.values())
-        self.seen_credentials = frozenset(map(str.encode, (*HEADERS, *USERS))) - hidden_by_all
+        hidden_by_all = self._default.intersection(*self._by_model.values())
+        self.seen_credentials = (
+            frozenset(map(str.encode, (*CREDENTIAL_HEADERS, *USER_HEADERS))) - hidden_by_all
+        )
 
     def of(self, model: str) -> frozenset[bytes]:
-        return self._own.get(model, self._usual)
+        return self._by_model.get(model, self._default)
 
 
 @contextmanager
 def starting_without(hidden: Iterable[str], environ: Mapping[str, str]) -> Iterator[None]:
-    """What multiprocessing starts within (the fork server, a spawned worker) never has these
-    variables, in /proc/PID/environ either.
+    """Start the processes of multiprocessing without these variables, in /proc/PID/environ too.
 
-    It has no way of its own to choose an environment, and to change this process's for a moment
-    would be seen by its other threads.
+    multiprocessing cannot choose an environment. A change of this process's environment would be
+    seen by its other threads.
     """
-    left_out = frozenset(hidden)
+    hidden_names = frozenset(hidden)
 
     def spawn(path: Any, args: Any, descriptors: Any) -> int:
-        kept = DEFAULTS | {name: value for name, value in environ.items() if name not in left_out}
+        variables = WORKER_DEFAULTS | {
+            name: value for name, value in environ.items() if name not in hidden_names
+        }
         process = Popen(
             args,
             executable=path,
-            pass_fds=[int(each) for each in descriptors],
-            env=kept,
+            pass_fds=[int(descriptor) for descriptor in descriptors],
+            env=variables,
             restore_signals=False,
         )
-        process.returncode = 0  # multiprocessing waits for its end; `subprocess` must not
+        process.returncode = 0  # multiprocessing waits for the end, so `subprocess` must not.
         return process.pid
 
-    usual = util.spawnv_passfds
-    util.spawnv_passfds = spawn  # type: ignore[assignment]  # typeshed has the kinds of its arguments, which are none of ours
+    original_spawn = util.spawnv_passfds
+    util.spawnv_passfds = spawn  # type: ignore[assignment]  # The parameters have no types.
     try:
         yield
     finally:
-        util.spawnv_passfds = usual
+        util.spawnv_passfds = original_spawn
 
 
 def _is_secret(name: str) -> bool:
-    return name in SERVERS or any(fnmatchcase(name, pattern) for pattern in CREDENTIALS)
+    return name in SERVER_SECRETS or any(fnmatchcase(name, pattern) for pattern in CREDENTIALS)
 
 
 def _is_passed(name: str, passed: Iterable[str]) -> bool:
-    """The server's own secrets are in no pattern."""
+    """Tell whether a variable is passed; a pattern never passes the server's own secrets."""
     return any(
-        name == pattern or (name not in SERVERS and fnmatchcase(name, pattern))
+        name == pattern or (name not in SERVER_SECRETS and fnmatchcase(name, pattern))
         for pattern in passed
     )
 
 
-def _less(headers: frozenset[bytes], passed: Iterable[str]) -> frozenset[bytes]:
+def _without_passed(headers: frozenset[bytes], passed: Iterable[str]) -> frozenset[bytes]:
     return headers - {name.lower().encode() for name in passed}

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime import wire
-from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
-from tsx_runtime.core.isolation.hidden_credentials import USERS
+from tsx_runtime.core.isolation.hidden_credentials import CREDENTIAL_HEADERS, USER_HEADERS
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
 from tsx_runtime.core.telemetry.batch_times import NO_TIMES, Batch
@@ -33,7 +32,7 @@ ENTRY_OVERHEAD_BYTES = 500  # memory of an entry besides its answer
 KEY_HEADERS = (
     *(b"accept", b"content-encoding", b"content-type", wire.TENSORS_HEAD),
     *(b"describe", b"explain", b"url_path", b"x-tsx-protocol", wire.NODE_HEADER),
-    *map(str.encode, (*CREDENTIALS, *USERS)),
+    *map(str.encode, (*CREDENTIAL_HEADERS, *USER_HEADERS)),
 )
 # The headers of a request that is not cached.
 _UNCACHED_REQUEST = re.compile(

@@ -1,6 +1,4 @@
-"""This machine: its processor and GPUs, found without torch, and how many files a process may have
-open.
-"""
+"""The hardware of this machine, found without torch, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -18,24 +16,22 @@ from tsx_runtime.shared.cores import cpu_count
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
-FEW_FILES = 4096  # each connection takes one, each worker four
-MOST_FILES = 1 << 20  # where the system sets no bound
+LOW_FILE_LIMIT = 4096  # A connection takes one file, and a worker four.
+UNBOUNDED_FILE_LIMIT = 1 << 20  # used if the system sets no limit
 
 logger = logging.getLogger("tsx.descriptors")
 
 
 class Hardware(NamedTuple):
-    """What figures of speed depend on: those of other hardware may not apply."""
+    """The hardware on which measured speeds depend."""
 
     cpu: str
-    cores: int  # that this process may use
+    cores: int  # cores that this process may use
     gpus: tuple[str, ...]
 
     @property
     def fingerprint(self) -> str:
-        """Equal on machines that compute alike; the size of the memory and the name of the machine
-        do not count.
-        """
+        """A digest that is equal on machines that compute alike."""
         return hashlib.sha256(
             "\0".join([self.cpu, str(self.cores), *self.gpus]).encode()
         ).hexdigest()[:16]
@@ -56,13 +52,14 @@ def describe(cpu: str, cores: int, gpus: tuple[str, ...] = ()) -> str:
 
 @lru_cache(maxsize=1)
 def hardware() -> Hardware:
-    """Of this machine, as it was when it was first asked for."""
+    """Return this machine's hardware, as it was at the first call."""
     return Hardware(_cpu(), cpu_count(), _gpus(_NVIDIA, gpu_count()))
 
 
 def gpu_count() -> int:
-    """CUDA devices that are visible: `CUDA_VISIBLE_DEVICES` where it is set, else what the NVIDIA
-    driver, or AMD's, lists.
+    """Return the number of visible GPUs.
+
+    `CUDA_VISIBLE_DEVICES` decides, or the list of NVIDIA's or AMD's driver if it is not set.
     """
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         visible = os.environ.get(variable)
@@ -76,48 +73,47 @@ def gpu_count() -> int:
 
 
 def has_mps() -> bool:
-    """Whether this is a machine whose one GPU torch names mps.
+    """Tell whether torch calls the GPU of this machine mps.
 
-    A model has to ask for it: not all that runs on a CPU runs there.
+    A model has to ask for it, because some CPU operations do not run there.
     """
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def visible_names(value: str) -> list[str]:
-    """Return the devices that a CUDA_VISIBLE_DEVICES names: the list ends at the first entry that
-    names none.
-    """
-    named = []
+    """Return the devices of a CUDA_VISIBLE_DEVICES, which ends at the first empty entry."""
+    names = []
     for entry in value.split(","):
         if not entry.strip() or entry.strip().startswith("-"):
             break
-        named.append(entry.strip())
-    return named
+        names.append(entry.strip())
+    return names
 
 
-def raise_limit() -> int | None:
-    """Raise the soft limit to the hard one.
+def raise_file_limit() -> int | None:
+    """Raise the soft limit of open files to the hard one.
 
-    What it was, for programs that are not made for so many; None where there is no such thing.
+    Returns:
+        The former limit, for programs that cannot handle as many files. None on Windows.
     """
     if sys.platform == "win32":
         return None
-    import resource  # here, because Windows has none
+    import resource  # Windows has no such module.
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    new_limit = UNBOUNDED_FILE_LIMIT if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < new_limit:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError) as error:  # macOS has a further limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
+        except (OSError, ValueError) as error:  # macOS has a further limit.
             logger.warning("the limit of %d open files stays as it is: %s", soft, error)
-            wanted = soft
-    if wanted < FEW_FILES:
+            new_limit = soft
+    if new_limit < LOW_FILE_LIMIT:
         text = (
             "at most %d files and connections can be open at once; for more clients raise the limit"
             " (`ulimit -Hn`, LimitNOFILE=)"
         )
-        logger.warning(text, wanted)
+        logger.warning(text, new_limit)
     return soft
 
 
@@ -142,9 +138,7 @@ def _cpu() -> str:
 
 
 def _gpus(driver: Path, count: int) -> tuple[str, ...]:
-    """The names by NVIDIA's driver of as many as are visible; without them the count is all that is
-    known.
-    """
+    """Return the names of the visible GPUs by NVIDIA's driver, or "GPU" where it names none."""
     names = []
     try:
         for device in sorted(driver.iterdir()):
@@ -162,7 +156,7 @@ def _gpus(driver: Path, count: int) -> tuple[str, ...]:
 
 
 def _amd_count(nodes: Path) -> int:
-    """Nodes of AMD's compute driver that have SIMD units; the others are processors."""
+    """Count the nodes of AMD's compute driver with SIMD units; other nodes are processors."""
     count = 0
     for properties in nodes.glob("*/properties"):
         try:
@@ -171,7 +165,7 @@ def _amd_count(nodes: Path) -> int:
                 for line in properties.read_text().splitlines()
                 if " " in line
             )
-        except OSError:  # not for this user
+        except OSError:  # This user may not read the file.
             continue
         count += int(fields.get("simd_count", "0")) > 0
     return count

@@ -1,6 +1,4 @@
-"""The placement of workers: cores, threads, GPUs and processes, decided from the models' needs and
-the machine. Contract section 6.7.
-"""
+"""The placement of workers on cores, threads, GPUs and processes, by their models' needs."""
 
 from __future__ import annotations
 
@@ -22,19 +20,19 @@ from tsx_runtime.core.placement.hardware import has_mps, visible_names
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.shared.cores import cpu_count
 
-IDLE = 3.0  # seconds without a request after which a worker needs no core
+IDLE_S = 3.0  # After that time without a request, a worker needs no core.
 
 logger = logging.getLogger("tsx.places")
 
 
 class Parallel(NamedTuple):
-    """A worker with one rank and without `torchrun` is a plain worker."""
+    """The processes and GPUs of one worker, which is plain with one rank and no `torchrun`."""
 
     ranks: int = 1  # processes of one worker on this machine
-    gpus: int = 1  # of one worker, where there are GPUs
-    broadcast: bool = True  # whether every rank gets the requests; a pipeline is fed by rank 0
-    torchrun: TorchRun | None = None  # None: one process, which may still see several GPUs
-    threads: int | None = None  # of each process
+    gpus: int = 1  # GPUs of one worker, if there are any
+    broadcast: bool = True  # whether every rank gets the requests; rank 0 feeds a pipeline
+    torchrun: TorchRun | None = None  # None: a single process, even with several GPUs
+    threads: int | None = None  # threads of each process
 
     @property
     def is_group(self) -> bool:
@@ -43,48 +41,49 @@ class Parallel(NamedTuple):
     def arguments(self, group: str) -> tuple[str, ...]:
         """Return torchrun's arguments; `group` names the group among those of this machine.
 
-        Processes on one machine have no `rdzv-backend`: they meet by worker/launch/rendezvous.py.
+        Processes on one machine have no `rdzv-backend`: worker/launch/rendezvous.py connects them.
         """
-        asked = self.torchrun or TorchRun()
-        meeting = (asked.nnodes or 1) > 1
-        given = {
-            "nnodes": asked.nnodes or 1,
+        torchrun = self.torchrun or TorchRun()
+        has_several_nodes = (torchrun.nnodes or 1) > 1
+        options = {
+            "nnodes": torchrun.nnodes or 1,
             "nproc-per-node": self.ranks,
-            "node-rank": asked.node_rank or 0,
-            "max-restarts": 0,  # the front end restarts a group, with pauses, and logs it
-            "monitor-interval": (
-                asked.monitor_interval or None
-            ),  # seconds; torch's own is a tenth of one
+            "node-rank": torchrun.node_rank or 0,
+            # The front end restarts a group, with pauses, and logs it.
+            "max-restarts": 0,
+            # Seconds; torch's own default is a tenth of one.
+            "monitor-interval": torchrun.monitor_interval or None,
             "rdzv-id": group,
-            "rdzv-backend": (asked.rdzv_backend or "c10d") if meeting else None,
-            "rdzv-endpoint": asked.rdzv_endpoint if meeting else None,
-            "rdzv-conf": asked.rdzv_conf if meeting else None,
+            "rdzv-backend": (torchrun.rdzv_backend or "c10d") if has_several_nodes else None,
+            "rdzv-endpoint": torchrun.rdzv_endpoint if has_several_nodes else None,
+            "rdzv-conf": torchrun.rdzv_conf if has_several_nodes else None,
         }
-        return tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
+        return tuple(f"--{name}={value}" for name, value in options.items() if value is not None)
 
 
 class Machine(NamedTuple):
     """The hardware that all workers of this server share."""
 
-    cores: int  # that it may use
-    threads: int | None = None  # of each worker, by the server's own OMP_NUM_THREADS
-    cpus: tuple[Cpu, ...] = ()  # which these are; looked for only to pin workers
+    cores: int  # cores that it may use
+    threads: int | None = None  # threads of each worker, by the server's own OMP_NUM_THREADS
+    cpus: tuple[Cpu, ...] = ()  # its cores, if workers are pinned
     pinning: Pinning | None = None
     visible: str | None = None  # the server's own CUDA_VISIBLE_DEVICES
 
 
 class WorkerPlacement(NamedTuple):
-    cores: tuple[int, ...]  # empty: not pinned
-    threads: int  # of each process, within one operation
-    gpu_id: int | None  # the first, as the worker numbers those that it sees
+    cores: tuple[int, ...]  # empty if it is not pinned
+    threads: int  # threads of each process within one operation
+    gpu_id: int | None  # its first GPU, in its own numbering
     variables: dict[str, str]
-    shares_cores: bool  # `threads` is its share of the machine's cores, and changes with it
+    shares_cores: bool  # whether `threads` is a share of the cores that may change
 
 
 def machine(launcher: bool, arguments: str, environ: Mapping[str, str], cores: int = 0) -> Machine:
-    """`cores`: 0 for all that this process may use.
+    """Return the machine of this server; 0 `cores` means all that this process may use.
 
-    Raises SettingError for `cpu_launcher_args` that this machine cannot follow.
+    Raises:
+        SettingError: This machine cannot follow `cpu_launcher_args`.
     """
     first, _, _ = environ.get("OMP_NUM_THREADS", "").partition(",")
     threads = int(first) if first.strip().isdecimal() else None
@@ -112,41 +111,42 @@ def machine(launcher: bool, arguments: str, environ: Mapping[str, str], cores: i
 
 
 def parallel_of(config: ModelConfig, gpus: int) -> Parallel:
-    """Raises BadRequest for a worker that takes more GPUs than there are, or for nodes that cannot
-    meet.
+    """Return the processes and GPUs of a model's workers.
 
-    A group is asked for by `torchrun`, or by a `parallelType` of pp, tp or pptp with a
-    `parallelLevel`; `custom` without `torchrun` is one process that sees as many GPUs as
-    `parallelLevel` says.
+    A group of processes needs `torchrun`, or a `parallelType` of pp, tp or pptp with a
+    `parallelLevel`. `custom` without `torchrun` is one process with `parallelLevel` GPUs.
+
+    Raises:
+        BadRequest: A worker needs more GPUs than there are, or its nodes cannot meet.
     """
-    asked = config.torchrun
+    torchrun = config.torchrun
     if (
-        asked is None
+        torchrun is None
         and config.parallel_type in ("pp", "tp", "pptp")
         and (config.parallel_level or 1) > 1
     ):
-        asked = TorchRun()
-    if asked is None:
-        found = Parallel(gpus=config.parallel_level or 1)
+        torchrun = TorchRun()
+    if torchrun is None:
+        parallel = Parallel(gpus=config.parallel_level or 1)
     else:
-        ranks = _ranks(asked.nproc_per_node, config.parallel_level, gpus)
+        ranks = _ranks(torchrun.nproc_per_node, config.parallel_level, gpus)
         broadcast = config.parallel_type != "pp"
-        found = Parallel(
-            ranks, config.parallel_level or ranks, broadcast, asked, asked.omp_number_threads
+        parallel = Parallel(
+            ranks, config.parallel_level or ranks, broadcast, torchrun, torchrun.omp_number_threads
         )
-        if (asked.nnodes or 1) > 1 and not asked.rdzv_endpoint:
+        if (torchrun.nnodes or 1) > 1 and not torchrun.rdzv_endpoint:
             raise BadRequest(
-                f"torchrun in model-config.yaml asks for {asked.nnodes} nodes: set rdzv-endpoint as"
-                " well, the HOST:PORT where they meet."
+                f"torchrun in model-config.yaml asks for {torchrun.nnodes} nodes: set rdzv-endpoint"
+                " as well, the HOST:PORT where they meet."
             )
-    if found.ranks > 1 and found.broadcast:
+    if parallel.ranks > 1 and parallel.broadcast:
         _check_step(config)
-    if 0 < gpus < found.gpus and config.device_type != "cpu":
+    if 0 < gpus < parallel.gpus and config.device_type != "cpu":
         raise BadRequest(
-            f"A worker of this model takes {found.gpus} GPUs, and this server has {gpus}. "
+            f"A worker of this model takes {parallel.gpus} GPUs, and this server has {gpus}. "
             "Lower parallelLevel, or torchrun's nproc-per-node, in model-config.yaml."
         )
-    return found
+    return parallel
 
 
 def placement_of(
@@ -159,12 +159,19 @@ def placement_of(
     gpus: Sequence[int],
     sharing: int = 1,
 ) -> WorkerPlacement:
-    """For worker number `worker`, from 0, of so many, of `sharing` in the server.
+    """Return the placement of a worker; only workers without a GPU are pinned.
 
-    Only workers without a GPU are pinned.
+    A process of a group, or with several GPUs, sees only its worker's GPUs. torch numbers visible
+    GPUs from 0.
 
-    A process that is given several GPUs, or is one of several, sees only its worker's: torch
-    numbers what it sees from 0.
+    Args:
+        here: The machine.
+        parallel: The processes and GPUs of the worker.
+        threads: The configured number of threads.
+        worker: The number of the worker, from 0.
+        workers: The number of the model's workers.
+        gpus: The GPUs of the worker.
+        sharing: The number of workers that share the cores of the server.
     """
     pinned = here.pinning is not None and not gpus
     cores = (
@@ -173,42 +180,42 @@ def placement_of(
         else ()
     )
     share = (len(cores) or max(1, here.cores // max(1, sharing, workers))) // parallel.ranks
-    asked = (parallel.threads if parallel.is_group else None) or threads or here.threads
-    hides = bool(gpus) and (parallel.is_group or parallel.gpus > 1)
-    variables = {"CUDA_VISIBLE_DEVICES": visible_devices(here.visible, gpus)} if hides else {}
-    gpu = 0 if hides else gpus[0] if gpus else None
+    fixed_threads = (parallel.threads if parallel.is_group else None) or threads or here.threads
+    limits_visible = bool(gpus) and (parallel.is_group or parallel.gpus > 1)
+    variables = (
+        {"CUDA_VISIBLE_DEVICES": visible_devices(here.visible, gpus)} if limits_visible else {}
+    )
+    gpu = 0 if limits_visible else gpus[0] if gpus else None
     return WorkerPlacement(
         cores,
-        asked or max(1, share),
+        fixed_threads or max(1, share),
         gpu,
         variables,
-        not asked and not cores and not parallel.is_group,
+        not fixed_threads and not cores and not parallel.is_group,
     )
 
 
 def gpus_for(device_type: str | None, gpus: int) -> int:
-    """How many a model may use.
+    """Return how many GPUs a model may use.
 
-    One that asks by name for a device that is not looked for here is given one: the worker's torch
-    decides.
+    A model that names another kind of device gets one, and the worker's torch decides.
     """
     if device_type == "cpu":
         return 0
-    asked = device_type == "xpu" or (device_type in ("gpu", "mps") and has_mps())
-    return gpus or int(asked)
+    uses_other_device = device_type == "xpu" or (device_type in ("gpu", "mps") and has_mps())
+    return gpus or int(uses_other_device)
 
 
 def visible_devices(setting: str | None, numbers: Iterable[int]) -> str:
-    """What `CUDA_VISIBLE_DEVICES` has to be for a process that is to see these of the server's
-    devices only.
-    """
-    named = None if setting is None else visible_names(setting)
-    return ",".join(str(number) if named is None else named[number] for number in numbers)
+    """Return the `CUDA_VISIBLE_DEVICES` of a process that sees only these GPUs of the server."""
+    names = None if setting is None else visible_names(setting)
+    return ",".join(str(number) if names is None else names[number] for number in numbers)
 
 
 def candidates(device_ids: Sequence[int], gpus: int, need: int = 1) -> list[int]:
-    """The GPUs that a model's workers are spread over: those it names, or all where it names one
-    that is not there, or too few.
+    """Return the GPUs for a model's workers: those that it names, or all.
+
+    All are used if a named GPU does not exist, or if fewer are named than a worker needs.
     """
     if not device_ids:
         return list(range(gpus))
@@ -224,16 +231,16 @@ def candidates(device_ids: Sequence[int], gpus: int, need: int = 1) -> list[int]
 
 
 def least_used(among: Sequence[int], used: Mapping[int, int], need: int = 1) -> tuple[int, ...]:
-    """The GPUs for one more worker: those with the fewest workers, in their order.
+    """Return the GPUs with the fewest workers, in their order, for one more worker.
 
-    Workers that are only added go round by this.
+    Workers that are added one after the other are thus spread evenly.
     """
     chosen = sorted(among, key=lambda number: (used.get(number, 0), among.index(number)))[:need]
     return tuple(sorted(chosen, key=among.index))
 
 
 class SharingChannel(Protocol):
-    """The part of a worker's channel that is read and told here."""
+    """The channel of a worker, as far as `CoreSharing` uses it."""
 
     answered: int
     threads: int
@@ -246,9 +253,9 @@ class SharingChannel(Protocol):
 
 
 class CoreSharing:
-    """`share` is called once a second.
+    """The division of the cores among the busy workers, which `share` renews once a second.
 
-    Workers whose number of threads was configured keep it, and the others share the rest.
+    Workers with a configured number of threads keep it, and the others share the remaining cores.
     """
 
     def __init__(
@@ -257,42 +264,42 @@ class CoreSharing:
         channels: Callable[[], Iterable[SharingChannel]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`channels`: of all workers that serve."""
+        """Share `cores` among the channels of all workers that serve."""
         self._cores = cores
         self._channels = channels
         self._clock = clock
-        self._seen: dict[
-            SharingChannel, tuple[int, float]
-        ] = {}  # answered requests, and when it was last at work
+        # The number of answered requests, and the time of the last activity.
+        self._activity: dict[SharingChannel, tuple[int, float]] = {}
 
     def share(self) -> None:
-        now, seen, sharing, left = self._clock(), self._seen, [], self._cores
-        self._seen = {}
+        now, previous, sharing, free_cores = self._clock(), self._activity, [], self._cores
+        self._activity = {}
         for channel in self._channels():
-            answered, last = seen.get(channel, (0, now - 2 * IDLE))
+            answered, last_active = previous.get(channel, (0, now - 2 * IDLE_S))
             if channel.batches or channel.answered != answered:
-                last = now
-            self._seen[channel] = channel.answered, last
-            if now - last > IDLE:
+                last_active = now
+            self._activity[channel] = channel.answered, last_active
+            if now - last_active > IDLE_S:
                 continue
             if channel.shares_cores:
                 sharing.append(channel)
             else:
-                left -= channel.threads
+                free_cores -= channel.threads
         for channel in sharing:
-            channel.set_threads(max(1, left // len(sharing)))
+            channel.set_threads(max(1, free_cores // len(sharing)))
 
 
 def _check_step(config: ModelConfig) -> None:
-    """Ranks meet in their collectives, so each runs the same batches in the same order.
+    """Check that all ranks run the same batches in the same order, as collectives require.
 
-    Raises BadRequest where that cannot be.
+    Raises:
+        BadRequest: The model asks for a mode that breaks this order.
     """
-    for asked, key in (
+    for is_set, key in (
         (config.continuous_batching, "continuousBatching"),
         (config.async_communication, "asyncCommunication"),
     ):
-        if asked:
+        if is_set:
             raise BadRequest(
                 f"model-config.yaml asks for {key} and for a torchrun group whose ranks all get the"
                 " requests: they would get out of sync. Leave one of them out, or use"
@@ -300,18 +307,22 @@ def _check_step(config: ModelConfig) -> None:
             )
 
 
-def _ranks(asked: int | str | None, level: int | None, gpus: int) -> int:
-    """torchrun's own words for nproc-per-node are a number, cpu, gpu and auto."""
-    if asked is None:
+def _ranks(nproc_per_node: int | str | None, level: int | None, gpus: int) -> int:
+    """Return the number of ranks for nproc-per-node: a number, cpu, gpu or auto."""
+    if nproc_per_node is None:
         return level or 1
-    if isinstance(asked, int):
-        return asked
-    word = asked.strip().lower()
-    if word.isdecimal() and int(word):
-        return int(word)
-    if word == "cpu" or (word == "auto" and not gpus):
+    if isinstance(nproc_per_node, int):
+        return nproc_per_node
+    keyword = nproc_per_node.strip().lower()
+    if keyword.isdecimal() and int(keyword):
+        return int(keyword)
+    if keyword == "cpu" or (keyword == "auto" and not gpus):
         return cpu_count()
-    if word in ("gpu", "auto") and gpus:
+    if keyword in ("gpu", "auto") and gpus:
         return gpus
-    why = "this server has no GPU" if word == "gpu" else "it must be a number, cpu, gpu or auto"
-    raise BadRequest(f"nproc-per-node under torchrun in model-config.yaml is {asked!r}: {why}.")
+    reason = (
+        "this server has no GPU" if keyword == "gpu" else "it must be a number, cpu, gpu or auto"
+    )
+    raise BadRequest(
+        f"nproc-per-node under torchrun in model-config.yaml is {nproc_per_node!r}: {reason}."
+    )

@@ -1,4 +1,4 @@
-"""The active recordings of this server, also after a restart."""
+"""The active recordings of this server, which are resumed after a restart."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger("tsx.recording")
 
 
 class RecordingManager:
-    """At most one recording per model. For the event loop."""
+    """The recordings of all models, at most one per model. It belongs to the event loop."""
 
     def __init__(
         self, traffic: TrafficManager, state: StateStore, headers: Sequence[str] | None
     ) -> None:
-        """`headers`: see `HeaderFilter`."""
+        """Take up the saved recordings as their models come; `headers` is for `HeaderFilter`."""
         self._traffic = traffic
         self._state = state
         self._filter = HeaderFilter(headers)
@@ -34,33 +34,44 @@ class RecordingManager:
         traffic.on_traffic.append(self._on_traffic)
 
     def find(self, name: str) -> Recorder | None:
-        """Raises ModelNotFound."""
+        """Return the active recording of a model, or None.
+
+        Raises:
+            ModelNotFound: No model has this name.
+        """
         self._traffic.find(name)
         return self._running.get(name)
 
     def directory(self, name: str) -> Path | None:
-        """Where the files of a model lie; None where nothing can be kept."""
+        """Return the directory of a model's recordings, or None if nothing can be stored."""
         directory = self._state.directory
         return None if directory is None else directory / "recordings" / name
 
     async def start(self, name: str, config: RecordingConfig) -> None:
-        """In place of the one there is; what that has recorded stays.
+        """Start a recording in place of the active one, whose files stay.
 
-        Raises ModelNotFound, Conflict.
+        Raises:
+            ModelNotFound: No model has this name.
+            Conflict: The server has no directory for recordings.
         """
         self._traffic.find(name)
         if self.directory(name) is None:
             raise Conflict(
                 "Requests cannot be recorded: there is no directory for it. Set state_dir to one."
             )
-        while name in self._running:  # another may be begun meanwhile
+        # Another recording may begin while this one ends.
+        while name in self._running:
             await self._end(name)
         self._traffic.find(name)
         self._begin(name, config)
         self._state.save(name, record=config.model_dump())
 
     async def stop(self, name: str, *, remove: bool = False) -> None:
-        """What was recorded stays, unless it is to be removed. Raises ModelNotFound."""
+        """End the recording of a model; its files stay unless `remove` is set.
+
+        Raises:
+            ModelNotFound: No model has this name.
+        """
         self._traffic.find(name)
         self._state.save(name, record=None)
         await self._end(name)
@@ -68,21 +79,21 @@ class RecordingManager:
         if remove and directory is not None:
             await asyncio.to_thread(Segments(directory, name, 0, 0).remove)
 
-    async def kept(self, name: str) -> StoredSize:
-        """What lies in the files of a model."""
+    async def stored_size(self, name: str) -> StoredSize:
+        """Return number, size and age of a model's recorded files."""
         directory = self.directory(name)
         if directory is None:
             return StoredSize(0, 0, None)
-        return await asyncio.to_thread(Segments(directory, name, 0, 0).kept)
+        return await asyncio.to_thread(Segments(directory, name, 0, 0).stored_size)
 
     async def close(self) -> None:
-        """Everything that was noted is written."""
+        """End all recordings, and write all requests that they hold."""
         for name in list(self._running):
             await self._end(name)
         await self._ending.wait_all()
 
     def _on_traffic(self, name: str) -> None:
-        """A model may have come, or gone."""
+        """Begin or end a recording after a model was registered or unregistered."""
         if name not in self._traffic.models:
             if name in self._running:
                 self._ending.begin(self._end(name))

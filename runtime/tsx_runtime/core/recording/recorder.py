@@ -1,9 +1,8 @@
-"""Recording: a share of a model's requests is written to files, to be replayed later
-(`recordings.py` has the format).
+"""The recorder of a model: it writes a share of the requests to files that can be replayed.
 
-A recording never holds a request up: a thread writes, and where that is slower than requests come,
-or the disk is full, requests are not recorded, and counted. Headers that may carry credentials or
-identify the client are left out (`HeaderFilter`).
+`tsx_runtime.recordings` defines the format. A thread writes, so that no request waits. Requests
+that come faster than the disk takes them are counted and not recorded. `HeaderFilter` leaves out
+headers that may carry credentials or identify the client.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from tsx_runtime.recordings import Headers, Recorded, encode
 from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header, redacted
 from tsx_runtime.wire import Body, Parts
 
-SMALLEST = 64 << 10  # bytes
-MOST_WAITING = 32 << 20  # bytes that wait for the disk
-LONGEST_ANSWER = 1 << 20  # bytes of an answer that is kept
-REST = 10.0  # seconds without a try after the disk has failed
-OFTEN, SELDOM = 1.0, 3600.0  # seconds between two looks for what is too old
+MIN_TOTAL_BYTES = 64 << 10
+MAX_WAITING_BYTES = 32 << 20  # bytes that wait for the disk
+MAX_ANSWER_BYTES = 1 << 20  # larger answers are not recorded
+DISK_RETRY_S = 10.0  # pause after the disk has failed
+MIN_SWEEP_S, MAX_SWEEP_S = 1.0, 3600.0  # interval between two removals of old files
 
-_OF_CONNECTION = frozenset(
+_CONNECTION_HEADERS = frozenset(
     {
         "connection",
         "content-length",
@@ -50,7 +49,8 @@ _OF_CONNECTION = frozenset(
     }
     | {"transfer-encoding", "upgrade", wire.NODE_HEADER.decode()}
 )
-_NEEDED = frozenset(  # to send it again
+# Headers without which a request cannot be sent again.
+_REPLAY_HEADERS = frozenset(
     {
         "content-type",
         "content-encoding",
@@ -66,19 +66,17 @@ logger = logging.getLogger("tsx.recording")
 
 
 class HeaderFilter:
-    """Selects the headers to record: none that identifies the client or may carry credentials."""
+    """The choice of headers to record: none that identifies the client or carries credentials."""
 
     def __init__(self, only: Sequence[str] | None) -> None:
-        """`only`: the names of the headers that are kept beside those that it takes to send the
-        request again; None for all.
-        """
-        self._only = None if only is None else _NEEDED | {name.lower() for name in only}
+        """Record the headers named `only` and those that a replay needs; None records all."""
+        self._only = None if only is None else _REPLAY_HEADERS | {name.lower() for name in only}
 
     def headers(self, block: str) -> Headers:
         return [
             (name, redacted(value))
             for name, value in wire.parse_header_block(block)
-            if self._keeps(name.lower())
+            if self._is_recorded(name.lower())
         ]
 
     def query(self, query: str) -> str:
@@ -88,8 +86,8 @@ class HeaderFilter:
             if not _is_private(unquote_plus(pair.partition("=")[0]))
         )
 
-    def _keeps(self, name: str) -> bool:
-        if name in _OF_CONNECTION or _is_private(name):
+    def _is_recorded(self, name: str) -> bool:
+        if name in _CONNECTION_HEADERS or _is_private(name):
             return False
         return self._only is None or name in self._only
 
@@ -99,7 +97,7 @@ def _is_private(name: str) -> bool:
 
 
 class CapturedRequest(NamedTuple):
-    """A request and its answer, before they are written to disk."""
+    """A request and its answer, on their way to the disk."""
 
     at: float
     version: str
@@ -117,68 +115,70 @@ class CapturedRequest(NamedTuple):
 
 
 class Recorder:
-    """The observer of one model. For the event loop; a separate thread writes."""
+    """The observer of one model, on the event loop; a thread of its own writes."""
 
     def __init__(
         self, name: str, config: RecordingConfig, directory: Path, headers: HeaderFilter
     ) -> None:
         self.config = config
         self.recorded = 0
-        self.dropped: Counter[str] = Counter()  # by reason: slow, size, disk
-        self.problem: str | None = None  # why the disk took nothing, the last time
+        self.dropped: Counter[str] = Counter()  # keys: slow, size, disk
+        self.problem: str | None = None  # the disk's last error
         self._name = name
         self._filter = headers
         self._segments = Segments(directory, name, config.max_size, config.max_age)
         self._thread = ThreadPoolExecutor(1, "tsx-recording")
         self._loop = asyncio.get_running_loop()
-        self._noted: deque[CapturedRequest] = deque()
-        self._waiting = 0  # bytes of those, and of what is being written
+        self._captured: deque[CapturedRequest] = deque()
+        self._waiting = 0  # bytes that are captured and not written yet
         self._writing = False
         self._closed = False
-        self._rest_until = 0.0
-        self._stumbled = False  # over a request, not over the disk; of the thread's own
+        self._retry_at = 0.0
+        self._has_logged_failure = False  # belongs to the thread
         self._sweeping: asyncio.Handle = self._loop.call_soon(self._sweep)
 
     def wants(self, draw: float) -> bool:
         return draw * 100 < self.config.share
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
-        most = LONGEST_ANSWER if self.config.answers else -1
-        return ObservedJob(job, partial(self._note_answer, job, version), most)
+        max_answer_bytes = MAX_ANSWER_BYTES if self.config.answers else -1
+        return ObservedJob(job, partial(self._capture_answer, job, version), max_answer_bytes)
 
-    def _note_answer(self, job: Job, version: ModelVersion, seen: ObservedAnswer) -> None:
+    def _capture_answer(self, job: Job, version: ModelVersion, response: ObservedAnswer) -> None:
         seconds = time.monotonic() - job.arrived
-        self.note(
+        self.capture(
             CapturedRequest(
                 time.time() - seconds,
                 version.version,
                 job.meta,
                 job.body,
-                seen.status,
+                response.status,
                 seconds,
-                b"" if seen.body is None else seen.headers,
-                seen.body,
+                b"" if response.body is None else response.headers,
+                response.body,
                 version.precision,
             )
         )
 
-    def note(self, noted: CapturedRequest) -> None:
+    def capture(self, request: CapturedRequest) -> None:
+        """Queue a request for the disk, or count it as dropped."""
         if self._closed:
             return
-        if self._waiting and self._waiting + noted.size > MOST_WAITING:
+        if self._waiting and self._waiting + request.size > MAX_WAITING_BYTES:
             self.dropped["slow"] += 1
             return
-        self._waiting += noted.size
-        self._noted.append(noted)
+        self._waiting += request.size
+        self._captured.append(request)
         if not self._writing:
             self._writing = True
-            self._loop.call_soon(self._write)  # what is answered in one turn is written at once
+            # All requests that are answered in one turn of the loop are written together.
+            self._loop.call_soon(self._write)
 
-    async def kept(self) -> StoredSize:
-        return await self._loop.run_in_executor(self._thread, self._segments.kept)
+    async def stored_size(self) -> StoredSize:
+        return await self._loop.run_in_executor(self._thread, self._segments.stored_size)
 
     async def close(self) -> None:
-        """What was noted is written first."""
+        """Stop recording after all captured requests are written."""
         if self._closed:
             return
         self._closed = True
@@ -188,55 +188,61 @@ class Recorder:
         self._thread.shutdown(wait=False)
 
     def _write(self) -> None:
-        batch, self._noted = self._noted, deque()
+        batch, self._captured = self._captured, deque()
         if batch:
             self._thread.submit(self._write_all, batch)
         else:
             self._writing = False
 
     def _write_all(self, batch: deque[CapturedRequest]) -> None:
-        """In the thread."""
+        """Write requests; this runs in the thread."""
         counts: Counter[str] = Counter()
         problem = None
-        for noted in batch:
+        for request in batch:
             try:
-                counts[self._write_one(noted)] += 1
+                counts[self._write_one(request)] += 1
             except OSError as error:
-                self._rest_until = time.monotonic() + REST
+                self._retry_at = time.monotonic() + DISK_RETRY_S
                 problem = f"{error.filename or self._segments.directory}: {error.strerror or error}"
                 counts["disk"] += 1
-            except (
-                Exception
-            ) as error:  # the thread's boundary: one request that cannot be written must not end it
+            # The thread's boundary: one request that cannot be written must not end it.
+            except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
                 counts["disk"] += 1
-                if not self._stumbled:
-                    self._stumbled = True
+                if not self._has_logged_failure:
+                    self._has_logged_failure = True
                     logger.exception(
                         "model %s: a request cannot be written; further failures are only counted",
                         self._name,
                     )
         self._loop.call_soon_threadsafe(
-            self._written, counts, sum(noted.size for noted in batch), problem
+            self._written, counts, sum(request.size for request in batch), problem
         )
 
-    def _write_one(self, noted: CapturedRequest) -> str:
-        if time.monotonic() < self._rest_until:
+    def _write_one(self, request: CapturedRequest) -> str:
+        if time.monotonic() < self._retry_at:
             return "disk"
-        _, query, block = wire.parse_request_meta(noted.meta)
-        body = b"".join(noted.body.pieces) if isinstance(noted.body, Parts) else bytes(noted.body)
-        filter_ = self._filter
-        answered = filter_.headers(noted.answer_headers.decode("latin-1"))
-        asked = Recorded(
-            noted.at,
-            noted.version,
-            filter_.query(query),
-            filter_.headers(block),
-            body,
-            precision=noted.precision,
+        _, query, block = wire.parse_request_meta(request.meta)
+        body = (
+            b"".join(request.body.pieces)
+            if isinstance(request.body, Parts)
+            else bytes(request.body)
         )
-        entry = asked._replace(
-            status=noted.status, seconds=noted.seconds, answer_headers=answered, answer=noted.answer
+        header_filter = self._filter
+        answer_headers = header_filter.headers(request.answer_headers.decode("latin-1"))
+        recorded = Recorded(
+            request.at,
+            request.version,
+            header_filter.query(query),
+            header_filter.headers(block),
+            body,
+            precision=request.precision,
+        )
+        entry = recorded._replace(
+            status=request.status,
+            seconds=request.seconds,
+            answer_headers=answer_headers,
+            answer=request.answer,
         )
         return "recorded" if self._segments.write(encode(entry), time.time()) else "size"
 
@@ -253,10 +259,10 @@ class Recorder:
         self._write()
 
     def _sweep(self) -> None:
-        """What is too old goes, also where nothing comes."""
+        """Remove old files, now and again later."""
         self._thread.submit(self._sweep_files)
         self._sweeping = self._loop.call_later(
-            min(max(self.config.max_age / 8, OFTEN), SELDOM), self._sweep
+            min(max(self.config.max_age / 8, MIN_SWEEP_S), MAX_SWEEP_S), self._sweep
         )
 
     def _sweep_files(self) -> None:
@@ -274,7 +280,7 @@ class RecordingConfig(BaseModel):
     )
     max_size: Annotated[int, BeforeValidator(for_text(parse_bytes))] = Field(
         100_000_000,
-        ge=SMALLEST,
+        ge=MIN_TOTAL_BYTES,
         description=(
             "maximum size of all files together: bytes, or a string such as 100MB; the oldest are"
             " removed first"

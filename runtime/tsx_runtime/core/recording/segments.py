@@ -1,6 +1,4 @@
-"""The files of one model's recording: of limited size and age; the oldest is removed to make
-room.
-"""
+"""The files of one model's recording, limited in size and age; the oldest are removed first."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.recordings import SUFFIX, file_head
 
-PARTS = 8  # files that share out what may be kept: so much of it goes at a time
+FILES_PER_RECORDING = 8  # An eighth of the recording is removed at a time.
 
 
 class StoredSize(NamedTuple):
@@ -24,7 +22,10 @@ class StoredSize(NamedTuple):
 
 
 class Segments:
-    """Blocking, for one thread. Only this user may read the files. Raises OSError."""
+    """The files of a recording, for one thread; only this user may read them.
+
+    The methods block, and raise OSError if the disk fails.
+    """
 
     def __init__(self, directory: Path, model: str, max_size: int, max_age: float) -> None:
         self.directory = directory
@@ -33,18 +34,25 @@ class Segments:
         self._max_age = max_age
         self._out: BinaryIO | None = None
         self._size = 0
-        self._began = 0.0
+        self._begin_time = 0.0
 
     def write(self, data: bytes, now: float) -> bool:
-        """Whether it may be kept: one request alone is not to push all others out."""
+        """Write data, and tell whether it fits.
+
+        Data of more than half the size is refused, because it would remove most other requests.
+        """
         if len(data) > self._max_size // 2:
             return False
-        full = self._size + len(data) > self._max_size // PARTS
-        if self._out is None or full or now - self._began > self._max_age / PARTS:
+        full = self._size + len(data) > self._max_size // FILES_PER_RECORDING
+        if (
+            self._out is None
+            or full
+            or now - self._begin_time > self._max_age / FILES_PER_RECORDING
+        ):
             self._begin(now, len(data))
         assert self._out is not None
         try:
-            _write_whole(self._out, data)
+            _write_all(self._out, data)
         except OSError:
             self._cut()
             raise
@@ -52,8 +60,8 @@ class Segments:
         return True
 
     def sweep(self, now: float, room: int = 0) -> None:
-        """Remove what is too old, and the oldest until there is room for so many bytes more."""
-        if self._out is not None and now - self._began > self._max_age:
+        """Remove old files, and the oldest ones until `room` more bytes fit."""
+        if self._out is not None and now - self._begin_time > self._max_age:
             self.close()
         files = [(file, file.stat()) for file in self._files()]
         total = sum(about.st_size for _, about in files)
@@ -62,12 +70,12 @@ class Segments:
                 file.unlink(missing_ok=True)
                 total -= about.st_size
 
-    def kept(self) -> StoredSize:
+    def stored_size(self) -> StoredSize:
         files = self._files()
         return StoredSize(
             len(files),
             sum(file.stat().st_size for file in files),
-            _began(files[0]) if files else None,
+            _start_time(files[0]) if files else None,
         )
 
     def remove(self) -> None:
@@ -83,30 +91,28 @@ class Segments:
             out.close()
 
     def _files(self) -> list[Path]:
-        """The oldest first."""
+        """Return the files, the oldest first."""
         return sorted(self.directory.glob(f"*{SUFFIX}"))
 
     def _begin(self, now: float, size: int) -> None:
         self.close()
         private_directory(self.directory)
         head = file_head(self._model)
-        self.sweep(now, max(self._max_size // PARTS, len(head) + size))
+        self.sweep(now, max(self._max_size // FILES_PER_RECORDING, len(head) + size))
         began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
         files = (self.directory / f"{began}-{number:06}{SUFFIX}" for number in itertools.count())
         file = next(file for file in files if not file.exists())
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-        out = open(fd, "wb", buffering=0)  # noqa: SIM115  # it is closed with the segment
+        out = open(fd, "wb", buffering=0)  # noqa: SIM115  # `close` closes it.
         try:
-            _write_whole(out, head)
+            _write_all(out, head)
         except OSError:
             out.close()
             raise
-        self._out, self._size, self._began = out, len(head), now
+        self._out, self._size, self._begin_time = out, len(head), now
 
     def _cut(self) -> None:
-        """The disk is full, or gone: what did not come whole is taken off, so that what comes later
-        can be read.
-        """
+        """Remove an incomplete entry after a failure, so that the file stays readable."""
         assert self._out is not None
         try:
             self._out.truncate(self._size)
@@ -116,13 +122,14 @@ class Segments:
             self.close()
 
 
-def _write_whole(out: BinaryIO, data: bytes) -> None:
-    left = memoryview(data)
-    while left:  # a disk that is nearly full takes a part
-        left = left[out.write(left) :]
+def _write_all(out: BinaryIO, data: bytes) -> None:
+    remaining = memoryview(data)
+    # A disk that is nearly full takes a part.
+    while remaining:
+        remaining = remaining[out.write(remaining) :]
 
 
-def _began(file: Path) -> float | None:
+def _start_time(file: Path) -> float | None:
     try:
         return float(calendar.timegm(time.strptime(file.name[:15], "%Y%m%dT%H%M%S")))
     except ValueError:

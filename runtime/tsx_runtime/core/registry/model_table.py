@@ -152,7 +152,7 @@ class ModelTable:
 
     def _insert(self, version: ModelVersion) -> None:
         if version.name not in self.models:
-            self.traffic.begin(version.name)
+            self.traffic.load_settings(version.name)
         model = self.models.setdefault(version.name, Model(version.name))
         model.versions[version.version] = version
         model.default = model.default or version.version

@@ -143,7 +143,7 @@ class Registry:
             self._choose_gpus,
             self.plugins.batch_policies,
             lambda: sum(len(version.workers) for version in table.all()),
-            self.memory.room,
+            self.memory.reserve,
             self._background,
             DeviceArbiter(hardware.cores),
             worker_output,

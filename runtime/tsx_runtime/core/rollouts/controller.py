@@ -1,5 +1,6 @@
-"""Runs rollouts: reads the counters at intervals, applies the decision of `policy.decide`, and
-continues after a restart.
+"""Rollouts: at intervals, the counters are read and the decision of `policy.decide` is applied.
+
+A rollout continues after a restart of the server.
 """
 
 from __future__ import annotations
@@ -32,23 +33,25 @@ from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 
-LOOKS = 20  # in one bake
-SHORTEST, LONGEST = 0.1, 5.0  # seconds between two looks
-# seconds between two times that mere counts are kept: so much is lost with a server that is killed
-SAVE_APART = 30.0
+OBSERVATIONS_PER_STEP = 20
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 5.0  # time between two observations
+SAVE_INTERVAL_S = 30.0  # A killed server loses the counts of at most that time.
 
 logger = logging.getLogger("tsx.rollout")
 
 
 class RolloutController:
-    """At most one rollout per model. For the event loop."""
+    """The rollouts of all models, at most one per model. It belongs to the event loop."""
 
     def __init__(
         self, traffic: TrafficManager, state: StateStore, stopping: Callable[[], bool]
     ) -> None:
-        """`stopping`: whether a stop of the server was asked for.
+        """Resume saved rollouts as their models come.
 
-        Then its rollouts are left to the next one.
+        Args:
+            traffic: The traffic of the models.
+            state: The saved state.
+            stopping: Whether the server was asked to stop. Rollouts are then left to the next one.
         """
         self._traffic = traffic
         self._models = traffic.models
@@ -57,24 +60,30 @@ class RolloutController:
         self._running: dict[str, _ActiveRollout] = {}
         self._closed = False
         self.logs = DecisionLog(state.directory)
-        traffic.checks.append(self._check)
+        traffic.checks.append(self._check_traffic)
         traffic.on_traffic.append(self._on_traffic)
 
     def start(self, name: str, plan: RolloutPlan) -> RolloutState:
-        """Raises ModelNotFound, ModelVersionNotFound, BadRequest, Conflict."""
+        """Start a rollout.
+
+        Raises:
+            ModelNotFound: No model has this name.
+            ModelVersionNotFound: The model has no such version.
+            BadRequest: The version already gets all requests.
+            Conflict: Another rollout runs, the version cannot serve, or its traffic is in the way.
+        """
         new = self._traffic.find(name, plan.version)
-        plan = plan.model_copy(
-            update={"version": new.version}
-        )  # a label may come to mean another version meanwhile
-        under_way = self.find(name)
-        if under_way is not None and under_way.status == "running":
-            text = f"Model {name} has a rollout of version {under_way.plan.version} under way"
+        # A label may mean another version later.
+        plan = plan.model_copy(update={"version": new.version})
+        active = self.find(name)
+        if active is not None and active.status == "running":
+            text = f"Model {name} has a rollout of version {active.plan.version} under way"
             raise Conflict(
                 f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout, or `tsx models"
                 f" rollout {name} --stop`"
             )
         before = self._traffic.traffic(name)
-        old = self._old(name, before, new)
+        old = self._old_version(name, before, new)
         shadow = before.shadow and resolve_label(
             before.shadow.to, self._models[name].versions, before.labels
         )
@@ -83,18 +92,18 @@ class RolloutController:
                 f"Version {shadow} of model {name} is its shadow, and the copied requests would"
                 " distort what the rollout measures"
             )
-            how = (
+            advice = (
                 f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow'
                 f" {name} --off`"
             )
-            raise Conflict(f"{text}. End it first: {how}")
+            raise Conflict(f"{text}. End it first: {advice}")
         if failed := _failure(new):
             text = f"Version {new.version} of model {name} cannot answer requests: {failed}"
             command = f"`tsx models scale {name} 1 --version {new.version}`"
-            how = f"PUT /models/{name}/{new.version}?min_worker=1, or {command}"
-            raise Conflict(f"{text}. Start a worker first: {how}")
+            advice = f"PUT /models/{name}/{new.version}?min_worker=1, or {command}"
+            raise Conflict(f"{text}. Start a worker first: {advice}")
         now = time.time()
-        so_far = self._counts(name, old.version)
+        old_counts = self._counts(name, old.version)
         default = self._models[name].default
         state = RolloutState(
             plan=plan,
@@ -103,14 +112,14 @@ class RolloutController:
             before=before.as_json(),
             began=now,
             changed=now,
-            old_last=so_far,
+            old_last=old_counts,
         )
         need = f"each step needs {plan.min_requests} of its answers"
         self._run(name, state, "start", f"from version {state.old} to {plan.version}; {need}")
         return state
 
     def find(self, name: str) -> RolloutState | None:
-        """The one under way, or the last one; None where there was none."""
+        """Return the active rollout or the last one, or None if there was none."""
         running = self._running.get(name)
         if running is not None:
             return running.state
@@ -118,63 +127,64 @@ class RolloutController:
         if (
             state is not None
             and state.status == "running"
-            and (missing := self._missing(name, state))
+            and (missing := self._missing_versions(name, state))
         ):
             state.reason = f"after a restart it waits until {missing} is registered"
         return state
 
     def stop(self, name: str, *, back: bool) -> RolloutState:
-        """End it by hand: `back` to the old version, or stay at the shares of now. Raises Conflict
-        where none is under way.
+        """End a rollout on request.
+
+        Args:
+            name: The name of the model.
+            back: Whether all requests go to the old version again. If not, the shares stay.
+
+        Raises:
+            Conflict: No rollout is active.
         """
-        running = self._running.get(name) or self._waiting(name)
+        running = self._running.get(name) or self._interrupted(name)
         if running is None:
             raise Conflict(f"Model {name} has no rollout under way.")
         self._running[name] = running
         if back:
-            self._back(name, running, "it was asked for")
+            self._roll_back(name, running, "it was asked for")
         else:
             self._end(name, running, "stopped", "it was asked for; the shares stay as they are")
         return running.state
 
     def close(self) -> None:
-        """The server ends; the next one goes on.
-
-        What its log has to write is written by `logs.close`, which may take its time.
-        """
+        """Save all rollouts for the next server; `logs.close` waits for the log."""
         self._closed = True
         for name, running in self._running.items():
             running.cancel()
-            self._read(name, running)
+            self._read_counters(name, running)
             self._save(name, running)
         self._running.clear()
 
     def _on_traffic(self, name: str) -> None:
-        """A model came, so that what was under way when the server ended goes on; or its traffic
-        was changed from outside.
-        """
+        """Resume the rollout of a new model, or follow a change of traffic by someone else."""
         running = self._running.get(name)
         if self._closed:
             return
         if running is not None:
-            if not running.own:
+            if not running.changes_traffic:
                 self._follow(name, running)
             return
         if name not in self._models:
             return
-        waiting = self._waiting(name)
-        if waiting is None:
+        interrupted = self._interrupted(name)
+        if interrupted is None:
             return
-        state = waiting.state
+        state = interrupted.state
         if self._traffic.traffic(name).weights not in state.weights_after_a_restart:
-            self._end(name, waiting, "stopped", self._why_changed(name, state))
-        elif not self._missing(name, state):
+            self._end(name, interrupted, "stopped", self._change_reason(name, state))
+        elif not self._missing_versions(name, state):
             self._resume(name, state)
 
-    def _waiting(self, name: str) -> _ActiveRollout | None:
-        """One that was under way when the server ended, and is not again.
+    def _interrupted(self, name: str) -> _ActiveRollout | None:
+        """Return the rollout that was active when the server ended, and is not resumed yet.
 
-        What else is said of the traffic holds as it is now.
+        All settings but the weights are those of the current traffic.
         """
         state = self._load(name)
         if state is None or state.status != "running":
@@ -185,8 +195,8 @@ class RolloutController:
         }
         return _ActiveRollout(state)
 
-    def _missing(self, name: str, state: RolloutState) -> str:
-        """The versions that it waits for, in words; empty where there are none."""
+    def _missing_versions(self, name: str, state: RolloutState) -> str:
+        """Return the versions that a rollout waits for as a text, or an empty string."""
         versions = self._models[name].versions if name in self._models else {}
         return " and ".join(
             f"version {number}"
@@ -202,9 +212,13 @@ class RolloutController:
             logger.warning("rollout of %s: %s", name, state.reason)
             self._state.save(name, rollout=state.model_dump(mode="json"))
 
-    def _check(self, model: Model, traffic: Traffic, said: Traffic) -> None:
-        """Raises Conflict for a shadow on a version that is measured: its copies would count."""
-        if traffic.shadow is None or traffic.shadow == said.shadow:
+    def _check_traffic(self, model: Model, traffic: Traffic, current: Traffic) -> None:
+        """Check that a shadow does not copy requests to a version that a rollout measures.
+
+        Raises:
+            Conflict: It does, and its copies would be counted.
+        """
+        if traffic.shadow is None or traffic.shadow == current.shadow:
             return
         state = self.find(model.name)
         if state is None or state.status != "running":
@@ -219,22 +233,20 @@ class RolloutController:
             )
 
     def _follow(self, name: str, running: _ActiveRollout) -> None:
-        """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; a change
-        of the weights ends the rollout.
-        """
-        now, state = self._traffic.traffic(name), running.state
-        if now.weights == running.set.weights:
-            running.set, state.before = (
-                now,
-                {**now.as_json(), "weights": state.before.get("weights", {})},
+        """Take over changed labels, rules and shadows; changed weights end the rollout."""
+        current, state = self._traffic.traffic(name), running.state
+        if current.weights == running.traffic.weights:
+            running.traffic, state.before = (
+                current,
+                {**current.as_json(), "weights": state.before.get("weights", {})},
             )
-            self._keep_way_back(name, state)
+            self._set_rollback_point(name, state)
             self._save(name, running)
         else:
-            self._end(name, running, "stopped", self._why_changed(name, state))
+            self._end(name, running, "stopped", self._change_reason(name, state))
 
-    def _why_changed(self, name: str, state: RolloutState) -> str:
-        """The weights, and not by this rollout."""
+    def _change_reason(self, name: str, state: RolloutState) -> str:
+        """Return why the weights changed, other than by this rollout."""
         versions = self._models[name].versions
         for version in versions.values():
             if version.replaced in {state.old, state.plan.version} - set(versions):
@@ -244,74 +256,79 @@ class RolloutController:
                 )
         return "the weights of the model were changed by hand"
 
-    def _old(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
-        """The version whose requests the new one is to get."""
+    def _old_version(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
+        """Return the version whose requests go to the new one."""
         model = self._models[name]
-        others = weighted_versions(before, model.versions, model.default) - {new.version}
-        if not others:
+        old_versions = weighted_versions(before, model.versions, model.default) - {new.version}
+        if not old_versions:
             raise BadRequest(f"Version {new.version} of model {name} already gets all requests")
-        if len(others) > 1:
+        if len(old_versions) > 1:
             text = (
                 f"The requests of model {name} are shared by the versions"
-                f" {' and '.join(sorted(others))}"
+                f" {' and '.join(sorted(old_versions))}"
             )
-            how = f"PUT /models/{name}/traffic, or `tsx models traffic {name} {min(others)}=1`"
-            raise Conflict(f"{text}. Leave them to one of these first: {how}")
-        (old,) = others
+            advice = (
+                f"PUT /models/{name}/traffic, or `tsx models traffic {name} {min(old_versions)}=1`"
+            )
+            raise Conflict(f"{text}. Leave them to one of these first: {advice}")
+        (old,) = old_versions
         return self._traffic.find(name, old)
 
     def _run(self, name: str, state: RolloutState, event: str, reason: str) -> None:
         running = self._running[name] = _ActiveRollout(state)
         state.reason = reason
         try:
-            self._step(name, running)
+            self._begin_step(name, running)
         except (TsxError, ValueError):
             del self._running[name]
             raise
-        self._keep_way_back(name, state)
-        self._note(name, running, event)
-        self._look_later(name, running)
+        self._set_rollback_point(name, state)
+        self._log(name, running, event)
+        self._schedule_observation(name, running)
 
-    def _step(self, name: str, running: _ActiveRollout) -> None:
-        """Give the versions their shares of this step, and count from here."""
+    def _begin_step(self, name: str, running: _ActiveRollout) -> None:
+        """Set the shares of the current step, and count from now on."""
         state = running.state
         weights = state.weights(state.step)
-        self._set(name, running, parse_traffic({**state.before, "weights": weights}))
-        running.seen = {number: self._counts(name, number) for number in weights}
+        self._set_traffic(name, running, parse_traffic({**state.before, "weights": weights}))
+        running.counts = {number: self._counts(name, number) for number in weights}
         versions = self._models[name].versions
         running.versions = {number: versions[number] for number in weights if number in versions}
         self._save(name, running)
 
-    def _look_later(self, name: str, running: _ActiveRollout) -> None:
-        seconds = min(max(running.state.plan.bake / LOOKS, SHORTEST), LONGEST)
-        running.timer = asyncio.get_running_loop().call_later(seconds, self._look, name, running)
+    def _schedule_observation(self, name: str, running: _ActiveRollout) -> None:
+        seconds = min(
+            max(running.state.plan.bake / OBSERVATIONS_PER_STEP, MIN_INTERVAL_S), MAX_INTERVAL_S
+        )
+        running.timer = asyncio.get_running_loop().call_later(seconds, self._observe, name, running)
 
-    def _look(self, name: str, running: _ActiveRollout) -> None:
+    def _observe(self, name: str, running: _ActiveRollout) -> None:
         if self._running.get(name) is not running or self._stopping():
-            return  # the next server goes on
+            return  # The next server continues.
         state = running.state
         try:
-            self._read(name, running)
-            self._act(name, running, decide(state.plan, self._seen(name, state)))
-        except (TsxError, ValueError) as error:  # the old version, say, is not registered any more
+            self._read_counters(name, running)
+            self._apply(name, running, decide(state.plan, self._observation(name, state)))
+        except (TsxError, ValueError) as error:  # The old version may have been unregistered.
             self._end(name, running, "stopped", str(error))
         if self._running.get(name) is running:
-            if time.monotonic() - running.saved > SAVE_APART:
+            if time.monotonic() - running.saved_at > SAVE_INTERVAL_S:
                 self._save(name, running)
-            self._look_later(name, running)
+            self._schedule_observation(name, running)
 
-    def _act(self, name: str, running: _ActiveRollout, decision: Decision) -> None:
+    def _apply(self, name: str, running: _ActiveRollout, decision: Decision) -> None:
         state = running.state
         state.reason = decision.reason
         if decision.action is Action.BACK:
-            self._back(name, running, decision.reason)
+            self._roll_back(name, running, decision.reason)
         elif decision.action is Action.FINISH:
-            with running:  # the new version is the default one, and there are no weights any more
+            # The new version becomes the default one, and the weights are removed.
+            with running:
                 self._traffic.set_default(name, state.plan.version, undoable=False)
-            self._set(name, running, parse_traffic({**state.before, "weights": {}}))
+            self._set_traffic(name, running, parse_traffic({**state.before, "weights": {}}))
             self._end(name, running, "finished", state.reason)
         elif decision.action is Action.ADVANCE:
-            self._note(name, running, "advance")
+            self._log(name, running, "advance")
             state.old_last = self._baseline(state)
             state.step, state.seconds, state.new, state.old_now, state.changed = (
                 state.step + 1,
@@ -320,10 +337,10 @@ class RolloutController:
                 Counts(),
                 time.time(),
             )
-            self._step(name, running)
+            self._begin_step(name, running)
 
-    def _back(self, name: str, running: _ActiveRollout, reason: str) -> None:
-        self._set(name, running, parse_traffic(running.state.before), checked=False)
+    def _roll_back(self, name: str, running: _ActiveRollout, reason: str) -> None:
+        self._set_traffic(name, running, parse_traffic(running.state.before), checked=False)
         self._end(name, running, "went back", reason)
 
     def _end(self, name: str, running: _ActiveRollout, status: Status, reason: str) -> None:
@@ -331,26 +348,24 @@ class RolloutController:
         running.cancel()
         self._running.pop(name, None)
         state.status, state.reason, state.changed = status, reason, time.time()
-        self._note(name, running, status)
+        self._log(name, running, status)
         self._save(name, running)
 
-    def _keep_way_back(self, name: str, state: RolloutState) -> None:
-        """One rollback undoes the whole of a rollout, also where labels or rules were changed
-        meanwhile, which stay.
-        """
+    def _set_rollback_point(self, name: str, state: RolloutState) -> None:
+        """Let one rollback undo the whole rollout, but no later changes of labels and rules."""
         default = state.default or self._models[name].default
         self._traffic.set_rollback_point(
             name, TrafficState(parse_traffic(state.before), default), state.began
         )
 
-    def _set(
+    def _set_traffic(
         self, name: str, running: _ActiveRollout, traffic: Traffic, *, checked: bool = True
     ) -> None:
-        running.set = traffic
+        running.traffic = traffic
         with running:
             self._traffic.set_traffic(name, traffic, undoable=False, checked=checked)
 
-    def _seen(self, name: str, state: RolloutState) -> StepObservation:
+    def _observation(self, name: str, state: RolloutState) -> StepObservation:
         versions = self._models[name].versions if name in self._models else {}
         new = versions.get(state.plan.version)
         failed = "it was unregistered" if new is None else _failure(new)
@@ -364,8 +379,9 @@ class RolloutController:
         )
 
     def _baseline(self, state: RolloutState) -> Counts:
-        """What the new version is compared with: the old one at this step, if it had enough
-        requests, else before.
+        """Return the counts for a comparison with the new version.
+
+        They are those of the old version in this step, or in the last one if this has too few.
         """
         return (
             state.old_now
@@ -373,30 +389,29 @@ class RolloutController:
             else state.old_last
         )
 
-    def _read(self, name: str, running: _ActiveRollout) -> None:
-        """Add what was counted since it was last looked at."""
+    def _read_counters(self, name: str, running: _ActiveRollout) -> None:
+        """Add the counts since the last call."""
         state, now = running.state, time.monotonic()
-        state.seconds += now - running.looked
-        running.looked = now
+        state.seconds += now - running.read_at
+        running.read_at = now
         model = self._models.get(name)
-        for number, before in running.seen.items():
+        for number, before in running.counts.items():
             version = model.versions.get(number) if model else None
             if (
                 version is not None
                 and running.versions.setdefault(number, version) is not version
                 and number == state.plan.version
             ):
-                running.versions[number] = (
-                    version  # it was replaced: what the one before did is not its fault
-                )
-                running.seen[number], state.new, state.seconds = (
+                # The counts of a replaced version do not count against its successor.
+                running.versions[number] = version
+                running.counts[number], state.new, state.seconds = (
                     self._counts(name, number),
                     Counts(),
                     0.0,
                 )
                 continue
             counts = self._counts(name, number)
-            running.seen[number] = counts
+            running.counts[number] = counts
             if number == state.old:
                 state.old_now = state.old_now.plus(counts.since(before))
             else:
@@ -415,20 +430,20 @@ class RolloutController:
         )
 
     def _load(self, name: str) -> RolloutState | None:
-        kept = self._state.load(name).get("rollout")
+        saved_at = self._state.load(name).get("rollout")
         try:
-            return None if kept is None else RolloutState.model_validate(kept)
+            return None if saved_at is None else RolloutState.model_validate(saved_at)
         except ValidationError as error:
             logger.warning("model %s: its saved rollout cannot be used: %s", name, error)
             return None
 
     def _save(self, name: str, running: _ActiveRollout) -> None:
-        running.saved = time.monotonic()
+        running.saved_at = time.monotonic()
         if name not in self._models:
-            return  # all that was said of it is forgotten
+            return  # The model and all its settings were removed.
         self._state.save(name, rollout=running.state.model_dump(mode="json"))
 
-    def _note(self, name: str, running: _ActiveRollout, event: str) -> None:
+    def _log(self, name: str, running: _ActiveRollout, event: str) -> None:
         state = running.state
         logger.info(
             "rollout of %s, version %s: %s at %g %%: %s",
@@ -449,25 +464,23 @@ class RolloutController:
                 "share": state.share,
                 "seconds": round(state.seconds, 1),
                 "reason": state.reason,
-                "new": numbers_of(state.new),
-                "old": numbers_of(state.old_now),
+                "new": describe_counts(state.new),
+                "old": describe_counts(state.old_now),
             },
         )
 
 
 class _ActiveRollout:
-    """One that is under way. Within a `with`, the traffic is changed by the rollout itself."""
+    """An active rollout. Within a `with`, the rollout itself changes the traffic."""
 
-    set: Traffic
+    traffic: Traffic
 
     def __init__(self, state: RolloutState) -> None:
         self.state = state
-        self.versions: dict[str, ModelVersion] = {}  # that were counted
-        self.seen: dict[
-            str, Counts
-        ] = {}  # by version: all that its counters had when they were last read
-        self.looked = self.saved = time.monotonic()
-        self.own = False
+        self.versions: dict[str, ModelVersion] = {}  # counted versions
+        self.counts: dict[str, Counts] = {}  # counters by version when they were last read
+        self.read_at = self.saved_at = time.monotonic()
+        self.changes_traffic = False
         self.timer: asyncio.TimerHandle | None = None
 
     def cancel(self) -> None:
@@ -475,14 +488,14 @@ class _ActiveRollout:
             self.timer.cancel()
 
     def __enter__(self) -> None:
-        self.own = True
+        self.changes_traffic = True
 
     def __exit__(self, *_: object) -> None:
-        self.own = False
+        self.changes_traffic = False
 
 
-def numbers_of(counts: Counts) -> dict[str, Any]:
-    """As people and programs read it."""
+def describe_counts(counts: Counts) -> dict[str, Any]:
+    """Return counts for people and programs."""
     p50, p99 = (quantile(counts.latencies, q) for q in (0.5, 0.99))
     return {
         "requests": counts.requests,
@@ -494,7 +507,7 @@ def numbers_of(counts: Counts) -> dict[str, Any]:
 
 
 def _failure(version: ModelVersion) -> str:
-    """Why none of its workers will ever serve again, if so."""
+    """Return why no worker of a version will ever serve again, or an empty string."""
     workers = version.workers
     if not workers:
         return "" if version.asleep else "it has no workers"

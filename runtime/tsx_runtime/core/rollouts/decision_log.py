@@ -1,6 +1,4 @@
-"""The decisions of rollouts, each with its numbers: in memory for the API, and in a file of JSON
-lines for each model.
-"""
+"""The decisions of rollouts with their numbers, in memory and in a JSON lines file per model."""
 
 from __future__ import annotations
 
@@ -13,18 +11,16 @@ from typing import Any
 
 from tsx_archiver.storage.private_directory import private_directory, private_opener
 
-MOST_LINES = 1000  # of a model that are shown
+MAX_LINES = 1000  # shown lines of a model
 
 logger = logging.getLogger("tsx.rollout")
 
 
 class DecisionLog:
-    """A file of JSON lines for each model, written by a thread; without a directory, a list."""
+    """The log of all models, which a thread writes; without a directory, it is in memory only."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Reads what there is now: nothing of it is read, nor waited for, once requests are
-        served.
-        """
+        """Read the log at once, so that no request waits for it later."""
         self._directory = directory and directory / "rollouts"
         self._lines: dict[str, list[dict[str, Any]]] = (
             {} if self._directory is None else _read_all(self._directory)
@@ -34,16 +30,16 @@ class DecisionLog:
     def add(self, name: str, entry: dict[str, Any]) -> None:
         lines = self._lines.setdefault(name, [])
         lines.append(entry)
-        del lines[:-MOST_LINES]
+        del lines[:-MAX_LINES]
         if self._directory is not None:
             self._thread.submit(self._write, self._directory / f"{name}.jsonl", json.dumps(entry))
 
     def read(self, name: str) -> list[dict[str, Any]]:
-        """Each decision with its numbers, the newest last."""
+        """Return the decisions of a model, the newest last."""
         return list(self._lines.get(name, ()))
 
     def close(self) -> None:
-        """Returns when everything is written."""
+        """Wait until everything is written."""
         self._thread.shutdown()
 
     def _write(self, file: Path, line: str) -> None:
@@ -71,7 +67,7 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     try:
         with file.open(encoding="utf-8") as lines:
             return [
-                entry for line in deque(lines, MOST_LINES) if (entry := _parse(line)) is not None
+                entry for line in deque(lines, MAX_LINES) if (entry := _parse(line)) is not None
             ]
     except (OSError, UnicodeDecodeError) as error:
         logger.warning("the log of rollouts %s cannot be read: %s", file, error)
@@ -79,7 +75,7 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """None where a server was killed while it wrote it."""
+    """Parse a line; it may be incomplete if a server was killed."""
     try:
         entry = json.loads(line)
     except ValueError:

@@ -1,18 +1,17 @@
-"""Decides the next action of a rollout: pure functions of its plan and the counts of its step.
+"""The next action of a rollout, as pure functions of its plan and the counts of its step.
 
-A step sends a share of the requests to the new version for a time (`bake`). At the end of it the
-next step begins, where both versions answered enough requests and every bound holds. As soon as a
-bound is broken beyond chance, all requests go back to the old version:
+A step sends a share of the requests to the new version for a time (`bake`). Then the next step
+begins, if both versions answered enough requests and every bound holds. All requests return to the
+old version as soon as a bound is broken beyond chance:
 
-- more errors than `max_error_rate` allows (binomial test), or than the old version has meanwhile
-  (Fisher's exact test);
-- more requests slower than `max_p99` times the old version's p99, or than so many milliseconds,
-  than the hundredth that a p99 stands for (binomial test).
+- The new version has more errors than `max_error_rate` (binomial test), or than the old version in
+  the same time (Fisher's exact test).
+- More than a hundredth of its requests are slower than `max_p99_ms`, or than `max_p99_ratio` times
+  the old version's p99 (binomial test).
 
-Looking again and again finds chance differences in the end, so before the end of a step nothing
-less than `EARLY` counts; at its end `FINAL` does. Where a bound is exceeded, but by no more than
-chance, the step goes on until the answer is clear or `patience` is over; then the rollout goes
-back.
+Repeated tests find a difference by chance at some time. The significance level is therefore
+`EARLY_ALPHA` during a step, and `FINAL_ALPHA` at its end. If a bound is exceeded, but not beyond
+chance, the step continues until the result is clear. After `patience` the rollout goes back.
 """
 
 from __future__ import annotations
@@ -25,21 +24,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from tsx_runtime.core.rollouts.significance import above, worse
+from tsx_runtime.core.rollouts.significance import difference_probability, excess_probability
 from tsx_runtime.core.telemetry.histogram import FINE_BOUNDS, quantile
 
 Status = Literal["running", "finished", "went back", "stopped"]
-EARLY, FINAL = 0.0005, 0.025  # chance of a false alarm at one look
-# requests from which on a sample has an upper limit for its p99 (two standard deviations of the
-# rank)
-FOR_P99 = 400
-MOST_STEPS = 100
-SLOW_SHARE = 0.01  # of requests are slower than the p99, by its name
+EARLY_ALPHA, FINAL_ALPHA = 0.0005, 0.025  # probability of a false alarm in one test
+# Fewer requests give no upper limit for their p99 (two standard deviations of the rank).
+MIN_P99_REQUESTS = 400
+MAX_STEPS = 100
+SLOW_SHARE = 0.01  # share of requests above the p99
 
 
 def _steps(steps: tuple[float, ...]) -> tuple[float, ...]:
-    if len(steps) > MOST_STEPS:
-        raise ValueError(f"there are {len(steps)} steps; at most {MOST_STEPS} can be")
+    if len(steps) > MAX_STEPS:
+        raise ValueError(f"there are {len(steps)} steps; at most {MAX_STEPS} can be")
     if not steps or any(not 0 < step <= 100 for step in steps) or list(steps) != sorted(set(steps)):
         raise ValueError(
             "steps are percentages that grow, above 0 and at most 100, as in 1,5,25,100"
@@ -82,7 +80,7 @@ class RolloutPlan(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _one_bound_of_time(self) -> RolloutPlan:
+    def _check_latency_bounds(self) -> RolloutPlan:
         if self.max_p99_ratio is not None and self.max_p99_ms is not None:
             raise ValueError("give max_p99_ratio or max_p99_ms, not both")
         return self
@@ -101,31 +99,33 @@ class Counts:
 
     requests: int = 0
     errors: int = 0
-    latencies: tuple[int, ...] = ()  # as `Durations.counts` has them
+    latencies: tuple[int, ...] = ()  # buckets of `Durations.counts`
 
-    def plus(self, other: Counts) -> Counts:
-        if len(self.latencies) == len(other.latencies):
-            latencies = tuple(a + b for a, b in zip(self.latencies, other.latencies, strict=True))
-        else:  # one has none; or another tsx counted them, in other buckets
-            latencies = other.latencies or self.latencies
-        return Counts(self.requests + other.requests, self.errors + other.errors, latencies)
+    def plus(self, added: Counts) -> Counts:
+        if len(self.latencies) == len(added.latencies):
+            latencies = tuple(a + b for a, b in zip(self.latencies, added.latencies, strict=True))
+        else:  # One of them is empty, or another release of tsx counted in other buckets.
+            latencies = added.latencies or self.latencies
+        return Counts(self.requests + added.requests, self.errors + added.errors, latencies)
 
-    def since(self, before: Counts) -> Counts:
-        """The difference of two readings; where the counters were reset in between, all that the
-        later one has.
-        """
+    def since(self, earlier: Counts) -> Counts:
+        """Return the difference of two readings, or this one if the counters were reset between."""
         if (
-            self.requests < before.requests
-            or self.errors < before.errors
-            or len(self.latencies) != len(before.latencies)
+            self.requests < earlier.requests
+            or self.errors < earlier.errors
+            or len(self.latencies) != len(earlier.latencies)
         ):
             return self
-        if any(now < then for now, then in zip(self.latencies, before.latencies, strict=True)):
+        if any(
+            count < earlier_count
+            for count, earlier_count in zip(self.latencies, earlier.latencies, strict=True)
+        ):
             return self
         latencies = tuple(
-            now - then for now, then in zip(self.latencies, before.latencies, strict=True)
+            count - earlier_count
+            for count, earlier_count in zip(self.latencies, earlier.latencies, strict=True)
         )
-        return Counts(self.requests - before.requests, self.errors - before.errors, latencies)
+        return Counts(self.requests - earlier.requests, self.errors - earlier.errors, latencies)
 
     @property
     def error_rate(self) -> float:
@@ -136,12 +136,12 @@ class Counts:
 class StepObservation:
     """The inputs of a decision."""
 
-    step: int  # from 0
-    seconds: float  # at this step
+    step: int  # number of the step, from 0
+    seconds: float  # duration of the step so far
     new: Counts
     old: Counts
-    new_serves: bool = True  # a worker of it is ready
-    new_failed: str = ""  # why no worker of it will ever be, if so
+    new_serves: bool = True  # whether a worker of the new version is ready
+    new_failed: str = ""  # why no worker of the new version will ever be ready
 
 
 @dataclass(frozen=True)
@@ -151,87 +151,87 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class _Finding:
-    """One bound: how likely what was seen is where the bound holds, and whether it is exceeded at
-    all.
-    """
+class _BoundTest:
+    """The test of one bound, with the probability of the counts if the bound holds."""
 
     chance: float
     exceeded: bool
     text: str
 
 
-def decide(plan: RolloutPlan, seen: StepObservation) -> Decision:
-    if seen.new_failed:
-        return Decision(Action.BACK, f"version {plan.version} no longer serves: {seen.new_failed}")
-    findings = [*_errors(plan, seen), *_slowness(plan, seen)]
-    over = seen.seconds >= plan.bake
-    limit = FINAL if over else EARLY
-    enough = seen.new.requests >= plan.min_requests
+def decide(plan: RolloutPlan, step: StepObservation) -> Decision:
+    if step.new_failed:
+        return Decision(Action.BACK, f"version {plan.version} no longer serves: {step.new_failed}")
+    findings = [*_errors(plan, step), *_slowness(plan, step)]
+    is_over = step.seconds >= plan.bake
+    limit = FINAL_ALPHA if is_over else EARLY_ALPHA
+    has_enough = step.new.requests >= plan.min_requests
     broken = [finding for finding in findings if finding.chance < limit]
-    if broken and (enough or any(finding.chance < EARLY for finding in broken)):
+    if broken and (has_enough or any(finding.chance < EARLY_ALPHA for finding in broken)):
         return Decision(Action.BACK, "; ".join(finding.text for finding in broken))
-    late = seen.seconds >= plan.bake * plan.patience
-    if not seen.new_serves:
-        return _wait_or_back(late, f"no worker of version {plan.version} is ready")
-    if not over:
-        return Decision(Action.WAIT, f"{plan.bake - seen.seconds:.0f} s of this step are left")
-    if not enough:
-        return _wait_or_back(
-            late,
-            f"version {plan.version} answered {seen.new.requests} of the {plan.min_requests}"
+    is_late = step.seconds >= plan.bake * plan.patience
+    if not step.new_serves:
+        return _wait_or_roll_back(is_late, f"no worker of version {plan.version} is ready")
+    if not is_over:
+        return Decision(Action.WAIT, f"{plan.bake - step.seconds:.0f} s of this step are left")
+    if not has_enough:
+        return _wait_or_roll_back(
+            is_late,
+            f"version {plan.version} answered {step.new.requests} of the {plan.min_requests}"
             " requests that a step needs",
         )
-    if not_compared := _not_compared(plan, seen):
-        return _wait_or_back(late, not_compared)
+    if missing_comparison := _missing_comparison(plan, step):
+        return _wait_or_roll_back(is_late, missing_comparison)
     exceeded = [finding.text for finding in findings if finding.exceeded]
     if exceeded:
-        return _wait_or_back(late, f"not yet statistically significant: {'; '.join(exceeded)}")
-    last = seen.step == len(plan.steps) - 1
+        return _wait_or_roll_back(
+            is_late, f"not yet statistically significant: {'; '.join(exceeded)}"
+        )
+    last = step.step == len(plan.steps) - 1
     return Decision(Action.FINISH if last else Action.ADVANCE, "all bounds were kept")
 
 
-def _wait_or_back(late: bool, why: str) -> Decision:
+def _wait_or_roll_back(is_late: bool, reason: str) -> Decision:
     return (
-        Decision(Action.BACK, f"the time for this step is over: {why}")
-        if late
-        else Decision(Action.WAIT, why)
+        Decision(Action.BACK, f"the time for this step is over: {reason}")
+        if is_late
+        else Decision(Action.WAIT, reason)
     )
 
 
-def _not_compared(plan: RolloutPlan, seen: StepObservation) -> str:
-    """What keeps a bound from being tried, if anything does: a version of which nothing is known
-    has kept none.
-    """
+def _missing_comparison(plan: RolloutPlan, step: StepObservation) -> str:
+    """Return why a bound cannot be tested yet, or an empty string."""
     needed = 0 if plan.max_error_rate is not None else plan.min_requests
-    if seen.old.requests >= (needed if plan.max_p99_ratio is None else max(needed, FOR_P99)):
+    if step.old.requests >= (
+        needed if plan.max_p99_ratio is None else max(needed, MIN_P99_REQUESTS)
+    ):
         return ""
-    few = f"the old version answered {seen.old.requests} requests, too few for a comparison"
+    few = f"the old version answered {step.old.requests} requests, too few for a comparison"
     return (
         f"{few}; to roll out without a comparison, set max_error_rate, and max_p99_ms instead of a"
         " ratio"
     )
 
 
-def _errors(plan: RolloutPlan, seen: StepObservation) -> list[_Finding]:
-    new, old, findings = seen.new, seen.old, []
+def _errors(plan: RolloutPlan, step: StepObservation) -> list[_BoundTest]:
+    new, old, findings = step.new, step.old, []
     rate = (
         f"{new.errors} of {new.requests} requests of version {plan.version} failed"
         f" ({new.error_rate:.2%})"
     )
     if plan.max_error_rate is not None:
-        chance = above(new.errors, new.requests, plan.max_error_rate)
+        chance = excess_probability(new.errors, new.requests, plan.max_error_rate)
         findings.append(
-            _Finding(
+            _BoundTest(
                 chance,
                 new.error_rate > plan.max_error_rate,
                 f"{rate}, more than {plan.max_error_rate:.2%} (p = {chance:.2g})",
             )
         )
     if old.requests >= plan.min_requests:
-        chance = worse(new.errors, new.requests, old.errors, old.requests)
+        chance = difference_probability(new.errors, new.requests, old.errors, old.requests)
         findings.append(
-            _Finding(
+            _BoundTest(
                 chance,
                 False,
                 f"{rate}, more than of the old version ({old.error_rate:.2%}, p = {chance:.2g})",
@@ -240,43 +240,41 @@ def _errors(plan: RolloutPlan, seen: StepObservation) -> list[_Finding]:
     return findings
 
 
-def _slowness(plan: RolloutPlan, seen: StepObservation) -> list[_Finding]:
+def _slowness(plan: RolloutPlan, step: StepObservation) -> list[_BoundTest]:
     if plan.max_p99_ms is not None:
-        bound, named = plan.max_p99_ms / 1000, f"{plan.max_p99_ms:g} ms"
-    elif plan.max_p99_ratio is not None and seen.old.requests >= plan.min_requests:
-        old = _most_p99(seen.old.latencies)
+        bound, bound_text = plan.max_p99_ms / 1000, f"{plan.max_p99_ms:g} ms"
+    elif plan.max_p99_ratio is not None and step.old.requests >= plan.min_requests:
+        old = _upper_p99(step.old.latencies)
         if old is None:
             return []
-        bound, named = (
+        bound, bound_text = (
             old * plan.max_p99_ratio,
             f"{plan.max_p99_ratio:g} times the old version's p99 of {1000 * old:.1f} ms",
         )
     else:
         return []
-    count = sum(seen.new.latencies)
-    slow = slower(seen.new.latencies, bound)
-    chance = above(slow, count, SLOW_SHARE)
+    count = sum(step.new.latencies)
+    slow = count_slower(step.new.latencies, bound)
+    chance = excess_probability(slow, count, SLOW_SHARE)
     text = (
-        f"{slow} of {count} requests of version {plan.version} took longer than {named} (p ="
+        f"{slow} of {count} requests of version {plan.version} took longer than {bound_text} (p ="
         f" {chance:.2g})"
     )
-    return [_Finding(chance, slow > count * SLOW_SHARE, text)]
+    return [_BoundTest(chance, slow > count * SLOW_SHARE, text)]
 
 
-def _most_p99(latencies: Sequence[int]) -> float | None:
-    """The old version's p99 is itself seen through a sample: so high it may be."""
+def _upper_p99(latencies: Sequence[int]) -> float | None:
+    """Return the highest plausible p99, because a sample shows it inexactly, or None."""
     count = sum(latencies)
     return (
         quantile(latencies, 0.99 + 2 * math.sqrt(0.99 * SLOW_SHARE / count))
-        if count >= FOR_P99
+        if count >= MIN_P99_REQUESTS
         else None
     )
 
 
-def slower(latencies: Sequence[int], seconds: float) -> int:
-    """How many requests took longer, in a straight line within a bucket, rounded down, in favour of
-    the version.
-    """
+def count_slower(latencies: Sequence[int], seconds: float) -> int:
+    """Return how many requests took longer, interpolated within a bucket and rounded down."""
     total, lower = 0.0, 0.0
     for number, upper in zip(latencies, FINE_BOUNDS, strict=False):
         if seconds <= lower:
@@ -293,22 +291,20 @@ class RolloutState(BaseModel):
     plan: RolloutPlan
     old: str  # the version that had the requests before
     default: str = ""  # the default version before
-    before: dict[str, Any]  # the traffic that holds again when it goes back
+    before: dict[str, Any]  # the traffic before, for the way back
     began: float  # time.time()
     changed: float  # time.time() of the last step, or of the end
     status: Status = "running"
     step: int = 0
-    seconds: float = 0.0  # at this step, while the server ran
-    new: Counts = Counts()  # at this step
-    old_now: Counts = Counts()  # at this step
-    old_last: Counts = (
-        Counts()
-    )  # at the step before, for the one at which the old version has no requests
-    reason: str = ""  # of the last decision
+    seconds: float = 0.0  # duration of this step while the server ran
+    new: Counts = Counts()  # counts of this step
+    old_now: Counts = Counts()  # counts of this step
+    old_last: Counts = Counts()  # counts of the last step with requests for the old version
+    reason: str = ""  # reason of the last decision
 
     @property
     def share(self) -> float:
-        """Percent."""
+        """The percentage of this step."""
         return self.plan.steps[self.step]
 
     def weights(self, step: int) -> dict[str, float]:
@@ -317,8 +313,9 @@ class RolloutState(BaseModel):
 
     @property
     def weights_after_a_restart(self) -> list[dict[str, float]]:
-        """Those that are its own: a server that was killed may have kept the weights of a step, and
-        not yet that it had begun.
+        """The weights that a restarted server may find.
+
+        A killed server may have saved the weights of a step, but not yet its beginning.
         """
         return [
             self.weights(step) for step in (self.step, self.step + 1) if step < len(self.plan.steps)

@@ -1,1 +1,1 @@
-"""Mirrored traffic: copies of requests to a second version, and the comparison of the answers."""
+"""Mirrored traffic: copies of requests for a second version, and the comparison of responses."""

@@ -1,6 +1,6 @@
-"""Compares two answers: within a tolerance, exactly, by their top labels, or by a plugin.
+"""The comparison of two responses: within a tolerance, exactly, by top labels, or by a plugin.
 
-Pure functions.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -16,78 +16,89 @@ from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
 
-_HALF = (1e-2, 1e-3)
-_COARSE = (
-    1e-1,
-    1e-2,
-)  # a change of 0.1 in a logit of 10 changes a probability of one half by 0.025
-# By the precision of a model, rtol and atol: what its numbers differ by between two machines or
-# batch sizes, and some more.
+_HALF_TOLERANCE = (1e-2, 1e-3)
+# A change of 0.1 in a logit of 10 changes a probability of one half by 0.025.
+_COARSE_TOLERANCE = (1e-1, 1e-2)
+# rtol and atol by the precision of a model: a little more than the difference of its numbers
+# between two machines or batch sizes.
 TOLERANCES = {
     "fp32": (1e-4, 1e-6),
-    "fp16": _HALF,
-    "bf16": _HALF,
-    "int8": _COARSE,
-    "int4": _COARSE,
-    "pruned": _COARSE,
+    "fp16": _HALF_TOLERANCE,
+    "bf16": _HALF_TOLERANCE,
+    "int8": _COARSE_TOLERANCE,
+    "int4": _COARSE_TOLERANCE,
+    "pruned": _COARSE_TOLERANCE,
 }
-TOP = 1  # label, of the kind top-k
+DEFAULT_K = 1  # labels that the kind top-k compares
 
 Path = tuple[str, ...]
-Same = Callable[[Any, Any], bool]
+IsSame = Callable[[Any, Any], bool]
 
-# Identifiers and times in answers of OpenAI's API, by their field `object`.
-_OF_RESPONSE: list[Path] = [("id",), ("created_at",), ("output", "*", "id")]
-_OF_TEXT: list[Path] = [("id",), ("created",), ("choices", "*", "*", "tool_calls", "*", "id")]
-_OF_OBJECTS = {"response": _OF_RESPONSE} | dict.fromkeys(
-    ("chat.completion", "chat.completion.chunk", "text_completion"), _OF_TEXT
+# Paths of identifiers and times in responses of OpenAI's API, by their field `object`.
+_RESPONSE_PATHS: list[Path] = [("id",), ("created_at",), ("output", "*", "id")]
+_COMPLETION_PATHS: list[Path] = [
+    ("id",),
+    ("created",),
+    ("choices", "*", "*", "tool_calls", "*", "id"),
+]
+_PATHS_BY_OBJECT = {"response": _RESPONSE_PATHS} | dict.fromkeys(
+    ("chat.completion", "chat.completion.chunk", "text_completion"), _COMPLETION_PATHS
 )
 
 
 class ComparisonResult(NamedTuple):
-    """`difference` is None where the answers agree; `largest` is the most that two of their numbers
-    differ by.
-    """
+    """The first difference, or None, and the largest difference between two numbers."""
 
     difference: Difference | None
     largest: float = 0.0
 
 
-def tolerance_of(how: Compare, *precisions: str | None) -> tuple[float, float]:
-    """rtol and atol: the given ones, else those of the coarsest precision; a model whose precision
-    is unknown computes in fp32.
+def tolerance_of(config: Compare, *precisions: str | None) -> tuple[float, float]:
+    """Return rtol and atol: the configured ones, or those of the coarsest precision.
+
+    A model of unknown precision computes in fp32.
     """
     rtol, atol = max(
         TOLERANCES.get((precision or "fp32").lower(), TOLERANCES["fp32"])
         for precision in precisions or (None,)
     )
-    return rtol if how.rtol is None else how.rtol, atol if how.atol is None else how.atol
+    return (
+        rtol if config.rtol is None else config.rtol,
+        atol if config.atol is None else config.atol,
+    )
 
 
 def compare(
-    how: Compare,
+    config: Compare,
     request: bytes,
     expected: ComparedAnswer,
     actual: ComparedAnswer,
     plugin: Comparison | None = None,
     precisions: Sequence[str | None] = (),
 ) -> ComparisonResult:
-    """`plugin` is the function for the kind of that name; `precisions` are those of the models that
-    answered, as far as they are known.
+    """Compare the responses to one request.
+
+    Args:
+        config: The kind of comparison and its settings.
+        request: The body of the request, for a plugin.
+        expected: The response of the primary version.
+        actual: The other response.
+        plugin: The function of the plugin that `config` names.
+        precisions: The known precisions of the models that answered.
     """
     if expected.status != actual.status:
         return ComparisonResult(Difference("status", (), str(expected.status), str(actual.status)))
     if is_failure(expected.status):
-        return ComparisonResult(None)  # the text of an error may name a request or a time
+        return ComparisonResult(None)  # The text of an error may name a request or a time.
     if plugin is not None:
-        return ComparisonResult(_verdict(plugin(request, expected, actual)))
-    near = Closeness(*tolerance_of(how, *precisions))
-    found = compare_bodies(
+        return ComparisonResult(_plugin_difference(plugin(request, expected, actual)))
+    closeness = Closeness(*tolerance_of(config, *precisions))
+    difference = compare_bodies(
         expected,
         actual,
-        lambda one, other: _compare_values(how, near, expected, actual, one, other),
+        lambda a, b: _compare_values(config, closeness, expected, actual, a, b),
     )
-    return ComparisonResult(found, near.largest)
+    return ComparisonResult(difference, closeness.largest)
 
 
 def compare_bodies(
@@ -95,152 +106,158 @@ def compare_bodies(
     actual: ComparedAnswer,
     compare_values: Callable[[Any, Any], Difference | None],
 ) -> Difference | None:
-    """By `compare_values` where both are JSON, else to the byte."""
+    """Compare bodies with `compare_values` if both are JSON, or else by their bytes."""
     if expected.body == actual.body:
         return None
-    one, other = read_answer(expected), read_answer(actual)
-    if (one is NO_JSON) != (other is NO_JSON):
+    a, b = read_answer(expected), read_answer(actual)
+    if (a is NO_JSON) != (b is NO_JSON):
         return Difference(
-            "value", (), *("not JSON" if value is NO_JSON else "JSON" for value in (one, other))
+            "value", (), *("not JSON" if value is NO_JSON else "JSON" for value in (a, b))
         )
-    return (
-        _bytes_differ(expected.body, actual.body) if one is NO_JSON else compare_values(one, other)
-    )
+    return _bytes_differ(expected.body, actual.body) if a is NO_JSON else compare_values(a, b)
 
 
 def _compare_values(
-    how: Compare,
-    near: Closeness,
+    config: Compare,
+    closeness: Closeness,
     expected: ComparedAnswer,
     actual: ComparedAnswer,
-    one: Any,
-    other: Any,
+    a: Any,
+    b: Any,
 ) -> Difference | None:
-    ignored = [tuple(path.split(".")) for path in how.ignore]
-    ignored += set(_never_equal(one)).intersection(_never_equal(other))
-    if how.kind == "top-k":
+    ignored = [tuple(path.split(".")) for path in config.ignore]
+    ignored += set(_variable_paths(a)).intersection(_variable_paths(b))
+    if config.kind == "top-k":
         return first_difference(
-            without(one, ignored), without(other, ignored), TOP if how.k is None else how.k
+            without_paths(a, ignored),
+            without_paths(b, ignored),
+            DEFAULT_K if config.k is None else config.k,
         )
-    if how.rtol is None and how.atol is None and (_is_half(one) or _is_half(other)):
-        near.rtol, near.atol = max(_HALF, (near.rtol, near.atol))
-    close = differing(one, other, near, ignored)
-    if how.kind == "numeric":
+    if config.rtol is None and config.atol is None and (_is_half(a) or _is_half(b)):
+        closeness.rtol, closeness.atol = max(_HALF_TOLERANCE, (closeness.rtol, closeness.atol))
+    close = json_difference(a, b, closeness, ignored)
+    if config.kind == "numeric":
         return close
-    exact = differing(one, other, same_exactly, ignored)
+    exact = json_difference(a, b, same_exactly, ignored)
     return exact or (None if ignored else _bytes_differ(expected.body, actual.body))
 
 
-def differing(
-    expected: Any, actual: Any, same: Same, ignored: Sequence[Path] = (), *, ordered: bool = False
+def json_difference(
+    expected: Any,
+    actual: Any,
+    is_same: IsSame,
+    ignored: Sequence[Path] = (),
+    *,
+    ordered: bool = False,
 ) -> Difference | None:
-    """The first difference of two JSON values, however deep; `same` is called for all that is
-    neither an object nor a list.
+    """Return the first difference of two JSON values at any depth.
 
-    With `ordered`, the order of keys counts.
+    Args:
+        expected: A JSON value.
+        actual: The other JSON value.
+        is_same: Compares values that are neither objects nor lists.
+        ignored: Paths that are not compared.
+        ordered: Whether the order of keys counts.
     """
     first: Difference | None = None
     todo: list[tuple[Path, Any, Any]] = [((), expected, actual)]
     while todo:
-        path, one, other = todo.pop()
-        if isinstance(one, dict) and isinstance(other, dict):
-            for key in [*one, *(key for key in other if key not in one)]:
+        path, a, b = todo.pop()
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in [*a, *(key for key in b if key not in a)]:
                 if _is_ignored((*path, key), ignored):
                     continue
-                if key not in one or key not in other:
-                    sides = ("present" if key in each else "absent" for each in (one, other))
+                if key not in a or key not in b:
+                    sides = ("present" if key in value else "absent" for value in (a, b))
                     first = first or Difference("presence", (*path, key), *sides)
                 else:
-                    todo.append(((*path, key), one[key], other[key]))
-            if ordered and list(one) != list(other):
+                    todo.append(((*path, key), a[key], b[key]))
+            if ordered and list(a) != list(b):
                 first = first or Difference(
                     "key order",
                     path,
-                    ", ".join(one),
-                    ", ".join(other),
+                    ", ".join(a),
+                    ", ".join(b),
                     "the keys are in another order",
                 )
-        elif isinstance(one, list) and isinstance(other, list):
-            if len(one) != len(other):
+        elif isinstance(a, list) and isinstance(b, list):
+            if len(a) != len(b):
                 first = first or Difference(
-                    "length", path, count(len(one), "item"), count(len(other), "item")
+                    "length", path, count(len(a), "item"), count(len(b), "item")
                 )
                 continue
-            for index, (item, its) in enumerate(zip(one, other, strict=True)):
+            for index, (item, b_item) in enumerate(zip(a, b, strict=True)):
                 if ignored and _is_ignored((*path, str(index)), ignored):
                     continue
                 if isinstance(item, dict | list):
-                    todo.append(((*path, str(index)), item, its))
-                elif not same(
-                    item, its
-                ):  # only the first costs a path and words: lists of numbers are long
+                    todo.append(((*path, str(index)), item, b_item))
+                # Lists of numbers are long, so only a difference costs a path and a text.
+                elif not is_same(item, b_item):
                     first = first or Difference(
-                        "value", (*path, str(index)), excerpt(item), excerpt(its)
+                        "value", (*path, str(index)), excerpt(item), excerpt(b_item)
                     )
-        elif not same(one, other):
-            first = first or Difference("value", path, excerpt(one), excerpt(other))
+        elif not is_same(a, b):
+            first = first or Difference("value", path, excerpt(a), excerpt(b))
     return first
 
 
-def same_exactly(one: Any, other: Any) -> bool:
-    """Of the same type as well: 1 differs from true and from 1.0."""
-    return type(one) is type(other) and (
-        one == other or (one != one and other != other)
-    )  # NaN is not itself
+def same_exactly(a: Any, b: Any) -> bool:
+    """Tell whether two values have the same type and value: 1 differs from true and from 1.0."""
+    # NaN equals NaN here.
+    return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 class Closeness:
-    """Whether two numbers are not further apart than `atol + rtol * |expected|`; anything else must
-    be the same.
+    """The test whether two numbers differ by at most `atol + rtol * |expected|`.
 
-    `largest` is the most that two numbers were apart so far.
+    Other values must be the same. `largest` is the largest difference so far.
     """
 
     def __init__(self, rtol: float, atol: float) -> None:
         self.rtol, self.atol = rtol, atol
         self.largest = 0.0
 
-    def __call__(self, one: Any, other: Any) -> bool:
-        if not (is_number(one) and is_number(other)):
-            return same_exactly(one, other)
-        if one == other or (one != one and other != other):
+    def __call__(self, a: Any, b: Any) -> bool:
+        if not (is_number(a) and is_number(b)):
+            return same_exactly(a, b)
+        if a == b or (a != a and b != b):
             return True
         try:
-            off, most = abs(one - other), self.atol + self.rtol * abs(one)
-        except OverflowError:  # a whole number beyond all floats
+            distance, limit = abs(a - b), self.atol + self.rtol * abs(a)
+        except OverflowError:  # an integer beyond all floats
             return False
-        if math.isfinite(off):
-            self.largest = max(self.largest, float(off))
-        return math.isfinite(most) and bool(off <= most)
+        if math.isfinite(distance):
+            self.largest = max(self.largest, float(distance))
+        return math.isfinite(limit) and bool(distance <= limit)
 
 
-def without(value: Any, ignored: Sequence[Path]) -> Any:
-    """A copy of a JSON value as far as something of it is left out, else itself."""
+def without_paths(value: Any, ignored: Sequence[Path]) -> Any:
+    """Return a JSON value without some paths; only changed parts are copied."""
     for path in ignored:
-        value = _cut(value, path)
+        value = _without_path(value, path)
     return value
 
 
-def _cut(value: Any, path: Path) -> Any:
-    word, rest = path[0], path[1:]
+def _without_path(value: Any, path: Path) -> Any:
+    part, remaining = path[0], path[1:]
     if isinstance(value, dict):
-        fits = {key for key in value if word in ("*", key)}
+        removed_keys = {key for key in value if part in ("*", key)}
         return {
-            key: _cut(item, rest) if key in fits else item
+            key: _without_path(item, remaining) if key in removed_keys else item
             for key, item in value.items()
-            if rest or key not in fits
+            if remaining or key not in removed_keys
         }
     if isinstance(value, list):
-        picked = [word in ("*", str(index)) for index in range(len(value))]
+        picked = [part in ("*", str(index)) for index in range(len(value))]
         return [
-            _cut(item, rest) if fits else item
-            for item, fits in zip(value, picked, strict=True)
-            if rest or not fits
+            _without_path(item, remaining) if is_removed else item
+            for item, is_removed in zip(value, picked, strict=True)
+            if remaining or not is_removed
         ]
     return value
 
 
-def _verdict(verdict: object) -> Difference | None:
+def _plugin_difference(verdict: object) -> Difference | None:
     if verdict is True:
         return None
     if verdict is not False and not isinstance(verdict, str):
@@ -252,28 +269,32 @@ def _verdict(verdict: object) -> Difference | None:
 
 
 def _bytes_differ(first: bytes, second: bytes) -> Difference:
-    """Found in steps of a size that costs nothing."""
-    place, step = 0, 4096
+    """Describe the first difference of two bodies, found in steps that cost no time."""
+    offset, step = 0, 4096
     while step:
-        while first[place : place + step] == second[place : place + step] and place < len(first):
-            place += step
+        while first[offset : offset + step] == second[offset : offset + step] and offset < len(
+            first
+        ):
+            offset += step
         step //= 16
     return Difference(
         "body",
         (),
         count(len(first), "byte"),
         count(len(second), "byte"),
-        f"they differ from byte {place} on",
+        f"they differ from byte {offset} on",
     )
 
 
-def _never_equal(value: Any) -> list[Path]:
-    """The version in an answer of the Open Inference Protocol; identifiers and times in one of
-    OpenAI's API or of a reranking.
+def _variable_paths(value: Any) -> list[Path]:
+    """Return the paths of values that always differ.
+
+    They are the version in a response of the Open Inference Protocol, and identifiers and times in
+    one of OpenAI's API or of a reranker.
     """
     if isinstance(value, list):  # the events of a stream
         return (
-            [("*", *path) for path in _never_equal(value[0])]
+            [("*", *path) for path in _variable_paths(value[0])]
             if value and isinstance(value[0], dict)
             else []
         )
@@ -283,23 +304,26 @@ def _never_equal(value: Any) -> list[Path]:
         return [("model_version",)]
     kind, meta = value.get("type"), value.get("meta")
     if isinstance(kind, str) and kind.startswith("response.") and "sequence_number" in value:
-        return [("item_id",), ("item", "id"), *(("response", *path) for path in _OF_RESPONSE)]
+        return [("item_id",), ("item", "id"), *(("response", *path) for path in _RESPONSE_PATHS)]
     if "results" in value and isinstance(meta, dict) and "api_version" in meta:
         return [("id",)]
-    return _OF_OBJECTS.get(str(value.get("object")), [])
+    return _PATHS_BY_OBJECT.get(str(value.get("object")), [])
 
 
 def _is_half(value: Any) -> bool:
-    """An answer of the Open Inference Protocol with tensors of half precision."""
+    """Tell whether a response of the Open Inference Protocol has tensors of half precision."""
     outputs = value.get("outputs") if isinstance(value, dict) else None
     return isinstance(outputs, list) and any(
-        isinstance(each, dict) and each.get("datatype") in ("FP16", "BF16") for each in outputs
+        isinstance(output, dict) and output.get("datatype") in ("FP16", "BF16")
+        for output in outputs
     )
 
 
 def _is_ignored(path: Path, ignored: Sequence[Path]) -> bool:
     return any(
         len(path) == len(pattern)
-        and all(word in ("*", part) for word, part in zip(pattern, path, strict=True))
+        and all(
+            expected_part in ("*", part) for expected_part, part in zip(pattern, path, strict=True)
+        )
         for pattern in ignored
     )

@@ -1,23 +1,22 @@
-"""The difference between two answers; the caller names the answers in the sentence."""
+"""The difference between two responses, and its sentence for people."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Literal, NamedTuple
 
-LONGEST = 60  # characters of a value that a sentence quotes
-_WHOLE = {
+MAX_EXCERPT_CHARS = 60
+# Names of differences without a path.
+_NAME_BY_KIND = {
     "status": "status",
     "content-type": "content type",
     "body": "body",
     "labels": "top labels",
-}  # where there is no path
+}
 
 
 class Difference(NamedTuple):
-    """`expected` and `actual` are excerpts for people, `path` the names and indices that lead to
-    the field that differs.
-    """
+    """The first difference: the path of its field in names and indices, and both values."""
 
     kind: Literal[
         "status",
@@ -36,16 +35,16 @@ class Difference(NamedTuple):
     detail: str = ""
 
     def between(self, expected: str, actual: str) -> str:
-        """One sentence; the arguments say whose answers were compared."""
+        """Return the difference as one sentence with names for the two responses."""
         if self.kind == "plugin":
             return self.detail
-        place = ".".join(self.path) or _WHOLE.get(self.kind, "the answer")
-        text = f"{place}: {self.expected} ({expected}), {self.actual} ({actual})"
+        field = ".".join(self.path) or _NAME_BY_KIND.get(self.kind, "the answer")
+        text = f"{field}: {self.expected} ({expected}), {self.actual} ({actual})"
         return f"{text}; {self.detail}" if self.detail else text
 
 
 def excerpt(value: Any) -> str:
-    """A JSON value, or bytes, on one short line."""
+    """Return a JSON value, or bytes, as one short line."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     text = (
@@ -53,8 +52,8 @@ def excerpt(value: Any) -> str:
         if isinstance(value, bytes)
         else json.dumps(value, ensure_ascii=False)
     )
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_EXCERPT_CHARS else f"{text[:MAX_EXCERPT_CHARS]}..."
 
 
-def count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

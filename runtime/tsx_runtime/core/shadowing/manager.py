@@ -1,5 +1,6 @@
-"""The shadows of all models: starts and stops them by the traffic policies, and compares answers
-without blocking the event loop.
+"""The shadows of all models, started and stopped by the traffic policies.
+
+Responses are compared without blocking the event loop.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from tsx_runtime.settings.traffic_policy import Compare, Shadow, Traffic
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.wire import Parts, parse_header_block, parse_request_meta
 
-MOST_COMPARISONS = 4  # in threads at a time, of all models
-# bytes of two answers that are compared where they are: that is quicker than a thread is begun
-SMALL = 4096
-PATIENCE = 1.0  # seconds for a plugin, where nothing else is said
-OWN_PATIENCE = 30.0  # seconds for the server's own comparisons, whose answers are of a bounded size
+MAX_COMPARISONS = 4  # comparisons in threads at a time, of all models
+MAX_INLINE_BYTES = 4096  # Two responses of that size are compared faster than a thread starts.
+PLUGIN_TIMEOUT_S = 1.0  # default for a plugin
+BUILTIN_TIMEOUT_S = 30.0  # built-in comparisons, whose responses have a limited size
 
 logger = logging.getLogger("tsx.shadow")
 
@@ -34,8 +34,7 @@ logger = logging.getLogger("tsx.shadow")
 class ShadowManager:
     """The shadows by model.
 
-    Results stay readable after a shadow is stopped, until another one starts or the model is
-    removed.
+    Results stay readable after a shadow stops, until another one starts or the model is removed.
     """
 
     def __init__(self, traffic: TrafficManager, plugins: Mapping[str, Comparison]) -> None:
@@ -43,10 +42,10 @@ class ShadowManager:
         self._traffic = traffic
         self._plugins = plugins
         self._by_model: dict[str, Mirror] = {}
-        self._threads = DaemonThreads(MOST_COMPARISONS, "comparisons")
-        self._turns = asyncio.Semaphore(MOST_COMPARISONS)
+        self._threads = DaemonThreads(MAX_COMPARISONS, "comparisons")
+        self._turns = asyncio.Semaphore(MAX_COMPARISONS)
         traffic.checks.append(self._check)
-        traffic.on_traffic.append(self._arrange)
+        traffic.on_traffic.append(self._update)
 
     def get(self, name: str) -> Mirror | None:
         return self._by_model.get(name)
@@ -58,28 +57,33 @@ class ShadowManager:
         for mirror in self.all():
             self._stop(mirror)
 
-    def _check(self, model: Model, traffic: Traffic, said: Traffic) -> None:
-        """Raises BadRequest, Conflict."""
-        if traffic.shadow is None or traffic.shadow == said.shadow:
+    def _check(self, model: Model, traffic: Traffic, current: Traffic) -> None:
+        """Check that a model can have the shadow of its new traffic.
+
+        Raises:
+            BadRequest: The shadow serves all requests itself, or its plugin is missing.
+            Conflict: The model is stateful.
+        """
+        if traffic.shadow is None or traffic.shadow == current.shadow:
             return
         problem = self._problem(model, traffic.shadow)
-        if problem is None and (alone := answers_alone(model, traffic)):
-            others = [
+        if problem is None and (only_server := only_server_text(model, traffic)):
+            other_versions = [
                 number
                 for number in model.versions
                 if number != resolve_label(traffic.shadow.to, model.versions, traffic.labels)
             ]
-            named = (
-                f"Name another version, such as {others[0]}."
-                if others
+            advice = (
+                f"Name another version, such as {other_versions[0]}."
+                if other_versions
                 else "Register the version to test first."
             )
-            problem = BadRequest(f"{alone} {named}")
+            problem = BadRequest(f"{only_server} {advice}")
         if problem is not None:
             raise problem
 
-    def _problem(self, model: Model, said: Shadow) -> TsxError | None:
-        """Why the model cannot have this shadow."""
+    def _problem(self, model: Model, config: Shadow) -> TsxError | None:
+        """Return why the model cannot have this shadow, or None."""
         stateful = next(
             (
                 version
@@ -89,12 +93,12 @@ class ShadowManager:
             None,
         )
         if stateful is not None:
-            why = (
+            reason = (
                 f"version {stateful.version} is stateful (sequenceBatching), and copies of some"
                 " requests would form other sequences"
             )
-            return Conflict(f"Model {model.name} cannot have a shadow: {why}.")
-        plugin = said.compare.name
+            return Conflict(f"Model {model.name} cannot have a shadow: {reason}.")
+        plugin = config.compare.name
         if plugin is not None and plugin not in self._plugins:
             known = (
                 f"; loaded are {', '.join(self._plugins)}"
@@ -107,18 +111,18 @@ class ShadowManager:
             )
         return None
 
-    def _arrange(self, name: str) -> None:
-        """As the traffic of the model says now."""
+    def _update(self, name: str) -> None:
+        """Start, change or stop the shadow of a model by its current traffic."""
         model, old = self._models.get(name), self._by_model.get(name)
-        said = None if model is None else self._traffic.traffic(name).shadow
-        if old is not None and (model is None or said is None):
+        config = None if model is None else self._traffic.traffic(name).shadow
+        if old is not None and (model is None or config is None):
             self._stop(old)
             if model is None:
                 del self._by_model[name]
-        if model is None or said is None:
+        if model is None or config is None:
             return
-        number = resolve_label(said.to, model.versions, self._traffic.traffic(name).labels)
-        if old is None or (old.number, old.said.compare) != (number, said.compare):
+        number = resolve_label(config.to, model.versions, self._traffic.traffic(name).labels)
+        if old is None or (old.number, old.config.compare) != (number, config.compare):
             if old is not None:
                 self._stop(old)
                 if old.number != number:
@@ -128,10 +132,10 @@ class ShadowManager:
                         number,
                         old.number,
                     )
-            old = self._by_model[name] = Mirror(name, number, said, self._judge)
-        old.change(said)
-        old.aim(model.versions.get(number))
-        self._set_problem(old, self._problem(model, said))
+            old = self._by_model[name] = Mirror(name, number, config, self._compare_pair)
+        old.change(config)
+        old.set_target(model.versions.get(number))
+        self._set_problem(old, self._problem(model, config))
 
     def _set_problem(self, mirror: Mirror, problem: TsxError | None) -> None:
         text = None if problem is None else problem.message
@@ -145,28 +149,28 @@ class ShadowManager:
             self._traffic.observe(mirror.name, mirror)
 
     def _stop(self, mirror: Mirror) -> None:
-        mirror.let_go()
+        mirror.withdraw()
         if mirror.observed:
             mirror.observed = False
             self._traffic.unobserve(mirror.name, mirror)
 
-    async def _judge(self, pair: ResponsePair) -> None:
-        report, how = pair.copy.report, pair.mirror.said.compare
+    async def _compare_pair(self, pair: ResponsePair) -> None:
+        report, config = pair.copy.report, pair.mirror.config.compare
         primary, shadow = (
-            side_of(pair.copy.version, pair.copy.first, pair.copy.seconds),
-            side_of(pair.mirror.number, pair.second, pair.seconds),
+            side_of(pair.copy.version, pair.copy.primary_answer, pair.copy.seconds),
+            side_of(pair.mirror.number, pair.shadow_answer, pair.seconds),
         )
         try:
-            difference, largest = await self._compare(how, pair)
+            difference, largest = await self._compare(config, pair)
         except (TimeoutError, asyncio.TimeoutError):
-            problem = f"{_named(how)} took more than {_patience(how):g} s"
+            problem = f"{_comparison_name(config)} took more than {_timeout_s(config):g} s"
         except Unavailable:
             problem = (
-                f"{MOST_COMPARISONS} comparisons that exceeded their time limit are still running,"
+                f"{MAX_COMPARISONS} comparisons that exceeded their time limit are still running,"
                 " so no more are started"
             )
         except Exception as error:  # the boundary to a plugin's code
-            problem = f"{_named(how)} failed: {type(error).__name__}: {error}"[:1000]
+            problem = f"{_comparison_name(config)} failed: {type(error).__name__}: {error}"[:1000]
             if not report.last_problem:
                 logger.exception(
                     "model %s: %s; further failures are not logged", pair.mirror.name, problem
@@ -177,15 +181,15 @@ class ShadowManager:
                 report.agreed += 1
             else:
                 report.disagreed += 1
-                id, _, headers = parse_request_meta(pair.copy.of.meta)
-                shown = without_secrets(dict(parse_header_block(headers)))
-                why = difference.between("primary", "shadow")[:1000]
+                id, _, headers = parse_request_meta(pair.copy.original.meta)
+                request_headers = without_secrets(dict(parse_header_block(headers)))
+                reason = difference.between("primary", "shadow")[:1000]
                 report.add_example(
                     Example(
                         datetime.now(timezone.utc),
-                        why,
+                        reason,
                         id,
-                        shown,
+                        request_headers,
                         excerpt_of(pair.copy.body),
                         primary,
                         shadow,
@@ -195,19 +199,19 @@ class ShadowManager:
         report.uncompared += 1
         report.last_problem = problem
 
-    async def _compare(self, how: Compare, pair: ResponsePair) -> ComparisonResult:
-        first, second = pair.copy.first, pair.second
-        plugin = None if how.name is None else self._plugins[how.name]
+    async def _compare(self, config: Compare, pair: ResponsePair) -> ComparisonResult:
+        primary_answer, shadow_answer = pair.copy.primary_answer, pair.shadow_answer
+        plugin = None if config.name is None else self._plugins[config.name]
         precisions = self._precisions(pair.mirror.name, pair.copy.version, pair.mirror.number)
-        quick = (
-            first.status != second.status
-            or first.body == second.body
-            or len(first.body) + len(second.body) <= SMALL
+        is_quick = (
+            primary_answer.status != shadow_answer.status
+            or primary_answer.body == shadow_answer.body
+            or len(primary_answer.body) + len(shadow_answer.body) <= MAX_INLINE_BYTES
         )
-        if plugin is None and quick:
-            return compare(how, b"", first, second, precisions=precisions)
+        if plugin is None and is_quick:
+            return compare(config, b"", primary_answer, shadow_answer, precisions=precisions)
 
-        def work() -> ComparisonResult:  # in a thread
+        def compare_in_thread() -> ComparisonResult:
             body = pair.copy.body
             request = (
                 b""
@@ -216,16 +220,16 @@ class ShadowManager:
                 if isinstance(body, Parts)
                 else bytes(body)
             )
-            return compare(how, request, first, second, plugin, precisions)
+            return compare(config, request, primary_answer, shadow_answer, plugin, precisions)
 
         async with self._turns:
-            return await asyncio.wait_for(self._threads.call(work), _patience(how))
+            return await asyncio.wait_for(self._threads.call(compare_in_thread), _timeout_s(config))
 
     def tolerance(self, mirror: Mirror) -> tuple[float, float]:
-        """rtol and atol of a numeric comparison with the default version."""
+        """Return rtol and atol of a numeric comparison with the default version."""
         model = self._models.get(mirror.name)
         return tolerance_of(
-            mirror.said.compare,
+            mirror.config.compare,
             *self._precisions(mirror.name, *([model.default] if model else []), mirror.number),
         )
 
@@ -234,10 +238,8 @@ class ShadowManager:
         return [versions[number].precision for number in numbers if number in versions]
 
 
-def answers_alone(model: Model, traffic: Traffic) -> str:
-    """Why the shadow gets nothing, where it is the only version that answers the requests of which
-    it is to get copies; else empty.
-    """
+def only_server_text(model: Model, traffic: Traffic) -> str:
+    """Return why a shadow gets no copies if it serves all requests itself, or an empty string."""
     if traffic.shadow is None:
         return ""
     number = resolve_label(traffic.shadow.to, model.versions, traffic.labels)
@@ -249,11 +251,11 @@ def answers_alone(model: Model, traffic: Traffic) -> str:
     )
 
 
-def _named(how: Compare) -> str:
-    return f"the comparison {how.kind}" if how.name is None else f"the plugin '{how.name}'"
+def _comparison_name(config: Compare) -> str:
+    return f"the comparison {config.kind}" if config.name is None else f"the plugin '{config.name}'"
 
 
-def _patience(how: Compare) -> float:
-    if how.name is None:
-        return OWN_PATIENCE
-    return PATIENCE if how.timeout is None else how.timeout
+def _timeout_s(config: Compare) -> float:
+    if config.name is None:
+        return BUILTIN_TIMEOUT_S
+    return PLUGIN_TIMEOUT_S if config.timeout is None else config.timeout

@@ -1,9 +1,7 @@
-"""The shadow of a model: copies a share of its requests to another version, and compares both
-answers.
+"""The shadow of a model, which copies a share of its requests to another version.
 
-A copy is made once the client has its answer, so that nothing of this is in the client's way, and
-it is the first to be given up: where there is more to do than can be done, requests are not copied,
-and `ShadowReport.shed` counts why.
+A copy is made after the client has its response, so it does not delay the client. Copies are given
+up first under load: requests are then not copied, and `ShadowReport.shed` counts the reasons.
 """
 
 from __future__ import annotations
@@ -19,19 +17,19 @@ from tsx_runtime import wire
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
-from tsx_runtime.core.shadowing.report import EXAMPLES, ShadowReport
+from tsx_runtime.core.shadowing.report import DEFAULT_EXAMPLES, ShadowReport
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.traffic_policy import Shadow
 from tsx_runtime.wire import Buffer
 
-MOST_COPIES = 32  # under way at a time, until they are compared
-MOST_BYTES = 64 << 20  # of their requests' bodies
-LONGEST = 1 << 20  # bytes of an answer that is compared
-PATIENCE = 10.0  # seconds that a copy may wait for a worker
-LAST = -1_000_000  # a priority below all that clients can name
-TOLD = b"x-tsx-shadow: 1\r\n"  # so that a handler with effects elsewhere can leave them out
+MAX_COPIES = 32  # copies that are not compared yet
+MAX_BODY_BYTES = 64 << 20  # bodies of these copies together
+MAX_ANSWER_BYTES = 1 << 20  # larger responses are not compared
+MAX_WAIT_S = 10.0  # longest wait of a copy for a worker
+LOWEST_PRIORITY = -1_000_000  # below all that clients can name
+SHADOW_HEADER = b"x-tsx-shadow: 1\r\n"  # lets a handler leave out its side effects
 
 Reason = Literal[
     "not-ready",
@@ -46,63 +44,61 @@ Reason = Literal[
 
 
 class Mirror:
-    """The observer of one model, and what it has seen.
+    """The observer of one model, with its report.
 
-    `judge` compares two answers, and counts what comes of it in `Copy.report`.
+    `compare` compares two responses and counts the result in `Copy.report`.
     """
 
     def __init__(
         self,
         name: str,
         number: str,
-        said: Shadow,
-        judge: Callable[[ResponsePair], Coroutine[Any, Any, None]],
+        config: Shadow,
+        compare: Callable[[ResponsePair], Coroutine[Any, Any, None]],
     ) -> None:
         self.name = name
-        self.number = number  # of the version that gets copies
-        self.target: ModelVersion | None = None  # which is that, while it is registered
-        self.said = said
-        self.problem: str | None = None  # why it does nothing, where it never will
+        self.number = number  # the version that gets copies
+        self.target: ModelVersion | None = None  # the version while it is registered
+        self.config = config
+        self.problem: str | None = None  # why this shadow never copies
         self.observed = False
-        self.report = ShadowReport(_examples(said))
+        self.report = ShadowReport(_max_examples(config))
         self.under_way: set[Copy] = set()
-        self._size = 0  # bytes of the bodies of those
-        self._before: ModelVersion | None = None  # the last that was a target
-        self._judge = judge
-        self._comparisons = (
-            TaskGroup()
-        )  # those of a shadow that has ended still end, and count in its report
+        self._size = 0  # bytes of the bodies in `under_way`
+        self._last_target: ModelVersion | None = None  # the last target that was not None
+        self._compare = compare
+        # Comparisons of an ended shadow still finish, and count in its report.
+        self._comparisons = TaskGroup()
 
-    def change(self, said: Shadow) -> None:
-        """Another share, with the same to compare."""
-        self.said = said
-        self.report.keep_examples(_examples(said))
+    def change(self, config: Shadow) -> None:
+        """Change the share or the examples of the same comparison."""
+        self.config = config
+        self.report.limit_examples(_max_examples(config))
 
-    def aim(self, target: ModelVersion | None) -> None:
-        """Send copies there; None: nowhere, for now. Another version of the same number starts with
-        fresh counters.
+    def set_target(self, target: ModelVersion | None) -> None:
+        """Send copies to a version, or to none for now.
+
+        Another version of the same number resets the counters.
         """
-        if target is not None and self._before not in (None, target):
+        if target is not None and self._last_target not in (None, target):
             self.reset()
-        self.target, self._before = target, target or self._before
-        self.let_go(but=target)
+        self.target, self._last_target = target, target or self._last_target
+        self.withdraw(kept_target=target)
 
     def reset(self) -> None:
         """Reset the counters; copies in flight are not counted."""
-        self.report = ShadowReport(_examples(self.said))
+        self.report = ShadowReport(_max_examples(self.config))
 
-    def let_go(self, but: ModelVersion | None = None) -> None:
-        """Give up copies that were sent to other versions than `but`, so that those need not answer
-        them before they end.
-        """
+    def withdraw(self, kept_target: ModelVersion | None = None) -> None:
+        """Withdraw copies from all versions except one, so that these can end."""
         for copy in list(self.under_way):
-            if copy.target is not but and not copy.gone:
+            if copy.target is not kept_target and not copy.gone:
                 copy.target.leave(copy)
 
-    # What the split calls
+    # The methods below are called by the splitter.
 
     def wants(self, draw: float) -> bool:
-        return draw * 100 < self.said.share
+        return draw * 100 < self.config.share
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
         target = self.target
@@ -110,29 +106,29 @@ class Mirror:
         if reason is not None:
             self.report.shed[reason] += 1
             return job
-        return ObservedJob(job, partial(self._answered, job, version), LONGEST)
+        return ObservedJob(job, partial(self._on_answer, job, version), MAX_ANSWER_BYTES)
 
     def _reason(
         self, target: ModelVersion | None, version: ModelVersion, size: int
     ) -> Reason | None:
-        """Why a request that this version answers is not copied now."""
+        """Return why a request to this version is not copied now, or None."""
         if target is version:
             return "same-version"
         if target is None or not target.ready:
             return "not-ready"
-        if len(self.under_way) >= MOST_COPIES or (
-            self.under_way and self._size + size > MOST_BYTES
+        if len(self.under_way) >= MAX_COPIES or (
+            self.under_way and self._size + size > MAX_BODY_BYTES
         ):
             return "under-way"
         return None
 
-    def _answered(self, job: Job, version: ModelVersion, seen: ObservedAnswer) -> None:
-        """The client has its answer (a body of None: it is too large).
+    def _on_answer(self, job: Job, version: ModelVersion, observed: ObservedAnswer) -> None:
+        """Copy a request whose client has its response.
 
-        Others of its batch may not have theirs yet, so more is done when they do.
+        The copy waits for the next turn of the loop, when the whole batch is answered.
         """
-        answer = _compared(seen)
-        if seen.error is not None or job.gone:
+        answer = _compared_answer(observed)
+        if observed.error is not None or job.gone:
             self.report.shed["unanswered"] += 1
         elif answer is None:
             self.report.shed["size"] += 1
@@ -144,7 +140,7 @@ class Mirror:
     def _copy(
         self, job: Job, version: ModelVersion, answer: ComparedAnswer, seconds: float
     ) -> None:
-        if not self.observed:  # since this turn of the loop
+        if not self.observed:  # The shadow may have ended since the last turn.
             return
         target = self.target
         reason = self._reason(target, version, len(job.body)) or self._busy(target, version)
@@ -159,21 +155,18 @@ class Mirror:
 
     def _busy(self, target: ModelVersion | None, version: ModelVersion) -> Reason | None:
         ready = sum(worker.state is WorkerState.READY for worker in version.workers)
-        if (
-            version.pending > version.batch_size * ready
-        ):  # what computes beside the workers is in the way of what waits for them
+        # Work beside the workers would delay the requests that wait for them.
+        if version.pending > version.batch_size * ready:
             return "primary-busy"
         return "shadow-busy" if target is not None and target.pending >= target.batch_size else None
 
-    def returned(self, copy: Copy, answer: ComparedAnswer | None) -> None:
-        """Its answer; None where there is none that could be compared, and that is counted. Others
-        of its batch may wait for theirs.
-        """
+    def on_returned(self, copy: Copy, answer: ComparedAnswer | None) -> None:
+        """Compare the response to a copy, in a later turn of the loop; None is no response."""
         if answer is None or copy.gone:
             self._finish(copy)
             return
         pair = ResponsePair(self, copy, answer, time.monotonic() - copy.arrived)
-        self._comparisons.begin(self._judge(pair)).add_done_callback(
+        self._comparisons.begin(self._compare(pair)).add_done_callback(
             lambda task: self._finish(copy)
         )
 
@@ -184,9 +177,9 @@ class Mirror:
 
 
 class Copy(ObservedJob):
-    """The job of the shadow: a copy of `job` with its own id."""
+    """A copy of a job with an id of its own, for the shadow."""
 
-    patience = PATIENCE
+    patience = MAX_WAIT_S
 
     def __init__(
         self,
@@ -197,53 +190,59 @@ class Copy(ObservedJob):
         answer: ComparedAnswer,
         seconds: float,
     ) -> None:
-        """`answer` is what the client got from `version`, after so many seconds."""
-        meta = str(uuid.uuid4()).encode() + job.meta[job.meta.index(b"\r\n") :] + TOLD
+        """Copy a job whose client got `answer` from `version` after `seconds`."""
+        meta = str(uuid.uuid4()).encode() + job.meta[job.meta.index(b"\r\n") :] + SHADOW_HEADER
         now = time.monotonic()
-        due = now + PATIENCE + target.plan.response_timeout
-        super().__init__(Job(meta, job.body, now, due, LAST), self._return, LONGEST)
-        self.report = mirror.report  # of the time when it was made
+        due = now + MAX_WAIT_S + target.plan.response_timeout
+        super().__init__(
+            Job(meta, job.body, now, due, LOWEST_PRIORITY), self._return, MAX_ANSWER_BYTES
+        )
+        self.report = mirror.report  # later copies may have another report
         self.target = target
-        self.of = job
+        self.original = job
         self.version = version
-        self.first = answer
+        self.primary_answer = answer
         self.seconds = seconds
         self._mirror = mirror
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         super().piece(headers, body, flow)
         if self._room < 0:
-            self.gone = True  # its further parts are not read
+            self.gone = True  # Further parts are not read.
 
-    def _return(self, seen: ObservedAnswer) -> None:
-        answer = _compared(seen)
-        if isinstance(seen.error, Unavailable):
+    def _return(self, observed: ObservedAnswer) -> None:
+        answer = _compared_answer(observed)
+        if isinstance(observed.error, Unavailable):
             self.report.shed["refused"] += 1
-        elif seen.error is not None:
-            answer = ComparedAnswer(seen.status, {}, seen.error.message.encode()[:LONGEST])
+        elif observed.error is not None:
+            answer = ComparedAnswer(
+                observed.status, {}, observed.error.message.encode()[:MAX_ANSWER_BYTES]
+            )
         elif answer is None:
             self.report.uncompared += 1
-            self.report.last_problem = f"an answer of the shadow has more than {LONGEST} bytes"
-        self._mirror.returned(self, answer)
+            self.report.last_problem = (
+                f"an answer of the shadow has more than {MAX_ANSWER_BYTES} bytes"
+            )
+        self._mirror.on_returned(self, answer)
 
 
 class ResponsePair(NamedTuple):
-    """Two answers to one request, to be compared: that of `copy.version`, and the shadow's, after
-    so many seconds.
-    """
+    """The responses to one request by `copy.version` and by the shadow, after `seconds`."""
 
     mirror: Mirror
     copy: Copy
-    second: ComparedAnswer
+    shadow_answer: ComparedAnswer
     seconds: float
 
 
-def _compared(seen: ObservedAnswer) -> ComparedAnswer | None:
-    if seen.body is None:
+def _compared_answer(observed: ObservedAnswer) -> ComparedAnswer | None:
+    if observed.body is None:
         return None
-    lines = wire.parse_header_block(str(seen.headers, "latin-1"))
-    return ComparedAnswer(seen.status, {name.lower(): value for name, value in lines}, seen.body)
+    lines = wire.parse_header_block(str(observed.headers, "latin-1"))
+    return ComparedAnswer(
+        observed.status, {name.lower(): value for name, value in lines}, observed.body
+    )
 
 
-def _examples(said: Shadow) -> int:
-    return EXAMPLES if said.examples is None else said.examples
+def _max_examples(config: Shadow) -> int:
+    return DEFAULT_EXAMPLES if config.examples is None else config.examples

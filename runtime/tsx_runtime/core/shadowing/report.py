@@ -1,6 +1,4 @@
-"""The results of a shadow: counts, latencies of both versions, and examples of different
-answers.
-"""
+"""The results of a shadow: counts, latencies of both versions, and examples of differences."""
 
 from __future__ import annotations
 
@@ -16,21 +14,21 @@ from tsx_runtime.shared.quantiles import nearest_rank
 from tsx_runtime.shared.redaction import is_secret_header, redacted
 from tsx_runtime.wire import Body, Parts
 
-NEWEST = 2000  # comparisons whose latencies are kept
-CUT = 2048  # bytes of each body of an example
-EXAMPLES = 20
+MAX_PAIRS = 2000  # newest comparisons with their latencies
+MAX_EXCERPT_BYTES = 2048  # excerpt of each body in an example
+DEFAULT_EXAMPLES = 20
 
 
 class Excerpt(NamedTuple):
     """The beginning of a body."""
 
     start: bytes
-    size: int  # of the whole
+    size: int  # bytes of the whole body
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two answers."""
+    """One of the two responses."""
 
     version: str
     status: int
@@ -42,7 +40,7 @@ class Side:
 @dataclass(frozen=True)
 class Example:
     at: datetime
-    why: str
+    reason: str
     request_id: str
     headers: Mapping[str, str]
     body: Excerpt
@@ -52,24 +50,23 @@ class Example:
 
 @dataclass
 class ShadowReport:
-    """Not thread safe.
+    """The counts of a shadow, for the event loop.
 
-    Of each copy, one of `agreed`, `disagreed` and `uncompared` is counted, or that it was shed by
-    the shadow.
+    Each copy counts as `agreed`, `disagreed` or `uncompared`, or it was shed by the shadow.
     """
 
-    most_examples: int = EXAMPLES
+    max_examples: int = DEFAULT_EXAMPLES
     since: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     copied: int = 0
     shed: Counter[str] = field(default_factory=Counter)
     agreed: int = 0
     disagreed: int = 0
     uncompared: int = 0
-    primary_errors: int = 0  # answers that are failures, of the requests that were compared
+    primary_errors: int = 0  # failures of the primary version among compared requests
     shadow_errors: int = 0
-    largest_difference: float = 0.0  # of two numbers of all answers that were compared
+    largest_difference: float = 0.0  # largest difference of two compared numbers
     last_problem: str = ""  # why an answer was not compared
-    pairs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    pairs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_PAIRS))
     examples: deque[Example] = field(default_factory=deque)
 
     def add_pair(self, primary: Side, shadow: Side, largest: float = 0.0) -> None:
@@ -80,34 +77,34 @@ class ShadowReport:
 
     def add_example(self, example: Example) -> None:
         self.examples.append(example)
-        self.keep_examples(self.most_examples)
+        self.limit_examples(self.max_examples)
 
-    def keep_examples(self, most: int) -> None:
-        self.most_examples = most
-        while len(self.examples) > most:
+    def limit_examples(self, limit: int) -> None:
+        self.max_examples = limit
+        while len(self.examples) > limit:
             self.examples.popleft()
 
     def latencies(self) -> list[tuple[float, float]]:
-        """p50 and p99 in seconds, the client's and the shadow's, of the newest requests that were
-        compared; empty where there are none.
-        """
+        """Return p50 and p99 in seconds, of the primary version and of the shadow."""
         ordered = [sorted(seconds) for seconds in zip(*self.pairs, strict=True)]
         return [(nearest_rank(seconds, 0.5), nearest_rank(seconds, 0.99)) for seconds in ordered]
 
 
 def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
     return {
-        name: redacted(value)[:CUT] for name, value in headers.items() if not is_secret_header(name)
+        name: redacted(value)[:MAX_EXCERPT_BYTES]
+        for name, value in headers.items()
+        if not is_secret_header(name)
     }
 
 
 def excerpt_of(body: Body) -> Excerpt:
     if not isinstance(body, Parts):
-        return Excerpt(bytes(body[:CUT]), len(body))
+        return Excerpt(bytes(body[:MAX_EXCERPT_BYTES]), len(body))
     start = b""
     for piece in body.pieces:
-        start += bytes(piece[: CUT - len(start)])
-        if len(start) == CUT:
+        start += bytes(piece[: MAX_EXCERPT_BYTES - len(start)])
+        if len(start) == MAX_EXCERPT_BYTES:
             break
     return Excerpt(start, body.size)
 

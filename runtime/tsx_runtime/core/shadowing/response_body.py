@@ -1,4 +1,4 @@
-"""Converts the body of an answer to a JSON value for comparison, also one with binary tensors."""
+"""The body of a response as a JSON value for a comparison, with binary tensors decoded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import TENSORS_HEAD
 
-_LETTERS = {
+_INTEGER_FORMATS = {
     "BOOL": "?",
     "INT8": "b",
     "INT16": "h",
@@ -21,22 +21,18 @@ _LETTERS = {
     "UINT32": "I",
     "UINT64": "Q",
 }
-LETTERS = _LETTERS | {
-    "FP16": "e",
-    "FP32": "f",
-    "FP64": "d",
-}  # of `struct`, for the datatypes of the Open Inference Protocol
+# Formats of `struct` by datatype of the Open Inference Protocol.
+STRUCT_FORMATS = _INTEGER_FORMATS | {"FP16": "e", "FP32": "f", "FP64": "d"}
 
-_LINE_END = re.compile(
-    "\r\n|\n|\r"
-)  # of server-sent events: `splitlines` would also split at U+2028, which JSON may hold
+# Line ends of server-sent events; `splitlines` would also split at U+2028, which JSON may hold.
+_LINE_END = re.compile("\r\n|\n|\r")
 
 
 NO_JSON: Final = object()
 
 
 def read_answer(answer: ComparedAnswer) -> Any:
-    """NO_JSON where it is none. Of server-sent events, the list of their JSON."""
+    """Return the JSON value of a response, a list of them for server-sent events, or NO_JSON."""
     head = answer.headers.get(TENSORS_HEAD.decode())
     length = (
         int(head) if head is not None and head.isascii() and head.isdecimal() else len(answer.body)
@@ -48,22 +44,23 @@ def read_answer(answer: ComparedAnswer) -> Any:
                 for line in _LINE_END.split(answer.body.decode())
                 if line.startswith("data:")
             ]
-            return [load_in_turns(line) for line in lines if line != "[DONE]"]
-        value = load_in_turns(answer.body[:length].decode())
+            return [load_interruptibly(line) for line in lines if line != "[DONE]"]
+        value = load_interruptibly(answer.body[:length].decode())
         return value if head is None else _with_tensors(value, answer.body[length:])
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError, struct.error):
         return NO_JSON
 
 
-def load_in_turns(text: str) -> Any:
-    """For threads: between the numbers of a large document the event loop has its turn, which the
-    parser alone would not give it.
+def load_interruptibly(text: str) -> Any:
+    """Parse JSON in a thread, so that the event loop runs between its numbers.
+
+    The parser alone would not release the interpreter.
     """
     return json.loads(text, parse_float=_float, parse_int=_int)
 
 
 def _with_tensors(value: Any, raw: bytes) -> Any:
-    """The outputs whose data follow as bytes, in their order, as if they were written out."""
+    """Return a response whose binary tensors are lists of numbers in their outputs."""
     start = 0
     for output in value["outputs"]:
         size = output.get("parameters", {}).pop("binary_data_size", None)
@@ -71,12 +68,12 @@ def _with_tensors(value: Any, raw: bytes) -> Any:
             continue
         if not 0 <= size <= len(raw) - start:
             raise ValueError("tensors are missing")
-        data, letter = raw[start : start + size], LETTERS.get(output["datatype"])
+        data, format = raw[start : start + size], STRUCT_FORMATS.get(output["datatype"])
         start += size
         output["data"] = (
             list(data)
-            if letter is None
-            else list(struct.unpack(f"<{size // struct.calcsize('<' + letter)}{letter}", data))
+            if format is None
+            else list(struct.unpack(f"<{size // struct.calcsize('<' + format)}{format}", data))
         )
     if start != len(raw):
         raise ValueError("there is data after the tensors")

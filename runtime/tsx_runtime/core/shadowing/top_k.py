@@ -1,10 +1,10 @@
-"""Compares classifiers' answers by their top k labels, wherever in the answer they are.
+"""The comparison of classifications by their top k labels, anywhere in two responses.
 
-What ranks labels: an object of numbers (`{"cat": 0.9, "dog": 0.1}`), a list of numbers (its labels
-are the places), a list of texts (the best first), and objects with one text and one number each, or
-a list of them (`[{"label": "cat", "score": 0.9}]`). A whole number under one of `LABELS` is a label
-too (`{"class": 2, "score": 0.9}`). A tensor of the Open Inference Protocol ranks by its last axis.
-What ranks nothing must be the same in both.
+These values rank labels: an object of numbers (`{"cat": 0.9, "dog": 0.1}`), a list of numbers by
+index, a list of texts with the best first, and an object with one text and one number, or a list of
+such (`[{"label": "cat", "score": 0.9}]`). An integer under one of `LABEL_KEYS` is a label too
+(`{"class": 2, "score": 0.9}`). A tensor of the Open Inference Protocol ranks by its last axis.
+Other values must be the same in both responses.
 """
 
 from __future__ import annotations
@@ -15,39 +15,37 @@ from typing import Any
 
 from tsx_runtime.core.shadowing.difference import Difference, excerpt
 
-LABELS = ("class", "class_id", "label", "category", "prediction")  # of whole numbers
+LABEL_KEYS = ("class", "class_id", "label", "category", "prediction")  # keys of integer labels
 
-Ranking = Mapping[Any, float]  # label -> how good
+Ranking = Mapping[Any, float]  # score by label
 
 
 def first_difference(expected: Any, actual: Any, k: int) -> Difference | None:
-    """Of two JSON values; None where they agree."""
+    """Return the first difference of two JSON values, or None."""
     todo: list[tuple[tuple[str, ...], Any, Any]] = [((), expected, actual)]
     while todo:
-        path, one, other = todo.pop()
-        ranking, its = ranking_of(one), ranking_of(other)
-        if ranking is not None and its is not None:
-            if not agree(ranking, its, k):
-                return Difference("labels", path, _best(ranking, k), _best(its, k))
+        path, a, b = todo.pop()
+        ranking, b_ranking = ranking_of(a), ranking_of(b)
+        if ranking is not None and b_ranking is not None:
+            if not agree(ranking, b_ranking, k):
+                return Difference("labels", path, _best(ranking, k), _best(b_ranking, k))
             continue
-        one, other = _rows(one), _rows(other)
-        if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-            todo.extend(((*path, key), one[key], other[key]) for key in reversed(one))
-        elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        a, b = _rows(a), _rows(b)
+        if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+            todo.extend(((*path, key), a[key], b[key]) for key in reversed(a))
+        elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
             todo.extend(
-                ((*path, str(index)), one[index], other[index])
-                for index in reversed(range(len(one)))
+                ((*path, str(index)), a[index], b[index]) for index in reversed(range(len(a)))
             )
-        elif (
-            isinstance(one, dict | list) or isinstance(other, dict | list) or not _same(one, other)
-        ):
+        elif isinstance(a, dict | list) or isinstance(b, dict | list) or not _is_same(a, b):
             return Difference(
-                "value", path, excerpt(one), excerpt(other), "neither equal nor both ranked labels"
+                "value", path, excerpt(a), excerpt(b), "neither equal nor both ranked labels"
             )
     return None
 
 
 def ranking_of(value: Any) -> Ranking | None:
+    """Return the ranking of a JSON value, or None if it ranks nothing."""
     if isinstance(value, dict) and (pair := _pair(value)) is not None:
         return dict([pair])
     if isinstance(value, dict) and value and all(map(is_number, value.values())):
@@ -57,9 +55,8 @@ def ranking_of(value: Any) -> Ranking | None:
     if len(value) > 1 and all(map(is_number, value)):
         return dict(enumerate(value))
     if all(isinstance(item, str) for item in value):
-        return {
-            label: -place for place, label in reversed([*enumerate(value)])
-        }  # of a label that comes twice, the better place
+        # A repeated label gets its better rank.
+        return {label: -rank for rank, label in reversed([*enumerate(value)])}
     if all(isinstance(item, dict) for item in value):
         pairs = [_pair(item) for item in value]
         if all(pair is not None for pair in pairs):
@@ -68,38 +65,36 @@ def ranking_of(value: Any) -> Ranking | None:
 
 
 def agree(first: Ranking, second: Ranking, k: int) -> bool:
-    """Whether there are k labels that are the best of both.
+    """Tell whether k labels exist that are the best of both rankings.
 
-    Where some are equally good, any of them may be among the k.
+    Any of several equally good labels may be among the k.
     """
     if min(k, len(first)) != min(k, len(second)):
         return False
     k = min(k, len(first))
-    must, may = _bounds(first, k)
-    its_must, its_may = _bounds(second, k)
-    either, both = must | its_must, may & its_may
-    return either <= both and len(either) <= k <= len(both)
+    certain, possible = _label_sets(first, k)
+    b_certain, b_possible = _label_sets(second, k)
+    all_certain, shared = certain | b_certain, possible & b_possible
+    return all_certain <= shared and len(all_certain) <= k <= len(shared)
 
 
-def _bounds(ranking: Ranking, k: int) -> tuple[set[Any], set[Any]]:
-    """The labels that are among the best k whatever the choice of those equally good, and those
-    that may be.
-    """
-    last = sorted((_order(value) for value in ranking.values()), reverse=True)[k - 1]
+def _label_sets(ranking: Ranking, k: int) -> tuple[set[Any], set[Any]]:
+    """Return the labels that are certainly among the best k, and those that may be."""
+    last_value = sorted((_order(value) for value in ranking.values()), reverse=True)[k - 1]
     return (
-        {label for label, value in ranking.items() if _order(value) > last},
-        {label for label, value in ranking.items() if _order(value) >= last},
+        {label for label, value in ranking.items() if _order(value) > last_value},
+        {label for label, value in ranking.items() if _order(value) >= last_value},
     )
 
 
 def _best(ranking: Ranking, k: int) -> str:
     labels = sorted(ranking, key=lambda label: _order(ranking[label]), reverse=True)[:k]
-    shown = ", ".join(str(label)[:40] for label in labels[:10])
-    return f"{shown}, ..." if len(labels) > 10 else shown
+    text = ", ".join(str(label)[:40] for label in labels[:10])
+    return f"{text}, ..." if len(labels) > 10 else text
 
 
 def _order(value: float) -> float:
-    """What is not a number is the worst; a whole number beyond all floats still has its place."""
+    """Return the value for sorting; NaN is the worst."""
     if value != value:
         return -math.inf
     return value
@@ -110,12 +105,12 @@ def is_number(value: object) -> bool:
 
 
 def is_label(key: str, value: object) -> bool:
-    """Whether a member of an object names a class, by a text or by its number."""
-    return isinstance(value, str) or (type(value) is int and key in LABELS)
+    """Tell whether a member of an object names a class, by a text or a number."""
+    return isinstance(value, str) or (type(value) is int and key in LABEL_KEYS)
 
 
-def _same(one: object, other: object) -> bool:
-    return one == other or (one != one and other != other)  # NaN is not itself
+def _is_same(a: object, b: object) -> bool:
+    return a == b or (a != a and b != b)  # NaN equals NaN here.
 
 
 def _pair(item: Mapping[str, Any]) -> tuple[str, float] | None:
@@ -127,7 +122,7 @@ def _pair(item: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 def _rows(value: Any) -> Any:
-    """A tensor as the list of its last axes; anything else as it is."""
+    """Return a tensor as a list of its last axes, and any other value unchanged."""
     if (
         not isinstance(value, dict)
         or not isinstance(shape := value.get("shape"), list)
@@ -140,8 +135,8 @@ def _rows(value: Any) -> Any:
         or not all(map(is_number, data))
     ):
         return value
-    return {"shape": {"of": str(shape)}, "data": _cut(data, shape[-1] if shape else 1)}
+    return {"shape": {"of": str(shape)}, "data": _slices(data, shape[-1] if shape else 1)}
 
 
-def _cut(data: Sequence[float], size: int) -> list[Sequence[float]]:
+def _slices(data: Sequence[float], size: int) -> list[Sequence[float]]:
     return [data[start : start + size] for start in range(0, len(data), size)]

@@ -1,3 +1,1 @@
-"""Latency targets: how long batches take, which batch keeps the target, and what is refused on
-arrival.
-"""
+"""Latency targets: batch times, batches that keep the target, and refusals on arrival."""

@@ -1,6 +1,4 @@
-"""Which of several models with latency targets on one device starts its next batch: the one that is
-nearest to missing its target.
-"""
+"""The order in which models with latency targets on one device start their next batches."""
 
 from __future__ import annotations
 
@@ -12,15 +10,12 @@ from typing import NamedTuple, Protocol
 
 from tsx_runtime.core.scheduling.channel import Channel
 
-# of a batch of a model that nothing waits for, which would come first: how much of one is expected
-# to
-IDLE = 0.5
-# times the longest time that a batch is expected to take, after which others no longer wait for it
-LATE = 3.0
-RENEW = (
-    1.0  # seconds after which it is looked up again who is at work, and how many cores workers have
-)
-RECENT = 3.0  # seconds without a batch after which a worker is not at work
+# Expected share of a batch of a model without waiting requests, if it would be served first.
+IDLE_SHARE = 0.5
+# After that many times its longest expected time, other models no longer wait for a batch.
+OVERDUE_FACTOR = 3.0
+RENEW_S = 1.0  # time after which active models and the cores of workers are determined again
+RECENT_S = 3.0  # time without a batch after which a worker is not active
 
 Device = int | None  # a GPU's number, or the CPU
 
@@ -28,9 +23,9 @@ Device = int | None  # a GPU's number, or the CPU
 class Claim(NamedTuple):
     """A model that has a batch to start."""
 
-    arrived: float  # of its oldest request
+    arrived: float  # arrival of its oldest request
     target: float  # seconds
-    ahead: float  # seconds that its batch is expected to take
+    duration: float  # expected seconds of its batch
 
     @property
     def deadline(self) -> float:
@@ -38,17 +33,17 @@ class Claim(NamedTuple):
 
 
 def turn_order(claims: Sequence[Claim], now: float) -> list[float]:
-    """The least is nearest to missing its target: that with the earliest deadline.
+    """Return a sort key for each claim: the smallest one starts first.
 
-    The least slack (to when a batch has to start) would let long batches overtake short ones. One
-    that is late in any case goes by the longest target of all: it makes no other late as well, and
-    has its turn in the end.
+    The key is the deadline. The latest possible start would let long batches overtake short ones.
+    A claim that is late in any case gets the longest target of all. It delays no other model, and
+    still starts at some time.
     """
     longest = max((claim.target for claim in claims), default=0.0)
     return [
         (
             claim.deadline
-            if claim.deadline - claim.ahead >= now
+            if claim.deadline - claim.duration >= now
             else claim.arrived + max(longest, 2 * claim.target)
         )
         for claim in claims
@@ -56,233 +51,251 @@ def turn_order(claims: Sequence[Claim], now: float) -> list[float]:
 
 
 def expected_wait(
-    own: Claim, others: Iterable[Claim], idle: Iterable[Claim], caution: float
+    claim: Claim, competing: Iterable[Claim], idle: Iterable[Claim], caution: float
 ) -> float:
-    """Seconds of batches that start before one that is claimed now.
+    """Return the seconds of batches that start before a batch that is claimed now.
 
-    Of `others` that wait, those with an earlier deadline, and, of models for which nothing waits
-    (`idle`), a part of those with a shorter target, which may come yet. With a `caution` of 1, also
-    all that wait, and those with the same target.
+    Args:
+        claim: The claim of this model.
+        competing: The claims of models with waiting requests. Earlier deadlines count.
+        idle: The claims of models without them. Shorter targets count in part.
+        caution: The share, from 0 to 1, to which all other claims count as well.
     """
     waiting = sum(
-        each.ahead * (1.0 if each.deadline < own.deadline else caution) for each in others
+        rival.duration * (1.0 if rival.deadline < claim.deadline else caution)
+        for rival in competing
     )
     return waiting + sum(
-        each.ahead * (max(IDLE, caution) if each.target < own.target else caution)
-        for each in idle
-        if each.target <= own.target
+        rival.duration * (max(IDLE_SHARE, caution) if rival.target < claim.target else caution)
+        for rival in idle
+        if rival.target <= claim.target
     )
 
 
 class Rival(Protocol):
-    """A dispatcher as others on its device see it."""
+    """A dispatcher, as far as other models on its device use it."""
 
     channels: list[Channel]
 
     def claim(self, now: float) -> Claim | None:
-        """None where nothing waits."""
+        """Return the claim of the waiting requests, or None."""
 
     def next_batch(self, now: float) -> Claim:
-        """The claim of a request that would come now."""
+        """Return the claim of a request that would arrive now."""
 
     @property
     def caution(self) -> float:
-        """Between 0 and 1: the more accepted requests miss the target."""
+        """A value from 0 to 1 that grows with the share of missed targets."""
 
-    def expected_end(self, channel: Channel, now: float) -> float: ...
+    def expected_end(self, channel: Channel, now: float) -> float:
+        """Return when the channel's worker is expected to be free."""
 
     def overdue(self, channel: Channel) -> float:
-        """When others no longer wait for what the channel's worker runs."""
+        """Return the time after which other dispatchers do not wait for the channel's worker."""
 
     def start(self) -> None:
-        """Send a batch if there is one, and `DeviceArbiter.granted` says so."""
+        """Send a batch if there is one and `DeviceArbiter.granted` permits it."""
 
 
 class DeviceArbiter:
-    """Asked by the dispatchers with a target; one alone on its device, or with a core for each
-    worker, is not held up.
+    """The sharing of devices among dispatchers with a target.
 
-    A GPU runs one batch at a time, the CPU as many as there are cores for their threads. It keeps
-    no account of grants: what runs is read off the channels each time, so nothing is left over of
-    workers that die and models that go.
+    A GPU runs one batch at a time. The CPU runs as many as there are cores for their threads. A
+    dispatcher without a rival, or with a core for each worker, never waits. Running batches are
+    read from the channels each time, so that lost workers and removed models leave no trace.
     """
 
     def __init__(self, cores: int) -> None:
-        self.held_up = False  # whether a model may wait for its turn
+        self.is_blocking = False  # whether a model may wait for its turn
         self._cores = cores
         self._members: dict[Rival, None] = {}
         self._active: set[Rival] = set()
-        self._crowded: set[Device] = set()
-        self._renewed = -math.inf
+        self._crowded_devices: set[Device] = set()
+        self._renewed_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
     def join(self, rival: Rival) -> None:
         self._members[rival] = None
-        self._renewed = -math.inf
+        self._renewed_at = -math.inf
 
     def leave(self, rival: Rival) -> None:
         self._members.pop(rival, None)
         self._active.discard(rival)
-        self.changed()
+        self.notify_change()
 
-    def changed(self) -> None:
-        """Workers have come or gone, and what runs may be less."""
-        self._renewed = -math.inf
+    def notify_change(self) -> None:
+        """Consider a changed set of workers, which may permit another batch."""
+        self._renewed_at = -math.inf
         if len(self._members) > 1:
-            asyncio.get_running_loop().call_soon(self.turn)
+            asyncio.get_running_loop().call_soon(self.start_next)
 
-    def crowded(self, rival: Rival, now: float) -> bool:
-        """Whether it shares a device with others that have been at work lately, and there is not
-        room for all.
-        """
+    def is_crowded(self, rival: Rival, now: float) -> bool:
+        """Tell whether a dispatcher shares a device that is too small for all its active rivals."""
         if len(self._members) < 2:
             return False
-        if rival not in self._active or now - self._renewed > RENEW:
+        if rival not in self._active or now - self._renewed_at > RENEW_S:
             self._renew(rival, now)
-        return any(not self._crowded.isdisjoint(channel.devices) for channel in rival.channels)
+        return any(
+            not self._crowded_devices.isdisjoint(channel.devices) for channel in rival.channels
+        )
 
     def _renew(self, rival: Rival, now: float) -> None:
-        self._renewed = now
+        self._renewed_at = now
         self._active = {
-            each
-            for each in self._members
-            if each is rival
-            or each.claim(now) is not None
-            or any(it.batches or now - it.replied < RECENT for it in each.channels)
+            member
+            for member in self._members
+            if member is rival
+            or member.claim(now) is not None
+            or any(
+                channel.batches or now - channel.replied < RECENT_S for channel in member.channels
+            )
         }
-        self._crowded = set()
+        self._crowded_devices = set()
         for device in {
             device
-            for each in self._active
-            for channel in each.channels
+            for member in self._active
+            for channel in member.channels
             for device in channel.devices
         }:
             workers = [
-                (each, channel)
-                for each in self._active
-                for channel in each.channels
+                (member, channel)
+                for member in self._active
+                for channel in member.channels
                 if device in channel.devices
             ]
-            if len({each for each, _ in workers}) > 1 and sum(
-                self._need(channel) for _, channel in workers
-            ) > self._room(device):
-                self._crowded.add(device)
+            if len({member for member, _ in workers}) > 1 and sum(
+                self._units_needed(channel) for _, channel in workers
+            ) > self._capacity(device):
+                self._crowded_devices.add(device)
 
     def granted(self, rival: Rival, now: float) -> Channel | None:
-        """The idle worker that it may send a batch to now."""
+        """Return the idle worker to which a dispatcher may send a batch now, or None."""
         return self._grants(now).get(rival)
 
-    def turn(self) -> None:
-        """Something has ended: who is nearest to missing its target starts."""
+    def start_next(self) -> None:
+        """Start batches, the nearest to missing its target first, after another one has ended."""
         tried: set[Rival] = set()
-        while todo := [rival for rival in self._grants(time.monotonic()) if rival not in tried]:
-            tried.add(todo[0])
-            todo[0].start()
+        while waiting := [rival for rival in self._grants(time.monotonic()) if rival not in tried]:
+            tried.add(waiting[0])
+            waiting[0].start()
 
     def outlook(self, rival: Rival, now: float) -> tuple[float, float]:
-        """When a batch of a request that comes now may start at the earliest, and for how long
-        others have the device after each batch.
+        """Return when a batch of a new request may start, and the pause after each batch.
+
+        In the pause, other models use the device.
         """
-        own = rival.channels[0]
-        devices, need = set(own.devices), self._need(own)
-        rivals = [each for each in self._active if each is not rival]
-        others = [
-            each
-            for each in rivals
-            if any(not devices.isdisjoint(channel.devices) for channel in each.channels)
+        first = rival.channels[0]
+        devices, needed = set(first.devices), self._units_needed(first)
+        rivals = [member for member in self._active if member is not rival]
+        neighbours = [
+            neighbour
+            for neighbour in rivals
+            if any(not devices.isdisjoint(channel.devices) for channel in neighbour.channels)
         ]
-        running = [(each, channel) for each in others for channel in self._busy(each, devices, now)]
-        room = self._room(own.devices[0])  # alike for all of them
-        used = sum(self._need(channel) for _, channel in running)
-        at_once = max(1, room // need)
+        running = [
+            (neighbour, channel)
+            for neighbour in neighbours
+            for channel in self._busy(neighbour, devices, now)
+        ]
+        capacity = self._capacity(first.devices[0])  # equal for all devices of the model
+        used = sum(self._units_needed(channel) for _, channel in running)
+        parallel = max(1, capacity // needed)
         start = (
-            min((each.expected_end(channel, now) for each, channel in running), default=now)
-            if used + need > room
+            min(
+                (neighbour.expected_end(channel, now) for neighbour, channel in running),
+                default=now,
+            )
+            if used + needed > capacity
             else now
         )
-        claims = {each: each.claim(now) for each in others}
-        busy = {each for each, _ in running}
+        claims = {neighbour: neighbour.claim(now) for neighbour in neighbours}
+        busy = {neighbour for neighbour, _ in running}
         waiting = [claim for claim in claims.values() if claim is not None]
-        idle = [each.next_batch(now) for each, claim in claims.items() if claim is None]
-        between = sum(
-            each.next_batch(now).ahead
-            for each, claim in claims.items()
-            if claim is not None or each in busy
+        idle = [neighbour.next_batch(now) for neighbour, claim in claims.items() if claim is None]
+        pause = sum(
+            neighbour.next_batch(now).duration
+            for neighbour, claim in claims.items()
+            if claim is not None or neighbour in busy
         )
         if not running and not waiting:
-            return now, between / at_once
-        caution = max(
-            each.caution for each in (rival, *others)
-        )  # of all: one that is cautious alone would be left with nothing
+            return now, pause / parallel
+        # The caution of all models counts; a single cautious model would never be served.
+        caution = max(member.caution for member in (rival, *neighbours))
         return (
-            start + expected_wait(rival.next_batch(now), waiting, idle, caution) / at_once,
-            between / at_once,
+            start + expected_wait(rival.next_batch(now), waiting, idle, caution) / parallel,
+            pause / parallel,
         )
 
     def _grants(self, now: float) -> dict[Rival, Channel]:
-        """In the order of `turn_order`, one batch each.
+        """Return one channel for each dispatcher that may send a batch now.
 
-        A later one takes no room that an earlier one waits for.
+        The order is that of `turn_order`. A later one takes no capacity that an earlier one needs.
         """
         members = [
-            (each, claim) for each in self._members if (claim := each.claim(now)) is not None
+            (member, claim) for member in self._members if (claim := member.claim(now)) is not None
         ]
         urgent = turn_order([claim for _, claim in members], now)
         busy = [
-            channel for each in self._members for channel in self._busy(each, self._crowded, now)
+            channel
+            for member in self._members
+            for channel in self._busy(member, self._crowded_devices, now)
         ]
         used: dict[Device, float] = {
-            device: sum(self._need(channel) for channel in busy if device in channel.devices)
-            for device in self._crowded
+            device: sum(
+                self._units_needed(channel) for channel in busy if device in channel.devices
+            )
+            for device in self._crowded_devices
         }
-        found: dict[Rival, Channel] = {}
+        granted: dict[Rival, Channel] = {}
         for _, rival in sorted(
-            zip(urgent, [each for each, _ in members], strict=True), key=lambda pair: pair[0]
+            zip(urgent, [member for member, _ in members], strict=True), key=lambda pair: pair[0]
         ):
             idle = [channel for channel in rival.channels if not channel.batches]
             for channel in idle:
-                need = self._need(channel)
-                before = {
-                    device: used.get(device, -math.inf) for device in channel.devices
-                }  # nothing of one that is not crowded
+                needed = self._units_needed(channel)
+                # A device that is not crowded is always free.
+                used_before = {device: used.get(device, -math.inf) for device in channel.devices}
                 if all(
-                    not taken or taken + need <= self._room(device)
-                    for device, taken in before.items()
+                    not taken or taken + needed <= self._capacity(device)
+                    for device, taken in used_before.items()
                 ):
-                    found[rival] = channel
-                    used |= {device: taken + need for device, taken in before.items()}
+                    granted[rival] = channel
+                    used |= {device: taken + needed for device, taken in used_before.items()}
                     break
             else:
                 used |= {device: math.inf for channel in idle for device in channel.devices}
-        self.held_up = len(found) < len(members)
-        return found
+        self.is_blocking = len(granted) < len(members)
+        return granted
 
     def _busy(self, rival: Rival, devices: set[Device], now: float) -> list[Channel]:
-        """Its workers that run a batch; for one that is long overdue the others do not wait, and a
-        timer runs until it is.
+        """Return the channels that run a batch, without overdue ones.
+
+        A timer runs until the next batch is overdue.
         """
         busy = []
         for channel in rival.channels:
             if (
                 channel.batches
                 and not devices.isdisjoint(channel.devices)
-                and (until := rival.overdue(channel)) > now
+                and (overdue_at := rival.overdue(channel)) > now
             ):
                 busy.append(channel)
-                if until < self._timer_at:
+                if overdue_at < self._timer_at:
                     if self._timer is not None:
                         self._timer.cancel()
-                    self._timer_at = until
-                    self._timer = asyncio.get_running_loop().call_later(until - now, self._on_timer)
+                    self._timer_at = overdue_at
+                    self._timer = asyncio.get_running_loop().call_later(
+                        overdue_at - now, self._on_timer
+                    )
         return busy
 
     def _on_timer(self) -> None:
         self._timer, self._timer_at = None, math.inf
-        self.turn()
+        self.start_next()
 
-    def _room(self, device: Device) -> int:
+    def _capacity(self, device: Device) -> int:
         return self._cores if device is None else 1
 
-    def _need(self, channel: Channel) -> int:
+    def _units_needed(self, channel: Channel) -> int:
         return min(channel.threads or self._cores, self._cores) if None in channel.devices else 1

@@ -1,4 +1,4 @@
-"""How well a latency target is kept: counts since the start, and those of the last minutes."""
+"""How well a latency target is met: counts since the start and of the last minutes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import NamedTuple
 from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-RECENT = 5  # minutes
-BUDGET = 60  # minutes over which the error budget is counted
+RECENT_MINUTES = 5
+BUDGET_MINUTES = 60  # period of the error budget
 
 
 class SloReport(NamedTuple):
+    """The attainment of a target with the current decisions for it."""
+
     target: LatencyTarget
-    batch_size: int  # that is aimed at
+    batch_size: int  # size of the batches that are planned
     waiting: int  # requests that may wait
     attained: int  # accepted requests that were answered within the target
     missed: int
-    refused: int  # on arrival
-    attainment: float | None  # share of the requests of the last RECENT minutes; None without one
-    # of the misses that the target allows among the requests of BUDGET minutes, the share that is
-    # left; below 0: overspent
+    refused: int  # requests refused on arrival
+    attainment: float | None  # share of the last RECENT_MINUTES, or None without a request
+    # Remaining share of the misses that the target allows in BUDGET_MINUTES; negative if overspent.
     budget_left: float
-    curve: LatencyCurve | None = None  # as it was learned so far
-    seconds: float = 0.0  # of the target, that requests are accepted by
+    curve: LatencyCurve | None = None  # the curve learned so far
+    seconds: float = 0.0  # limit by which requests are accepted
 
 
 class Attainment:
@@ -35,9 +36,8 @@ class Attainment:
         self.missed = 0
         self.refused = 0
         self._clock = clock
-        self._minutes: deque[tuple[int, int, int]] = deque(
-            maxlen=BUDGET + 1
-        )  # with requests: the number, both counts when it began
+        # The number of each minute with requests, and both counts at its beginning.
+        self._minutes: deque[tuple[int, int, int]] = deque(maxlen=BUDGET_MINUTES + 1)
 
     def add(self, attained: int, missed: int) -> None:
         minute = int(self._clock() // 60)
@@ -46,8 +46,8 @@ class Attainment:
         self.attained += attained
         self.missed += missed
 
-    def over(self, minutes: int) -> tuple[int, int]:
-        """Attained and missed requests of the last minutes, the current one included."""
+    def counts_of_last(self, minutes: int) -> tuple[int, int]:
+        """Return attained and missed requests of the last minutes, the current one included."""
         first = int(self._clock() // 60) - minutes + 1
         _, attained, missed = next(
             (entry for entry in self._minutes if entry[0] >= first), (0, self.attained, self.missed)
@@ -55,11 +55,18 @@ class Attainment:
         return self.attained - attained, self.missed - missed
 
     def report(self, target: LatencyTarget, batch_size: int, waiting: int) -> SloReport:
-        attained, missed = self.over(RECENT)
+        attained, missed = self.counts_of_last(RECENT_MINUTES)
         share = attained / (attained + missed) if attained + missed else None
-        attained, missed = self.over(BUDGET)
+        attained, missed = self.counts_of_last(BUDGET_MINUTES)
         allowed = (1 - target.quantile) * (attained + missed)
-        left = 1 - missed / allowed if allowed else 1.0
+        budget_left = 1 - missed / allowed if allowed else 1.0
         return SloReport(
-            target, batch_size, waiting, self.attained, self.missed, self.refused, share, left
+            target,
+            batch_size,
+            waiting,
+            self.attained,
+            self.missed,
+            self.refused,
+            share,
+            budget_left,
         )

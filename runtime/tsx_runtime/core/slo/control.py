@@ -1,6 +1,4 @@
-"""The state behind a latency target: the curve, the rate of arrivals, and what of both is kept
-until something changes.
-"""
+"""The decisions for a latency target, with the curve and the arrival rate that they rest on."""
 
 from __future__ import annotations
 
@@ -14,40 +12,38 @@ from tsx_runtime.core.slo.curve import LatencyCurve
 from tsx_runtime.core.slo.decision import admission, aim, batch_size, expected_end, factor, fill
 from tsx_runtime.core.slo.weights import RequestWeights
 
-STEP = 0.05  # by which the margin changes for a batch that misses as a whole
-LEAST, MOST = 0.5, 1.45  # margin
-FULL = 0.95  # of the target, that requests are accepted by at most
-# how much more often than the target allows a request may be expected to be late, for each 1 of
-# margin beyond that
-RISK = 20
-MEMORY = 1.0  # seconds after which an arrival weighs about a third of what it did
+MARGIN_STEP = 0.05  # change of the margin for a batch that misses as a whole
+MIN_MARGIN, MAX_MARGIN = 0.5, 1.45
+NORMAL_MARGIN = 0.95  # largest share of the target by which requests are accepted
+# Growth of the accepted probability of lateness for each 1 of margin above NORMAL_MARGIN.
+RISK_FACTOR = 20
+ARRIVAL_MEMORY_S = 1.0  # time after which an arrival has about a third of its weight
 
 
 class HeldBatches(NamedTuple):
-    """What a worker has: when the first batch began, and the sizes of all."""
+    """The batches of a worker: the start of the first one and the sizes of all."""
 
     began: float
     sizes: Sequence[float]
 
 
 class SloControl:
-    """Decides for one version; its caller has the queue, the workers and the clock.
+    """The decisions for one version; its caller has the queue, the workers and the clock.
 
-    Where `weighs`, it is given the weights of requests as well.
+    With `weighs`, the caller passes the weights of requests too.
     """
 
     def __init__(self, target: LatencyTarget, curve: LatencyCurve) -> None:
         self.target = target
         self.weights = RequestWeights(curve)
-        # the share of the target that requests are accepted by; the rest is for what the curve does
-        # not tell
-        self.margin = FULL
-        self.aim = aim(curve, target.seconds * FULL, 0.0, 1)
-        self.waiting = 0.0  # requests that may wait, as far as was asked
-        self.opens = 0.0  # when one more may
+        # Requests are accepted by this share of the target; the curve does not show all delays.
+        self.margin = NORMAL_MARGIN
+        self.aim = aim(curve, target.seconds * NORMAL_MARGIN, 0.0, 1)
+        self.waiting = 0.0  # number of requests that may wait, as far as it is known
+        self.opens_at = 0.0  # time at which one more request may wait
         self._arrivals = 0.0
-        self._counted = 0.0  # since `_since`
-        self._since = 0.0
+        self._new_arrivals = 0.0  # arrivals after `_counted_from`
+        self._counted_from = 0.0
         self._workers = 1
 
     @property
@@ -60,17 +56,17 @@ class SloControl:
 
     @property
     def caution(self) -> float:
-        """Between 0 and 1: the more accepted requests miss the target."""
-        return max(0.0, (FULL - self.margin) / (FULL - LEAST))
+        """A value from 0 to 1 that grows with the share of missed targets."""
+        return max(0.0, (NORMAL_MARGIN - self.margin) / (NORMAL_MARGIN - MIN_MARGIN))
 
     def retarget(self, target: LatencyTarget) -> None:
         self.target = target
         self.weights.retarget(target.quantile)
         self._renew_aim(self._workers)
 
-    def offered(self, weight: float = 1.0) -> None:
-        """A request arrived, whether it is accepted or not."""
-        self._counted += weight
+    def count_arrival(self, weight: float = 1.0) -> None:
+        """Count a request that arrived, whether it is accepted or not."""
+        self._new_arrivals += weight
 
     def learn(
         self,
@@ -81,38 +77,46 @@ class SloControl:
         missed: int,
         cost: float = 0.0,
     ) -> None:
-        """A batch was answered, `missed` of its requests too late; `cost`: of all its requests,
-        where that is known.
+        """Learn from an answered batch.
 
-        A miss makes the margin smaller by much, an answer in time larger by little: in overload the
-        share of misses comes to what the target allows. A batch does not count where a request
-        alone would have taken longer than the target, since no admission could avoid that. A margin
-        beyond FULL accepts requests which are late more often than the target allows: as only those
-        that wait for longest are, all together keep it.
+        A miss reduces the margin by much, and an answer in time raises it by little. In overload,
+        the share of misses thus approaches the share that the target allows. A batch does not count
+        if a request alone would have missed the target. A margin above NORMAL_MARGIN accepts
+        requests that are late more often than allowed. Only the longest waits are affected, so all
+        requests together still keep the target.
+
+        Args:
+            requests: The number of requests.
+            seconds: The duration of the batch.
+            now: The current time.
+            workers: The number of workers.
+            missed: The number of requests that were answered too late.
+            cost: The cost of all requests, or 0 if it is unknown.
         """
         self.weights.add(requests, cost, seconds, now)
         size = max(1.0, self.weights.weigh(requests, cost)) if cost else requests
         if seconds * self.curve.typical(1) <= self.target.seconds * self.curve.typical(size):
             change = (
-                STEP
+                MARGIN_STEP
                 * ((1 - self.target.quantile) * requests - missed)
                 / max(requests, self.aim.size)
             )
-            self.margin = min(MOST, max(LEAST, self.margin + change))
-            late = (1 - self.target.quantile) * (1 + RISK * max(0.0, self.margin - FULL))
-            self.weights.expect(
-                1 - min(late, 0.5)
-            )  # the median, which the curve has, is as low as it goes
+            self.margin = min(MAX_MARGIN, max(MIN_MARGIN, self.margin + change))
+            late = (1 - self.target.quantile) * (
+                1 + RISK_FACTOR * max(0.0, self.margin - NORMAL_MARGIN)
+            )
+            # The median is the lowest quantile of the curve.
+            self.weights.expect(1 - min(late, 0.5))
         self._renew(now, workers)
 
     def sent(self, size: float, *, cut: bool) -> None:
-        """A batch of that size has left; see `LatencyCurve.sent`."""
+        """Note that a batch was sent; see `LatencyCurve.sent`."""
         self.curve.sent(size, cut=cut)
-        self.changed()
+        self.invalidate()
 
-    def changed(self) -> None:
-        """Workers have come, gone, or have another batch: what may wait is to be found again."""
-        self.waiting, self.opens = 0.0, 0.0
+    def invalidate(self) -> None:
+        """Forget how many requests may wait, because workers or their batches have changed."""
+        self.waiting, self.opens_at = 0.0, 0.0
 
     def admits(
         self,
@@ -123,24 +127,32 @@ class SloControl:
         weight: float = 1.0,
         outlook: Callable[[float], tuple[float, float]] = lambda now: (now, 0.0),
     ) -> bool:
-        """Whether a request that arrives now, behind those that wait, is answered in time; `opens`
-        says when one could be.
+        """Tell whether a new request would be answered in time behind the waiting ones.
 
-        `weights` is called only where they must be looked at: overload is no time to weigh all that
-        wait for each request that is refused. `outlook`: when other models leave the device to this
-        one, and for how long they take it after each of its batches.
+        If not, `opens_at` is the time at which one could be.
+
+        Args:
+            arrivals: The arrival times of the waiting requests.
+            held: The batches of each worker.
+            now: The current time.
+            weights: Returns the weights of the waiting requests. It is called only if necessary.
+            weight: The weight of the new request.
+            outlook: Returns when other models leave the device, and their pause after each batch.
         """
         waiting = len(arrivals)
-        large = weight > self.aim.size
-        if large or (waiting + weight > self.waiting and now >= self.opens):
-            start, between = outlook(now)
-            free = [max(start, self.end(each, now)) for each in held]
+        is_large = weight > self.aim.size
+        if is_large or (waiting + weight > self.waiting and now >= self.opens_at):
+            start, pause = outlook(now)
+            free = [max(start, self.end(batches, now)) for batches in held]
             aimed = self.aim
-            if large:  # than the batches that requests are accepted for: it has to begin earlier
+            # A larger request than the planned batches has to start earlier.
+            if is_large:
                 seconds = self.target.seconds
-                own = self.curve.typical(weight) * factor(self.curve, seconds)
-                aimed = aimed._replace(wait=max(0.0, seconds * min(self.margin, FULL) - own))
-            self.waiting, self.opens = admission(
+                duration = self.curve.typical(weight) * factor(self.curve, seconds)
+                aimed = aimed._replace(
+                    wait=max(0.0, seconds * min(self.margin, NORMAL_MARGIN) - duration)
+                )
+            self.waiting, self.opens_at = admission(
                 self.curve,
                 self.target.seconds,
                 aimed,
@@ -149,56 +161,58 @@ class SloControl:
                 now,
                 weights(),
                 weight,
-                between,
+                pause,
             )
         admitted = waiting + weight <= self.waiting
         self.waiting -= (weight - 1) * admitted
         return admitted
 
-    def ahead(self, waiting: float) -> float:
-        """Seconds that the next batch is expected to take, of so much that waits."""
+    def next_duration(self, waiting: float) -> float:
+        """Return the expected seconds of the next batch for a number of waiting requests."""
         curve = self.curve
         return (
             curve.typical(min(waiting, self.aim.size)) * curve.mean
             if curve.known
-            else self.aim.ahead
+            else self.aim.duration
         )
 
     def longest(self, size: float) -> float:
-        """Seconds that a batch takes at its quantile; 0 where none was measured."""
+        """Return the seconds of a batch at the target's quantile, or 0 if none was measured."""
         return self.curve.typical(size) * self.curve.tail if self.curve.known else 0.0
 
     def end(self, held: HeldBatches, now: float) -> float:
         return expected_end(held.began, held.sizes, self.curve, now)
 
     def batch_size(
-        self, arrivals: Sequence[float], start: float, most: int, weights: Sequence[float] = ()
+        self, arrivals: Sequence[float], start: float, max_size: int, weights: Sequence[float] = ()
     ) -> int:
-        """In requests."""
+        """Return the number of requests of the next batch."""
         if not arrivals:
             return 1
         size = batch_size(
             self.curve, self.target.seconds, arrivals, start, self.aim.size, weights or repeat(1)
         )
-        if (
-            size == self.curve.most and self.curve.capped
-        ):  # some more, to see whether other limits let it pass
+        # A little more shows whether the other limits have become wider.
+        if size == self.curve.max_size and self.curve.is_capped:
             size += size // 8 + 1
         if weights:
             count, total = fill(size, weights, 0, len(arrivals))
             size = count + max(0.0, size - total) * (count == len(arrivals))
-        return min(int(size), most)
+        return min(int(size), max_size)
 
     def _renew(self, now: float, workers: int) -> None:
-        passed = max(now - self._since, 1e-9)
-        keep = math.exp(-passed / MEMORY)
-        self._arrivals = self._arrivals * keep + self._counted / passed * (1 - keep)
-        self._counted, self._since = 0.0, now
+        elapsed = max(now - self._counted_from, 1e-9)
+        decay = math.exp(-elapsed / ARRIVAL_MEMORY_S)
+        self._arrivals = self._arrivals * decay + self._new_arrivals / elapsed * (1 - decay)
+        self._new_arrivals, self._counted_from = 0.0, now
         self._renew_aim(workers)
 
     def _renew_aim(self, workers: int) -> None:
         self._workers = workers
         self.aim = aim(
-            self.curve, self.target.seconds * min(self.margin, FULL), self._arrivals, workers
+            self.curve,
+            self.target.seconds * min(self.margin, NORMAL_MARGIN),
+            self._arrivals,
+            workers,
         )
-        self.changed()
+        self.invalidate()

@@ -1,6 +1,4 @@
-"""The latency curve of a version: how long a batch of n requests takes, learned from the batches
-that it serves.
-"""
+"""The latency curve of a version: the duration of a batch by its size, learned while it serves."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 
-# The sizes at which times are kept; between them the curve is linear
+# Sizes whose times are recorded. Between them the curve is linear.
 SIZES: tuple[int, ...] = (
     *range(1, 9),
     10,
@@ -35,32 +33,24 @@ SIZES: tuple[int, ...] = (
     768,
     1024,
 )
-# batches of each size, whose median counts: a size's time relative to other sizes hardly changes
-SHAPE = 240
-LEVEL = (
-    15,
-    120,
-    # batches of any size, whose median says how fast the machine is now: few follow a change, many
-    # where times scatter
-)
-PRECISE = 0.04  # error of that median that is accepted
-# batches of any size, of which the tail is the quantile: how many times the median they took
-RATIOS = 384
-# seconds of a batch: a clock may be too coarse to tell its ends apart, and a benchmark comes from
-# anybody
-SHORTEST = 1e-6
-STALE = 10.0  # seconds after which a size has to agree with the sizes that are served now
-ENOUGH = 2  # batches of the largest size, before a larger one is tried
-# batches of a size, and it is tried again after STALE as if it were fast: the first ones may have
-# been slow by chance
-FEW = 8
-# of a request's time alone, that a second one is expected to add: where that is wrong, one batch
-# tells
-FIRST_STEP = 0.25
+# Newest batches of each size that count; the ratio between sizes hardly changes.
+SHAPE_BATCHES = 240
+# Newest batches of any size that show the speed of the machine. A small number follows a change
+# quickly, a large number averages scattered times.
+LEVEL_BATCHES = (15, 120)
+LEVEL_PRECISION = 0.04  # accepted relative error of the speed
+TAIL_BATCHES = 384  # newest batches of any size that show the tail
+# Shorter batches are taken for that long, because clocks are coarse and benchmarks may be wrong.
+MIN_SECONDS = 1e-6
+STALE_S = 10.0  # After that time, a size has to agree with the sizes that are served now.
+MIN_BATCHES = 2  # batches of the largest size before a larger one is tried
+# A size with fewer batches may have been slow by chance, and is tried again after STALE_S.
+FEW_BATCHES = 8
+GROWTH_PER_REQUEST = 0.25  # assumed extra time of a second request, until it is measured
 
 
 class Window:
-    """The newest values, and their order."""
+    """The newest values, also in sorted order."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self._values = deque(values)
@@ -69,10 +59,10 @@ class Window:
     def __len__(self) -> int:
         return len(self.ordered)
 
-    def add(self, value: float, keep: int) -> None:
+    def add(self, value: float, limit: int) -> None:
         self._values.append(value)
         insort(self.ordered, value)
-        while len(self._values) > keep:
+        while len(self._values) > limit:
             del self.ordered[bisect_left(self.ordered, self._values.popleft())]
 
     @property
@@ -82,38 +72,37 @@ class Window:
 
 
 class LatencyCurve:
-    """Typical times by batch size, and how far batches of any size exceed them.
+    """Typical times by batch size, and the tail of batches of any size.
 
-    Three things are learned apart, each from as many batches as it takes: how the times of the
-    sizes relate (the shape), how fast the machine is now, which all sizes share (the level), and
-    the tail.
+    Three parts are learned from different numbers of batches: the ratio between sizes (the shape),
+    the current speed of the machine (the level), and the tail.
     """
 
     def __init__(self, quantile: float, measured: Iterable[tuple[int, float]] = ()) -> None:
-        """`measured`: batch sizes with their median seconds, from a benchmark."""
+        """Begin with `measured` batch sizes and their median seconds, from a benchmark."""
         self.quantile = quantile
-        self._grown = 1  # the largest batch that may be tried
-        self._cap = SIZES[-1]  # and that other limits have left room for
-        self.tail = 1.0  # how many times the typical time the quantile is
-        self.mean = 1.0  # and the mean; what is beyond the quantile counts as the quantile
+        self._max_tried = 1  # largest batch that may be tried
+        self._max_sent = SIZES[-1]  # largest batch that other limits permit
+        self.tail = 1.0  # ratio of the quantile to the typical time
+        self.mean = 1.0  # ratio of the mean; times above the quantile count as the quantile
         self._times: dict[int, Window] = {}  # seconds at level 1
-        self._at: dict[int, float] = {}  # when a batch of the size was last answered
+        self._answered_at: dict[int, float] = {}  # time of the last answer by size
         self._sizes: list[int] = []
-        self._fitted: list[float] = []  # seconds at level 1, never decreasing
+        self._fitted: list[float] = []  # seconds at level 1, in ascending order
         self._levels = Window()
         self._level = 1.0
-        self._last = 0.0  # logarithm of the last ratio
-        self.scatter = (
-            0.0  # of these, the mean difference from batch to batch: drift does not count
-        )
+        self._last_log = 0.0  # logarithm of the last ratio
+        # Mean difference of these logarithms from batch to batch; slow drift does not count.
+        self.scatter = 0.0
         self._ratios = Window()
         points = sorted(dict(measured).items())
         for size, seconds in points:
-            place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
-            self._times[place] = Window(
-                [max(seconds if place == size else _seconds_at(points, place), SHORTEST)] * FEW
+            bucket = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
+            self._times[bucket] = Window(
+                [max(seconds if bucket == size else _seconds_at(points, bucket), MIN_SECONDS)]
+                * FEW_BATCHES
             )
-            self._at[place] = -math.inf
+            self._answered_at[bucket] = -math.inf
         for ratio in (1.0, 1.0 if self._times else 1.1):
             self._add_ratio(ratio)
         if self._times:
@@ -125,45 +114,43 @@ class LatencyCurve:
 
     @property
     def batches(self) -> int:
-        """Newest ones that the tail is of."""
+        """The number of newest batches that show the tail."""
         return len(self._ratios)
 
     def add(self, size: float, seconds: float, now: float) -> None:
-        """A batch of `size` requests took so long; `now` is any clock that all calls share."""
-        seconds = max(seconds, SHORTEST)
-        place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
-        times = self._times.setdefault(place, Window())
+        """Learn from a batch of `size` requests; all calls share a clock for `now`."""
+        seconds = max(seconds, MIN_SECONDS)
+        bucket = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
+        times = self._times.setdefault(bucket, Window())
         if self.known and (shape := self._shape(size)) > 0:
             ratio = min(max(seconds / (shape * self._level), 1e-6), 1e6)
-            last, self._last = self._last, math.log(ratio)
-            self.scatter += (min(abs(self._last - last), 1.0) - self.scatter) / min(
+            last_log, self._last_log = self._last_log, math.log(ratio)
+            self.scatter += (min(abs(self._last_log - last_log), 1.0) - self.scatter) / min(
                 len(self._ratios), 50
             )
             self._add_ratio(ratio)
-            if len(times) >= ENOUGH:
+            if len(times) >= MIN_BATCHES:
                 self._add_level(max(seconds / shape, 1e-9))
-            seconds *= self._shape(place) / shape
-        times.add(seconds / self._level, SHAPE)
-        self._at[place] = now
-        self._fit(place)
+            seconds *= self._shape(bucket) / shape
+        times.add(seconds / self._level, SHAPE_BATCHES)
+        self._answered_at[bucket] = now
+        self._fit(bucket)
 
     @property
-    def most(self) -> int:
+    def max_size(self) -> int:
         """The largest batch that can be expected."""
-        return min(self._grown, self._cap)
+        return min(self._max_tried, self._max_sent)
 
     @property
-    def capped(self) -> bool:
-        return self._cap < self._grown
+    def is_capped(self) -> bool:
+        return self._max_sent < self._max_tried
 
     def sent(self, size: float, *, cut: bool) -> None:
-        """A batch has left; `cut`: another limit, such as that of bytes, made it smaller than was
-        decided.
-        """
-        self._cap = max(math.ceil(size), self.most * 3 // 4 if cut else self._cap)
+        """Note the size of a sent batch; `cut` means that another limit has reduced it."""
+        self._max_sent = max(math.ceil(size), self.max_size * 3 // 4 if cut else self._max_sent)
 
     def typical(self, size: float) -> float:
-        """Seconds, the median. Needs `known`."""
+        """Return the median seconds of a batch; the curve must be `known`."""
         return self._shape(size) * self._level
 
     def _shape(self, size: float) -> float:
@@ -171,9 +158,9 @@ class LatencyCurve:
         right = bisect_left(sizes, size)
         if right == 0:
             return fitted[0]
-        if right == len(sizes):  # beyond the largest known size it goes on as it came
+        if right == len(sizes):  # The curve is extended beyond the largest known size.
             if right == 1:
-                return fitted[0] * (1 + FIRST_STEP * (size / sizes[0] - 1))
+                return fitted[0] * (1 + GROWTH_PER_REQUEST * (size / sizes[0] - 1))
             return fitted[-1] + (fitted[-1] - fitted[0]) / (sizes[-1] - sizes[0]) * (
                 size - sizes[-1]
             )
@@ -181,20 +168,23 @@ class LatencyCurve:
         return fitted[right - 1] + slope * (size - sizes[right - 1])
 
     def largest(self, seconds: float) -> int:
-        """The largest batch whose typical time is no longer; 0 where one request takes longer."""
-        low, high = 0, self.most
+        """Return the largest batch within a typical time, or 0 if there is none."""
+        low, high = 0, self.max_size
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.typical(middle) <= seconds else (low, middle - 1)
         return low
 
     def _add_level(self, level: float) -> None:
-        least, most = LEVEL
-        self._levels.add(level, min(most, max(least, round((self.scatter / PRECISE) ** 2 * 1.25))))
+        min_batches, max_batches = LEVEL_BATCHES
+        self._levels.add(
+            level,
+            min(max_batches, max(min_batches, round((self.scatter / LEVEL_PRECISION) ** 2 * 1.25))),
+        )
         self._level = self._levels.median
 
     def _add_ratio(self, ratio: float) -> None:
-        self._ratios.add(ratio, RATIOS)
+        self._ratios.add(ratio, TAIL_BATCHES)
         self._summarise()
 
     def retarget(self, quantile: float) -> None:
@@ -204,53 +194,54 @@ class LatencyCurve:
     def _summarise(self) -> None:
         ordered = self._ratios.ordered
         count = len(ordered)
-        within = min(math.ceil(self.quantile * (count + 1)), count)
-        self.tail = max(1.0, ordered[within - 1])
-        if within == count:  # too few: what a lognormal distribution of this scatter would have
+        rank = min(math.ceil(self.quantile * (count + 1)), count)
+        self.tail = max(1.0, ordered[rank - 1])
+        if rank == count:  # With few values, a lognormal distribution gives the tail.
             self.tail = max(
                 self.tail, math.exp(NormalDist().inv_cdf(self.quantile) * self.scatter / 1.128)
             )
-        self.mean = (sum(ordered[:within]) + self.tail * (count - within)) / count
+        self.mean = (sum(ordered[:rank]) + self.tail * (count - rank)) / count
 
     def _fit(self, newest: int) -> None:
-        """A larger batch takes no less time: medians that say otherwise are pooled, by the number
-        of their batches.
+        """Fit the times so that larger batches take no less time.
 
-        What was measured long ago counts little, and takes no more per request than what is served
-        now.
+        Medians that say otherwise are pooled with the number of their batches as weight. Old
+        measurements count little, and take no more time per request than sizes served now.
         """
         self._sizes = sizes = sorted(self._times)
-        fresh = self._at[newest] - STALE
+        stale_before = self._answered_at[newest] - STALE_S
         pooled: list[tuple[float, float, int]] = []  # seconds, weight, sizes
         for size in sizes:
-            stale = self._at[size] < fresh
+            is_stale = self._answered_at[size] < stale_before
             seconds, weight, count = (
                 self._times[size].median,
-                1.0 if stale else float(len(self._times[size])),
+                1.0 if is_stale else float(len(self._times[size])),
                 1,
             )
-            if stale and size > newest and pooled:
-                step = 1.0 if len(self._times[size]) >= FEW else FIRST_STEP
+            if is_stale and size > newest and pooled:
+                step = 1.0 if len(self._times[size]) >= FEW_BATCHES else GROWTH_PER_REQUEST
                 seconds = min(
                     seconds, pooled[-1][0] * (1 + step * (size / sizes[sizes.index(size) - 1] - 1))
                 )
             while pooled and pooled[-1][0] > seconds:
-                other, more, further = pooled.pop()
-                seconds = (seconds * weight + other * more) / (weight + more)
-                weight, count = weight + more, count + further
+                pooled_seconds, pooled_weight, pooled_count = pooled.pop()
+                seconds = (seconds * weight + pooled_seconds * pooled_weight) / (
+                    weight + pooled_weight
+                )
+                weight, count = weight + pooled_weight, count + pooled_count
             pooled.append((seconds, weight, count))
         self._fitted = [seconds for seconds, _, count in pooled for _ in range(count)]
-        largest = max((size for size in sizes if len(self._times[size]) >= ENOUGH), default=0)
-        self._grown = (
+        largest = max((size for size in sizes if len(self._times[size]) >= MIN_BATCHES), default=0)
+        self._max_tried = (
             SIZES[min(bisect_left(SIZES, largest) + 1, len(SIZES) - 1)] if largest else sizes[0]
         )
 
 
 def _seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
-    """By the two measured sizes beside it, or the last two."""
+    """Return the time of a size between two measured ones, or beyond the last two."""
     if len(points) == 1:
-        only, seconds = points[0]
-        return seconds * (1 + FIRST_STEP * (size / only - 1))
+        measured_size, seconds = points[0]
+        return seconds * (1 + GROWTH_PER_REQUEST * (size / measured_size - 1))
     right = min(max(bisect_left(points, (size,)), 1), len(points) - 1)
     (low, first), (high, last) = points[right - 1 : right + 1]
     slope = (last - first) / (high - low)

@@ -1,10 +1,9 @@
-"""Which batch keeps a latency target, and which requests are refused on arrival: pure functions,
-without a clock.
+"""Batches that keep a latency target, and requests that are refused on arrival, as pure functions.
 
-A request that has to wait is accepted if its batch can begin early enough: with the time that a
-batch of the size that is aimed at takes, it is answered within the target. A request that comes
-early then does not force a batch that is too small to be worth its time. Sizes are numbers of
-requests, or sums of their weights (see `RequestWeights`): without `weights`, each weighs 1.
+A request is accepted if its batch can start early enough: a batch of the planned size then ends
+within the target. A request that arrives early does not force a batch that is too small to be
+worth its time. Sizes are numbers of requests, or sums of their weights (see `RequestWeights`).
+Without `weights`, each request weighs 1.
 """
 
 from __future__ import annotations
@@ -17,47 +16,53 @@ from typing import NamedTuple
 
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-UNKNOWN = 0.25  # of the target: what a batch is taken to last before one was measured
+UNKNOWN_SHARE = 0.25  # share of the target that a batch is assumed to take before any is measured
 
 
 class Aim(NamedTuple):
-    """What the curve says of one target at this load."""
+    """The plan for one target at the current load."""
 
-    size: int  # of the batches that requests are accepted for
-    wait: (
-        float  # seconds from its arrival by which the batch of a request has to begin; not negative
-    )
-    ahead: float  # seconds that a batch before it is expected to take
+    size: int  # size of the batches by which requests are accepted
+    wait: float  # longest seconds from an arrival to the start of its batch, not negative
+    duration: float  # expected seconds of a batch before it
 
 
 class QueueRoom(NamedTuple):
-    waiting: float  # requests that may wait in all, as far as was asked
-    opens: float  # when one more may, if none leaves before: now where there is room
+    """The number of requests that a queue accepts."""
+
+    waiting: float  # requests that may wait in all, as far as it is known
+    opens_at: float  # time at which one more may wait, if none leaves before
 
 
 def factor(curve: LatencyCurve, target: float) -> float:
-    """How many typical times a batch is given: those of the quantile, or of the mean if not even
-    one request keeps the target by that.
+    """Return by how much a batch may exceed the typical time: the ratio of the quantile.
+
+    If not even one request keeps the target by that, it is the ratio of the mean.
     """
     return curve.tail if curve.typical(1) * curve.tail <= target else curve.mean
 
 
 def aim(curve: LatencyCurve, target: float, rate: float, workers: int) -> Aim:
-    """`rate`: requests a second that arrive, whether they are accepted or not.
+    """Return the plan for the largest batch that can gather in time.
 
-    The largest batch that can be gathered in time: while its requests wait, either `rate` brings as
-    many, or one of the workers is done with a batch as large.
+    While its requests wait, as many others arrive, or a worker finishes a batch of that size.
+
+    Args:
+        curve: The latency curve.
+        target: The target in seconds.
+        rate: Requests per second that arrive, whether they are accepted or not.
+        workers: The number of workers.
     """
     if not curve.known:
-        return Aim(1, target - target * UNKNOWN, target * UNKNOWN)
-    own, mean = factor(curve, target), curve.mean
-    low, high = 1, curve.most
+        return Aim(1, target - target * UNKNOWN_SHARE, target * UNKNOWN_SHARE)
+    ratio, mean = factor(curve, target), curve.mean
+    low, high = 1, curve.max_size
     while low < high:
         size = (low + high + 1) // 2
         typical = curve.typical(size)
         gathering = min(size / rate if rate > 0 else math.inf, typical * mean / max(1, workers))
-        low, high = (size, high) if typical * own + gathering <= target else (low, size - 1)
-    return Aim(low, max(0.0, target - curve.typical(low) * own), curve.typical(low) * mean)
+        low, high = (size, high) if typical * ratio + gathering <= target else (low, size - 1)
+    return Aim(low, max(0.0, target - curve.typical(low) * ratio), curve.typical(low) * mean)
 
 
 def batch_size(
@@ -65,36 +70,40 @@ def batch_size(
     target: float,
     arrivals: Iterable[float],
     start: float,
-    aimed: int,
+    planned: int,
     weights: Iterable[float] = repeat(1),
 ) -> float:
-    """The largest batch that keeps the target for the oldest request if it begins at `start`; one
-    at least.
+    """Return the largest batch that keeps the target for the oldest request, at least one request.
 
-    By its quantile, or up to the size that is `aimed` at by its mean: smaller batches would have
-    the next ones begin later still. `arrivals` are those of the waiting requests in the order in
-    which they are served. Those that are late even if they run alone count no more: a batch is as
-    large as the first other one allows, or, if that would not reach it, takes all that are late.
+    The quantile decides, or the mean up to the planned size, because smaller batches would delay
+    the next ones even more. Requests that are late even alone do not count. The first other one
+    decides, or the batch takes all late requests if they are more.
+
+    Args:
+        curve: The latency curve.
+        target: The target in seconds.
+        arrivals: The arrival times of the waiting requests in the order of service.
+        start: The start of the batch.
+        planned: The planned size.
+        weights: The weights of the waiting requests.
     """
     if not curve.known:
         return 1
-    own, mean = factor(curve, target), curve.mean
+    ratio, mean = factor(curve, target), curve.mean
     late = 0.0
     for arrived, weight in zip(arrivals, weights, strict=False):
         slack = arrived + target - start
-        size = max(curve.largest(slack / own), min(aimed, curve.largest(slack / mean)))
+        size = max(curve.largest(slack / ratio), min(planned, curve.largest(slack / mean)))
         if size > late:
             return size
         if size:
             break
         late += weight
-    return max(1, min(late, curve.largest(target / own)))
+    return max(1, min(late, curve.largest(target / ratio)))
 
 
 def fill(size: float, weights: Sequence[float], first: int, waiting: int) -> tuple[int, float]:
-    """Of the waiting requests from the `first` on, how many make up a batch of that size, and its
-    weight; one at least.
-    """
+    """Return the number and the weight of waiting requests for a batch, at least one request."""
     if not weights:
         count = min(int(size), waiting - first)
         return count, count
@@ -108,53 +117,70 @@ def fill(size: float, weights: Sequence[float], first: int, waiting: int) -> tup
 def admission(
     curve: LatencyCurve,
     target: float,
-    aimed: Aim,
+    planned: Aim,
     arrivals: Sequence[float],
     free: Sequence[float],
     now: float,
     weights: Sequence[float] = (),
     weight: float = 1,
-    between: float = 0.0,
+    pause: float = 0.0,
 ) -> QueueRoom:
-    """`arrivals`: as for `batch_size`; `free`: when each worker is done with what it has, not
-    before `now`; `weight`: of the new request. `between`: seconds from the end of a batch to the
-    start of the next one, in which other models have the device.
+    """Return how many requests may wait.
 
-    What waits already is batched as it will be. A request that no other waits before and that an
-    idle worker, or none, is there for has room in any case.
+    Waiting requests are batched as they will be. A request has room in any case if no other one
+    waits and a worker is idle, or if there is no worker.
+
+    Args:
+        curve: The latency curve.
+        target: The target in seconds.
+        planned: The plan for the target.
+        arrivals: The arrival times of the waiting requests in the order of service.
+        free: When each worker is free, not before `now`.
+        now: The current time.
+        weights: The weights of the waiting requests.
+        weight: The weight of the new request.
+        pause: Seconds between two batches in which other models use the device.
     """
     waiting = len(arrivals)
     if not free:
         return QueueRoom(1, now)
     ends = sorted(free)
-    places, room = 0, 0.0
-    while places < waiting:
+    assigned, room = 0, 0.0
+    while assigned < waiting:
         start = ends[0]
-        own = islice(weights, places, None) if weights else repeat(1)
-        size = batch_size(curve, target, islice(arrivals, places, None), start, aimed.size, own)
-        count, total = fill(size, weights, places, waiting)
-        places, room = places + count, size - total
+        remaining = islice(weights, assigned, None) if weights else repeat(1)
+        size = batch_size(
+            curve, target, islice(arrivals, assigned, None), start, planned.size, remaining
+        )
+        count, total = fill(size, weights, assigned, waiting)
+        assigned, room = assigned + count, size - total
         heapq.heapreplace(
             ends,
             start
-            + between
-            + (curve.typical(max(size, total)) * curve.mean if curve.known else aimed.ahead),
+            + pause
+            + (curve.typical(max(size, total)) * curve.mean if curve.known else planned.duration),
         )
-    if room >= weight:  # in a batch that it can join
+    if room >= weight:  # It can join the last batch.
         return QueueRoom(waiting + room, now)
-    latest = now + aimed.wait
+    latest = now + planned.wait
     return (
-        QueueRoom(waiting + max(aimed.size, weight), now)
+        QueueRoom(waiting + max(planned.size, weight), now)
         if ends[0] <= latest
-        else QueueRoom(waiting, ends[0] - aimed.wait)
+        else QueueRoom(waiting, ends[0] - planned.wait)
     )
 
 
 def expected_end(began: float, sizes: Sequence[float], curve: LatencyCurve, now: float) -> float:
-    """When a worker is done with batches of these sizes, of which the first began at `began`.
+    """Return when a worker is expected to finish batches of these sizes.
 
-    One that has taken longer than expected is expected to take what its quantile says, and then
-    once more as long as is typical.
+    A first batch that takes longer than expected is assumed to take its quantile, and then another
+    typical time.
+
+    Args:
+        began: The start of the first batch.
+        sizes: The sizes of the batches.
+        curve: The latency curve.
+        now: The current time.
     """
     if not sizes or not curve.known:
         return now

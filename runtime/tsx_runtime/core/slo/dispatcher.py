@@ -1,5 +1,6 @@
-"""The dispatcher of a version with a latency target: its batches are as large as the target allows,
-and what would be late is refused.
+"""The dispatcher of a version with a latency target.
+
+Its batches are as large as the target allows, and requests that would be late are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.service_rate import retry_after
-from tsx_runtime.core.slo.arbitration import LATE, Claim, DeviceArbiter
+from tsx_runtime.core.slo.arbitration import OVERDUE_FACTOR, Claim, DeviceArbiter
 from tsx_runtime.core.slo.attainment import Attainment, SloReport
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import LatencyCurve
@@ -26,11 +27,10 @@ from tsx_runtime.errors import ClientLeft, QueueFull, TsxError
 
 
 class SloDispatcher(Dispatcher):
-    """The largest batch and the length of the queue follow from the target; `limits.max_items`
-    bounds the first.
+    """A dispatcher whose batch size and queue length follow from a latency target.
 
-    `bounds.items` is how many requests may wait as far as was asked: `submit` asks again once so
-    many do.
+    `limits.max_items` limits the batch size. `bounds.items` is the number of requests that may wait
+    as far as it is known, and `submit` determines it again once as many wait.
     """
 
     def __init__(
@@ -43,8 +43,16 @@ class SloDispatcher(Dispatcher):
         queue: RequestQueue | None = None,
         arbiter: DeviceArbiter | None = None,
     ) -> None:
-        """`points`: batch sizes and their seconds, as a benchmark measured them on this machine;
-        `arbiter`: of all that share devices.
+        """Begin with the curve of a benchmark.
+
+        Args:
+            label: The name of the version.
+            limits: The limits of a batch.
+            bounds: The limits of the queue.
+            target: The latency target.
+            points: Batch sizes with their seconds, measured on this machine.
+            queue: The queue of requests.
+            arbiter: The arbiter of all dispatchers that share devices.
         """
         super().__init__(label, limits, bounds._replace(items=0), queue)
         self.control = SloControl(target, LatencyCurve(target.quantile, points))
@@ -63,8 +71,9 @@ class SloDispatcher(Dispatcher):
         )
 
     def submit(self, job: Job) -> None:
+        """Queue a request, or refuse it if it would be late."""
         weight = self._weight([job])
-        self.control.offered(weight)
+        self.control.count_arrival(weight)
         if (len(self.queue.jobs) >= self.bounds.items or weight != 1) and (
             self.accepting or self.wake()
         ):
@@ -78,9 +87,8 @@ class SloDispatcher(Dispatcher):
 
     def _admits(self, weight: float) -> bool:
         now = time.monotonic()
-        if not self.control.aim.wait or not self._arbiter.crowded(
-            self, now
-        ):  # a target that cannot be kept is not waited for
+        # A target that cannot be kept is not waited for.
+        if not self.control.aim.wait or not self._arbiter.is_crowded(self, now):
             return self.control.admits(self._arrivals(), self._held(), now, self._weights, weight)
         outlook = partial(self._arbiter.outlook, self)
         return self.control.admits(
@@ -93,20 +101,20 @@ class SloDispatcher(Dispatcher):
         super().change(limits, bounds._replace(items=0))
 
     def add(self, channel: Channel) -> None:
-        self._ask_again()
-        self._arbiter.changed()
+        self._invalidate_bounds()
+        self._arbiter.notify_change()
         super().add(channel)
 
     def remove(self, channel: Channel) -> None:
         super().remove(channel)
-        self._ask_again()
-        self._arbiter.changed()
+        self._invalidate_bounds()
+        self._arbiter.notify_change()
 
     def close(self) -> None:
         super().close()
         self._arbiter.leave(self)
 
-    # What the arbiter calls
+    # The methods below are called by the arbiter.
 
     def claim(self, now: float) -> Claim | None:
         queue = self.queue
@@ -114,11 +122,13 @@ class SloDispatcher(Dispatcher):
             return None
         oldest = queue.suspects[0].jobs[0] if queue.suspects else queue.jobs[0]
         return Claim(
-            oldest.arrived, self.control.target.seconds, self.control.ahead(max(1, len(queue.jobs)))
+            oldest.arrived,
+            self.control.target.seconds,
+            self.control.next_duration(max(1, len(queue.jobs))),
         )
 
     def next_batch(self, now: float) -> Claim:
-        return Claim(now, self.control.target.seconds, self.control.aim.ahead)
+        return Claim(now, self.control.target.seconds, self.control.aim.duration)
 
     @property
     def caution(self) -> float:
@@ -129,7 +139,7 @@ class SloDispatcher(Dispatcher):
 
     def overdue(self, channel: Channel) -> float:
         held = self._held_by(channel)
-        return held.began + LATE * max(
+        return held.began + OVERDUE_FACTOR * max(
             self.control.longest(held.sizes[0]), self.control.target.seconds
         )
 
@@ -137,20 +147,21 @@ class SloDispatcher(Dispatcher):
         self._flush()
 
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
+        """Learn from the reply of a worker before it is delivered."""
         now = time.monotonic()
         due = now - self.control.target.seconds
         missed = sum([job.arrived < due or job.late for job in sent.jobs])
         if not sent.deaths:
             seconds, cost = now - max(sent.at, channel.replied), sum(self._costs(sent.jobs))
             self.control.learn(len(sent.jobs), seconds, now, len(self.channels), missed, cost)
-        self._ask_again()
-        if self._arbiter.held_up:
-            self._arbiter.turn()
+        self._invalidate_bounds()
+        if self._arbiter.is_blocking:
+            self._arbiter.start_next()
         super().on_reply(channel, sent, frame)
         self.attainment.add(len(sent.jobs) - missed, missed)
 
     def _decide(self, now: float) -> Assignment[Channel]:
-        """Where no worker is idle, what leaves early begins when a worker is done."""
+        """Choose the next batches; without an idle worker, they begin when a worker is free."""
         ends = [self.control.end(held, now) for held in self._held()]
         weights, start = self._weights(), min(ends, default=now)
         limits = self.limits._replace(
@@ -158,39 +169,37 @@ class SloDispatcher(Dispatcher):
                 self._arrivals(), start, self.limits.max_items, weights
             )
         )
-        if (
-            weights and limits.max_cost < NEVER
-        ):  # others of like cost may come before the first ones
+        # Requests of similar cost may be served before the first ones.
+        if weights and limits.max_cost < NEVER:
             limits = limits._replace(
                 max_cost=min(
                     limits.max_cost, sum(self._costs(islice(self.queue.jobs, limits.max_items)))
                 )
             )
-        todo = assign(self.queue, self._free(now), now, limits, self.service_rate.short)
-        for _, jobs in todo.batches:
+        assignment = assign(self.queue, self._free(now), now, limits, self.service_rate.short)
+        for _, jobs in assignment.batches:
             self.control.sent(
                 self._weight(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs)
             )
-        sent = bool(todo.batches or todo.retries)
+        sent = bool(assignment.batches or assignment.retries)
         if sent:
-            self._ask_again()
+            self._invalidate_bounds()
         if (
-            todo.skipped or (sent and (self.queue.jobs or self.queue.suspects))
-        ) and self._arbiter.crowded(self, now):
-            self._loop.call_soon(self._arbiter.turn)  # others may have waited for what was skipped
-        return todo
+            assignment.skipped or (sent and (self.queue.jobs or self.queue.suspects))
+        ) and self._arbiter.is_crowded(self, now):
+            # Other models may have waited for requests that were skipped.
+            self._loop.call_soon(self._arbiter.start_next)
+        return assignment
 
     def _free(self, now: float) -> Sequence[Channel]:
-        """The workers to choose from."""
-        if not self._arbiter.crowded(self, now):
+        """Return the workers to choose from."""
+        if not self._arbiter.is_crowded(self, now):
             return self.channels
         channel = self._arbiter.granted(self, now)
         return [] if channel is None else [channel]
 
     def _arrivals(self) -> list[float]:
-        """In the order in which they are served; where that is another than that of arrival, as if
-        it were not.
-        """
+        """Return the arrival times in the order of service, sorted if that order differs."""
         arrivals = [job.arrived for job in self.queue.jobs]
         return sorted(arrivals) if self.queue.ordered else arrivals
 
@@ -205,7 +214,7 @@ class SloDispatcher(Dispatcher):
         )
 
     def _costs(self, jobs: Iterable[Job]) -> Sequence[float]:
-        """Of a request whose cost nobody knows, it is the bytes of its body."""
+        """Return the costs of requests; a request of unknown cost counts the bytes of its body."""
         queue = self.queue
         if isinstance(queue, CostQueue):
             return [cost if (cost := queue.cost(job)) < NEVER else len(job.body) for job in jobs]
@@ -225,9 +234,9 @@ class SloDispatcher(Dispatcher):
             else []
         )
 
-    def _ask_again(self) -> None:
-        """What a worker holds has changed, and with it how many requests may wait."""
-        self.control.changed()
+    def _invalidate_bounds(self) -> None:
+        """Forget how many requests may wait, because the work of a worker has changed."""
+        self.control.invalidate()
         self.bounds = self.bounds._replace(items=0)
 
     def _queue_full(self) -> QueueFull:
@@ -237,12 +246,12 @@ class SloDispatcher(Dispatcher):
     def _full_message(self, by_items: bool) -> tuple[bool, str, int]:
         if not by_items:
             return super()._full_message(by_items)
-        until = (
-            self.control.opens - time.monotonic()
+        seconds_until_room = (
+            self.control.opens_at - time.monotonic()
             if self.channels
             else self.seconds_until_ready() or 0.0
         )
-        seconds = retry_after(0, 0.0, until)
+        seconds = retry_after(0, 0.0, seconds_until_room)
         text = (
             f"{self._no_worker_text()}. It would not be answered in time (slo:"
             f" {self.control.target.text}); try again in {seconds} s."
@@ -250,8 +259,7 @@ class SloDispatcher(Dispatcher):
         return by_items, text, seconds
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        if not isinstance(
-            error, ClientLeft | QueueFull
-        ):  # the client no longer waits, or it is counted as refused
+        # A client that left no longer waits, and QueueFull is counted as refused.
+        if not isinstance(error, ClientLeft | QueueFull):
             self.attainment.add(0, 1)
         super()._refuse(job, error)

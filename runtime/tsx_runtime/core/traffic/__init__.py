@@ -1,1 +1,1 @@
-"""Chooses the version of a model that serves a request."""
+"""The choice of the version of a model that serves a request."""

@@ -1,9 +1,7 @@
-"""The traffic policies, labels and default versions of all models, and their previous state for a
-rollback.
+"""The traffic policies, labels and default versions of all models, with their former states.
 
-A change is kept across restarts (`state.py`), and so is what `rollback` undoes. What `tsx.toml`
-says of a model holds until the management API changes it, and again once the file itself has
-changed since.
+A change and what `rollback` undoes are kept across restarts (`core/persistence.py`). The settings
+of `tsx.toml` hold until the management API changes them, and again after the file has changed.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersion
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 from tsx_runtime.shared.suggestions import suggestion, suggestion_among_many
 
-MOST_UNDONE = 100  # changes of a model that can be undone
+MAX_UNDO_POINTS = 100  # changes of a model that can be undone
 
 logger = logging.getLogger("tsx.registry")
 
@@ -46,8 +44,8 @@ class UndoPoint(NamedTuple):
     """The state before a change."""
 
     state: TrafficState
-    at: float  # seconds since 1970 of the change
-    rollout: float | None = None  # the start of the rollout that made it
+    at: float  # time of the change, in seconds since 1970
+    rollout: float | None = None  # start of the rollout that made the change
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -58,7 +56,11 @@ class UndoPoint(NamedTuple):
 
     @classmethod
     def from_json(cls, saved: Any) -> UndoPoint:
-        """Raises ValueError, TypeError, KeyError."""
+        """Read a saved point.
+
+        Raises:
+            ValueError: The traffic is invalid; also TypeError and KeyError for another structure.
+        """
         state = TrafficState(parse_traffic(saved["traffic"]), str(saved["default"]))
         return cls(
             state,
@@ -68,49 +70,58 @@ class UndoPoint(NamedTuple):
 
 
 class TrafficManager:
-    """Sets `Model.default` and `Model.labels`; nothing else does once a model is registered."""
+    """The only place that sets `Model.default` and `Model.labels` of a registered model."""
 
     def __init__(
         self,
         models: Mapping[str, Model],
         configured: Mapping[str, Traffic],
         state: StateStore,
-        tell: Callable[[], None],
+        notify: Callable[[], None],
         notify_managed: Callable[[], None],
     ) -> None:
-        """`tell` is called when requests may go elsewhere than before; it calls `refresh`.
+        """Route the requests of `models` by their `configured` traffic or their saved one.
 
-        `notify_managed` is called when the default
-        version was changed on request. `configured` is what the settings say.
+        Args:
+            models: The registered models by name.
+            configured: The traffic of the settings.
+            state: The saved state.
+            notify: Called when requests may take another route than before; it calls `refresh`.
+            notify_managed: Called when the default version was changed on request.
         """
-        self.checks: list[
-            Callable[[Model, Traffic, Traffic], None]
-        ] = []  # each raises for what a model cannot have, beside what it has
-        self.on_traffic: list[
-            Callable[[str], None]
-        ] = []  # called with a model's name when its traffic was set, or it came or went
+        # Each check raises if a model cannot have the second traffic in place of the third.
+        self.checks: list[Callable[[Model, Traffic, Traffic], None]] = []
+        # Called with a model's name when its traffic was set, or a version was added or removed.
+        self.on_traffic: list[Callable[[str], None]] = []
         self.models = models
         self._configured = configured
         self._state = state
-        self._tell = tell
+        self._notify = notify
         self._notify_managed = notify_managed
         self._traffic: dict[str, Traffic] = {}
         self._undo: dict[str, list[UndoPoint]] = {}  # the newest last
         self._observers: dict[str, list[Observer]] = {}
-        self._splitters: dict[
-            str, Splitter
-        ] = {}  # of models whose requests are not all the default version's
+        # Models whose requests do not all go to the default version.
+        self._splitters: dict[str, Splitter] = {}
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
-        """`version` may be a label. Raises ModelNotFound, ModelVersionNotFound."""
+        """Return a version of a model.
+
+        Args:
+            name: The name of the model.
+            version: A version or a label. None is the default version.
+
+        Raises:
+            ModelNotFound: No model has this name.
+            ModelVersionNotFound: The model has no such version.
+        """
         model = self._model(name)
         return choose(name, model.versions, model.default, version, model.labels)
 
     def route(self, name: str, version: str | None = None, headers: Headers = ()) -> Route:
-        """Where a request is submitted: to the version or the label that it names, else to the
-        version that its model's traffic says.
+        """Return the route of a request: the version that it names, or the choice of the traffic.
 
-        Raises as `find` does.
+        It raises the errors of `find`.
         """
         splitter = self._splitters.get(name)
         if splitter is None or version is not None:
@@ -118,16 +129,26 @@ class TrafficManager:
         return splitter.by_head(headers)
 
     def traffic(self, name: str) -> Traffic:
-        """Its settings, also of a model that is not registered now."""
+        """Return the traffic of a model, which need not be registered."""
         return self._traffic.get(name, NOTHING)
 
-    def now(self, name: str) -> TrafficState:
-        """Raises ModelNotFound."""
+    def current_state(self, name: str) -> TrafficState:
+        """Return the state that a rollback to this moment would restore.
+
+        Raises:
+            ModelNotFound: No model has this name.
+        """
         return TrafficState(self.traffic(name), self._model(name).default)
 
     def shares(self, name: str, state: TrafficState | None = None) -> dict[str, float]:
-        """Of the requests that name no version and that no rule sends anywhere, by version, now or
-        in that state. Raises ModelNotFound.
+        """Return the shares of requests that neither name a version nor match a rule, by version.
+
+        Args:
+            name: The name of the model.
+            state: The state to use in place of the current one.
+
+        Raises:
+            ModelNotFound: No model has this name.
         """
         model = self._model(name)
         if state is None:
@@ -138,42 +159,52 @@ class TrafficManager:
             name,
             traffic,
             versions,
-            [number for number, each in versions.items() if each.ready],
+            [number for number, model_version in versions.items() if model_version.ready],
             default,
         ).shares()
 
     def check_traffic(self, name: str, traffic: Traffic, *, force: bool) -> None:
-        """What `set_traffic` refuses, and without `force` also versions that are not registered and
-        were not missing before.
+        """Check that `set_traffic` accepts a traffic.
 
-        Raises ModelNotFound, BadRequest, Conflict.
+        Without `force`, it may not name unregistered versions that the current one does not name.
+
+        Raises:
+            ModelNotFound: No model has this name.
+            BadRequest: The traffic is invalid for this model.
+            Conflict: Something else forbids the traffic now.
         """
-        model, said = self._model(name), self.traffic(name)
-        _check(model, traffic, said)
+        model, current = self._model(name), self.traffic(name)
+        _check(model, traffic, current)
         for check in self.checks:
-            check(model, traffic, said)
+            check(model, traffic, current)
         unknown = sorted(
-            unknown_versions(traffic, model.versions) - unknown_versions(said, model.versions)
+            unknown_versions(traffic, model.versions) - unknown_versions(current, model.versions)
         )
         if unknown and not force:
             hint = (
                 suggestion(unknown[0], [*model.versions, *traffic.labels])
                 or f"; it has {', '.join(sorted(model.versions))}."
             )
-            how = (
+            advice = (
                 "Register it first, or set force=true (--force) to name it before it is registered."
             )
-            raise BadRequest(f"Model {name} has no version or label {unknown[0]}{hint} {how}")
+            raise BadRequest(f"Model {name} has no version or label {unknown[0]}{hint} {advice}")
 
     def set_traffic(
         self, name: str, traffic: Traffic, *, undoable: bool = True, checked: bool = True
     ) -> None:
-        """From the next request on.
+        """Set the traffic of a model from the next request on.
 
-        Not `undoable`: `rollback` goes to what was before, as if this had not been.
-        Not `checked`: it was held before, and going back to it must not fail.
+        Args:
+            name: The name of the model.
+            traffic: The new traffic.
+            undoable: Whether `rollback` can undo this change. If not, it skips the change.
+            checked: Whether to check the traffic. A return to a former traffic must not fail.
 
-        Raises ModelNotFound, BadRequest, Conflict.
+        Raises:
+            ModelNotFound: No model has this name.
+            BadRequest: The traffic is invalid for this model.
+            Conflict: Something else forbids the traffic now.
         """
         model = self._model(name)
         if checked:
@@ -181,7 +212,12 @@ class TrafficManager:
         self._change(model, TrafficState(traffic, model.default), undoable=undoable)
 
     def set_default(self, name: str, version: str, *, undoable: bool = True) -> None:
-        """`version` may be a label. Raises ModelNotFound, ModelVersionNotFound."""
+        """Set the default version of a model; `version` may be a label.
+
+        Raises:
+            ModelNotFound: No model has this name.
+            ModelVersionNotFound: The model has no such version.
+        """
         model = self._model(name)
         number = resolve_label(version, model.versions, model.labels)
         if number not in model.versions:
@@ -189,27 +225,38 @@ class TrafficManager:
         self._change(model, TrafficState(self.traffic(name), number), undoable=undoable)
         self._notify_managed()
 
-    def start_with(self, name: str, default: str, *, explicit: bool) -> None:
-        """The default version at the start of the server: what was set before it was restarted,
-        unless the configuration names one.
+    def set_initial_default(self, name: str, default: str, *, explicit: bool) -> None:
+        """Set the default version when the server starts.
+
+        The version that was set before a restart takes precedence, unless `default` is `explicit`.
         """
         model, saved = self._model(name), self._state.load(name).get("default")
         model.default = saved if saved in model.versions and not explicit else default
-        self._tell()
+        self._notify()
 
     def undo_points(self, name: str) -> list[UndoPoint]:
-        """The newest last, which is what `rollback` goes to. Raises ModelNotFound."""
-        points, now = self._undo.get(name, []), self.now(name)
+        """Return the states before each change, the newest last, which `rollback` restores.
+
+        Raises:
+            ModelNotFound: No model has this name.
+        """
+        points, current = self._undo.get(name, []), self.current_state(name)
         last = next(
-            (place for place in reversed(range(len(points))) if points[place].state != now), -1
+            (index for index in reversed(range(len(points))) if points[index].state != current), -1
         )
         return points[: last + 1]
 
     def rollback(self, name: str, *, dry_run: bool = False) -> UndoPoint:
-        """Undo the last change of its traffic, its labels or its default version; the next call
-        undoes the one before. Returns what it went to, or with `dry_run` would.
+        """Undo the last change of traffic, labels or default version.
 
-        Raises ModelNotFound, Conflict.
+        Each further call undoes one more change.
+
+        Returns:
+            The restored state, or with `dry_run` the state that would be restored.
+
+        Raises:
+            ModelNotFound: No model has this name.
+            Conflict: No change can be undone.
         """
         model, points = self._model(name), self.undo_points(name)
         if not points:
@@ -219,11 +266,11 @@ class TrafficManager:
             )
         before = points.pop()
         if before.state.default not in model.versions:
-            why = (
+            problem = (
                 f"version {before.state.default}, its previous default, is no longer registered."
                 " Register it first."
             )
-            raise Conflict(f"Model {name} cannot be rolled back: {why}")
+            raise Conflict(f"Model {name} cannot be rolled back: {problem}")
         if not dry_run:
             self._undo[name] = points
             self._change(model, before.state, undoable=False)
@@ -231,21 +278,22 @@ class TrafficManager:
         return before
 
     def set_rollback_point(self, name: str, before: TrafficState, rollout: float) -> None:
-        """Have one `rollback` undo all that was changed since that rollout began.
+        """Make one `rollback` undo all changes since a rollout began.
 
-        Raises ModelNotFound.
+        Raises:
+            ModelNotFound: No model has this name.
         """
         points = self._undo.get(name, [])
-        began = next(
-            (place for place, point in enumerate(points) if point.rollout == rollout), len(points)
+        first = next(
+            (index for index, point in enumerate(points) if point.rollout == rollout), len(points)
         )
-        self._undo[name] = [*points[:began], UndoPoint(before, rollout, rollout)]
-        self._keep(name, self.now(name), default=False)
+        self._undo[name] = [*points[:first], UndoPoint(before, rollout, rollout)]
+        self._save(name, self.current_state(name), default=False)
 
     def observe(self, name: str, observer: Observer) -> None:
-        """Have it see requests that name no version, whether or not the model is registered now."""
+        """Show an observer the requests that name no version; the model need not be registered."""
         self._observers.setdefault(name, []).append(observer)
-        self._tell()
+        self._notify()
 
     def unobserve(self, name: str, observer: Observer) -> None:
         observers = self._observers.get(name, [])
@@ -253,12 +301,12 @@ class TrafficManager:
             observers.remove(observer)
         if not observers:
             self._observers.pop(name, None)
-        self._tell()
+        self._notify()
 
-    # What the registry calls
+    # The methods below are called by the registry.
 
-    def begin(self, name: str) -> None:
-        """A model of that name is about to be there."""
+    def load_settings(self, name: str) -> None:
+        """Load the configured or saved traffic before a model of that name is registered."""
         if name in self._traffic:
             return
         configured, saved = self._configured.get(name, NOTHING), self._state.load(name)
@@ -280,41 +328,41 @@ class TrafficManager:
             logger.warning("model %s: its saved traffic policy cannot be used: %s", name, error)
 
     def on_version_added(self, version: ModelVersion) -> None:
-        """It is among its model's versions."""
+        """Note that a version was added to its model."""
         if version.version in self.traffic(version.name).labels:
             text = (
                 "model %s: version %s has the name of a label; the label has no effect while that"
                 " version is registered"
             )
             logger.warning(text, version.name, version.version)
-        self._tell_traffic(version.name)
+        self._notify_traffic(version.name)
 
     def on_version_removed(self, version: ModelVersion) -> None:
-        self._tell_traffic(version.name)
+        self._notify_traffic(version.name)
 
     def on_version_replaced(self, model: Model, old: str, new: str) -> None:
-        """Another version has taken the place of one: whatever named that names it now."""
+        """Replace the name of a version by the name of its successor in all settings."""
         if old == new:
             return
         name, traffic = model.name, self.traffic(model.name)
-        now = self.now(name).renamed(old, new)
+        renamed = self.current_state(name).renamed(old, new)
         self._undo[name] = [
             point._replace(state=point.state.renamed(old, new))
             for point in self._undo.get(name, [])
         ]
-        self._traffic[name], model.default = now
-        chosen = self._state.load(name).get("default") == old
-        if now.traffic != traffic or chosen:
-            self._keep(name, now, default=chosen)
+        self._traffic[name], model.default = renamed
+        is_chosen = self._state.load(name).get("default") == old
+        if renamed.traffic != traffic or is_chosen:
+            self._save(name, renamed, default=is_chosen)
 
     def forget(self, name: str) -> None:
-        """The model was removed for good, with its settings."""
+        """Remove the settings of a model that was removed for good."""
         self._traffic.pop(name, None)
         self._undo.pop(name, None)
         self._state.forget(name)
 
     def refresh(self) -> bool:
-        """Rebuild the tables. Whether requests may go elsewhere than before."""
+        """Rebuild the tables, and tell whether requests may take another route than before."""
         for name in self._splitters.keys() - self.models:
             del self._splitters[name]
         changed = [model for model in self.models.values() if self._refresh(model)]
@@ -344,32 +392,32 @@ class TrafficManager:
         return True
 
     def _change(self, model: Model, new: TrafficState, *, undoable: bool = True) -> None:
-        name, old = model.name, self.now(model.name)
+        name, old = model.name, self.current_state(model.name)
         if undoable and new != old:
             self._undo[name] = [*self._undo.get(name, []), UndoPoint(old, time.time())][
-                -MOST_UNDONE:
+                -MAX_UNDO_POINTS:
             ]
         self._traffic[name] = new.traffic
         model.default = new.default
-        self._keep(name, new, default=new.default != old.default)
-        self._tell()
-        self._tell_traffic(name)
+        self._save(name, new, default=new.default != old.default)
+        self._notify()
+        self._notify_traffic(name)
 
-    def _keep(self, name: str, now: TrafficState, *, default: bool) -> None:
+    def _save(self, name: str, state: TrafficState, *, default: bool) -> None:
         """Save the traffic, and the default version only if it was chosen.
 
-        At the next start, the one that was chosen before may be there again.
+        Otherwise the former default version may be registered again at the next start.
         """
         saved = self._state.load(name)
         self._state.save(
             name,
-            traffic=now.traffic.as_json(),
+            traffic=state.traffic.as_json(),
             digest=self._configured.get(name, NOTHING).digest(),
-            default=now.default if default else saved.get("default"),
+            default=state.default if default else saved.get("default"),
             undo=[point.as_json() for point in self._undo.get(name, [])] or None,
         )
 
-    def _tell_traffic(self, name: str) -> None:
+    def _notify_traffic(self, name: str) -> None:
         for listener in self.on_traffic:
             listener(name)
 
@@ -382,10 +430,12 @@ class TrafficManager:
         return model
 
 
-def _check(model: Model, traffic: Traffic, said: Traffic) -> None:
-    """What was `said` before stays possible: a way back must not fail for it.
+def _check(model: Model, traffic: Traffic, current: Traffic) -> None:
+    """Check a traffic; a label of the current one stays possible, so that a return cannot fail.
 
-    Raises BadRequest, Conflict.
+    Raises:
+        BadRequest: A label has the name of a version.
+        Conflict: A workflow calls the model directly.
     """
     workflow = next(
         (version.workflow for version in model.versions.values() if version.workflow), ""
@@ -396,7 +446,7 @@ def _check(model: Model, traffic: Traffic, said: Traffic) -> None:
             " traffic cannot be split."
         )
     for label in traffic.labels:
-        if label in model.versions and label not in said.labels:
+        if label in model.versions and label not in current.labels:
             raise BadRequest(
                 f"'{label}' cannot be a label of model {model.name}: it is one of its versions."
             )

@@ -1,6 +1,4 @@
-"""Chooses the version that answers a request: pure functions of the table, the request, and a
-random number.
-"""
+"""The choice of the version for a request: pure functions of table, request and random number."""
 
 from __future__ import annotations
 
@@ -18,13 +16,10 @@ from tsx_runtime.errors import ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import MAX_COPIED_BYTES, Body, Parts
 
-MOST_TRIED = 8  # headers of one name that a rule is tried on
-MOST_COOKIES = (
-    200  # of one header, among which a sticky one is looked for: browsers keep fewer for a site
-)
-# bytes of a header's value that a pattern is tried on: what clients send must not keep the server
-# busy
-LONGEST = 1024
+MAX_HEADERS_PER_NAME = 8  # headers of one name that are compared with a rule
+MAX_COOKIES = 200  # cookies of one header that are searched; browsers keep fewer for a site
+# Longer values never match a pattern, so that a client cannot keep the server busy.
+MAX_MATCHED_BYTES = 1024
 
 VersionT = TypeVar("VersionT")
 
@@ -33,26 +28,30 @@ def choose(
     name: str,
     versions: Mapping[str, VersionT],
     default: str,
-    wanted: str | None,
+    requested: str | None,
     labels: Mapping[str, str] | None = None,
 ) -> VersionT:
-    """The version that is asked for by its number or by a label, or the default one."""
-    version = versions.get(default if wanted is None else wanted)
+    """Return the version with a number or a label, or the default version.
+
+    Raises:
+        ModelVersionNotFound: There is no such version.
+    """
+    version = versions.get(default if requested is None else requested)
     if version is not None:
         return version
-    text = f"Model version: {wanted} does not exist for model: {name}"
-    if wanted is not None and labels and (number := labels.get(wanted)) is not None:
+    text = f"Model version: {requested} does not exist for model: {name}"
+    if requested is not None and labels and (number := labels.get(requested)) is not None:
         if number in versions:
             return versions[number]
         text = (
-            f"Model version: {number} does not exist for model: {name}, and the label {wanted}"
+            f"Model version: {number} does not exist for model: {name}, and the label {requested}"
             " means it"
         )
     raise ModelVersionNotFound(text)
 
 
 class CompiledRule(NamedTuple):
-    """A rule whose version is ready."""
+    """A rule for a version that is ready."""
 
     header: bytes
     equals: bytes | None
@@ -62,23 +61,20 @@ class CompiledRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The versions that answer requests without a version: the ready ones, or the default if none
-    is ready.
-    """
+    """The versions for requests that name none: the ready ones, or else the default version."""
 
     model: str
     default: str
-    versions: tuple[str, ...] = ()  # those with a weight
+    versions: tuple[str, ...] = ()  # versions with a weight
     weights: tuple[float, ...] = ()
     bounds: tuple[float, ...] = ()  # running sums of the weights
-    fits: tuple[CompiledRule, ...] = ()
-    by: str = (
-        ""  # what makes a request pick_sticky: header, cookie or field; empty where nothing does
-    )
-    key: str = ""  # the name of that
+    rules: tuple[CompiledRule, ...] = ()
+    # The part of a request that assigns it to a version: header, cookie, field, or none.
+    by: str = ""
+    key: str = ""  # the name of that header, cookie or field
 
     def shares(self) -> dict[str, float]:
-        """Of the requests that no rule sends anywhere, by version."""
+        """Return the shares of requests that match no rule, by version."""
         if not self.versions:
             return {self.default: 1.0}
         return {
@@ -90,22 +86,22 @@ class Table:
 def make_table(
     model: str, traffic: Traffic, registered: Collection[str], ready: Collection[str], default: str
 ) -> Table:
-    """Of what `traffic` names, versions that are not ready are left out; two names of one version
-    share its weight.
+    """Build the table of a traffic without versions that are not ready.
+
+    The weights of two names of one version are added up.
     """
     weights: dict[str, float] = {}
-    for word, weight in traffic.weights.items():
-        number = resolve_label(word, registered, traffic.labels)
-        if number in ready and weight > 0:
-            weights[number] = weights.get(number, 0.0) + weight
-    fits = [
-        _fit(rule, number)
+    for name, weight in traffic.weights.items():
+        version = resolve_label(name, registered, traffic.labels)
+        if version in ready and weight > 0:
+            weights[version] = weights.get(version, 0.0) + weight
+    rules = [
+        _compile_rule(rule, version)
         for rule in traffic.rules
-        if (number := resolve_label(rule.to, registered, traffic.labels)) in ready
+        if (version := resolve_label(rule.to, registered, traffic.labels)) in ready
     ]
-    by, _, key = (
-        (traffic.sticky or "").partition(":") if len(weights) > 1 else ("", "", "")
-    )  # else there is nothing to choose
+    # With one version there is nothing to choose.
+    by, _, key = (traffic.sticky or "").partition(":") if len(weights) > 1 else ("", "", "")
     bounds = tuple(accumulate(weights.values()))
     return Table(
         model,
@@ -113,68 +109,62 @@ def make_table(
         tuple(weights),
         tuple(weights.values()),
         bounds,
-        tuple(fits),
+        tuple(rules),
         by,
         key.lower() if by == "header" else key,
     )
 
 
-def resolve_label(word: str, registered: Collection[str], labels: Mapping[str, str]) -> str:
-    """The version that a word means: itself where it is one, else what the label of that name
-    says.
-    """
-    return word if word in registered else labels.get(word, word)
+def resolve_label(name: str, registered: Collection[str], labels: Mapping[str, str]) -> str:
+    """Return the version that a name means: a registered version, or else the one of a label."""
+    return name if name in registered else labels.get(name, name)
 
 
 def unknown_versions(traffic: Traffic, registered: Collection[str]) -> set[str]:
-    """The versions and labels that the policy names and that lead to no registered version."""
+    """Return the names of versions and labels that lead to no registered version."""
     return {
-        word
-        for word in traffic.targets
-        if resolve_label(word, registered, traffic.labels) not in registered
+        name
+        for name in traffic.targets
+        if resolve_label(name, registered, traffic.labels) not in registered
     }
 
 
 def serving_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
-    """The versions that requests which name none are to go to, of those that are registered, ready
-    or not.
-    """
+    """Return the registered versions that serve requests without a version, ready or not."""
     ruled = {resolve_label(rule.to, registered, traffic.labels) for rule in traffic.rules}
     return weighted_versions(traffic, registered, default) | ruled.intersection(registered)
 
 
 def weighted_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
-    """Those of them that no rule names."""
+    """Return the registered versions that serve requests without a version or a rule."""
     weighted = {
-        resolve_label(word, registered, traffic.labels)
-        for word, weight in traffic.weights.items()
+        resolve_label(name, registered, traffic.labels)
+        for name, weight in traffic.weights.items()
         if weight > 0
     }
     return weighted.intersection(registered) or {default}
 
 
 def by_rule(table: Table, headers: Headers) -> str | None:
-    """The version of the first rule that fits."""
-    if not table.fits:
+    """Return the version of the first matching rule."""
+    if not table.rules:
         return None
     values: dict[bytes, list[bytes]] = {}
     for name, value in headers:
         values.setdefault(name, []).append(value)
-    for fit in table.fits:
-        for value in values.get(fit.header, ())[:MOST_TRIED]:
-            if _fits(fit, value.strip()):
-                return fit.version
+    for rule in table.rules:
+        for value in values.get(rule.header, ())[:MAX_HEADERS_PER_NAME]:
+            if _matches(rule, value.strip()):
+                return rule.version
     return None
 
 
 def key_in_head(table: Table, headers: Headers) -> bytes | None:
-    """What makes the request pick_sticky to a version, where a header or a cookie does; None where
-    the request has none.
-    """
+    """Return the header or cookie that assigns a request to a version, or None."""
     if table.by == "header":
         name = table.key.encode()
         return next(
-            (value.strip() for other, value in headers if other == name and value.strip()), None
+            (value.strip() for header, value in headers if header == name and value.strip()), None
         )
     if table.by == "cookie":
         return _cookie(table.key.encode(), headers)
@@ -182,9 +172,9 @@ def key_in_head(table: Table, headers: Headers) -> bytes | None:
 
 
 def key_in_body(table: Table, body: Body) -> bytes | None:
-    """The same, of a field of a JSON body.
+    """Return the field of a JSON body that assigns a request to a version, or None.
 
-    A large one is not parsed: that would block the event loop.
+    A large body is not parsed, because that would block the event loop.
     """
     if (
         table.by != "field"
@@ -210,7 +200,7 @@ def key_in_body(table: Table, body: Body) -> bytes | None:
 
 
 def draw(table: Table, point: float) -> str:
-    """By weight. `point` is random, from 0 up to but not including 1."""
+    """Return a version by weight; `point` is random in [0, 1)."""
     versions = table.versions
     if len(versions) < 2:
         return versions[0] if versions else table.default
@@ -218,11 +208,10 @@ def draw(table: Table, point: float) -> str:
 
 
 def pick_sticky(table: Table, key: bytes) -> str:
-    """By weight, and always the same for a key: weighted rendezvous hashing.
+    """Return a version by weight that is always the same for a key, by weighted rendezvous hashing.
 
-    Each version draws a lot for the key, and its weight lifts it; the highest wins. A change of one
-    version's weight moves only lots of that version, so no key goes from one of the others to
-    another of them.
+    Each version draws a number for the key, raised by its weight, and the highest wins. A change
+    of one weight moves only keys from or to that version.
     """
     if len(table.versions) < 2:
         return draw(table, 0.0)
@@ -237,11 +226,11 @@ def _lot(model: str, version: str, key: bytes, weight: float) -> float:
     digest = blake2b(
         b"%b\0%b\0%b" % (model.encode(), version.encode(), key), digest_size=8
     ).digest()
-    uniform = ((int.from_bytes(digest, "big") >> 12) + 0.5) / (1 << 52)  # neither 0 nor 1
+    uniform = ((int.from_bytes(digest, "big") >> 12) + 0.5) / (1 << 52)  # never 0 or 1
     return -weight / math.log(uniform)
 
 
-def _fit(rule: Rule, version: str) -> CompiledRule:
+def _compile_rule(rule: Rule, version: str) -> CompiledRule:
     equals = None if rule.equals is None else rule.equals.strip().encode()
     return CompiledRule(
         rule.header.lower().encode(),
@@ -251,19 +240,19 @@ def _fit(rule: Rule, version: str) -> CompiledRule:
     )
 
 
-def _fits(fit: CompiledRule, value: bytes) -> bool:
-    if fit.matches is None:
-        return value == fit.equals
+def _matches(rule: CompiledRule, value: bytes) -> bool:
+    if rule.matches is None:
+        return value == rule.equals
     return (
-        len(value) <= LONGEST
-        and fit.matches.fullmatch(value.decode("utf-8", "replace")) is not None
+        len(value) <= MAX_MATCHED_BYTES
+        and rule.matches.fullmatch(value.decode("utf-8", "replace")) is not None
     )
 
 
 def _cookie(name: bytes, headers: Headers) -> bytes | None:
-    for other, value in headers:
-        if other == b"cookie":
-            for crumb in value.split(b";", MOST_COOKIES)[:MOST_COOKIES]:
+    for header, value in headers:
+        if header == b"cookie":
+            for crumb in value.split(b";", MAX_COOKIES)[:MAX_COOKIES]:
                 key, equals, text = crumb.strip().partition(b"=")
                 text = text.strip().strip(b'"')
                 if equals and key.strip() == name and text:

@@ -1,7 +1,7 @@
-"""The splitter replaces a version for a model whose requests are split, copied or recorded: it
-picks a version for each request.
+"""The splitter, which picks a version for each request of a model.
 
-A model without traffic settings has none: its requests go directly to its default version.
+It replaces the version as the route of a model whose requests are split, copied or recorded. The
+requests of other models go directly to their default version.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tsx_runtime.core.traffic.routing import (
     pick_sticky,
 )
 
-HEADER = b"x-tsx-model-version"  # of answers that came through a splitter: the version
+VERSION_HEADER = b"x-tsx-model-version"  # header of responses: the version that a splitter chose
 
 
 class Observer(Protocol):
-    """Sees some of the requests that a splitter sends on, with their answers."""
+    """A listener to some of a splitter's requests and their responses."""
 
     def wants(self, draw: float) -> bool:
-        """`draw` is random, from 0 up to but not including 1, and another one for each observer."""
+        """Tell whether to observe a request; `draw` is random in [0, 1) for each observer."""
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
-        """What is submitted to the version in the job's place, such as an `ObservedJob`."""
+        """Return the job to submit in place of `job`, such as an `ObservedJob`."""
 
 
 class Splitter:
-    """Distributes the requests of one model among its versions."""
+    """The distribution of one model's requests among its versions."""
 
-    client_timeout = 0.0  # each version has its own
+    client_timeout = 0.0  # Each version has a timeout of its own.
 
     def __init__(self, name: str, draw: Callable[[], float] = random.random) -> None:
         self.name = name
@@ -50,11 +50,11 @@ class Splitter:
         self._fixed: dict[str, FixedRoute] = {}
 
     def set(self, table: Table, versions: Mapping[str, ModelVersion]) -> None:
-        """From now on; `versions` are all that are registered."""
+        """Use a table from now on; `versions` are all registered ones."""
         self.table = table
         self.versions = dict(versions)
         self._version_headers = {
-            number: b"%b: %b\r\n" % (HEADER, number.encode()) for number in versions
+            number: b"%b: %b\r\n" % (VERSION_HEADER, number.encode()) for number in versions
         }
         self._stateful = [
             version for version in versions.values() if version.plan.strategy.sequences is not None
@@ -62,6 +62,7 @@ class Splitter:
         self._fixed = {}
 
     def by_head(self, headers: Headers) -> Splitter | FixedRoute:
+        """Return the route for a request's headers, or the splitter if its body decides."""
         table = self.table
         number = by_rule(table, headers)
         if number is None:
@@ -75,25 +76,24 @@ class Splitter:
         return fixed
 
     def submit(self, job: Job) -> None:
+        """Submit a job to the version of its body's key, or to a random one."""
         table = self.table
         key = key_in_body(table, job.body) if table.by else None
         number = draw(table, self._draw()) if key is None else pick_sticky(table, key)
         self.send(job, self.versions[number])
 
     def send(self, job: Job, version: ModelVersion) -> None:
-        if (
-            self._stateful
-        ):  # a sequence stays with the version that has it, however the shares are now
+        """Submit a job to a version, or to the one that has the job's sequence."""
+        if self._stateful:
             version = next(
-                (other for other in self._stateful if other.has_sequence_of(job)), version
+                (stateful for stateful in self._stateful if stateful.has_sequence_of(job)), version
             )
         if version.client_timeout:
             due = job.arrived + version.client_timeout
             job.deadline = due if job.deadline is None else min(due, job.deadline)
         header = self._version_headers.get(version.version)
-        if (
-            header is None
-        ):  # it was removed, or another has taken its place, since the request's head was read
+        # The version was removed or replaced after the head of the request was read.
+        if header is None:
             version = self.versions[self.table.default]
             header = self._version_headers[version.version]
         job.route(version, header)
@@ -115,15 +115,15 @@ class Splitter:
 
 
 class FixedRoute:
-    """The route of requests whose head has decided already."""
+    """The route of requests whose headers have chosen the version."""
 
     client_timeout = 0.0
 
-    def __init__(self, split: Splitter, version: ModelVersion) -> None:
-        self.name = split.name
+    def __init__(self, splitter: Splitter, version: ModelVersion) -> None:
+        self.name = splitter.name
         self.version = version
-        self._send = split.send
-        self.leave = split.leave
+        self._send = splitter.send
+        self.leave = splitter.leave
 
     def by_head(self, headers: Headers) -> FixedRoute:
         return self

@@ -16,7 +16,7 @@ from contextlib import suppress
 import psutil
 
 from tsx_runtime.core.isolation.config import Sandbox
-from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
+from tsx_runtime.core.isolation.hidden_credentials import WORKER_DEFAULTS
 from tsx_runtime.core.workers.launch import Launch
 
 GROUP_GRACE_S = 5.0  # torchrun checks its processes from time to time, then ends the others
@@ -115,7 +115,7 @@ def start_program(
                 )
             else:
                 variables = (
-                    DEFAULTS
+                    WORKER_DEFAULTS
                     | {name: value for name, value in os.environ.items() if name not in hidden}
                     | launch.variables
                 )

@@ -1,3 +1,1 @@
-"""The messages: each .proto file, the module that scripts/update_protos.py makes of it, and its
-types.
-"""
+"""The messages: the .proto files, the modules that scripts/update_protos.py makes, and types."""

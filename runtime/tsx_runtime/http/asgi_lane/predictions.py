@@ -53,7 +53,7 @@ from tsx_runtime.api.urls import (
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
-from tsx_runtime.core.traffic.splitter import HEADER
+from tsx_runtime.core.traffic.splitter import VERSION_HEADER
 from tsx_runtime.errors import ClientLeft, MethodNotAllowed, TsxError
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
@@ -247,7 +247,7 @@ async def read_request(
 def _version_header(scope: Scope) -> tuple[Pair, ...]:
     """Return the header of the version that the splitter picked, for a refusal of this version."""
     version = scope[SERVED][1].routed if SERVED in scope else None
-    return () if version is None else ((HEADER, version.version.encode()),)
+    return () if version is None else ((VERSION_HEADER, version.version.encode()),)
 
 
 async def _run(route: Route, job: WaitingJob, receive: Receive) -> Answer:

@@ -13,7 +13,7 @@ from tsx_runtime.api.urls import find_target, resolve, with_headers
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
-from tsx_runtime.core.traffic.splitter import HEADER
+from tsx_runtime.core.traffic.splitter import VERSION_HEADER
 from tsx_runtime.errors import DeadlinePassed, TsxError, Unavailable
 from tsx_runtime.jobs.service import Jobs, make_store
 from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredRequest
@@ -141,5 +141,5 @@ async def _run_job(route: Route, job: WaitingJob, path: str, max_size: int) -> S
 def _error_answer(error: TsxError, path: str, job: WaitingJob | None = None) -> StoredAnswer:
     status, headers, body = errors.fault(error, path)
     if job is not None and job.routed is not None:
-        headers = (*headers, (HEADER, job.routed.version.encode()))
+        headers = (*headers, (VERSION_HEADER, job.routed.version.encode()))
     return StoredAnswer(status, wire.header_block(headers), body)

@@ -25,10 +25,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
-from tsx_runtime.api.access.client_limits import HOLD, Client, ClientLimits
+from tsx_runtime.api.access.client_limits import REFUSAL_DELAY_S, Client, ClientLimits
 from tsx_runtime.api.errors import form_of_meta
 from tsx_runtime.api.headers import new_request_id
-from tsx_runtime.api.messages import MAX_HEADERS, MOST_PIECES
+from tsx_runtime.api.messages import MAX_HEADERS, MAX_PIECES
 from tsx_runtime.api.request_options import deadline
 from tsx_runtime.core.scheduling.byte_budget import MAX_UNCOUNTED_BYTES
 from tsx_runtime.errors import (
@@ -282,7 +282,7 @@ class FastLane(CasedProtocol):
         self._pieces.append(data)
         self._filled += len(data)
         if head.length <= MAX_UNCOUNTED_BYTES or self._take_from_budget(head, len(data)):
-            if len(self._pieces) > MOST_PIECES:
+            if len(self._pieces) > MAX_PIECES:
                 self._pieces = [b"".join(self._pieces)]
             if self._filled == head.length:
                 self._submit_filled(head)
@@ -340,7 +340,7 @@ class FastLane(CasedProtocol):
             ):
                 limits.count_failure(client)
         except TooManyRequests as error:
-            return RefusalRoute(error, HOLD)
+            return RefusalRoute(error, REFUSAL_DELAY_S)
         return route
 
     # Responses: the interface `Connection` of an exchange

@@ -20,7 +20,7 @@ from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.access.origins import names_one_host
 from tsx_runtime.api.errors import as_openai, for_openai, form_of_path
 from tsx_runtime.api.headers import Pair, clashing_names
-from tsx_runtime.api.messages import LONGEST_NUMBER, MAX_HEADERS, PlatformHook
+from tsx_runtime.api.messages import MAX_HEADERS, MAX_LENGTH_DIGITS, PlatformHook
 from tsx_runtime.api.request_options import is_stored, priority_and_timeout
 from tsx_runtime.api.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.api.urls import Target, find_target, is_form, resolve, with_headers
@@ -403,7 +403,7 @@ def body_length(headers: list[Pair]) -> int | None:
     length = 0
     for name, value in headers:
         if name == b"content-length":
-            if not value.isdigit() or len(value) > LONGEST_NUMBER:
+            if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
                 return None
             length = int(value)
         elif name in (b"transfer-encoding", b"trailer", b"content-encoding"):

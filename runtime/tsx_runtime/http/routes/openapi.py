@@ -57,15 +57,15 @@ _OPTIONS = [
         location="header",
         schema={
             "type": "integer",
-            "minimum": -request_options.MOST_URGENT,
-            "maximum": request_options.MOST_URGENT,
+            "minimum": -request_options.MAX_PRIORITY,
+            "maximum": request_options.MAX_PRIORITY,
         },
     ),
     _parameter(
         request_options.TIMEOUT.decode(),
         "milliseconds that the client will wait for the answer",
         location="header",
-        schema={"type": "integer", "minimum": 1, "maximum": request_options.LONGEST},
+        schema={"type": "integer", "minimum": 1, "maximum": request_options.MAX_TIMEOUT_MS},
     ),
     # The page at /docs would send examples, so these have none.
     *(

@@ -53,7 +53,7 @@ async def describe(registry: Registry, model: str) -> ModelRecording:
     recorders.find(model)  # An unknown model is refused without waiting.
     await registry.state.written()
     recorder = recorders.find(model)
-    stored = await (recorders.kept(model) if recorder is None else recorder.kept())
+    stored = await (recorders.stored_size(model) if recorder is None else recorder.stored_size())
     directory = recorders.directory(model)
     return ModelRecording(
         model=model,

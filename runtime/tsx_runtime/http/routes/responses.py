@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tsx_archiver import load_json
 from tsx_runtime.api.management.schemas import dump_json
-from tsx_runtime.api.management.service import MOST_VALUES
+from tsx_runtime.api.management.service import MAX_VALUES
 from tsx_runtime.api.messages import read_body
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
 
@@ -63,7 +63,7 @@ def json_answer(model: BaseModel, status: int = 200) -> Response:
 
 def _json_object(body: bytes, limit: int, example: str = '{"url": "digits.mar"}') -> dict[str, Any]:
     try:
-        value = load_json(body, most_bytes=limit, most_values=MOST_VALUES) if body.strip() else {}
+        value = load_json(body, most_bytes=limit, most_values=MAX_VALUES) if body.strip() else {}
     except ValueError as error:
         raise BadRequest(f"The request's body is not JSON that can be read: {error}.") from error
     if not isinstance(value, dict):

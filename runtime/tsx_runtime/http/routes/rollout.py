@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.api.management.schemas import parameters_of
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.rollouts.controller import numbers_of
+from tsx_runtime.core.rollouts.controller import describe_counts
 from tsx_runtime.core.rollouts.policy import RolloutPlan, RolloutState, Status
 from tsx_runtime.errors import RolloutNotFound
 from tsx_runtime.http.routes import openapi
@@ -64,8 +64,8 @@ def describe(name: str, state: RolloutState, log: list[dict[str, Any]]) -> Model
         step=state.step + 1,
         share=state.share,
         seconds=round(state.seconds, 1),
-        new_counts=Numbers(**numbers_of(state.new)),
-        old_counts=Numbers(**numbers_of(state.old_now)),
+        new_counts=Numbers(**describe_counts(state.new)),
+        old_counts=Numbers(**describe_counts(state.old_now)),
         log=log,
         **state.model_dump(include={"status", "old", "plan", "reason", "began", "changed"}),
     )

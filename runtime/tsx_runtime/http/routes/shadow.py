@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.rollouts.significance import interval
-from tsx_runtime.core.shadowing.manager import answers_alone
+from tsx_runtime.core.rollouts.significance import wilson_interval
+from tsx_runtime.core.shadowing.manager import only_server_text
 from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.shadowing.report import Example, Excerpt, Side
 from tsx_runtime.http.routes import openapi
@@ -147,7 +147,7 @@ def report(registry: Registry, name: str) -> ShadowStatus:
     results = mirror.report
     compared = results.agreed + results.disagreed
     rtol, atol = registry.shadows.tolerance(mirror)
-    low, high = interval(results.disagreed, compared)
+    low, high = wilson_interval(results.disagreed, compared)
     state, reason = _state(registry, mirror)
     sides = [
         Milliseconds(p50=round(1000 * p50, 3), p99=round(1000 * p99, 3))
@@ -157,7 +157,7 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         model=name,
         state=state,
         why=reason,
-        shadow=mirror.said,
+        shadow=mirror.config,
         version=mirror.number,
         since=results.since,
         requests=Requests(
@@ -170,11 +170,11 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         ),
         largest_difference=(
             results.largest_difference
-            if compared and mirror.said.compare.kind in ("numeric", "exact")
+            if compared and mirror.config.compare.kind in ("numeric", "exact")
             else None
         ),
         tolerance=(
-            Tolerance(rtol=rtol, atol=atol) if mirror.said.compare.kind == "numeric" else None
+            Tolerance(rtol=rtol, atol=atol) if mirror.config.compare.kind == "numeric" else None
         ),
         errors=Errors(
             primary=results.primary_errors,
@@ -200,7 +200,7 @@ def _state(registry: Registry, mirror: Mirror) -> tuple[str, str | None]:
     version = model.versions.get(mirror.number)
     if version is None:
         return "waiting", f"Version {mirror.number} is not registered."
-    if reason := answers_alone(model, traffic):
+    if reason := only_server_text(model, traffic):
         return "waiting", reason
     return (
         ("running", None)
@@ -212,7 +212,7 @@ def _state(registry: Registry, mirror: Mirror) -> tuple[str, str | None]:
 def _example(example: Example) -> ShadowExample:
     return ShadowExample(
         at=example.at,
-        why=example.why,
+        why=example.reason,
         request_id=example.request_id,
         headers=dict(example.headers),
         body=_content(example.body),

@@ -125,7 +125,7 @@ def describe(
     """
     registry.find(name)
     model = registry.models[name]
-    policy, default = state or registry.traffic_manager.now(name)
+    policy, default = state or registry.traffic_manager.current_state(name)
     shares = registry.shares(name, state)
     numbers = sorted(
         {

@@ -24,7 +24,7 @@ from tsx_runtime.api.errors import NOT_FOUND
 from tsx_runtime.api.management import samples
 from tsx_runtime.api.management.describe import memory_of
 from tsx_runtime.api.messages import Receive, Scope, Send, without_headers
-from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
+from tsx_runtime.core.isolation.hidden_credentials import CREDENTIAL_HEADERS
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
@@ -72,7 +72,7 @@ MODEL_LABELS = ("model_name", "ModelName")
 # A browser shows no response to these methods as a page. The page sends POST, `curl -T` sends PUT.
 PREDICT_METHODS = ("POST", "PUT")
 # Credentials of the page itself, which no handler sees.
-CREDENTIAL_HEADERS = frozenset(map(str.encode, CREDENTIALS))
+PAGE_CREDENTIALS = frozenset(map(str.encode, CREDENTIAL_HEADERS))
 
 
 def build_router(
@@ -255,9 +255,7 @@ class PlaygroundJobs(JobRoutes):
 
     async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)
-        return await super()._accept(
-            without_headers(scope, CREDENTIAL_HEADERS), receive, request_id
-        )
+        return await super()._accept(without_headers(scope, PAGE_CREDENTIALS), receive, request_id)
 
 
 @dataclass(eq=False)
@@ -283,7 +281,7 @@ class Playground(Predictions):
     async def _build_job(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)
         return await super()._build_job(
-            without_headers(scope, CREDENTIAL_HEADERS), receive, request_id
+            without_headers(scope, PAGE_CREDENTIALS), receive, request_id
         )
 
 

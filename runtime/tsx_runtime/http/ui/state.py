@@ -15,7 +15,7 @@ import psutil
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.api.management.describe import Memory, describe_cache, describe_slo, limits_now
-from tsx_runtime.api.management.samples import MOST_LISTED, input_of
+from tsx_runtime.api.management.samples import MAX_SAMPLES, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.error_log import ErrorLog, LoggedError
@@ -226,4 +226,4 @@ def archives_in(store: Path | None) -> list[str]:
         path.name
         for path in store.iterdir()
         if not path.name.startswith(".") and path.name.endswith(ARCHIVE_SUFFIXES)
-    )[:MOST_LISTED]
+    )[:MAX_SAMPLES]

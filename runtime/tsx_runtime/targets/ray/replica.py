@@ -22,7 +22,7 @@ from tsx_runtime.api.management.describe import is_given_up
 from tsx_runtime.api.messages import Message, Scope, request_id_of, send_whole
 from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
-from tsx_runtime.core.elastic.decision import LOOK
+from tsx_runtime.core.elastic.decision import INTERVAL_S
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import InvalidModel, TsxError
@@ -154,7 +154,7 @@ class ModelReplica:
         push = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
         tasks = (
             repeat(1.0, registry.cores.share),
-            repeat(LOOK, registry.elastic.look),
+            repeat(INTERVAL_S, registry.elastic.adjust),
             repeat(PUSH_INTERVAL_S, push),
         )
         await resources.enter_async_context(

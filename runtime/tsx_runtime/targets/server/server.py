@@ -22,9 +22,9 @@ from tsx_runtime.api.access.tokens import Keys, made_up_tokens, start_keys
 from tsx_runtime.api.messages import PlatformHook
 from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
-from tsx_runtime.core.elastic.decision import LOOK
+from tsx_runtime.core.elastic.decision import INTERVAL_S
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.placement.hardware import raise_limit
+from tsx_runtime.core.placement.hardware import raise_file_limit
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.core.telemetry.time_series import TimeSeries
@@ -169,7 +169,7 @@ async def serve_async(
     settings, passed = use_sockets(settings, passed_sockets(os.environ))
     required_tokens(settings)
     log_privileges(settings, os.environ, platform_decides=options.hosted is not None)
-    worker_files = raise_limit()
+    worker_files = raise_file_limit()
     stopping = options.stopping or StopEvents()
     tls = tls_context(settings)
     if options.stopping is None:
@@ -313,7 +313,9 @@ async def _answer(
                 repeat(1.0, series.sample),
                 repeat(1.0, registry.cores.share),
             ),
-            running("models keep their number of workers", repeat(LOOK, registry.elastic.look)),
+            running(
+                "models keep their number of workers", repeat(INTERVAL_S, registry.elastic.adjust)
+            ),
         ):
             if old is not None:
                 await old.take_over()

@@ -16,7 +16,7 @@ from tsx_archiver import ARCHIVE_SUFFIXES, ArchiveError, OpenArchive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.model_limits import SAVED
 from tsx_runtime.api.management.describe import memory_of
-from tsx_runtime.core.isolation.hidden_credentials import SERVERS, hidden_variables
+from tsx_runtime.core.isolation.hidden_credentials import SERVER_SECRETS, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import KNOBS, RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
@@ -195,7 +195,7 @@ def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelV
         if is_explicit or version.name not in defaults:
             defaults[version.name] = version.version, is_explicit
     for name, (number, is_explicit) in defaults.items():
-        registry.traffic_manager.start_with(name, number, explicit=is_explicit)
+        registry.traffic_manager.set_initial_default(name, number, explicit=is_explicit)
 
 
 def models_from_settings(settings: Settings) -> list[StartModel]:
@@ -365,7 +365,7 @@ def log_privileges(settings: Settings, env: Mapping[str, str], *, platform_decid
             "the server runs as root, and so does the code of every model; run it as a separate"
             " user (see docs/guides/security.md)"
         )
-    hidden = [name for name in hidden_variables(settings, env) if name not in SERVERS]
+    hidden = [name for name in hidden_variables(settings, env) if name not in SERVER_SECRETS]
     if hidden:
         logger.info(
             "models cannot read these environment variables unless pass_env names them: %s",

@@ -227,7 +227,7 @@ def use_clock(patch: pytest.MonkeyPatch, clock: Clock) -> None:
 
     patch.setattr("tsx_runtime.http.app.client_limits", with_clock)
     for module in ("http.fast_lane.connection", "http.app", "api.access.client_limits"):
-        patch.setattr(f"tsx_runtime.{module}.HOLD", 0.02)
+        patch.setattr(f"tsx_runtime.{module}.REFUSAL_DELAY_S", 0.02)
 
 
 @pytest.fixture(scope="module")

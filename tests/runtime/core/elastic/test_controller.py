@@ -21,8 +21,8 @@ from tests.support.clients.talker import (
     talker,
     until,
 )
-from tsx_runtime.core.elastic.controller import _learn_cores, _Watched
-from tsx_runtime.core.elastic.decision import CALM
+from tsx_runtime.core.elastic.controller import _measure_cores, _WatchedVersion
+from tsx_runtime.core.elastic.decision import MIN_QUIET_S
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker, WorkerState
@@ -35,7 +35,7 @@ async def look_until(registry, condition) -> None:
     end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end, "it did not happen"
-        await registry.elastic.look()
+        await registry.elastic.adjust()
         await asyncio.sleep(0.02)
 
 
@@ -60,8 +60,8 @@ async def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_
         for job in jobs:
             await answer_of(job)
         for _ in range(3):
-            await registry.elastic.look()
-            pass_time(registry, CALM + 1)
+            await registry.elastic.adjust()
+            pass_time(registry, MIN_QUIET_S + 1)
         await look_until(registry, lambda: len(version.workers) == 1)
         assert version.stats.scalings["quiet"] == 1
         assert await ask(version, "still") == "still"
@@ -79,7 +79,7 @@ async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
             jobs += [submit(version, "x") for _ in range(4)]
             # 200 requests a second come, of which one worker answers 50.
             await asyncio.sleep(0.02)
-            await registry.elastic.look()
+            await registry.elastic.adjust()
         assert "requests/s arrive, of which these answer" in version.last_scaling
         assert "(slo)" in version.last_scaling
         await asyncio.wait([job.done for job in jobs], timeout=TIMEOUT)
@@ -97,10 +97,10 @@ async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_again(
     version = await a_talker(registry, tmp_path, handler, config="scaleToZero: 10m\n")
     await ask(version, "a")
     pass_time(registry, 590)
-    await registry.elastic.look()
+    await registry.elastic.adjust()
     assert len(version.workers) == 1
     pass_time(registry, 20)
-    await registry.elastic.look()
+    await registry.elastic.adjust()
     assert version.asleep
     assert version.ready
     flag.unlink()
@@ -142,10 +142,10 @@ async def test_a_model_that_scales_to_zero_is_loaded_by_its_first_request(
 async def test_cpu_time_before_a_restart_does_not_count():
     version, watched, worker = (
         SimpleNamespace(stats=SimpleNamespace()),
-        _Watched(),
+        _WatchedVersion(),
         Worker("1", (), 0.0),
     )
     for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
         worker.instance, version.stats.busy_seconds = process, busy
-        _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
-    assert watched.cores_of_worker == pytest.approx(0.5)
+        _measure_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
+    assert watched.cores_per_worker == pytest.approx(0.5)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.runtime.core.slo.simulation import Case, simulate_target
 from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.elastic.decision import (
-    CALM,
-    LOOK,
-    SATURATED,
+    INTERVAL_S,
+    MIN_QUIET_S,
+    SATURATED_SHARE,
     History,
     LatencyBound,
     ModelLoad,
@@ -42,7 +42,7 @@ MODEL = ModelLoad(
 
 
 def decide_repeatedly(
-    seen: ModelLoad, times: int = 1, history: History | None = None, pause: float = LOOK
+    seen: ModelLoad, times: int = 1, history: History | None = None, pause: float = INTERVAL_S
 ) -> tuple[Scaling, History]:
     decision, history = decide(seen, history or History())
     for number in range(1, times):
@@ -62,17 +62,17 @@ def decide_repeatedly(
         ({"workers": 8, "working": 8, "waiting": 90}, (8, "")),
         ({"working": 0, "waiting": 0}, (1, "")),
         # The next batch takes the whole queue.
-        ({"waiting": 40, "places": 64}, (1, "")),
+        ({"waiting": 40, "batch_size": 64}, (1, "")),
         ({"starting": 1, "workers": 2}, (2, "")),
         ({"failing": 1, "workers": 2}, (2, "")),
         ({"load_seconds": 30.0}, (1, "")),
         ({"worker_memory": 100, "free_memory": 99}, (1, "memory")),
         (
-            {"cores": 2.0, "cores_of_worker": 0.9, "workers": 2, "working": 2, "waiting": 60},
+            {"cores": 2.0, "cores_per_worker": 0.9, "workers": 2, "working": 2, "waiting": 60},
             (2, "cores"),
         ),
         (
-            {"cores": 2.0, "cores_of_worker": 0.5, "workers": 2, "working": 2, "waiting": 60},
+            {"cores": 2.0, "cores_per_worker": 0.5, "workers": 2, "working": 2, "waiting": 60},
             (4, "queue"),
         ),
     ],
@@ -99,10 +99,16 @@ def test_an_unused_model_is_unloaded_only_where_it_says_so():
 
 def test_workers_go_after_a_minute_in_which_fewer_had_sufficed():
     idle = replace(MODEL, workers=4, working=0, waiting=0)
-    assert decide_repeatedly(idle, round(CALM / LOOK))[0] == (4, "")
-    assert decide_repeatedly(idle, round(CALM / LOOK) + 1)[0] == (1, "quiet")
-    assert decide_repeatedly(replace(idle, minimum=2), round(CALM / LOOK) + 1)[0] == (2, "quiet")
-    assert decide_repeatedly(replace(idle, working=2), round(CALM / LOOK) + 1)[0] == (4, "")
+    assert decide_repeatedly(idle, round(MIN_QUIET_S / INTERVAL_S))[0] == (4, "")
+    assert decide_repeatedly(idle, round(MIN_QUIET_S / INTERVAL_S) + 1)[0] == (1, "quiet")
+    assert decide_repeatedly(replace(idle, minimum=2), round(MIN_QUIET_S / INTERVAL_S) + 1)[0] == (
+        2,
+        "quiet",
+    )
+    assert decide_repeatedly(replace(idle, working=2), round(MIN_QUIET_S / INTERVAL_S) + 1)[0] == (
+        4,
+        "",
+    )
 
 
 @given(
@@ -146,14 +152,14 @@ def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(
     """
     dice, history, waiting, workers, changes = random.Random(seed), History(), 0.0, 1, []
     for number in range(2400):
-        waiting += (load - workers) * LOOK * rate
+        waiting += (load - workers) * INTERVAL_S * rate
         refused = max(0, math.ceil(waiting - 100))
         waiting = min(max(0.0, waiting), 100.0)
         share = 1.0 if waiting else load / workers
         working = sum(dice.random() < share for _ in range(workers))
         seen = replace(
             MODEL,
-            now=number * LOOK,
+            now=number * INTERVAL_S,
             workers=workers,
             working=working,
             waiting=int(waiting),
@@ -181,10 +187,10 @@ bounds = st.builds(a_bound, st.floats(0.001, 0.03), st.floats(0.0, 0.01), st.flo
 @given(bounds, st.floats(0.0, 1e4), st.floats(1.0, 3.0), st.integers(1, 30))
 @settings(max_examples=100, deadline=None)
 def test_a_latency_target_needs_as_many_workers_as_its_requests_keep_busy(bound, rate, more, most):
-    needed = bound.workers(rate, SATURATED, most)
-    assert 1 <= needed <= bound.workers(rate * more, SATURATED, most)
-    assert needed == most or rate <= SATURATED * bound.capacity(rate, needed)[0]
-    assert needed == 1 or rate > SATURATED * bound.capacity(rate, needed - 1)[0]
+    needed = bound.workers(rate, SATURATED_SHARE, most)
+    assert 1 <= needed <= bound.workers(rate * more, SATURATED_SHARE, most)
+    assert needed == most or rate <= SATURATED_SHARE * bound.capacity(rate, needed)[0]
+    assert needed == 1 or rate > SATURATED_SHARE * bound.capacity(rate, needed - 1)[0]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -195,7 +201,7 @@ def test_the_decided_number_of_workers_keeps_the_target_and_refuses_few_requests
     case = Case("linear", first, step, 1024, bound, 1, 1.0, seed)
     wanted = a_bound(first, step, 0.95 * bound)
     rate = dice.uniform(0.5, 4) * wanted.capacity(1e9, 1)[0]
-    workers = wanted.workers(rate, SATURATED, 99)
+    workers = wanted.workers(rate, SATURATED_SHARE, 99)
     arrivals = draw_arrivals(lambda now: rate, 6000 / rate, rate, seed)
     done = simulate_target(case._replace(workers=workers), arrivals, 0.99, arrivals[-1] / 4)
     assert done.attainment >= 0.98
@@ -275,14 +281,14 @@ def simulate(
     free = [0.0] * minimum
     now = 0.0
     while now < end:
-        now += LOOK
+        now += INTERVAL_S
         while coming and coming[0] <= now:
             queue.append(coming.popleft())
         while queue and max(queue[0], free[0]) <= now:
             begun = max(queue[0], free[0])
             day.waits.append(begun - queue.popleft())
             heapq.heapreplace(free, begun + service)
-        day.worker_seconds += LOOK * len(free)
+        day.worker_seconds += INTERVAL_S * len(free)
         working = sum(end > now for end in free)
         seen = ModelLoad(
             now,

@@ -87,7 +87,7 @@ async def test_200_models_that_load_at_once_all_load_and_20_stay(size, set_sizes
     async def load(model, turns):
         worker = Worker("1", (), 0.0)
         model.workers = [worker]
-        async with budget.room(model, worker):
+        async with budget.reserve(model, worker):
             for _ in range(turns):
                 await asyncio.sleep(0)
         worker.state, model.last_used = WorkerState.READY, next(ready)
@@ -135,7 +135,7 @@ def a_gpu_budget(
 
 async def load_gpu(budget: MemoryBudget, models: list[GpuModel], number: int) -> None:
     worker = models[number].start(number)
-    async with budget.room(models[number], worker):  # type: ignore[arg-type]  # as a model
+    async with budget.reserve(models[number], worker):  # type: ignore[arg-type]  # as a model
         await asyncio.sleep(0)
     worker.state = WorkerState.READY
 
@@ -149,13 +149,13 @@ async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, se
     for number in range(4):
         await load_gpu(budget, models, number)
     assert [bool(model.workers) for model in models] == [True, False, True, True]
-    assert [budget.fitting(model) for model in models] == [1, 0, 0, 0]  # type: ignore[arg-type]
+    assert [budget.room_for_workers(model) for model in models] == [1, 0, 0, 0]  # type: ignore[arg-type]
     assert budget.free() is None
     for model in models[2:]:
         model.workers[0].state = WorkerState.LOADING
     with pytest.raises(LoadOutOfMemory, match="model_gpu_memory is 0 MB"):
         await load_gpu(budget, models, 1)
-    assert budget.fitting(models[0]) == 1  # type: ignore[arg-type]
+    assert budget.room_for_workers(models[0]) == 1  # type: ignore[arg-type]
 
 
 async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(set_sizes):
@@ -255,7 +255,7 @@ async def test_a_process_that_takes_over_from_another_does_not_double_what_its_m
     async def load(budget, version, successor=None):
         (worker,) = version.workers = version.workers or [Worker("1", (), 0.0)]
         worker.successor = successor
-        async with budget.room(version, worker):
+        async with budget.reserve(version, worker):
             pass
         worker.state, worker.successor = WorkerState.READY, None
 

@@ -145,7 +145,7 @@ def test_wheels_of_the_archive_are_found_wherever_they_lie(tmp_path):
         make_wheel(tmp_path / "wheels", "two", "1.0"),
     )
     requirements = read_file(tmp_path, "one\ntwo\n")
-    assert requirements.wheel_places == (first.parent, second.parent)
+    assert requirements.wheel_directories == (first.parent, second.parent)
     assert {"one-1.0-py3-none-any.whl", "wheels/two-1.0-py3-none-any.whl"} < dict(
         requirements.inputs
     ).keys()

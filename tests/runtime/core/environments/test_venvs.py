@@ -14,7 +14,7 @@ from tests.support.clients.talker import a_registry, ask, gone, order, register,
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
 from tsx_runtime.core.environments.requirements import read_requirements
-from tsx_runtime.core.environments.venvs import Environments, key_of
+from tsx_runtime.core.environments.venvs import Environments, environment_key
 from tsx_runtime.errors import InvalidModel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
@@ -179,7 +179,7 @@ async def test_without_the_setting_nothing_is_installed_and_the_log_says_so(tmp_
 def test_the_key_is_of_all_that_decides_what_is_installed(tmp_path, monkeypatch):
     def key_for(name: str, requirements: str = "iniconfig\n") -> str:
         directory = write_model(tmp_path / name, requirements)
-        return key_of(read_requirements(directory, "requirements.txt"))
+        return environment_key(read_requirements(directory, "requirements.txt"))
 
     monkeypatch.setattr("importlib.metadata.distributions", list)
     first = key_for("a")

@@ -14,27 +14,27 @@ import pytest
 from tests.support.clients.talker import a_registry, ask, gone, order
 from tests.support.models import make_model
 from tsx_runtime.core.isolation import cgroups
-from tsx_runtime.core.isolation.config import Isolation, Sandbox, lacking
+from tsx_runtime.core.isolation.config import Isolation, Sandbox, missing_features
 from tsx_runtime.errors import OutOfResources
 
 pytestmark = pytest.mark.anyio
 
 BOUNDED = {"isolation_memory": 200, "isolation_processes": 60}
-NO_BOUNDS = "; ".join(lacking(Isolation(memory=200, processes=60)))
+NO_BOUNDS = "; ".join(missing_features(Isolation(memory=200, processes=60)))
 bounded = pytest.mark.skipif(
     bool(NO_BOUNDS), reason=f"this system cannot bound workers: {NO_BOUNDS}"
 )
 
 
 def test_a_bound_is_written_as_the_kernel_reads_it():
-    assert cgroups.bounds(memory=512, cpus=1.5, processes=64) == {
+    assert cgroups.limit_files(memory=512, cpus=1.5, processes=64) == {
         "cpu.max": "150000 100000",
         "memory.max": str(512 << 20),
         "memory.swap.max": "0",
         "memory.oom.group": "1",
         "pids.max": "64",
     }
-    assert cgroups.bounds(memory=0, cpus=0, processes=0) == {}
+    assert cgroups.limit_files(memory=0, cpus=0, processes=0) == {}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_bound_is_written_as_the_kernel_reads_it():
 def test_the_own_group_is_where_cgroup_v2_is_mounted(mounts, membership, expected, tmp_path):
     (tmp_path / "mounts").write_text(mounts)
     (tmp_path / "membership").write_text(membership)
-    group = cgroups.own_group(tmp_path / "mounts", tmp_path / "membership")
+    group = cgroups.current_group(tmp_path / "mounts", tmp_path / "membership")
     assert group == (None if expected is None else Path(expected))
 
 
@@ -66,26 +66,26 @@ def group(tmp_path, monkeypatch) -> Path:
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
     (tmp_path / "cgroup.type").write_text("domain\n")
     (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
-    monkeypatch.setattr(cgroups, "own_group", lambda: tmp_path)
+    monkeypatch.setattr(cgroups, "current_group", lambda: tmp_path)
     return tmp_path
 
 
 def test_a_server_moves_itself_before_it_makes_groups_in_its_own(group):
     assert cgroups.prepare(None, {"memory.max": "1", "pids.max": "2"}) == group
-    assert (group / cgroups.SERVER / "cgroup.procs").read_text() == str(os.getpid())
+    assert (group / cgroups.SERVER_GROUP / "cgroup.procs").read_text() == str(os.getpid())
     assert (group / "cgroup.subtree_control").read_text() == "+memory +pids"
 
 
 def test_once_moved_it_makes_groups_beside_its_own(group, monkeypatch):
     cgroups.prepare(None, {"memory.max": "1"})
     (group / "cgroup.procs").write_text("")
-    monkeypatch.setattr(cgroups, "own_group", lambda: group / cgroups.SERVER)
+    monkeypatch.setattr(cgroups, "current_group", lambda: group / cgroups.SERVER_GROUP)
     assert cgroups.prepare(None, {"memory.max": "1"}) == group
 
 
 def test_a_group_that_the_administrator_names_is_taken_as_it_is(group):
     assert cgroups.prepare(group, {"memory.max": "1"}) == group
-    assert not (group / cgroups.SERVER).exists()
+    assert not (group / cgroups.SERVER_GROUP).exists()
 
 
 def test_a_group_with_processes_of_others_is_left_alone(group):
@@ -105,7 +105,7 @@ def test_a_group_without_the_controller_is_no_use(group):
 
 @pytest.fixture
 def real() -> Iterator[Path]:
-    parent = cgroups.own_group()
+    parent = cgroups.current_group()
     if parent is None:
         pytest.skip("cgroup v2 is not mounted here")
     directory = parent / f"tsx-test-{os.getpid()}"

@@ -23,13 +23,13 @@ from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime import wire
 from tsx_runtime.api.management.describe import describe_version
 from tsx_runtime.core.isolation import config
-from tsx_runtime.core.isolation.config import Isolation, isolation_of, lacking
+from tsx_runtime.core.isolation.config import Isolation, isolation_of, missing_features
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
 
-MISSING = "; ".join(lacking(Isolation()))
+MISSING = "; ".join(missing_features(Isolation()))
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(bool(MISSING), reason=f"this system cannot isolate: {MISSING}"),
@@ -244,7 +244,7 @@ def test_an_older_kernel_refuses_it_too(attack, targets, tmp_path):
     cell = {
         "command": [sys.executable, "-c", code, str(tmp_path)],
         "scratch": str(tmp_path / "scratch"),
-        "read": [*config.SYSTEM, *config.python_paths(), str(tmp_path)],
+        "read": [*config.SYSTEM_PATHS, *config.python_paths(), str(tmp_path)],
         "devices": config.DEVICES,
         "network": False,
         "group": None,

@@ -18,7 +18,7 @@ from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, environment_of, serving
 from tsx_runtime.core.isolation.hidden_credentials import (
     CREDENTIALS,
-    SERVERS,
+    SERVER_SECRETS,
     hidden_variables,
     passed_variables,
     starting_without,
@@ -135,7 +135,7 @@ def test_patterns_let_models_have_credentials_and_never_the_servers_own() -> Non
         return hidden_variables(Settings(**settings), names)
 
     assert hidden(*PLANTED) == list(PLANTED)
-    assert hidden(*PLANTED, pass_env=["*"]) == [name for name in PLANTED if name in SERVERS]
+    assert hidden(*PLANTED, pass_env=["*"]) == [name for name in PLANTED if name in SERVER_SECRETS]
     # These are meant for the handler, or hold no secret.
     assert hidden("DB_PASSWORD", "OPENAI_API_KEY", "PATH", "MAX_NEW_TOKENS", "HF_HOME") == []
     assert hidden("HOME", "PATH", blacklist_env_vars="HOM.|ATH") == ["HOME"]
@@ -156,7 +156,7 @@ def test_a_variable_that_one_model_may_see_is_hidden_from_others() -> None:
 
 
 def test_every_secret_of_the_settings_is_one_of_the_servers() -> None:
-    assert {f"TSX_{name.upper()}" for name in SECRETS} < set(SERVERS)
+    assert {f"TSX_{name.upper()}" for name in SECRETS} < set(SERVER_SECRETS)
 
 
 def test_the_documentation_lists_what_is_hidden() -> None:

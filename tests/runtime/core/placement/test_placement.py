@@ -14,7 +14,7 @@ from tsx_runtime.core.models.plan import RegisterOrder, plan
 from tsx_runtime.core.placement import hardware, placement
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning
 from tsx_runtime.core.placement.placement import (
-    IDLE,
+    IDLE_S,
     CoreSharing,
     Machine,
     Parallel,
@@ -311,9 +311,9 @@ def test_the_workers_at_work_share_what_configured_ones_leave() -> None:
     assert threads_after(1, first, second, fixed) == [2, 2, 8, 3]
     # The second worker is busy with one long request.
     second.batches = 1
-    assert threads_after(IDLE + 2, first) == [4, 4, 8, 3]
+    assert threads_after(IDLE_S + 2, first) == [4, 4, 8, 3]
     second.batches = 0
-    assert threads_after(IDLE + 2, first) == [8, 4, 8, 3]
+    assert threads_after(IDLE_S + 2, first) == [8, 4, 8, 3]
     workers.remove(first)
     assert threads_after(1, second) == [8, 8, 3]
 

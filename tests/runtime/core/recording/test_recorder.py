@@ -15,13 +15,13 @@ from pydantic import ValidationError
 
 from tests.support.clients.talker import until
 from tsx_runtime.core.recording.recorder import (
-    MOST_WAITING,
+    MAX_WAITING_BYTES,
     CapturedRequest,
     HeaderFilter,
     Recorder,
     RecordingConfig,
 )
-from tsx_runtime.core.recording.segments import PARTS, Segments
+from tsx_runtime.core.recording.segments import FILES_PER_RECORDING, Segments
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
 pytestmark = pytest.mark.anyio
@@ -130,7 +130,7 @@ def test_files_never_hold_more_than_they_may_and_lose_the_oldest_first(
         if restart and number % 20 == restart:
             segments.close()
             segments = Segments(directory, "m", most, 10**9)
-        assert segments.kept().size <= most
+        assert segments.stored_size().size <= most
     segments.close()
     times = [entry.at for entry in read(directory)] if written else []
     assert times == written[len(written) - len(times) :]
@@ -147,17 +147,17 @@ def test_files_are_the_users_own_and_go_when_they_are_old(tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == 0o700
     # A new file begins after an eighth of the age.
     segments.write(encode(an_entry(now + 11, 10)), now + 11)
-    assert segments.kept().files == 2
-    assert segments.kept().oldest == now
+    assert segments.stored_size().files == 2
+    assert segments.stored_size().oldest == now
     segments.sweep(file.stat().st_mtime + 200)
-    assert segments.kept().files == 0
+    assert segments.stored_size().files == 0
     assert segments.write(encode(an_entry(now + 500, 10)), now + 500)
     segments.remove()
     assert not (tmp_path / "m").exists()
 
 
 def record_request(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
-    recorder.note(
+    recorder.capture(
         CapturedRequest(
             at,
             "1.0",
@@ -204,7 +204,7 @@ async def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(
     monkeypatch.setattr(Segments, "write", lambda *arguments: go.wait(30) and write(*arguments))
 
     async with recording(tmp_path, max_size="1GB") as recorder:
-        body = b"x" * (MOST_WAITING // 4)
+        body = b"x" * (MAX_WAITING_BYTES // 4)
         for _ in range(6):
             record_request(recorder, body)
         assert recorder.dropped == {"slow": 3}
@@ -219,7 +219,7 @@ async def test_requests_are_dropped_and_counted_while_the_disk_is_full(
 ) -> None:
     import resource
 
-    monkeypatch.setattr("tsx_runtime.core.recording.recorder.REST", 0.0)
+    monkeypatch.setattr("tsx_runtime.core.recording.recorder.DISK_RETRY_S", 0.0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     async with recording(tmp_path) as recorder:
@@ -267,4 +267,4 @@ async def test_one_request_that_would_push_out_all_others_is_not_recorded(tmp_pa
 
 
 def test_a_file_has_a_head_that_leaves_room(tmp_path: Path) -> None:
-    assert len(file_head("m" * 255)) < (64 << 10) // PARTS
+    assert len(file_head("m" * 255)) < (64 << 10) // FILES_PER_RECORDING

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.core.rollouts.decision_log import MOST_LINES, DecisionLog
+from tsx_runtime.core.rollouts.decision_log import MAX_LINES, DecisionLog
 
 
 def test_the_next_server_has_what_was_decided_before(tmp_path: Path) -> None:
     logs = DecisionLog(tmp_path)
-    for number in range(MOST_LINES + 5):
+    for number in range(MAX_LINES + 5):
         logs.add("digits", {"step": number})
     logs.close()
     again = DecisionLog(tmp_path)
-    assert [line["step"] for line in again.read("digits")] == list(range(5, MOST_LINES + 5))
+    assert [line["step"] for line in again.read("digits")] == list(range(5, MAX_LINES + 5))
     assert again.read("faces") == []
     again.close()
 

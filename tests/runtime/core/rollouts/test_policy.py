@@ -19,8 +19,8 @@ from tsx_runtime.core.rollouts.policy import (
     Counts,
     RolloutPlan,
     StepObservation,
+    count_slower,
     decide,
-    slower,
 )
 from tsx_runtime.core.telemetry.histogram import FINE_BOUNDS, quantile
 
@@ -176,10 +176,10 @@ def test_chance_alone_seldom_sends_a_good_version_back() -> None:
 def test_as_many_are_slower_than_a_quantile_as_it_says(
     counts: tuple[int, ...], seconds: float
 ) -> None:
-    assert 0 <= slower(counts, seconds) <= sum(counts)
+    assert 0 <= count_slower(counts, seconds) <= sum(counts)
     middle = quantile(counts, 0.5)
     if middle is not None:
-        assert slower(counts, middle) == pytest.approx(sum(counts) / 2, abs=1.5)
+        assert count_slower(counts, middle) == pytest.approx(sum(counts) / 2, abs=1.5)
 
 
 @given(first=st.integers(0, 100), then=st.integers(0, 100))

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.shadowing.report import (
-    CUT,
-    NEWEST,
+    MAX_EXCERPT_BYTES,
+    MAX_PAIRS,
     Excerpt,
     ShadowReport,
     excerpt_of,
@@ -37,7 +37,7 @@ def test_latencies_are_those_of_the_newest_pairs() -> None:
     )
     failed = side_of("2.0", ComparedAnswer(500, {}, b""), 9.0)
     tally.add_pair(fast, failed)
-    for _ in range(NEWEST):
+    for _ in range(MAX_PAIRS):
         tally.add_pair(fast, slow)
     assert tally.latencies() == [(0.1, 0.1), (0.3, 0.3)]
     assert (tally.primary_errors, tally.shadow_errors) == (0, 1)
@@ -68,7 +68,7 @@ def test_secrets_of_a_url_in_a_header_are_not_shown() -> None:
 
 def test_the_beginning_of_a_body_is_kept() -> None:
     assert excerpt_of(b"abc") == Excerpt(b"abc", 3)
-    assert excerpt_of(memoryview(b"x" * 5000)) == Excerpt(b"x" * CUT, 5000)
+    assert excerpt_of(memoryview(b"x" * 5000)) == Excerpt(b"x" * MAX_EXCERPT_BYTES, 5000)
     assert excerpt_of(Parts([b"a" * 2000, memoryview(b"b" * 2000), b"c"], 4001)) == Excerpt(
         b"a" * 2000 + b"b" * 48, 4001
     )

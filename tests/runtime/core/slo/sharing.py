@@ -30,10 +30,12 @@ class SharingModel:
         self.offered = self.accepted = self.in_time = 0
 
     def claim(self, arrived: float) -> Claim:
-        return Claim(arrived, self.case.bound, self.control.ahead(max(1, len(self.waiting))))
+        return Claim(
+            arrived, self.case.bound, self.control.next_duration(max(1, len(self.waiting)))
+        )
 
     def next_batch(self, now: float) -> Claim:
-        return Claim(now, self.case.bound, self.control.aim.ahead)
+        return Claim(now, self.case.bound, self.control.aim.duration)
 
     def end(self, now: float) -> float:
         return self.control.end(
@@ -83,11 +85,11 @@ class SharedDevice:
             model.accepted += len(batch)
             model.in_time += len(batch) - late
         for sharer in self.models:
-            sharer.control.changed()
+            sharer.control.invalidate()
         self._start()
 
     def _arrive(self, model: SharingModel) -> None:
-        model.control.offered()
+        model.control.count_arrival()
         model.offered += self.now > self.end / 4
         outlook = (
             (lambda now: self._outlook(model, now))
@@ -104,7 +106,9 @@ class SharedDevice:
         start = max([rival.end(now) for rival in rivals if rival.batch], default=now)
         waiting = [rival.claim(rival.waiting[0]) for rival in rivals if rival.waiting]
         idle = [rival.next_batch(now) for rival in rivals if not rival.waiting]
-        between = sum(rival.control.aim.ahead for rival in rivals if rival.batch or rival.waiting)
+        between = sum(
+            rival.control.aim.duration for rival in rivals if rival.batch or rival.waiting
+        )
         if not waiting and not any(rival.batch for rival in rivals):
             return now, between
         return start + expected_wait(

@@ -196,7 +196,7 @@ def simulate_target(
         until(now)
         cost = costs[number] if costs else 0.0
         weight = control.weights.weigh(1, cost)
-        control.offered(weight)
+        control.count_arrival(weight)
         held = [HeldBatches(worker[1], [worker[2]]) for worker in workers] + [
             HeldBatches(0.0, [])
         ] * (case.workers - len(workers))

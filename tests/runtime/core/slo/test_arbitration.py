@@ -35,7 +35,7 @@ def test_the_earliest_deadline_that_can_be_kept_goes_first(claims, now):
     in_time = [
         (claim.deadline, key)
         for claim, key in zip(claims, keys, strict=True)
-        if claim.deadline - claim.ahead >= now
+        if claim.deadline - claim.duration >= now
     ]
     assert sorted(in_time) == sorted(in_time, key=lambda pair: pair[1])
 
@@ -44,7 +44,9 @@ def test_the_earliest_deadline_that_can_be_kept_goes_first(claims, now):
 def test_a_model_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, target, ahead):
     longest = max(target, *(claim.target for claim in claims))
     old = Claim(
-        now - 2 * longest - max(claim.ahead for claim in claims) - 0.001, target, max(ahead, 0.01)
+        now - 2 * longest - max(claim.duration for claim in claims) - 0.001,
+        target,
+        max(ahead, 0.01),
     )
     fresh = [claim._replace(arrived=now) for claim in claims]
     keys = turn_order([old, *fresh], now)
@@ -152,8 +154,8 @@ async def test_no_model_waits_for_a_worker_that_died_or_a_model_that_is_unregist
 
 
 async def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
-    monkeypatch.setattr(arbitration, "LATE", 0.001)
-    monkeypatch.setattr("tsx_runtime.core.slo.dispatcher.LATE", 0.001)
+    monkeypatch.setattr(arbitration, "OVERDUE_FACTOR", 0.001)
+    monkeypatch.setattr("tsx_runtime.core.slo.dispatcher.OVERDUE_FACTOR", 0.001)
 
     (first, first_peer), (second, second_peer) = await start_models()
     submit(first, b"x")
@@ -198,7 +200,7 @@ class FakeModel:
 
 async def test_a_longer_batch_that_is_gone_does_not_extend_the_wait_for_an_endless_one():
     arbiter, started = DeviceArbiter(1), asyncio.Event()
-    arbiter._crowded = {0}
+    arbiter._crowded_devices = {0}
     waits = FakeModel(arbiter, started)
     long = FakeModel(arbiter, until=time.monotonic() + 1000)
     assert arbiter.granted(waits, time.monotonic()) is None
@@ -227,7 +229,7 @@ async def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are
 async def test_a_group_waits_for_all_of_its_gpus_and_others_for_the_group():
     (first, first_peer), (second, second_peer), (third, third_peer) = await start_models(3)
     second.channels[0].devices, third.channels[0].devices = (0, 1), (1,)
-    second._arbiter.changed()
+    second._arbiter.notify_change()
     (running,) = submit(first, b"x")
     frame = await first_peer.read()
     (group,), (last,) = submit(second, b"x"), submit(third, b"x")

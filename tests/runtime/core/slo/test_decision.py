@@ -45,7 +45,8 @@ def test_no_batch_breaks_the_target_where_a_smaller_one_keeps_it(curve, arrivals
         assert curve.typical(size) * curve.mean <= slack * 1.000001
         assert size <= aimed or curve.typical(size) * factor(curve, TARGET) <= slack * 1.000001
         assert (
-            size == curve.most or curve.typical(size + 1) * factor(curve, TARGET) > slack * 0.999999
+            size == curve.max_size
+            or curve.typical(size + 1) * factor(curve, TARGET) > slack * 0.999999
         )
 
 
@@ -69,19 +70,19 @@ def test_a_later_arrival_or_a_sooner_free_worker_is_no_disadvantage(
     curve, rate, workers, waiting, ends
 ):
     aimed = aim(curve, TARGET, rate, workers)
-    assert 1 <= aimed.size <= curve.most
+    assert 1 <= aimed.size <= curve.max_size
     arrivals = [0.0] * waiting
     room = admission(curve, TARGET, aimed, arrivals, ends, 0.0)
     if room.waiting <= waiting and waiting == 0:
-        assert room.opens > 0
+        assert room.opens_at > 0
         assert (
             admission(
                 curve,
                 TARGET,
                 aimed,
                 arrivals,
-                [max(end, room.opens) for end in ends],
-                room.opens + 1e-9,
+                [max(end, room.opens_at) for end in ends],
+                room.opens_at + 1e-9,
             ).waiting
             > waiting
         )
@@ -180,7 +181,7 @@ def test_drift_is_followed_also_where_no_batch_is_served_now(times):
 def test_a_benchmark_is_where_the_curve_begins():
     curve = LatencyCurve(0.99, [(1, 0.01), (8, 0.012), (32, 0.02)])
     assert curve.known
-    assert curve.most == 40
+    assert curve.max_size == 40
     assert batch_size(curve, TARGET, [0.0] * 100, 0.0, 1) >= 32
     curve.add(8, 0.1, 1.0)
     assert curve.typical(8) == pytest.approx(0.1)
@@ -201,15 +202,15 @@ def test_refusals_say_when_there_will_be_room():
     control = a_control((1, 0.04), (8, 0.045))
     busy = [HeldBatches(10.0, [8])]
     assert not control.admits([], busy, 10.0)
-    assert 10.0 < control.opens < 10.1
-    assert not control.admits([], busy, (10.0 + control.opens) / 2, pytest.fail)
-    assert control.admits([], busy, control.opens + 0.001)
+    assert 10.0 < control.opens_at < 10.1
+    assert not control.admits([], busy, (10.0 + control.opens_at) / 2, pytest.fail)
+    assert control.admits([], busy, control.opens_at + 0.001)
 
 
 def test_a_target_that_cannot_be_kept_refuses_what_would_wait_and_serves_the_rest():
     control = a_control((1, 0.2))
     assert control.admits([], [HeldBatches(0.0, [])], 10.0)
-    control.changed()
+    control.invalidate()
     assert not control.admits([], [HeldBatches(9.9, [1])], 10.0)
 
 
@@ -235,11 +236,11 @@ def test_a_limit_of_bytes_that_cuts_batches_is_learned_and_forgotten():
     assert control.batch_size([0.0] * 100, 0.0, 1024) > 64
     for _ in range(10):
         control.sent(12, cut=True)
-    assert control.curve.most == 12
+    assert control.curve.max_size == 12
     # A little more is tried, in case it fits now.
     assert control.batch_size([0.0] * 100, 0.0, 1024) == 14
     control.sent(14, cut=False)
-    assert control.curve.most == 14
+    assert control.curve.max_size == 14
 
 
 def test_misses_in_overload_make_the_margin_smaller_and_answers_in_time_larger():
@@ -285,7 +286,7 @@ def test_room_for_requests_of_any_weight_is_found_and_a_lone_one_always_has_it(
     arrivals = [0.0] * len(weights)
     room = admission(curve, TARGET, aimed, arrivals, [end] * (busy + 1), 0.0, weights, weight)
     assert room.waiting >= len(weights)
-    assert room.waiting >= len(weights) + weight or room.opens > 0
+    assert room.waiting >= len(weights) + weight or room.opens_at > 0
     assert (
         admission(curve, TARGET, aimed, [], [end] * busy + [0.0], 0.0, [], weight).waiting >= weight
     )

@@ -98,7 +98,7 @@ def test_requests_can_be_routed_by_any_accepted_traffic(
     except ValueError:
         return
     routes = a_table(traffic)
-    assert by_rule(routes, [(routes.fits[0].header, value.strip().encode())]) == "2.0"
+    assert by_rule(routes, [(routes.rules[0].header, value.strip().encode())]) == "2.0"
     key_in_body(routes, b'{"a": 1}')
 
 

@@ -23,7 +23,7 @@ from tests.kit.management import post_model, put_model
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.installed import install_plugins
 from tests.support.models import STATEFUL
-from tsx_runtime.core.shadowing.mirror import LONGEST, MOST_COPIES
+from tsx_runtime.core.shadowing.mirror import MAX_ANSWER_BYTES, MAX_COPIES
 from tsx_runtime.settings.traffic_policy import NOTHING
 
 # Two versions of one model; the body of a request tells where they differ.
@@ -258,7 +258,7 @@ def test_an_answer_that_is_too_large_is_not_compared(twins: Twins) -> None:
     assert len(twins.ask("large").content) == 10
     report = twins.final_report(2)
     assert (report["agreed"], report["disagreed"], report["errors"]["comparison"]) == (0, 0, 1)
-    assert f"more than {LONGEST} bytes" in report["last_problem"]
+    assert f"more than {MAX_ANSWER_BYTES} bytes" in report["last_problem"]
 
 
 def test_a_shadow_that_hangs_keeps_nobody_waiting(twins: Twins, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_shadow_that_hangs_keeps_nobody_waiting(twins: Twins, tmp_path: Path) 
 def test_a_shadow_may_take_longer_to_answer_than_a_copy_may_wait_for_it(
     twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tsx_runtime.core.shadowing.mirror.PATIENCE", 0.3)
+    monkeypatch.setattr("tsx_runtime.core.shadowing.mirror.MAX_WAIT_S", 0.3)
     twins.set_shadow()
     twins.ask(str(tmp_path / "go"))
     twins.until(lambda: twins.report()["requests"]["under_way"])
@@ -312,10 +312,10 @@ def test_only_so_many_copies_are_under_way(twins: Twins, tmp_path: Path) -> None
     put_model(twins.server, "twin/2.0", batch_size=100)
     twins.set_shadow()
     try:
-        for _ in range(MOST_COPIES + 5):
+        for _ in range(MAX_COPIES + 5):
             twins.ask(str(tmp_path / "go"))
         twins.until(lambda: twins.report()["requests"]["shed"].get("under-way") == 5)
-        assert twins.report()["requests"]["under_way"] == MOST_COPIES
+        assert twins.report()["requests"]["under_way"] == MAX_COPIES
     finally:
         (tmp_path / "go").touch()
         twins.final_report()
