@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.logs import LAST, CloudWatch, LogLine
+from tsx_cli.deploy.aws.logs import FAILURE_LINES, CloudWatch, LogLine
 from tsx_cli.deploy.commands.locations import Location
 from tsx_cli.deploy.engine.engine import DeployFailed
 from tsx_cli.deploy.engine.kind import CloudError
@@ -87,7 +87,7 @@ def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_js
 def why(log: Log, reason: str, since: float | None = None) -> dict[str, Any]:
     """The end of the log and the likely causes; where the log cannot be read, the reason."""
     try:
-        lines = [line.text for line in log.last(LAST, since)]
+        lines = [line.text for line in log.last(FAILURE_LINES, since)]
         unread = ""
     except CloudError as error:
         lines, unread = [], error.message

@@ -16,7 +16,7 @@ from tsx_archiver import default_model_name
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.ray.spec import Ray
 from tsx_cli.deploy.spec import Build, Container, DeploySpec, Kubernetes, SageMaker
-from tsx_cli.deploy.spec_values import LONGEST_NAME, SpecSection
+from tsx_cli.deploy.spec_values import MAX_NAME_CHARS, SpecSection
 from tsx_runtime.settings.sources import CONFIG_NAME
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -107,7 +107,7 @@ def _name_of(model: object) -> str | None:
     if not isinstance(model, str | Path):
         return None
     name = "-".join(re.findall(r"[a-z0-9]+", default_model_name(model).lower()))
-    return name[:LONGEST_NAME].rstrip("-") or None
+    return name[:MAX_NAME_CHARS].rstrip("-") or None
 
 
 def _tables(file: Path | None) -> dict[str, Any]:

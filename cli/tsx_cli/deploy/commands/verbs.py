@@ -23,11 +23,11 @@ from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
 from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
 from tsx_cli.deploy.commands.spec_file import read_spec, read_target
-from tsx_cli.deploy.emit.github import NO_SAMPLES, command_words
+from tsx_cli.deploy.emit.github import NO_SAMPLES, command_arguments
 from tsx_cli.deploy.emit.render import KINDS, WITHOUT_IMAGE, check_kind, emit
 from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
-from tsx_cli.deploy.engine.facts import look_at
+from tsx_cli.deploy.engine.facts import read_archive
 from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
@@ -81,7 +81,7 @@ def emit_files(
     if named_target is None and len(KINDS[kind][0]) > 1:
         steps.say(f"the target is {target}, of {', '.join(KINDS[kind][0])}; --target names another")
     steps.say(f"reading {spec.model}")
-    inspection, facts = look_at(spec.model, image=spec.image or "")
+    inspection, facts = read_archive(spec.model, image=spec.image or "")
     if spec.target == "kubernetes":
         manifests(spec, "", {})  # refuses what is missing
     needs_image = kind not in WITHOUT_IMAGE
@@ -89,7 +89,7 @@ def emit_files(
         steps.say("looking up the base image, and building a wheel of tsx where it has no release")
     with this_machine(spec, needs_image) as local:
         emitted = emit(
-            kind, spec, facts, local, command_words(file, given) if kind == "github" else ()
+            kind, spec, facts, local, command_arguments(file, given) if kind == "github" else ()
         )
         paths = write(emitted, directory)
     if kind == "github" and not any(
@@ -234,7 +234,7 @@ def _planned(
 ) -> tuple[Plan, Preflight]:
     """`stack` keeps the files of an image that is built here."""
     cloud, image_bytes = place.cloud, None
-    inspection, facts = look_at(spec.model, image=spec.image or "", region=cloud.region)
+    inspection, facts = read_archive(spec.model, image=spec.image or "", region=cloud.region)
     if spec.builds_image:
         place.platform.wanted(cloud, spec, facts)  # refuses what is missing before a wheel is built
     local = stack.enter_context(image_builder(spec))
@@ -251,7 +251,9 @@ def _planned(
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
     wanted = [*built, *place.platform.wanted(cloud, spec, facts)]
     ahead = look_ahead(spec, inspection, image_bytes, strict=check).noted(wanted)
-    ahead = replace(ahead, found=(*ahead.found, *(LimitFinding(False, note) for note in notes)))
+    ahead = replace(
+        ahead, findings=(*ahead.findings, *(LimitFinding(False, note) for note in notes))
+    )
     return engine.plan(wanted, place.platform.obsolete(cloud, spec, wanted)), ahead
 
 

@@ -145,7 +145,7 @@ class DockerContainer(ResourceKind):
         is_tagged=False,
         unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
         updates_failed=True,
-        left="the new container continues to start, and the previous one is stopped",
+        when_interrupted="the new container continues to start, and the previous one is stopped",
     )
     poll, patience = POLL, 3600.0
 

@@ -110,7 +110,7 @@ class KubernetesTarget:
     def belongings(self, cloud: Cluster, name: str, *, purge: bool = False) -> list[Resource]:
         found = []
         for kind in OWN:
-            there = filter(_is_own, cloud.listed(TYPES[kind], name))
+            there = filter(_is_own, cloud.list_objects(TYPES[kind], name))
             found += numbered(kind, f"{KIND}{kind}", [each["metadata"]["name"] for each in there])
         return found
 
@@ -222,7 +222,8 @@ class KubernetesTarget:
             "replicas": stable["spec"].get("replicas", 1),
         }
         if any(
-            cloud.listed(TYPES[each], name) for each in ("HorizontalPodAutoscaler", "ScaledObject")
+            cloud.list_objects(TYPES[each], name)
+            for each in ("HorizontalPodAutoscaler", "ScaledObject")
         ):
             del body["replicas"]
         notes = {
@@ -244,7 +245,7 @@ class KubernetesTarget:
         if deployment is None:
             return self._served(cloud, name)
         status, annotations = deployment.get("status") or {}, _annotations(deployment)
-        pods = cloud.listed("pods", name)
+        pods = cloud.list_objects("pods", name)
         return {
             "name": name,
             "target": "kubernetes",
@@ -277,7 +278,7 @@ class KubernetesTarget:
 
     def _served(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
         """By KServe."""
-        found = next(iter(cloud.listed(TYPES["InferenceService"], name)), None)
+        found = next(iter(cloud.list_objects(TYPES["InferenceService"], name)), None)
         if found is None:
             return None
         status = found.get("status") or {}
@@ -327,11 +328,11 @@ def _is_own(found: Mapping[str, Any]) -> bool:
 
 
 def _scales(cloud: Cluster, name: str) -> list[str]:
-    own = filter(_is_own, cloud.listed(TYPES["HorizontalPodAutoscaler"], name))
+    own = filter(_is_own, cloud.list_objects(TYPES["HorizontalPodAutoscaler"], name))
     found = [
         f"{each['spec'].get('minReplicas', 1)} to {each['spec']['maxReplicas']}" for each in own
     ]
-    for scaled in cloud.listed(TYPES["ScaledObject"], name):
+    for scaled in cloud.list_objects(TYPES["ScaledObject"], name):
         conditions = {
             each["type"]: each for each in (scaled.get("status") or {}).get("conditions") or []
         }

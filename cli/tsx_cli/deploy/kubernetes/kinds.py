@@ -99,7 +99,7 @@ class Cluster:
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
         return self.get(TYPES[kind], name, doing=f"looking for the {kind} {name}")
 
-    def listed(
+    def list_objects(
         self, type_: str, name: str, labels: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
         """Of one deployment, those with these labels; none where the cluster does not know this
@@ -167,7 +167,7 @@ def replica_sets(cloud: Cluster, name: str) -> list[dict[str, Any]]:
 
     A canary's have the same name label, and may have the same revision.
     """
-    sets = cloud.listed("replicasets.v1.apps", name)
+    sets = cloud.list_objects("replicasets.v1.apps", name)
     return [each for each in sets if each["metadata"]["labels"].get(INSTANCE) != canary_of(name)]
 
 
@@ -194,7 +194,10 @@ class KubernetesObject(ResourceKind):
     """An object of one kind. Its properties are the object itself."""
 
     traits = Traits(
-        is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True, left=LEFT
+        is_tagged=False,
+        unseen=frozenset({"apiVersion", "kind"}),
+        updates_failed=True,
+        when_interrupted=LEFT,
     )
     poll, patience = 2.0, 7200.0
 
@@ -216,7 +219,7 @@ class KubernetesObject(ResourceKind):
         state, reason = STATES[self._kind](found) if self._kind in STATES else ("ready", "")
         if state == "failed" and self._kind == "Deployment":
             labels = found["spec"]["selector"].get("matchLabels") or {}
-            pods = cloud.listed("pods", labels.get(NAME, name), labels)
+            pods = cloud.list_objects("pods", labels.get(NAME, name), labels)
             reason = "; ".join([reason, *(f"{pod}: {why}" for pod, why in waiting(pods))])
         return Observed(
             name,

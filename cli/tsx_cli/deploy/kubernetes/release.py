@@ -157,7 +157,7 @@ class Release(KubernetesObject):
         is_tagged=False,
         unseen=frozenset({"apiVersion", "kind", "Beside"}),
         updates_failed=True,
-        left=LEFT,
+        when_interrupted=LEFT,
     )
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class Release(KubernetesObject):
             cloud, name, None
         )  # before its pods go: a canary without a note is removed by the next run
         for kind in OWN:
-            for each in cloud.listed(TYPES[kind], name, {INSTANCE: canary_of(name)}):
+            for each in cloud.list_objects(TYPES[kind], name, {INSTANCE: canary_of(name)}):
                 remove(cloud, kind, each["metadata"]["name"])
         if canary is not None and canary.ended:
             log = f". The end of its log:\n{self._log}" if self._log else ""
@@ -280,7 +280,7 @@ def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
     return next(
         (
             each
-            for each in cloud.listed(TYPES["HTTPRoute"], name)
+            for each in cloud.list_objects(TYPES["HTTPRoute"], name)
             if each["metadata"]["name"] == name
         ),
         None,
@@ -374,13 +374,14 @@ def _note(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
 
 
 def _restarts(cloud: Cluster, name: str) -> dict[str, str]:
-    count = restarts(cloud.listed("pods", name, {INSTANCE: canary_of(name)}))
+    count = restarts(cloud.list_objects("pods", name, {INSTANCE: canary_of(name)}))
     return {"restarts>0": f"{count} of its containers"} if count else {}
 
 
 def _counters(cloud: Cluster, name: str) -> dict[str, Counters]:
     pods = [
-        pod["metadata"]["name"] for pod in cloud.listed("pods", name, {INSTANCE: canary_of(name)})
+        pod["metadata"]["name"]
+        for pod in cloud.list_objects("pods", name, {INSTANCE: canary_of(name)})
     ]
     deployment: Mapping[str, Any] | None = cloud.get(
         TYPES["Deployment"], canary_of(name), doing="looking for the canary"

@@ -12,7 +12,7 @@ from typing import Any
 from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.engine.facts import Facts, look_at
+from tsx_cli.deploy.engine.facts import Facts, read_archive
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource, numbered
@@ -49,7 +49,7 @@ class RayTarget:
                 " RayService. Remove it"
             )
         _refuse_conflicts(cloud.details().get("applications", {}), spec)
-        archives = [facts, *(look_at(each)[1] for each in spec.ray.models)]
+        archives = [facts, *(read_archive(each)[1] for each in spec.ray.models)]
         *made, application = resources(spec, archives, read_record(spec.model))
         notes = _notes(
             cloud, spec, archives, application.properties["Config"]["Application"]["replica"]
@@ -303,7 +303,7 @@ def uploads(cloud: RayCluster, name: str) -> list[Resource]:
         return []
     bucket, _, prefix = f"{cloud.own.archives.removeprefix(S3).rstrip('/')}/{name}/".partition("/")
     own = re.compile(re.escape(prefix) + r"[0-9a-f]{16}/[^/]+")
-    found = cloud.aws.listed(
+    found = cloud.aws.list_items(
         "s3",
         "list_objects_v2",
         "Contents",

@@ -31,7 +31,7 @@ LEFT = "Ray Serve continues what has started"
 class Archive(ResourceKind):
     """In the cluster's object store, under its sha-256."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"Path", "Sha256"}), left=LEFT)
+    traits = Traits(is_tagged=False, unseen=frozenset({"Path", "Sha256"}), when_interrupted=LEFT)
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
         cloud.connect()
@@ -71,7 +71,7 @@ class Version(ResourceKind):
     Its name is made of what it says.
     """
 
-    traits = Traits(left=LEFT)
+    traits = Traits(when_interrupted=LEFT)
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
         found = cloud.record(name)
@@ -98,7 +98,7 @@ class Application(ResourceKind):
     A canary has `Percent`: the share it is to have.
     """
 
-    traits = Traits(updates_failed=True, left=LEFT)
+    traits = Traits(updates_failed=True, when_interrupted=LEFT)
     poll = 0.5
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from tsx_cli.deploy.spec_values import MEMORY, Percent, Seconds, SpecSection, table, words
+from tsx_cli.deploy.spec_values import MEMORY, Percent, Seconds, SpecSection, split_list, table
 
 RAY_ADDRESS = r"^(auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:]+\]):\d+)$"
 ARCHIVES = r"^(object-store|path|s3://[^/\s]+(/\S+)?)$"
@@ -31,7 +31,7 @@ class Ray(SpecSection):
         default="object-store", pattern=ARCHIVES
     )  # how they reach the nodes; path: all nodes see the archive's path
     models: Annotated[
-        tuple[Path, ...], BeforeValidator(words)
+        tuple[Path, ...], BeforeValidator(split_list)
     ] = ()  # more archives, which share the replicas with `model`
     models_per_replica: int | None = Field(default=None, ge=1)  # that are loaded at a time
     num_cpus: float | None = Field(

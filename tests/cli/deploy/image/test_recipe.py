@@ -12,7 +12,7 @@ import pytest
 from tests.support.deploying import FACTS, HANDLER, LOCAL, a_spec
 from tests.support.models import make_model
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.engine.facts import Facts, look_at
+from tsx_cli.deploy.engine.facts import Facts, read_archive
 from tsx_cli.deploy.image.recipe import recipe, unpinned
 
 
@@ -85,7 +85,7 @@ def test_requirements_without_an_exact_version_are_named() -> None:
 def test_only_an_archive_that_compiles_gets_a_compiler(
     tmp_path: Path, config: str, handler: str, reason: str
 ) -> None:
-    _, facts = look_at(make_model(tmp_path / "digits.mar", handler, config=config))
+    _, facts = read_archive(make_model(tmp_path / "digits.mar", handler, config=config))
     assert facts.compiles == reason
     image = recipe(a_spec("container"), facts, LOCAL)
     assert ("g++" in image.files["Dockerfile"]) is bool(reason)

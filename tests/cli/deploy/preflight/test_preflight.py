@@ -18,7 +18,7 @@ from tsx_archiver import rewrite_archive
 from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.deploy.preflight.limits import ModelProfile, findings
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
-from tsx_cli.deploy.preflight.preflight import place_of
+from tsx_cli.deploy.preflight.preflight import target_profile
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_function_has_the_limits_of_its_specification() -> None:
         "timeout": "20s",
         "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6},
     }
-    profile = place_of(a_spec("lambda", **{"lambda": settings}))
+    profile = target_profile(a_spec("lambda", **{"lambda": settings}))
     most = [profile.limits[name].most for name in ("memory", "time", "request")]
     assert most == [1 << 30, 20, 6 << 20]
     assert profile.device == "cuda"
@@ -148,7 +148,7 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
     component: dict[str, Any], memory: int | None, device: str
 ) -> None:
     settings = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
-    profile = place_of(a_spec("sagemaker", sagemaker=settings))
+    profile = target_profile(a_spec("sagemaker", sagemaker=settings))
     assert getattr(profile.limits.get("memory"), "most", None) == memory
     assert profile.device == device
     assert profile.limits["request"].most == 6 << 20
@@ -167,7 +167,7 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
 )
 def test_the_memory_of_a_container_is_its_limit(target: str, size: str, memory: int) -> None:
     settings = {"memory": size, "gpus": 1, "startup_timeout": "2m"}
-    profile = place_of(a_spec(target, **{target: settings}))
+    profile = target_profile(a_spec(target, **{target: settings}))
     limit = profile.limits["memory"]
     assert (limit.most, limit.key) == (memory, f"{target}.memory")
     assert (profile.limits["start"].most, profile.device) == (120, "cuda")
