@@ -20,7 +20,7 @@ from tsx_cli.batch.sagemaker.models import transform_model
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import own_bucket, translated_errors
-from tsx_cli.deploy.commands.locations import place
+from tsx_cli.deploy.commands.locations import locate
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import read_archive
 from tsx_cli.deploy.engine.resources import digest
@@ -59,7 +59,7 @@ class SageMakerEngine:
             )
         self.batch_size: int | None = None  # the container chooses it
         self._spec = read_spec(None, {"model": str(model), "target": "sagemaker"})
-        self._where = place(self._spec)
+        self._where = locate(self._spec)
         self._cloud = self._where.cloud
         _, self._facts = read_archive(model, region=self._cloud.region)
         chosen = {"SAGEMAKER_MODEL_SERVER_WORKERS": workers, "SAGEMAKER_TS_BATCH_SIZE": batch_size}

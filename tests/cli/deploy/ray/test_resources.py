@@ -14,7 +14,7 @@ from tests.support.benchmarked import results
 from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.commands.locations import named, place
+from tsx_cli.deploy.commands.locations import locate, locate_named
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
@@ -80,9 +80,9 @@ def test_replicas_have_the_size_and_the_scaling_of_the_archives_benchmark() -> N
 
 def test_a_specification_that_scales_names_its_cluster() -> None:
     ray = {"min_replicas": 0, "max_replicas": 2}
-    assert place(spec(ray=ray)).cloud.own.max_replicas == 2
+    assert locate(spec(ray=ray)).cloud.settings.max_replicas == 2
     settings = {"name": "digits", "target": "ray", "ray": ray}
-    assert named(None, settings).cloud.own.max_replicas == 2
+    assert locate_named(None, settings).cloud.settings.max_replicas == 2
 
 
 def test_several_archives_share_replicas() -> None:
