@@ -24,7 +24,7 @@ from tsx_cli.deploy.commands.locations import locate
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import read_archive
 from tsx_cli.deploy.engine.resources import digest
-from tsx_cli.deploy.sagemaker.resources import uploads
+from tsx_cli.deploy.sagemaker.resources import upload_prefix
 from tsx_runtime.targets.sagemaker import rows as lines
 from tsx_runtime.targets.sagemaker.environment import PAYLOAD
 
@@ -72,7 +72,10 @@ class SageMakerEngine:
             self._cloud.account, self._cloud.region
         )
         run = digest([self._facts.sha256, reader.fingerprint], 16)
-        self._name, self._place = f"tsx-batch-{run}-", f"{uploads(self._spec.name)}batch/{run}/"
+        self._name, self._place = (
+            f"tsx-batch-{run}-",
+            f"{upload_prefix(self._spec.name)}batch/{run}/",
+        )
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         results: Iterator[RowResult] | None = None

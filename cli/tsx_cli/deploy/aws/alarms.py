@@ -26,8 +26,6 @@ class AlarmMetrics(NamedTuple):
 
 
 class AlarmBound(NamedTuple):
-    """A bound of `--alarm`."""
-
     text: str
     metric: str  # `5xx`, or a percentile of the latency, such as `p95`
     limit: float  # responses in a minute, or milliseconds
@@ -40,7 +38,7 @@ class Alarms(NamedTuple):
     names: list[str]  # all alarms, existing ones included
 
 
-def alarms(
+def create_alarms(
     texts: Sequence[str],
     metrics: AlarmMetrics,
     prefix: str,
@@ -55,7 +53,7 @@ def alarms(
     resources: list[Resource] = []
     names: list[str] = []
     for text in texts:
-        bound = read_bound(text)
+        bound = parse_bound(text)
         if bound is None:
             if not _NAME.fullmatch(text):
                 raise UsageError(
@@ -82,7 +80,7 @@ def alarms(
     return Alarms(resources, names)
 
 
-def read_bound(text: str) -> AlarmBound | None:
+def parse_bound(text: str) -> AlarmBound | None:
     """Parse a bound; return None for other text, such as the name of an alarm.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.engine.facts import lasting
+from tsx_cli.deploy.engine.facts import owner_tags
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -48,19 +48,25 @@ def role(
             f"{spec.target}.role is not given: the ARN of the role that the {deployment} runs with"
             " (--role); infra/iam has what it needs, and --create-role makes one"
         )
-    policies = [{"PolicyName": POLICY, "PolicyDocument": execution(spec, account, region, bucket)}]
-    properties = {"AssumeRolePolicyDocument": trust(spec.target), "Policies": policies}
+    policies = [
+        {"PolicyName": POLICY, "PolicyDocument": execution_policy(spec, account, region, bucket)}
+    ]
+    properties = {"AssumeRolePolicyDocument": trust_policy(spec.target), "Policies": policies}
     return Resource(
-        "Role", "AWS::IAM::Role", role_name(spec.name, spec.target), properties, tags=lasting(tags)
+        "Role",
+        "AWS::IAM::Role",
+        role_name(spec.name, spec.target),
+        properties,
+        tags=owner_tags(tags),
     )
 
 
-def trust(target: str) -> Document:
+def trust_policy(target: str) -> Document:
     service = {"Service": SERVICES[target]}
     return _document([{"Effect": "Allow", "Principal": service, "Action": "sts:AssumeRole"}])
 
 
-def execution(spec: DeploySpec, account: str, region: str, bucket: str = "") -> Document:
+def execution_policy(spec: DeploySpec, account: str, region: str, bucket: str = "") -> Document:
     """Return the least permissions that the deployment needs."""
     scope = f"{region}:{account}"
     wanted = _function(spec, scope) if spec.target == "lambda" else _endpoint(spec, scope, bucket)
@@ -76,11 +82,9 @@ def execution(spec: DeploySpec, account: str, region: str, bucket: str = "") -> 
 
 
 def _endpoint(spec: DeploySpec, scope: str, bucket: str) -> Iterator[Statement]:
-    settings, queued, prefix = (
-        spec.sagemaker,
-        spec.sagemaker.asynchronous,
-        f"{bucket}/tsx/{spec.name}/",
-    )
+    settings = spec.sagemaker
+    queued = spec.sagemaker.asynchronous
+    prefix = f"{bucket}/tsx/{spec.name}/"
     yield "Model", "s3:GetObject", [f"arn:aws:s3:::{prefix}*"]
     yield "Bucket", "s3:ListBucket", [f"arn:aws:s3:::{bucket}"]
     yield "SignInToEcr", "ecr:GetAuthorizationToken", ALL

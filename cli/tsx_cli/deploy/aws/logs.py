@@ -21,8 +21,6 @@ PERIODS_S = (600, 3600, 6 * 3600, 48 * 3600, 14 * 86400)
 
 
 class LogLine(NamedTuple):
-    """A line of a log."""
-
     at: int | None  # milliseconds since 1970; None if the platform gives no time
     stream: str
     text: str
@@ -33,8 +31,6 @@ class LogLine(NamedTuple):
 
 
 class CloudWatch:
-    """A log group of CloudWatch."""
-
     def __init__(
         self,
         cloud: Cloud,
@@ -45,7 +41,7 @@ class CloudWatch:
     ) -> None:
         self._cloud, self.group, self._now, self._sleep = cloud, group, now, sleep
 
-    def last(self, count: int, since: float | None = None) -> list[LogLine]:
+    def last_lines(self, count: int, since: float | None = None) -> list[LogLine]:
         """Return up to `count` of the newest lines; none if there is no log yet.
 
         Args:
@@ -62,16 +58,16 @@ class CloudWatch:
                 break
         return list(lines)
 
-    def onwards(self, count: int, since: float | None = None) -> Iterator[LogLine]:
+    def follow_from_last(self, count: int, since: float | None = None) -> Iterator[LogLine]:
         """Yield the last lines, then new lines until the iterator is closed."""
-        seen = self.last(count, since)
+        seen = self.last_lines(count, since)
         yield from seen
-        again = set(seen)
+        shown = set(seen)
         start = seen[-1].at if seen else None
         yield from (
             line
             for line in self.follow(self._now() if start is None else start / 1000)
-            if line not in again
+            if line not in shown
         )
 
     def follow(self, since: float) -> Iterator[LogLine]:

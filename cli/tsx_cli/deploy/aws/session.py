@@ -123,7 +123,6 @@ class Cloud:
 
     @cached_property
     def account(self) -> str:
-        """The number of the AWS account."""
         return str(
             self.call(
                 "sts", "get_caller_identity", "checking the AWS identity (sts:GetCallerIdentity)"
@@ -154,10 +153,8 @@ def translated_errors(doing: str) -> Generator[None, None, None]:
     try:
         yield
     except ClientError as error:
-        code, message = (
-            error.response["Error"].get("Code", ""),
-            error.response["Error"].get("Message", "").rstrip("."),
-        )
+        code = error.response["Error"].get("Code", "")
+        message = error.response["Error"].get("Message", "").rstrip(".")
         raise CloudError(
             f"{doing}: {code}: {message}{_advice(code, error.operation_name)}", code
         ) from error

@@ -13,17 +13,23 @@ from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import (
     ScalableTarget,
-    scales,
-    scaling_of,
-    without_others,
+    existing_scaling,
+    only_own_scaling,
+    scaled_dimensions,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.aws_lambda.kinds import hash_of, published
+from tsx_cli.deploy.aws_lambda.kinds import hash_of, versions_of
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
-from tsx_cli.deploy.aws_lambda.resources import ALIAS, alias_of, resources, scaled, scaling_rule
+from tsx_cli.deploy.aws_lambda.resources import (
+    ALIAS,
+    alias_of,
+    resources,
+    scaling_rule,
+    scaling_target,
+)
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
@@ -35,15 +41,13 @@ END_OF_HEAD = b"\0" * 8  # separates head and body of a streamed response
 
 
 class LambdaTarget:
-    """The target `lambda`."""
-
     def log_group(self, name: str) -> str:
         return GROUPS["lambda"].format(name)
 
-    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 
-    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+    def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """Return the resources of a function; its versions, alias and URL go with it."""
         function = _function(cloud, name)
         provider = Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{name}", {})
@@ -62,12 +66,12 @@ class LambdaTarget:
             )
             existing += [
                 resource
-                for resource in _beside(cloud, name)
+                for resource in _related(cloud, name)
                 if resource.kind not in ("AWS::Lambda::Url", "AWS::Lambda::Permission")
             ]
         return [*existing, *_alarms(cloud, name)]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         """Return unwanted resources, and versions beyond the newest `keep`.
@@ -79,10 +83,10 @@ class LambdaTarget:
         names = {(resource.kind, resource.name) for resource in wanted}
         beside = [
             resource
-            for resource in (*_beside(cloud, spec.name), *_alarms(cloud, spec.name))
+            for resource in (*_related(cloud, spec.name), *_alarms(cloud, spec.name))
             if (resource.kind, resource.name) not in names
         ]
-        beside = without_others(cloud, beside, scaling_rule(spec.name))
+        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
         coming = {name for kind, name in names if kind == "AWS::Lambda::Version"}
         former = [
             version
@@ -101,7 +105,7 @@ class LambdaTarget:
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         current, canary = _alias(cloud, name)
-        configs = [config for config in published(cloud, name) if hash_of(config)]
+        configs = [config for config in versions_of(cloud, name) if hash_of(config)]
         return [
             DeployedVersion(
                 int(config["Version"]),
@@ -116,21 +120,23 @@ class LambdaTarget:
             for config in configs
         ]
 
-    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
-        return [_pointing(name, str(version.number))]
+    def rollback_resources(
+        self, cloud: Cloud, name: str, version: DeployedVersion
+    ) -> list[Resource]:
+        return [_alias_to(name, str(version.number))]
 
-    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         _, canary = _alias(cloud, name)
         if not canary:
             raise CliError(f"{name} has no canary: one version has all requests")
-        return [_pointing(name, next(iter(canary)))]
+        return [_alias_to(name, next(iter(canary)))]
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
         function = _function(cloud, name)
         if function is None:
             return None
         current, canary = _alias(cloud, name)
-        versions = {config["Version"]: config for config in published(cloud, name)}
+        versions = {config["Version"]: config for config in versions_of(cloud, name)}
         running = versions.get(current, {})
         url = KINDS["AWS::Lambda::Url"].observe(cloud, alias_of(name))
         ready = KINDS["Tsx::Lambda::ProvisionedConcurrency"].observe(cloud, alias_of(name))
@@ -157,7 +163,7 @@ class LambdaTarget:
                 None if ready is None else ready.properties["ProvisionedConcurrentExecutions"]
             ),
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "FunctionName")),
-            "scales": scales(_scaling(cloud, name)),
+            "scales": scaled_dimensions(_scaling(cloud, name)),
         }
 
     def invoke(
@@ -222,7 +228,7 @@ def _alias(cloud: Cloud, name: str) -> tuple[str, dict[str, float]]:
     }
 
 
-def _pointing(name: str, version: str) -> Resource:
+def _alias_to(name: str, version: str) -> Resource:
     return Resource(
         "Alias",
         "AWS::Lambda::Alias",
@@ -244,7 +250,7 @@ def _tags_in_description(config: Mapping[str, Any]) -> dict[str, str]:
     return {"tsx:model-sha": parts[2], "tsx:model": parts[3]}
 
 
-def _beside(cloud: Cloud, name: str) -> list[Resource]:
+def _related(cloud: Cloud, name: str) -> list[Resource]:
     """Return the resources around a function."""
     alias, needs = alias_of(name), ("Function",)
     existing = []
@@ -271,9 +277,9 @@ def _beside(cloud: Cloud, name: str) -> list[Resource]:
 
 
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
-    if ScalableTarget().observe(cloud, scaled(name)) is None:
+    if ScalableTarget().observe(cloud, scaling_target(name)) is None:
         return []
-    return scaling_of(scaled(name), scaling_rule(name), ("Function", "Provisioned"))
+    return existing_scaling(scaling_target(name), scaling_rule(name), ("Function", "Provisioned"))
 
 
 def _alarms(cloud: Cloud, name: str) -> list[Resource]:

@@ -13,7 +13,7 @@ from typing import Any
 from tsx_cli.deploy.aws.kinds.iam import call_with_role
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
-from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, pick
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
 
 CODE = ("ImageUri", "Architectures")
@@ -52,8 +52,8 @@ class LambdaFunction(ResourceKind):
         if response is None:
             return None
         config = response["Configuration"]
-        properties = only(config, ("PackageType", *CODE[1:], *CONFIGURATION))
-        properties["Code"] = only(response["Code"], ("ImageUri",))
+        properties = pick(config, ("PackageType", *CODE[1:], *CONFIGURATION))
+        properties["Code"] = pick(response["Code"], ("ImageUri",))
         if config.get("Environment", {}).get("Variables"):
             properties["Environment"] = {"Variables": config["Environment"]["Variables"]}
         if config.get("VpcConfig", {}).get("SubnetIds"):
@@ -103,7 +103,7 @@ class LambdaFunction(ResourceKind):
                 "Environment": {"Variables": {}},
                 "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []},
             }
-            configuration |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | (
+            configuration |= pick(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | (
                 {"Layers": []} if "Layers" in changed else {}
             )
             operation, doing = "update_function_configuration", f"configuring {resource.name}"
@@ -120,7 +120,7 @@ class LambdaFunction(ResourceKind):
                 operation,
                 f"keeping concurrency for {resource.name}",
                 **name,
-                **only(wanted, [RESERVED]),
+                **pick(wanted, [RESERVED]),
             )
         if "tags" in changed:
             which = {"Resource": observed.outputs["Arn"], "Tags": dict(resource.tags)}
@@ -141,7 +141,8 @@ class PublishedVersion(ResourceKind):
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, content = name.partition(":")
         version = next(
-            (version for version in published(cloud, function) if hash_of(version) == content), None
+            (version for version in versions_of(cloud, function) if hash_of(version) == content),
+            None,
         )  # others were published by hand
         if version is None:
             return None
@@ -164,7 +165,7 @@ class PublishedVersion(ResourceKind):
         function, _, content = observed.name.partition(":")
         for number in [
             version["Version"]
-            for version in published(cloud, function)
+            for version in versions_of(cloud, function)
             if hash_of(version) == content
         ]:
             cloud.call(
@@ -222,10 +223,8 @@ class Alias(ResourceKind):
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
-        wanted, before = (
-            resource.properties["FunctionVersion"],
-            observed.properties["FunctionVersion"],
-        )
+        wanted = resource.properties["FunctionVersion"]
+        before = observed.properties["FunctionVersion"]
         shift = Shift(**resource.how) if resource.how and wanted != before else None
         baking: Baking | None = observed.outputs.get(UNDER_WAY)
         time = now()
@@ -293,7 +292,7 @@ def condition(config: Mapping[str, Any]) -> tuple[State, str]:
     return "ready", config.get("LastUpdateStatusReason", "") if last == "Failed" else ""
 
 
-def published(cloud: Cloud, function: str) -> list[dict[str, Any]]:
+def versions_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
     """Return the published versions, oldest first."""
     doing = f"listing the versions of {function}"
     versions = cloud.list_items(
@@ -372,7 +371,7 @@ def _route(
     cloud: Cloud, resource: Resource, version: str, weights: Mapping[str, float], description: str
 ) -> None:
     wanted = {
-        **only(resource.properties, ("FunctionName", "Name")),
+        **pick(resource.properties, ("FunctionName", "Name")),
         "FunctionVersion": version,
         "Description": description,
     }

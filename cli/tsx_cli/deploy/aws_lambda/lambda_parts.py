@@ -8,7 +8,7 @@ from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.kinds import Alias, LambdaFunction, PublishedVersion
-from tsx_cli.deploy.engine.kind import ResourceKind, only
+from tsx_cli.deploy.engine.kind import ResourceKind, pick
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
 PROVIDER = (
@@ -33,7 +33,7 @@ class Url(ResourceKind):
     traits = Traits(is_tagged=False, fixed=frozenset({"TargetFunctionArn", "Qualifier"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        which = _which(name)
+        which = _alias_args(name)
         config = cloud.find(
             "lambda", "get_function_url_config", f"looking for the URL of {name}", **which
         )
@@ -42,7 +42,7 @@ class Url(ResourceKind):
         properties = {
             "TargetFunctionArn": which["FunctionName"],
             "Qualifier": which["Qualifier"],
-            **only(config, MODES),
+            **pick(config, MODES),
         }
         return Observed(
             name,
@@ -51,7 +51,7 @@ class Url(ResourceKind):
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = {**_which(resource.name), **only(resource.properties, MODES)}
+        wanted = {**_alias_args(resource.name), **pick(resource.properties, MODES)}
         cloud.call(
             "lambda", "create_function_url_config", f"giving {resource.name} a URL", **wanted
         )
@@ -59,7 +59,7 @@ class Url(ResourceKind):
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
-        wanted = {**_which(resource.name), **only(resource.properties, MODES)}
+        wanted = {**_alias_args(resource.name), **pick(resource.properties, MODES)}
         cloud.call(
             "lambda", "update_function_url_config", f"changing the URL of {resource.name}", **wanted
         )
@@ -69,7 +69,7 @@ class Url(ResourceKind):
             "lambda",
             "delete_function_url_config",
             f"removing the URL of {observed.name}",
-            **_which(observed.name),
+            **_alias_args(observed.name),
         )
 
 
@@ -104,14 +104,14 @@ class Permission(ResourceKind):
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         alias, _, statement = resource.name.partition("|")
-        wanted = {"StatementId": statement, **resource.properties, **_which(alias)}
+        wanted = {"StatementId": statement, **resource.properties, **_alias_args(alias)}
         cloud.call(
             "lambda", "add_permission", f"letting callers of the URL in to {alias}", **wanted
         )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         alias, _, statement = observed.name.partition("|")
-        which = {"StatementId": statement, **_which(alias)}
+        which = {"StatementId": statement, **_alias_args(alias)}
         cloud.call("lambda", "remove_permission", f"taking a permission from {alias}", **which)
 
 
@@ -151,7 +151,7 @@ class EventSourceMapping(ResourceKind):
         }
         return Observed(
             name,
-            only(details, MAPPING),
+            pick(details, MAPPING),
             tags,
             outputs,
             "changing" if changing else "ready",
@@ -203,15 +203,13 @@ class ProvisionedConcurrency(ResourceKind):
     poll, patience = 5.0, 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        which = _which(name)
+        which = _alias_args(name)
         doing = f"looking for the provisioned concurrency of {name}"
         config = cloud.find("lambda", "get_provisioned_concurrency_config", doing, **which)
         if config is None:
             return None
-        wanted, available = (
-            config["RequestedProvisionedConcurrentExecutions"],
-            config.get("AvailableProvisionedConcurrentExecutions", 0),
-        )
+        wanted = config["RequestedProvisionedConcurrentExecutions"]
+        available = config.get("AvailableProvisionedConcurrentExecutions", 0)
         states: dict[str, State] = {"READY": "ready", "FAILED": "failed"}
         state = states.get(config["Status"], "changing")
         reason = (
@@ -235,7 +233,7 @@ class ProvisionedConcurrency(ResourceKind):
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         doing = f"keeping no environments of {observed.name} ready"
         cloud.call(
-            "lambda", "delete_provisioned_concurrency_config", doing, **_which(observed.name)
+            "lambda", "delete_provisioned_concurrency_config", doing, **_alias_args(observed.name)
         )
 
 
@@ -261,7 +259,7 @@ class CapacityProvider(ResourceKind):
         state = states.get(provider["State"], "changing")
         return Observed(
             name,
-            only(provider, PROVIDER),
+            pick(provider, PROVIDER),
             tags,
             {"Arn": arn, "Ref": name},
             state,
@@ -285,7 +283,7 @@ class CapacityProvider(ResourceKind):
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
         doing = f"changing the capacity provider {resource.name}"
-        arguments = only(resource.properties, ("CapacityProviderScalingConfig",))
+        arguments = pick(resource.properties, ("CapacityProviderScalingConfig",))
         if arguments and "CapacityProviderScalingConfig" in changed:
             cloud.call(
                 "lambda",
@@ -313,7 +311,10 @@ class CapacityProvider(ResourceKind):
 def statements(cloud: Cloud, alias: str) -> list[dict[str, Any]]:
     """Return the statements of the policy of `function:alias`."""
     response = cloud.find(
-        "lambda", "get_policy", f"looking for the callers that {alias} permits", **_which(alias)
+        "lambda",
+        "get_policy",
+        f"looking for the callers that {alias} permits",
+        **_alias_args(alias),
     )
     return [] if response is None else list(json.loads(response["Policy"])["Statement"])
 
@@ -326,7 +327,7 @@ def mappings(cloud: Cloud, alias: str) -> list[dict[str, Any]]:
     )
 
 
-def _which(alias_name: str) -> dict[str, str]:
+def _alias_args(alias_name: str) -> dict[str, str]:
     function, _, alias = alias_name.partition(":")
     return {"FunctionName": function, "Qualifier": alias}
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
+from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, create_alarms
 from tsx_cli.deploy.aws.iam_policies import role
-from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling
+from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling_resources
 from tsx_cli.deploy.aws.kinds.log_group import log_group
-from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
+from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
-from tsx_cli.deploy.engine.shapes import some
+from tsx_cli.deploy.engine.shapes import without_none
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
 
 ALIAS = "live"
@@ -86,7 +86,7 @@ def scaling_rule(name: str) -> str:
     return f"tsx-{name}-in-use"
 
 
-def scaled(name: str) -> str:
+def scaling_target(name: str) -> str:
     """Return the name of the alias's provisioned concurrency in Application Auto Scaling."""
     return f"lambda|function:{alias_of(name)}|lambda:function:ProvisionedConcurrency"
 
@@ -135,14 +135,18 @@ def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, st
             "SubnetIds": list(managed.subnets),
             "SecurityGroupIds": list(managed.security_groups),
         },
-        "InstanceRequirements": some(
+        "InstanceRequirements": without_none(
             {"Architectures": [spec.lambda_.architecture], "AllowedInstanceTypes": types}
         ),
         "CapacityProviderScalingConfig": most and {"MaxVCpuCount": most},
     }
     kind = "AWS::Lambda::CapacityProvider"
     return Resource(
-        "CapacityProvider", kind, f"tsx-{spec.name}", some(properties), tags=lasting(tags)
+        "CapacityProvider",
+        kind,
+        f"tsx-{spec.name}",
+        without_none(properties),
+        tags=owner_tags(tags),
     )
 
 
@@ -160,7 +164,7 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
         "SubnetIds": sorted(settings.subnets),
         "SecurityGroupIds": sorted(settings.security_groups),
     }
-    properties = some(
+    properties = without_none(
         {
             "PackageType": "Image",
             "Code": {"ImageUri": facts.image},
@@ -193,7 +197,9 @@ def _managed(managed: ManagedInstances | None) -> dict[str, Any]:
         "ExecutionEnvironmentMemoryGiBPerVCpu": memory and float(memory),
     }
     return {
-        "CapacityProviderConfig": {"LambdaManagedInstancesCapacityProviderConfig": some(config)},
+        "CapacityProviderConfig": {
+            "LambdaManagedInstancesCapacityProviderConfig": without_none(config)
+        },
         "AcceleratorConfig": gpu and {"AcceleratorMemorySize": gpu},
     }
 
@@ -214,7 +220,9 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
     # An error response of a model is not a failed invocation.
     answers = None if spec.lambda_.url == "off" else ("Url5xxCount", through)
     metrics = AlarmMetrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags), ("Version",))
+    return create_alarms(
+        spec.canary.alarms, metrics, f"tsx-{spec.name}", owner_tags(tags), ("Version",)
+    )
 
 
 def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
@@ -238,8 +246,12 @@ def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
     if settings.autoscaling is None:
         return resource_list
     metric = predefined("LambdaProvisionedConcurrencyUtilization")
-    return resource_list + scaling(
-        scaled(spec.name), scaling_rule(spec.name), settings.autoscaling, metric, "Provisioned"
+    return resource_list + scaling_resources(
+        scaling_target(spec.name),
+        scaling_rule(spec.name),
+        settings.autoscaling,
+        metric,
+        "Provisioned",
     )
 
 
@@ -281,4 +293,4 @@ def _queue(spec: DeploySpec, settings: Lambda, tags: Mapping[str, str]) -> Resou
         "ScalingConfig": queue.concurrency and {"MaximumConcurrency": queue.concurrency},
     }
     name, kind = f"{alias_of(spec.name)}|{queue.arn}", "AWS::Lambda::EventSourceMapping"
-    return Resource("Queue", kind, name, some(properties), ("Alias",), lasting(tags))
+    return Resource("Queue", kind, name, without_none(properties), ("Alias",), owner_tags(tags))

@@ -171,8 +171,7 @@ def logs(
 def invoke(
     options: DeploymentOptions,
     body: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="File to send; - reads standard input."),
+        str | None, typer.Argument(metavar="FILE", help="File to send; - reads standard input.")
     ] = None,
     input_option: InputOption = None,
     content_type: Annotated[

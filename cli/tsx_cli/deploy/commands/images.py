@@ -13,15 +13,13 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image.programs import Builder
-from tsx_cli.deploy.image.recipe import Local, Recipe, recipe, tag_in
+from tsx_cli.deploy.image.recipe import Local, Recipe, recipe, tag_for_repository
 from tsx_cli.deploy.spec import DeploySpec
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")
 
 
 class Images(NamedTuple):
-    """The image of a deployment, with the resources that build and push it."""
-
     image: str | Ref
     resources: list[Resource]
     kinds: Mapping[str, ResourceKind]
@@ -35,7 +33,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
         UsageError: The repository is not one that the target can pull from.
     """
     image_recipe = recipe(spec, facts, local)
-    tag = tag_in(spec.repository, spec.name, image_recipe.tag)
+    tag = tag_for_repository(spec.repository, spec.name, image_recipe.tag)
     if spec.target == "container":
         name = f"{spec.repository or spec.name}:{tag}"
         kind = container_kinds.LocalImage(Builder(cloud.program.name), image_recipe)

@@ -23,7 +23,7 @@ from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import Platform
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Builder, Program, engine
-from tsx_cli.deploy.image.recipe import own_tag
+from tsx_cli.deploy.image.recipe import own_tag_pattern
 from tsx_cli.deploy.kubernetes.deployment import KubernetesTarget
 from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
@@ -88,7 +88,7 @@ class Location:
                 self.cloud, self.name, LOG.format(self.name), exists=False
             )
         if self.repository is not None:
-            return [*log, *ecr.images_of(self.cloud, self.repository, own_tag(self.name))]
+            return [*log, *ecr.images_of(self.cloud, self.repository, own_tag_pattern(self.name))]
         repository = Resource(
             "Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {}
         )
@@ -148,10 +148,8 @@ def _location(spec: DeploySpec, member: Callable[[Cloud], EndpointMembership | N
             f"{OBJECT}Revision": Revision(),
         }
         arguments = ("--context", settings.context) if settings.context else ()
-        cloud, platform = (
-            Cluster(Program("kubectl", arguments), settings.namespace),
-            KubernetesTarget(),
-        )
+        cloud = Cluster(Program("kubectl", arguments), settings.namespace)
+        platform = KubernetesTarget()
     elif spec.target == "ray":
         try:
             from tsx_cli.deploy.ray.cluster import RayCluster  # Ray is an extra

@@ -35,10 +35,10 @@ class ProgramLog:
     def __init__(self, location: Location) -> None:
         self._place, self.group = location, f"{location.target} {location.name}"
 
-    def last(self, count: int, since: float | None = None) -> list[LogLine]:
+    def last_lines(self, count: int, since: float | None = None) -> list[LogLine]:
         return list(self._lines(count, since, follow=False))
 
-    def onwards(self, count: int, since: float | None = None) -> Iterator[LogLine]:
+    def follow_from_last(self, count: int, since: float | None = None) -> Iterator[LogLine]:
         return self._lines(count, since, follow=True)
 
     def _lines(self, count: int, since: float | None, *, follow: bool) -> Iterator[LogLine]:
@@ -73,7 +73,9 @@ def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_js
         CliError: There are no lines.
     """
     start = None if since is None else time.time() - since
-    lines: Iterable[LogLine] = log.onwards(count, start) if follow else log.last(count, start)
+    lines: Iterable[LogLine] = (
+        log.follow_from_last(count, start) if follow else log.last_lines(count, start)
+    )
     if not lines:
         raise CliError(
             f"{log.group} has no lines{'' if since is None else ' of that time'}; an invocation or"
@@ -96,7 +98,7 @@ def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_js
 def explain_log(log: Log, reason: str, since: float | None = None) -> dict[str, Any]:
     """Return the end of the log and the likely causes, or why the log cannot be read."""
     try:
-        lines = [line.text for line in log.last(FAILURE_LINES, since)]
+        lines = [line.text for line in log.last_lines(FAILURE_LINES, since)]
         unread = ""
     except CloudError as error:
         lines, unread = [], error.message

@@ -14,7 +14,7 @@ from rich.status import Status
 
 from tsx_cli.common.output import one_line, print_table
 from tsx_cli.deploy.engine.engine import Event
-from tsx_cli.deploy.engine.plan import Action, Change, Plan, narrowed
+from tsx_cli.deploy.engine.plan import Action, Change, Plan, changed_parts
 from tsx_cli.deploy.engine.platform import DeployedVersion
 
 MAX_VALUE_CHARS = 100
@@ -51,7 +51,7 @@ def show_plan(planned: Plan) -> None:
             f" {one_line(change.resource.name)}{because}"
         )
         if change.action in ("update", "replace"):
-            for path, old, new in (row for field in change.fields for row in narrowed(field)):
+            for path, old, new in (row for field in change.fields for row in changed_parts(field)):
                 print(f"      {path}: {_value(old)} -> {_value(new)}")
             if change.resource.how and change.action == "update":
                 print(f"      how: {_value(change.resource.how)}")
@@ -124,10 +124,8 @@ class Steps:
             self._status.stop()
 
     def __call__(self, event: Event) -> None:
-        label, usual = (
-            f"{event.change.resource.short_kind} {event.change.resource.name}",
-            expected(event.change),
-        )
+        label = f"{event.change.resource.short_kind} {event.change.resource.name}"
+        usual = expected(event.change)
         if event.stage in ("done", "failed"):
             if self._status is not None:
                 self._status.stop()

@@ -31,7 +31,7 @@ from tsx_cli.deploy.commands.spec_file import read_spec, read_target
 from tsx_cli.deploy.emit.github import NO_SAMPLES, command_arguments
 from tsx_cli.deploy.emit.render import KINDS, WITHOUT_IMAGE, check_kind, emit
 from tsx_cli.deploy.emit.write import write
-from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
+from tsx_cli.deploy.engine.engine import RETRY_HINT, DeployFailed, Engine
 from tsx_cli.deploy.engine.facts import read_archive
 from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
@@ -40,8 +40,8 @@ from tsx_cli.deploy.image.local import image_builder, this_machine
 from tsx_cli.deploy.image.programs import pinned
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.preflight.limits import LimitFinding
-from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
-from tsx_cli.deploy.sagemaker.shared_endpoints import completed
+from tsx_cli.deploy.preflight.preflight import Preflight, load_archive, run_preflight
+from tsx_cli.deploy.sagemaker.shared_endpoints import complete_spec
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.spec_values import span
 
@@ -72,7 +72,7 @@ def apply(file: Path | None, options: Options, *, ask: bool, check: bool, as_jso
             ahead = _check_load(ahead, steps, check=check)
             if not as_json:
                 print("\n".join(ahead.lines()))
-        _carry_out(engine, location, planned, ask=ask, as_json=as_json)
+        _confirm_and_apply(engine, location, planned, ask=ask, as_json=as_json)
     _print_status(location, as_json=as_json)
 
 
@@ -183,11 +183,11 @@ def go_back(
     location = locate_named(file, options)
     version = _earlier(location.platform.versions(location.cloud, location.name), to, location)
     # Without the number, a second run would go back one version further.
-    again = f"Run `tsx deploy rollback --version {version.number}`"
+    retry_hint = f"Run `tsx deploy rollback --version {version.number}`"
     _move(
         location,
-        location.platform.going_back(location.cloud, location.name, version),
-        again,
+        location.platform.rollback_resources(location.cloud, location.name, version),
+        retry_hint,
         ask=ask,
         as_json=as_json,
     )
@@ -199,24 +199,24 @@ def promote(file: Path | None, options: Options, *, ask: bool, as_json: bool) ->
         raise _absent(location)
     _move(
         location,
-        location.platform.promoting(location.cloud, location.name),
-        AGAIN,
+        location.platform.promotion_resources(location.cloud, location.name),
+        RETRY_HINT,
         ask=ask,
         as_json=as_json,
     )
 
 
 def _move(
-    location: Location, wanted: Sequence[Resource], again: str, *, ask: bool, as_json: bool
+    location: Location, wanted: Sequence[Resource], retry_hint: str, *, ask: bool, as_json: bool
 ) -> None:
     """Move the requests to another version."""
     with Steps(quiet=as_json) as steps:
         engine = location.engine(steps)
-        engine.again = again
+        engine.retry_hint = retry_hint
         planned = engine.plan(wanted)
         if not as_json:
             show_plan(planned)
-        _carry_out(engine, location, planned, ask=ask, as_json=as_json)
+        _confirm_and_apply(engine, location, planned, ask=ask, as_json=as_json)
     _print_status(location, as_json=as_json)
 
 
@@ -224,7 +224,7 @@ def remove(file: Path | None, options: Options, *, purge: bool, ask: bool, as_js
     location = locate_named(file, options)
     with Steps(quiet=as_json) as steps:
         engine = location.engine(steps)
-        existing = location.platform.belongings(location.cloud, location.name, purge=purge)
+        existing = location.platform.existing_resources(location.cloud, location.name, purge=purge)
         # The first resources are deleted last.
         planned = engine.plan([], [*(location.leftovers(existing) if purge else []), *existing])
         if planned.is_empty:
@@ -244,7 +244,7 @@ def remove(file: Path | None, options: Options, *, purge: bool, ask: bool, as_js
 def _read_spec_and_location(file: Path | None, options: Options) -> tuple[DeploySpec, Location]:
     spec = read_spec(file, options)
     location = locate(spec)
-    return (completed(location.cloud, spec) if spec.target == "sagemaker" else spec), location
+    return (complete_spec(location.cloud, spec) if spec.target == "sagemaker" else spec), location
 
 
 def _planned(
@@ -254,7 +254,9 @@ def _planned(
     cloud, image_bytes = location.cloud, None
     inspection, facts = read_archive(spec.model, image=spec.image or "", region=cloud.region)
     if spec.builds_image:
-        location.platform.wanted(cloud, spec, facts)  # raises errors before a wheel is built
+        location.platform.wanted_resources(
+            cloud, spec, facts
+        )  # raises errors before a wheel is built
     local = stack.enter_context(image_builder(spec))
     if isinstance(cloud, Cloud):
         account = cloud.account
@@ -267,12 +269,12 @@ def _planned(
     if local is not None:
         image, built, kinds, notes = images(spec, facts, local, cloud)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
-    wanted = [*built, *location.platform.wanted(cloud, spec, facts)]
-    ahead = look_ahead(spec, inspection, image_bytes, strict=check).noted(wanted)
+    wanted = [*built, *location.platform.wanted_resources(cloud, spec, facts)]
+    ahead = run_preflight(spec, inspection, image_bytes, strict=check).with_notes(wanted)
     ahead = replace(
         ahead, findings=(*ahead.findings, *(LimitFinding(False, note) for note in notes))
     )
-    return engine.plan(wanted, location.platform.obsolete(cloud, spec, wanted)), ahead
+    return engine.plan(wanted, location.platform.obsolete_resources(cloud, spec, wanted)), ahead
 
 
 def _check_load(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
@@ -281,12 +283,12 @@ def _check_load(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
         steps.say(f"{ahead.spec.model} was not loaded here (--no-check)")
         return ahead
     with steps.busy(f"loading {ahead.spec.model} in a worker on this machine"):
-        result = load(ahead.spec.model)
+        result = load_archive(ahead.spec.model)
     steps.say("\n".join(check_lines(result)))
-    return ahead.loaded(result)
+    return ahead.with_load_result(result)
 
 
-def _carry_out(
+def _confirm_and_apply(
     engine: Engine, location: Location, planned: Plan, *, ask: bool, as_json: bool
 ) -> None:
     """Ask for confirmation, and apply a plan.
@@ -347,8 +349,7 @@ def _earlier(
     ):  # a canary is the newest, and it is what is gone back from
         return next(version for version in versions if version.is_current)
     current = next(
-        (index for index, version in enumerate(versions) if version.is_current),
-        len(versions) - 1,
+        (index for index, version in enumerate(versions) if version.is_current), len(versions) - 1
     )
     if current == 0:
         raise CliError(

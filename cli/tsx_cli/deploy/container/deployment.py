@@ -11,7 +11,7 @@ from typing import Any
 from tsx_cli.common.client import Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.container.kinds import ContainerHost, ending_of, health_of, labels_of, tags_of
-from tsx_cli.deploy.container.resources import INSIDE, OPEN, run_arguments, wants_tokens
+from tsx_cli.deploy.container.resources import INSIDE, OPEN, required_tokens, run_arguments
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.facts import tags_of as tags_of_spec
 from tsx_cli.deploy.engine.kind import CloudError
@@ -24,15 +24,15 @@ BUILT_IMAGE = "tsx.built"  # label of a container with the image that was built 
 
 
 class ContainerTarget:
-    """The target `container`."""
-
-    def wanted(self, cloud: ContainerHost, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted_resources(
+        self, cloud: ContainerHost, spec: DeploySpec, facts: Facts
+    ) -> list[Resource]:
         """Return the container.
 
         Raises:
             UsageError: Other machines can reach it, and the tokens are not set.
         """
-        missing = [name for name in wants_tokens(spec) if not os.environ.get(name)]
+        missing = [name for name in required_tokens(spec) if not os.environ.get(name)]
         if missing:
             raise UsageError(
                 f"container.host is {spec.container.host}, which other machines can reach: set"
@@ -54,7 +54,9 @@ class ContainerTarget:
         }
         return [Resource("Container", KIND, name, properties, ("Image",), tags)]
 
-    def belongings(self, cloud: ContainerHost, name: str, *, purge: bool = False) -> list[Resource]:
+    def existing_resources(
+        self, cloud: ContainerHost, name: str, *, purge: bool = False
+    ) -> list[Resource]:
         containers = cloud.containers(name)
         existing = numbered("Container", KIND, map(_name, containers), ("Images",))
         if purge:
@@ -71,12 +73,14 @@ class ContainerTarget:
             existing = numbered("Image", IMAGE, images) + existing
         return existing
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: ContainerHost, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         names = {resource.name for resource in wanted}
         former = [
-            resource for resource in self.belongings(cloud, spec.name) if resource.name not in names
+            resource
+            for resource in self.existing_resources(cloud, spec.name)
+            if resource.name not in names
         ]
         return former[: -(spec.keep - 1) or None]
 
@@ -92,7 +96,7 @@ class ContainerTarget:
             for number, container in enumerate(cloud.containers(name), start=1)
         ]
 
-    def going_back(
+    def rollback_resources(
         self, cloud: ContainerHost, name: str, version: DeployedVersion
     ) -> list[Resource]:
         return [
@@ -105,7 +109,7 @@ class ContainerTarget:
             )
         ]
 
-    def promoting(self, cloud: ContainerHost, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: ContainerHost, name: str) -> list[Resource]:
         raise CliError(
             "a container deployment has no canary to promote: only one container runs at a time"
         )

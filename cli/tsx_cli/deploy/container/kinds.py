@@ -19,7 +19,7 @@ from tsx_cli.deploy.container.resources import RETRIES, engine_arguments
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Builder, Program, last_output
-from tsx_cli.deploy.image.recipe import Recipe, own_tag
+from tsx_cli.deploy.image.recipe import Recipe, own_tag_pattern
 
 NAME, TARGET = "tsx.name", "tsx.target"
 POLL_S = 2.0
@@ -78,7 +78,8 @@ class ContainerHost:
         arguments = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}")
         names = self.program.ask(*arguments, doing=f"looking for the images of {name}").splitlines()
         names = [image.removeprefix("localhost/") for image in names]  # podman adds a prefix
-        own_pattern, shared = re.compile(f"{re.escape(name)}:tsx-[0-9a-f]{{12}}"), own_tag(name)
+        own_pattern = re.compile(f"{re.escape(name)}:tsx-[0-9a-f]{{12}}")
+        shared = own_tag_pattern(name)
         return [
             image
             for image in names
@@ -136,8 +137,6 @@ def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
 
 
 class DockerContainer(ResourceKind):
-    """A container of a deployment."""
-
     traits = Traits(
         is_tagged=False,
         unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),

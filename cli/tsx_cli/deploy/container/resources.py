@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tsx_cli.deploy.engine.shapes import filled, shapes
+from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.shared.safe_path import run_module
 
@@ -54,18 +54,18 @@ def defaults_text(defaults: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in defaults.items())
 
 
-def wants_tokens(spec: DeploySpec) -> list[str]:
+def required_tokens(spec: DeploySpec) -> list[str]:
     """Return the variables with tokens that this command's environment must have."""
     is_open = spec.env.get(OPEN, str(is_loopback(spec.container.host))).lower() == "true"
     return [] if is_open else [name for name in TOKENS if name not in spec.env]
 
 
-def shown(tags: Mapping[str, str]) -> dict[str, str]:
+def labels_from_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Return tags as labels of a container, whose names have dots by convention."""
     return {name.replace(":", "."): value for name, value in tags.items() if value}
 
 
-def published(spec: DeploySpec) -> list[str]:
+def published_ports(spec: DeploySpec) -> list[str]:
     host = f"[{spec.container.host}]" if ":" in spec.container.host else spec.container.host
     return [
         f"{host}:{spec.container.port}:{INSIDE}",
@@ -82,7 +82,7 @@ def compose(
     """
     settings = spec.container
     asked = {
-        name: f"${{{name}:?clients carry it as a bearer token}}" for name in wants_tokens(spec)
+        name: f"${{{name}:?clients carry it as a bearer token}}" for name in required_tokens(spec)
     }
     devices = [{"driver": "nvidia", "count": settings.gpus, "capabilities": ["gpu"]}]
     values = {
@@ -90,9 +90,9 @@ def compose(
         "build": stage and {"context": ".", "target": stage},
         "processes": MAX_PROCESSES,
         "logging": LOG,
-        "environment": _literal(environment(spec)) | asked,
-        "ports": published(spec),
-        "labels": _literal(shown(labels)),
+        "environment": _escape_dollars(environment(spec)) | asked,
+        "ports": published_ports(spec),
+        "labels": _escape_dollars(labels_from_tags(labels)),
         "grace": f"{settings.grace}s",
         "health": ["CMD", *HEALTH],
         "retries": RETRIES,
@@ -101,7 +101,7 @@ def compose(
         "memory": settings.memory,
         "devices": {"resources": {"reservations": {"devices": devices}}} if settings.gpus else None,
     }
-    service = filled(shapes(SHAPES)["service"], values)
+    service = fill(read_shapes(SHAPES)["service"], values)
     return {"name": spec.name, "services": {spec.name: service}}
 
 
@@ -126,11 +126,11 @@ def run_arguments(
     arguments += ["--health-start-period", f"{settings.startup_timeout}s"]
     for key, value in environment(spec).items():
         arguments += ["--env", f"{key}={value}"]
-    for key in wants_tokens(spec):
+    for key in required_tokens(spec):
         arguments += ["--env", key]
-    for port in published(spec):
+    for port in published_ports(spec):
         arguments += ["--publish", port]
-    for key, value in shown(labels).items():
+    for key, value in labels_from_tags(labels).items():
         arguments += ["--label", f"{key}={value}"]
     if settings.cpus is not None:
         arguments += ["--cpus", f"{settings.cpus:g}"]
@@ -165,6 +165,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _literal(texts: Mapping[str, str]) -> dict[str, str]:
+def _escape_dollars(texts: Mapping[str, str]) -> dict[str, str]:
     """Escape the dollars of texts, which begin variables in a compose file."""
     return {name: text.replace("$", "$$") for name, text in texts.items()}

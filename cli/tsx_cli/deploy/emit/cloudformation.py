@@ -12,7 +12,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws_lambda import resources as aws_lambda
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
-from tsx_cli.deploy.engine.shapes import filled, shapes
+from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
 
@@ -73,7 +73,7 @@ NEEDS_NOTE = (
 )
 
 
-def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
+def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     """Return the template of a deployment.
 
     Account and region are those of the stack. The image, and the model in S3, are parameters.
@@ -137,9 +137,9 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
             next(resource.how["alarms"] for resource in resources if resource.id == "Alias"),
             declared,
         )
-        entries["Alias"]["UpdatePolicy"] = shapes(SHAPES)["canary update"]
+        entries["Alias"]["UpdatePolicy"] = read_shapes(SHAPES)["canary update"]
     outputs = {
-        name: {"Value": _written(Ref(id, attribute), {})}
+        name: {"Value": _with_references(Ref(id, attribute), {})}
         for name, id, attribute in OUTPUTS
         if id in entries
     }
@@ -167,7 +167,7 @@ def _canary(canary: Canary, alarms: Sequence[str], declared: Sequence[Resource])
         "is_watched": bool(alarms),
         "alarms": [{"Name": ours.get(name, name)} for name in alarms],
     }
-    entries: dict[str, Any] = filled(shapes(SHAPES)["canary"], values)
+    entries: dict[str, Any] = fill(read_shapes(SHAPES)["canary"], values)
     return entries
 
 
@@ -202,7 +202,7 @@ def _resource(
         **resource.properties,
         **(resource.how if resource.kind.startswith("AWS::SageMaker::") else {}),
     }
-    properties = _written(settings, referred)
+    properties = _with_references(settings, referred)
     name = NAMED.get(resource.kind)
     if name is not None and name not in properties and resource.kind not in REPLACED:
         properties = {name: resource.name, **properties}
@@ -220,7 +220,7 @@ def _reference(resource: Resource) -> dict[str, Any]:
     return {"Ref": resource.id}
 
 
-def _written(value: Any, replaced: Mapping[str, Any]) -> Any:
+def _with_references(value: Any, replaced: Mapping[str, Any]) -> Any:
     if isinstance(value, Ref):
         return (
             {"Ref": value.id}
@@ -228,9 +228,9 @@ def _written(value: Any, replaced: Mapping[str, Any]) -> Any:
             else {"Fn::GetAtt": [value.id, value.attribute]}
         )
     if isinstance(value, Mapping):
-        return {key: _written(item, replaced) for key, item in value.items()}
+        return {key: _with_references(item, replaced) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_written(item, replaced) for item in value]
+        return [_with_references(item, replaced) for item in value]
     if isinstance(value, str):
         if value in replaced:
             return replaced[value]

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.emit.cloudformation import template
+from tsx_cli.deploy.emit.cloudformation import render_template
 from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.engine.plan import hidden
-from tsx_cli.deploy.image.recipe import Local, machine
+from tsx_cli.deploy.engine.plan import hide_secrets
+from tsx_cli.deploy.image.recipe import Local, target_platform
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_templates.render import render_tree
@@ -24,7 +24,10 @@ from tsx_templates.render import render_tree
 CONTRACTS = {"sagemaker": "sagemaker", "lambda": "lambda", "kubernetes": "container"}
 # Platform -> runner that builds images for it.
 RUNNERS = {"linux/amd64": "ubuntu-latest", "linux/arm64": "ubuntu-24.04-arm"}
-NEXT = """commit .github, which belongs at the root of the repository. Add in its settings: {access}; and the environment {environment}"""
+NEXT = (
+    "commit .github, which belongs at the root of the repository."
+    " Add in its settings: {access}; and the environment {environment}"
+)
 AWS = (
     "the variables AWS_PLAN_ROLE and AWS_DEPLOY_ROLE, roles that trust the repository"
     " (infra/iam/trust-github.json)"
@@ -34,8 +37,10 @@ CLUSTER = (
     " AWS_DEPLOY_ROLE"
 )
 
-NO_SAMPLES = """the archive has no samples: the workflow's check fails if no request is known for the handler; \
-pack it with tsx archive --sample FILE"""
+NO_SAMPLES = (
+    "the archive has no samples: the workflow's check fails"
+    " if no request is known for the handler; pack it with tsx archive --sample FILE"
+)
 
 
 def workflow(
@@ -70,7 +75,7 @@ def workflow(
         "region": spec.region or "${{ vars.AWS_REGION }}",
         "context": spec.kubernetes.context or "",
         "runner": (
-            RUNNERS[machine(spec)]
+            RUNNERS[target_platform(spec)]
             if built and spec.target != "kubernetes"
             else RUNNERS["linux/amd64"]
         ),
@@ -124,16 +129,16 @@ def command_arguments(file: Path | None, options: Mapping[str, Any]) -> list[str
         if key not in done and value is not None:
             arguments += [
                 argument
-                for path, text in _flat(key, value)
+                for path, text in _flatten(key, value)
                 for argument in ("--set", f"{path}={text}")
             ]
     return arguments
 
 
-def _flat(path: str, value: Any) -> list[tuple[str, str]]:
+def _flatten(path: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
-        return [pair for key, item in value.items() for pair in _flat(f"{path}.{key}", item)]
-    if hidden(value, path.rpartition(".")[2]) != value:
+        return [pair for key, item in value.items() for pair in _flatten(f"{path}.{key}", item)]
+    if hide_secrets(value, path.rpartition(".")[2]) != value:
         raise UsageError(
             f"{path} would be in a file of the repository: name a Secret with kubernetes.secrets,"
             " or add it on the platform"
@@ -163,7 +168,7 @@ def _check(spec: DeploySpec, facts: Facts) -> None:
             f"--emit github: {spec.model} is outside of the repository; give its path from there"
         )
     if spec.target != "kubernetes":
-        template(spec, facts)
+        render_template(spec, facts)
         return
     manifests(spec, "image", {})
     if spec.image is None and spec.repository is None:

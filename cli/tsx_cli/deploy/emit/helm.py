@@ -13,7 +13,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.emit.helm_templates import NAME, NAMESPACE, template
+from tsx_cli.deploy.emit.helm_templates import NAME, NAMESPACE, render_template
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.image.recipe import UID
@@ -140,7 +140,7 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
     files |= {str(path): text for path, text in static.items()}
     for manifest in _all_manifests(spec, facts):
         checks = CHECKS.get(manifest["kind"], "")
-        files[f"templates/{names[manifest['kind']]}"] = template(manifest, spec.name, checks)
+        files[f"templates/{names[manifest['kind']]}"] = render_template(manifest, spec.name, checks)
     return files
 
 

@@ -179,7 +179,7 @@ PLACES: Mapping[str, Places] = {
 }
 
 
-def template(manifest: Manifest, chart: str, checks: str = "") -> str:
+def render_template(manifest: Manifest, chart: str, checks: str = "") -> str:
     """Return the text of a template of the chart.
 
     Args:

@@ -12,7 +12,7 @@ from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, read_archive
-from tsx_cli.deploy.engine.shapes import filled, shapes
+from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.ray.resources import GRPC, configuration
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import IMPORT_PATH
@@ -58,7 +58,7 @@ def ray_files(spec: DeploySpec, facts: Facts) -> tuple[dict[str, str], list[str]
             f"each start of a node installs tsx into {image}; an image that has it starts faster:"
             " --image"
         )
-    settings, replica, kinds = spec.ray, config["Application"]["replica"], shapes(SHAPES)
+    settings, replica, kinds = spec.ray, config["Application"]["replica"], read_shapes(SHAPES)
     sizes: dict[str, Any] = {
         "cpu": str(max(1, math.ceil(replica["num_cpus"]))),
         "memory": settings.memory or "4Gi",
@@ -85,8 +85,8 @@ def ray_files(spec: DeploySpec, facts: Facts) -> tuple[dict[str, str], list[str]
         "most": most,
         "sizes": sizes,
     }
-    serve = yaml_text([filled(kinds["serve"], values)])
-    service = filled(kinds["RayService"], {**values, "serve": serve})
+    serve = yaml_text([fill(kinds["serve"], values)])
+    service = fill(kinds["RayService"], {**values, "serve": serve})
     return {CONFIG: serve, SERVICE: yaml_text([service])}, notes
 
 

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import compose
-from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
+from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, render_template
 from tsx_cli.deploy.emit.github import workflow
 from tsx_cli.deploy.emit.helm import chart
 from tsx_cli.deploy.emit.kustomize import HEAD, kustomize
 from tsx_cli.deploy.emit.ray import STEP, ray_files
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
-from tsx_cli.deploy.engine.plan import hidden
+from tsx_cli.deploy.engine.plan import hide_secrets
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.kubernetes.security import secret_step
@@ -135,14 +135,14 @@ def _beside_image(
     built = {f"{prefix}{name}": text for name, text in image_recipe.files.items()}
     copied = {f"{prefix}{name}": path for name, path in image_recipe.copied.items()}
     build = (
-        f"docker build --target {image_recipe.stage} --tag {image} {prefix.rstrip('/') or '.'} && docker"
-        f" push {image}"
+        f"docker build --target {image_recipe.stage} --tag {image} {prefix.rstrip('/') or '.'} &&"
+        f" docker push {image}"
     )
     return EmittedFiles(files(image) | built, copied, f"{build}, then {step}", image_recipe.notes)
 
 
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    text = yaml_text([template(spec, facts)])
+    text = yaml_text([render_template(spec, facts)])
     makes_role = spec.create_role or (spec.target == "lambda" and spec.canary is not None)
     roles = (
         ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if makes_role else ""
@@ -226,7 +226,7 @@ def emit(
 def _warnings(kind: str, spec: DeploySpec) -> list[str]:
     """Return warnings about what the files would do unexpectedly."""
     warnings, settings = [], spec.kubernetes
-    secrets = [name for name, value in spec.env.items() if hidden(value, name) != value]
+    secrets = [name for name, value in spec.env.items() if hide_secrets(value, name) != value]
     if secrets and kind not in ("dockerfile", "github"):
         instead = (
             "name a Secret with kubernetes.secrets instead"

@@ -20,13 +20,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _written(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     """Write texts of several lines as blocks, and quote what is ambiguous for other readers."""
     style = '"' if AMBIGUOUS.search(text) else "|" if text.count("\n") > 1 else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _written)
+_Dumper.add_representer(str, _represent_text)
 
 
 def yaml_text(documents: Iterable[Mapping[str, Any]]) -> str:

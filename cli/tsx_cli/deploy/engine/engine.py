@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tsx_cli.common.failure import INTERRUPTED, CliError
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
-from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolved
+from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolve_refs
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits
 
 
@@ -27,7 +27,7 @@ class Event:
     text: str = ""
 
 
-AGAIN = "Run the same command again"  # how to continue an interrupted run
+RETRY_HINT = "Run the same command again"  # how to continue an interrupted run
 OWNER = "tsx:name"  # the tag with the deployment that owns a resource
 OnEvent = Callable[[Event], None]
 
@@ -55,7 +55,7 @@ class Engine:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     on_event: OnEvent = lambda event: None
-    again: str = AGAIN
+    retry_hint: str = RETRY_HINT
     outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # resource id -> outputs
 
     def plan(self, desired: Sequence[Resource], unwanted: Iterable[Resource] = ()) -> Plan:
@@ -100,11 +100,11 @@ class Engine:
             start = self.clock()
             self.on_event(Event(change, "begun"))
             try:
-                self._carry_out(change, start)
+                self._apply_change(change, start)
             except CloudError as error:
                 self.on_event(Event(change, "failed", self.clock() - start, error.message))
                 raise DeployFailed(
-                    _failure_text(error.message, change, done, self.again), change
+                    _failure_text(error.message, change, done, self.retry_hint), change
                 ) from error
             except KeyboardInterrupt as interrupt:
                 which = f"{change.resource.short_kind} {change.resource.name}"
@@ -113,20 +113,20 @@ class Engine:
                     or "AWS continues what has started"
                 )
                 raise DeployInterrupted(
-                    f"left at {which}: {goes_on}. {self.again} to continue"
+                    f"left at {which}: {goes_on}. {self.retry_hint} to continue"
                 ) from interrupt
             self.on_event(Event(change, "done", self.clock() - start))
             done.append(change)
 
-    def _carry_out(self, change: Change, start: float) -> None:
+    def _apply_change(self, change: Change, start: float) -> None:
         kind, resource = self.kinds[change.resource.kind], change.resource
         if change.action == "delete":
             self._delete(change, start)
             return
-        resource = replace(resource, properties=resolved(resource.properties, self.outputs))
+        resource = replace(resource, properties=resolve_refs(resource.properties, self.outputs))
         was_under_way = change.observed is not None and change.observed.state == "changing"
         if was_under_way:  # begun by an interrupted run, or by another user
-            change = replace(change, observed=self._until_settled(change, start))
+            change = replace(change, observed=self._wait_until_settled(change, start))
         assert change.action == "create" or change.observed is not None
         if change.action == "replace":
             self._delete(change, start)
@@ -134,21 +134,21 @@ class Engine:
             begun = self.clock()
             while (text := kind.create(self.cloud, resource)) is not None:
                 self._wait(change, begun, kind, text, kind.create_patience)
-        settled = self._until_settled(change, start)
+        settled = self._wait_until_settled(change, start)
         # With a reason, the platform has taken back what an interrupted run began.
         is_over = change.action == "same" or (was_under_way and bool(settled.reason))
-        self._until_wanted(replace(change, resource=resource), settled, start, is_over)
+        self._update_until_equal(replace(change, resource=resource), settled, start, is_over)
 
-    def _until_wanted(self, change: Change, settled: Observed, start: float, is_over: bool) -> None:
+    def _update_until_equal(
+        self, change: Change, settled: Observed, start: float, is_over: bool
+    ) -> None:
         """Update a resource until nothing differs.
 
         AWS may restore the former state if an alarm goes off.
         """
-        kind, resource, before = (
-            self.kinds[change.resource.kind],
-            change.resource,
-            settled.properties,
-        )
+        kind = self.kinds[change.resource.kind]
+        resource = change.resource
+        before = settled.properties
         traits = {resource.kind: kind.traits}
         has_moved, updates_failed = False, kind.traits.updates_failed and change.action == "update"
         has_begun = UNDER_WAY in settled.outputs  # perhaps an interrupted run began it
@@ -170,9 +170,11 @@ class Engine:
             names = {field.path.partition(".")[0] for field in remaining}
             text, updates_failed = kind.update(self.cloud, resource, settled, names), False
             if text is not None:
-                has_moved = has_moved or self._until_settled(change, start).properties != before
+                has_moved = (
+                    has_moved or self._wait_until_settled(change, start).properties != before
+                )
                 self._wait(change, start, kind, text)
-            settled = self._until_settled(change, start)
+            settled = self._wait_until_settled(change, start)
             has_begun = has_begun or UNDER_WAY in settled.outputs
             is_over = text is None or bool(settled.reason)
         if settled.state == "failed":
@@ -181,7 +183,7 @@ class Engine:
             )
         self.outputs[resource.id] = settled.outputs
 
-    def _until_settled(self, change: Change, start: float) -> Observed:
+    def _wait_until_settled(self, change: Change, start: float) -> Observed:
         kind = self.kinds[change.resource.kind]
         while True:
             observed = kind.observe(self.cloud, change.resource.name)
@@ -237,7 +239,7 @@ def _refuse_strangers(resource: Resource, observed: Observed | None, traits: Tra
         )
 
 
-def _failure_text(message: str, change: Change, done: Sequence[Change], again: str) -> str:
+def _failure_text(message: str, change: Change, done: Sequence[Change], retry_hint: str) -> str:
     created = [
         f"{earlier.resource.short_kind} {earlier.resource.name}"
         for earlier in done
@@ -249,6 +251,6 @@ def _failure_text(message: str, change: Change, done: Sequence[Change], again: s
         else "Nothing was changed."
     )
     return (
-        f"{message.rstrip('.')}. {exists} {again} to continue, or `tsx deploy destroy` to remove"
-        " all of it."
+        f"{message.rstrip('.')}. {exists} {retry_hint} to continue, or `tsx deploy destroy` to"
+        " remove all of it."
     )

@@ -167,12 +167,12 @@ def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
     }
 
 
-def lasting(tags: Mapping[str, str]) -> dict[str, str]:
+def owner_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the tags of a resource that outlives the version it was created for."""
     return {key: tags[key] for key in ("tsx:name", "tsx:target")}
 
 
-def model_data(archive: Path, directory: Path) -> Path:
+def write_model_data(archive: Path, directory: Path) -> Path:
     """Write the `model.tar.gz` that SageMaker wants, with the archive in it.
 
     The same archive always gives the same bytes.

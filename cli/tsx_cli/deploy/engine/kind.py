@@ -79,6 +79,6 @@ def tag_map(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in tags}
 
 
-def only(answer: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def pick(answer: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """Return the keys of a response that have a value."""
     return {key: answer[key] for key in keys if answer.get(key) is not None}

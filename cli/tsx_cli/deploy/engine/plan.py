@@ -48,8 +48,8 @@ class Change:
         data["fields"] = [
             {
                 "path": field.path,
-                "old": _shown(field.path, field.old),
-                "new": _shown(field.path, field.new),
+                "old": _redacted(field.path, field.old),
+                "new": _redacted(field.path, field.new),
             }
             for field in self.fields
         ]
@@ -103,7 +103,7 @@ def plan(
         traits: The traits of their kinds, by kind.
         unwanted: The other resources of this deployment.
     """
-    ordered = in_order(desired)
+    ordered = sort_by_needs(desired)
     coming: set[str] = set()  # ids of resources whose outputs will change
     changes = []
     for resource in ordered:
@@ -114,13 +114,13 @@ def plan(
     leftover = {resource.id: (resource, existing) for resource, existing in unwanted}
     gone = [
         leftover[resource.id]
-        for resource in reversed(in_order([resource for resource, _ in leftover.values()]))
+        for resource in reversed(sort_by_needs([resource for resource, _ in leftover.values()]))
     ]
     changes += [Change("delete", resource, existing) for resource, existing in gone]
     return Plan(tuple(changes))
 
 
-def in_order(resources: Sequence[Resource]) -> list[Resource]:
+def sort_by_needs(resources: Sequence[Resource]) -> list[Resource]:
     """Sort resources after those that they need, and otherwise keep their order.
 
     Needs that are not among the resources already exist.
@@ -255,34 +255,36 @@ def _additions(old: Any, new: Any, path: str) -> list[Field]:
     ]
 
 
-def resolved(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
+def resolve_refs(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
     """Replace the Refs of a value by what they refer to.
 
     Raises:
         KeyError: A resource or an attribute is missing.
     """
-    return _replaced(value, lambda ref: outputs[ref.id][ref.attribute])
+    return _replace_refs(value, lambda ref: outputs[ref.id][ref.attribute])
 
 
-def _shown(path: str, value: Any) -> Any:
-    return hidden(_plain(value), path.rpartition(".")[2])
+def _redacted(path: str, value: Any) -> Any:
+    return hide_secrets(_plain(value), path.rpartition(".")[2])
 
 
 def _plain(value: Any) -> Any:
-    return _replaced(value, lambda ref: {"known_after": ref.id, "attribute": ref.attribute})
+    return _replace_refs(value, lambda ref: {"known_after": ref.id, "attribute": ref.attribute})
 
 
-def _replaced(value: Any, resolve: Callable[[Ref], Any]) -> Any:
+def _replace_refs(value: Any, resolve: Callable[[Ref], Any]) -> Any:
     if isinstance(value, Ref):
         return resolve(value)
     if isinstance(value, Mapping):
-        return {key: _replaced(item, resolve) for key, item in value.items()}
+        return {key: _replace_refs(item, resolve) for key, item in value.items()}
     return (
-        [_replaced(item, resolve) for item in value] if isinstance(value, (list, tuple)) else value
+        [_replace_refs(item, resolve) for item in value]
+        if isinstance(value, (list, tuple))
+        else value
     )
 
 
-def hidden(value: Any, name: str = "") -> Any:
+def hide_secrets(value: Any, name: str = "") -> Any:
     """Hide the values of variables whose names mark them as secret, at any depth.
 
     A variable is a key with its value, a `{"name", "value"}` of Kubernetes, or a NAME=VALUE of
@@ -291,43 +293,43 @@ def hidden(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         label = value.get("name")
         return {
-            key: hidden(item, label if key == "value" and isinstance(label, str) else key)
+            key: hide_secrets(item, label if key == "value" and isinstance(label, str) else key)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [hidden(item) for item in value]
+        return [hide_secrets(item) for item in value]
     if not isinstance(value, str) or value in _OPEN:
         return value
     assigned = _ASSIGNED.fullmatch(value)
     if assigned is not None and not name:
-        return f"{assigned[1]}={hidden(assigned[2], assigned[1])}"
+        return f"{assigned[1]}={hide_secrets(assigned[2], assigned[1])}"
     return HIDDEN if _SECRET.search(name) else value
 
 
-def narrowed(field: Field) -> list[tuple[str, Any, Any]]:
+def changed_parts(field: Field) -> list[tuple[str, Any, Any]]:
     """Return the parts of a field that change, as path, old and new value, without secrets.
 
     Items of lists such as containers and variables are compared by their names.
     """
     name = field.path.rpartition(".")[2]
-    old, new = hidden(field.old, name), hidden(field.new, name)
-    parts = list(_narrowed(field.path, (field.old, old), (field.new, new)))
+    old, new = hide_secrets(field.old, name), hide_secrets(field.new, name)
+    parts = list(_changed_parts(field.path, (field.old, old), (field.new, new)))
     return parts or [(field.path, old, new)]  # only the order differs
 
 
-def _narrowed(
+def _changed_parts(
     path: str, old: tuple[Any, Any], new: tuple[Any, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
     """Compare two values, each given with its version without secrets."""
     (was, was_shown), (will_be, shown) = old, new
     if isinstance(was, Mapping) and isinstance(will_be, Mapping):
         for key, value in will_be.items():
-            yield from _narrowed(
+            yield from _changed_parts(
                 f"{path}.{key}", (was.get(key), was_shown.get(key)), (value, shown[key])
             )
     elif (before := _by_name(was, was_shown)) and (after := _by_name(will_be, shown)):
         for key in dict.fromkeys([*before, *after]):
-            yield from _narrowed(
+            yield from _changed_parts(
                 f"{path}.{key}", before.get(key, (None, None)), after.get(key, (None, None))
             )
     elif was != will_be:

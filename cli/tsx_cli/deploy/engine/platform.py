@@ -24,7 +24,6 @@ class DeployedVersion(NamedTuple):
 
     @property
     def model(self) -> str:
-        """The name and version of the model."""
         return self.tags.get("tsx:model", "")
 
 
@@ -34,13 +33,15 @@ class Platform(Protocol):
     `cloud` is where they are: an AWS account, the containers of this machine, or a cluster.
     """
 
-    def wanted(self, cloud: Any, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
+    def wanted_resources(self, cloud: Any, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
 
-    def belongings(self, cloud: Any, name: str, *, purge: bool = False) -> list[Resource]:
+    def existing_resources(self, cloud: Any, name: str, *, purge: bool = False) -> list[Resource]:
         """Return the existing resources of a deployment; with `purge`, files and images as well."""
         ...
 
-    def obsolete(self, cloud: Any, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+    def obsolete_resources(
+        self, cloud: Any, spec: DeploySpec, wanted: Sequence[Resource]
+    ) -> list[Resource]:
         """Return the resources that are no longer wanted, such as surplus earlier versions."""
         ...
 
@@ -48,11 +49,11 @@ class Platform(Protocol):
         """Return the versions, oldest first."""
         ...
 
-    def going_back(self, cloud: Any, name: str, version: DeployedVersion) -> list[Resource]:
+    def rollback_resources(self, cloud: Any, name: str, version: DeployedVersion) -> list[Resource]:
         """Return the resources of an earlier version."""
         ...
 
-    def promoting(self, cloud: Any, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Any, name: str) -> list[Resource]:
         """Return the resources that give a canary all requests.
 
         Raises:

@@ -52,8 +52,6 @@ class ProgramError(CloudError):
 
 @dataclass(frozen=True)
 class Program:
-    """An installed program."""
-
     name: str
     first: tuple[str, ...] = ()  # arguments before all others
 

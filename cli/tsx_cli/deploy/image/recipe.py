@@ -77,7 +77,7 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
     copied = {archive: facts.archive} if with_model else {}
     if local.wheel is not None:
         copied[local.wheel.name] = local.wheel
-    runs_on = machine(spec) if spec.target in ("lambda", "sagemaker") else local.machine
+    runs_on = target_platform(spec) if spec.target in ("lambda", "sagemaker") else local.machine
     torch = (
         NEURON_TORCH
         if spec.device == NEURON
@@ -137,12 +137,12 @@ def _check(spec: DeploySpec, facts: Facts, platform: ImagePlatform) -> None:
         )
         raise UsageError(
             f"{facts.archive} cannot use AWS's Neuron accelerators: {explanation}. Run tsx optimize"
-            f" on an inf2 or trn1 instance with torch-neuronx {NEURON_TORCH}, or deploy to GPUs (ml.g…)"
-            " or CPUs (ml.c…)"
+            f" on an inf2 or trn1 instance with torch-neuronx {NEURON_TORCH}, or deploy to GPUs"
+            " (ml.g…) or CPUs (ml.c…)"
         )
 
 
-def unpinned(requirements: str) -> list[str]:
+def unpinned_requirements(requirements: str) -> list[str]:
     """Return the requirements that let pip choose a version."""
     lines = re.sub(r"\\\r?\n", " ", requirements).splitlines()
     wanted = [
@@ -185,7 +185,7 @@ def _notes(
         notes.append(
             f"the image gets g++ if its base has none, because {facts.compiles} compiles the model"
         )
-    if open_versions := unpinned(facts.requirements):
+    if open_versions := unpinned_requirements(facts.requirements):
         named = ", ".join(open_versions[:5]) + (
             f" and {len(open_versions) - 5} more" if len(open_versions) > 5 else ""
         )
@@ -197,17 +197,17 @@ def _notes(
     return notes
 
 
-def tag_in(repository: str | None, name: str, tag: str) -> str:
+def tag_for_repository(repository: str | None, name: str, tag: str) -> str:
     """Return the tag of an image, `tsx-NAME-...` in a repository that deployments may share."""
     return tag if repository is None else f"tsx-{name}-{tag.removeprefix('tsx-')}"
 
 
-def own_tag(name: str) -> re.Pattern[str]:
+def own_tag_pattern(name: str) -> re.Pattern[str]:
     """Return the pattern of a deployment's tags in a shared repository."""
     return re.compile(f"tsx-{re.escape(name)}-[0-9a-f]{{12}}")
 
 
-def machine(spec: DeploySpec) -> str:
+def target_platform(spec: DeploySpec) -> str:
     """Return the platform of a deployment to AWS."""
     arm = (
         spec.lambda_.architecture == "arm64"

@@ -49,7 +49,6 @@ class CanaryState:
 
     @property
     def text(self) -> str:
-        """The annotation."""
         return json.dumps(asdict(self))
 
     def ending(self, reason: str) -> CanaryState:
@@ -77,8 +76,6 @@ class Surroundings(NamedTuple):
 
 
 class CanaryStep(NamedTuple):
-    """What to do next."""
-
     action: Literal["start", "route", "bake", "wait", "end", "move", "unroute", "remove"]
     text: str = ""
 

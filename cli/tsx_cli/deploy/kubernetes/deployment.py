@@ -58,9 +58,7 @@ PULL_S = 60  # time to pull images, in addition to the start of a model
 
 
 class KubernetesTarget:
-    """The target `kubernetes`."""
-
-    def wanted(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted_resources(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         if spec.image is None and spec.repository is None:
             ways = (
                 "set --image to an image that your cluster can pull, or --set repository=HOST/NAME"
@@ -107,10 +105,13 @@ class KubernetesTarget:
         if stable is None or tags_in(stable).get("tsx:name") != spec.name:
             return resources
         return [
-            _continued(cloud, spec, facts, resource, resources, stable) for resource in resources
+            _adapted_to_cluster(cloud, spec, facts, resource, resources, stable)
+            for resource in resources
         ]
 
-    def belongings(self, cloud: Cluster, name: str, *, purge: bool = False) -> list[Resource]:
+    def existing_resources(
+        self, cloud: Cluster, name: str, *, purge: bool = False
+    ) -> list[Resource]:
         existing = []
         for kind in OBJECT_KINDS:
             objects = filter(_is_own, cloud.list_objects(TYPES[kind], name))
@@ -119,7 +120,7 @@ class KubernetesTarget:
             )
         return existing
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cluster, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         """Return objects that are no longer wanted.
@@ -133,7 +134,7 @@ class KubernetesTarget:
         canary = canary_of(spec.name) if canary_in(cloud, spec.name) is not None else None
         return [
             resource
-            for resource in self.belongings(cloud, spec.name)
+            for resource in self.existing_resources(cloud, spec.name)
             if (resource.kind, resource.name) not in kept_keys and resource.name != canary
         ]
 
@@ -173,7 +174,9 @@ class KubernetesTarget:
             )
         return versions
 
-    def going_back(self, cloud: Cluster, name: str, version: DeployedVersion) -> list[Resource]:
+    def rollback_resources(
+        self, cloud: Cluster, name: str, version: DeployedVersion
+    ) -> list[Resource]:
         """Return the resources of an earlier version.
 
         A running canary is removed first, or last if the stable Deployment already has its version.
@@ -215,12 +218,9 @@ class KubernetesTarget:
         is_promoted = canary is not None and stable is not None and canary.is_promoted(stable)
         return [undo, *ending] if is_promoted else [*ending, undo]
 
-    def promoting(self, cloud: Cluster, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Cluster, name: str) -> list[Resource]:
         """Return the stable Deployment with the version of the canary."""
-        stable, canary = (
-            cloud.find("Deployment", name),
-            canary_in(cloud, name),
-        )
+        stable, canary = (cloud.find("Deployment", name), canary_in(cloud, name))
         if stable is None or canary is None:
             raise CliError(f"{name} has no canary: one version has all requests")
         body = {
@@ -446,7 +446,7 @@ def _tokens(
     ]
 
 
-def _continued(
+def _adapted_to_cluster(
     cloud: Cluster,
     spec: DeploySpec,
     facts: Facts,

@@ -36,7 +36,7 @@ def canary_percent(route: Mapping[str, Any], name: str) -> float:
     return 100 * float(weights.get(canary_of(name), 0)) / (sum(weights.values()) or 1)
 
 
-def weighted(route: Mapping[str, Any], name: str, port: int, percent: float) -> Manifest:
+def with_weights(route: Mapping[str, Any], name: str, port: int, percent: float) -> Manifest:
     """Return an existing route with other weights, ready to be applied.
 
     It lacks the annotation of the canary, which has another field manager.

@@ -75,7 +75,6 @@ class Cluster:
 
     @property
     def region(self) -> str:
-        """The location, for messages."""
         return f"the namespace {self.namespace}"
 
     def get(self, type_: str, *arguments: str, doing: str) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.alarms import read_bound
+from tsx_cli.deploy.aws.alarms import parse_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.plan import differences
@@ -30,7 +30,7 @@ from tsx_cli.deploy.kubernetes.gateway import (
     backends,
     canary_of,
     canary_percent,
-    weighted,
+    with_weights,
 )
 from tsx_cli.deploy.kubernetes.kinds import (
     TYPES,
@@ -132,7 +132,7 @@ class CanaryWatch:
             *(reading for reading in self._readings if reading not in earlier),
             (time, counted),
         ]
-        bounds = [bound for text in shift.alarms if (bound := read_bound(text)) is not None]
+        bounds = [bound for text in shift.alarms if (bound := parse_bound(text)) is not None]
         return went_off(bounds, before, counted, (time - begin).total_seconds())
 
 
@@ -221,12 +221,12 @@ class Release(KubernetesObject):
             lambda: _counters(cloud, resource.name),
             broken=lambda: _restarts(cloud, resource.name),
         )
-        self._carry_out(cloud, resource, observed, canary, version, step)
+        self._take_step(cloud, resource, observed, canary, version, step)
         if step.action == "remove" and changed - {"Canary"}:  # another number of pods, for instance
             super().update(cloud, _without_canary(resource), observed, changed)
         return step.text or "the canary is removed"
 
-    def _carry_out(
+    def _take_step(
         self,
         cloud: Cluster,
         resource: Resource,
@@ -371,7 +371,7 @@ def _route(cloud: Cluster, name: str, percent: float) -> None:
             f"{cloud.region} has no HTTPRoute {name} any more, which divides the requests; run the"
             " same command again"
         )
-    apply(cloud, weighted(route, name, HTTP, percent))
+    apply(cloud, with_weights(route, name, HTTP, percent))
 
 
 def _set_annotation(cloud: Cluster, name: str, canary: CanaryState | None) -> None:

@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.aws.alarms import read_bound
+from tsx_cli.deploy.aws.alarms import parse_bound
 from tsx_cli.deploy.container.resources import DEFAULTS, defaults_text
 from tsx_cli.deploy.engine.resources import Ref
-from tsx_cli.deploy.engine.shapes import filled, shapes
+from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.image.recipe import UID
 from tsx_cli.deploy.kubernetes.gateway import backends
-from tsx_cli.deploy.kubernetes.security import is_open, secret_variables
+from tsx_cli.deploy.kubernetes.security import is_token_free, secret_variables
 from tsx_cli.deploy.spec import DeploySpec
 
 SHAPES = Path(__file__).with_name("manifests.yaml")
 HTTP, METRICS, GRPC = 8080, 8082, 7070
-NAME, INSTANCE, MANAGED_BY = (
-    "app.kubernetes.io/name",
-    "app.kubernetes.io/instance",
-    "app.kubernetes.io/managed-by",
-)
+NAME = "app.kubernetes.io/name"
+INSTANCE = "app.kubernetes.io/instance"
+MANAGED_BY = "app.kubernetes.io/managed-by"
 NOTICE_S = 5  # a stopping pod still takes requests, because balancers notice late
 MARGIN_S = 5  # rest of the grace period after draining
 CPUS = "TSX_CPUS"
@@ -55,8 +53,8 @@ def manifests(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> 
         "ServiceMonitor": not settings.kserve and settings.monitoring is not False,
         "HTTPRoute": settings.gateway,
     }
-    kinds, values = shapes(SHAPES), _values(spec, image, labels)
-    return [filled(kinds[kind], values) for kind, is_wanted in wanted.items() if is_wanted]
+    kinds, values = read_shapes(SHAPES), _values(spec, image, labels)
+    return [fill(kinds[kind], values) for kind, is_wanted in wanted.items() if is_wanted]
 
 
 def _check(spec: DeploySpec) -> None:
@@ -104,7 +102,7 @@ def _check(spec: DeploySpec) -> None:
             "canary: a Gateway has to divide the requests between two versions, and none is named:"
             f" {instead}"
         )
-    named = [text for text in spec.canary.alarms if read_bound(text) is None]
+    named = [text for text in spec.canary.alarms if parse_bound(text) is None]
     if named:
         raise UsageError(
             f"--alarm: '{named[0]}' is not a bound; a canary on Kubernetes is watched by 5xx>0 and"
@@ -135,7 +133,7 @@ def _values(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> di
     # Other annotations would restart the pods at each change.
     shown = {key: value for key, value in notes.items() if key.startswith("tsx/model")}
     namespace, _, gateway = str(settings.gateway).rpartition("/")
-    kinds = shapes(SHAPES)
+    kinds = read_shapes(SHAPES)
     queue = {"queue_target": canonical(str(settings.queue_target))}
     return {
         "name": spec.name,
@@ -162,7 +160,7 @@ def _values(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> di
         "autoscaler_annotations": {**notes, "validations.keda.sh/hpa-ownership": "false"},
         "min_replicas": max(settings.replicas, 1),
         "max_replicas": settings.most_replicas,
-        "queue_metric": filled(kinds["queue metric"], queue) if settings.queue_target else None,
+        "queue_metric": fill(kinds["queue metric"], queue) if settings.queue_target else None,
         "cpu_target": settings.cpu_target,
         **_keda(spec),
         "ingress": [
@@ -194,8 +192,8 @@ def _keda(spec: DeploySpec) -> dict[str, Any]:
     )
     names = ("trigger", "query", "threshold", "prometheus")
     triggers = [
-        filled(
-            shapes(SHAPES)["trigger"],
+        fill(
+            read_shapes(SHAPES)["trigger"],
             dict(zip(names, (name, query, f"{target:g}", keda.prometheus), strict=True)),
         )
         for name, query, target in queries
@@ -284,7 +282,7 @@ def secret_key(reference: str) -> dict[str, str]:
 def _authorization(spec: DeploySpec) -> Manifest | None:
     """Return the authorization that Prometheus sends to read metrics, if any."""
     reference = secret_variables(spec).get("TSX_MANAGEMENT_TOKEN")
-    if reference is None or is_open(spec):
+    if reference is None or is_token_free(spec):
         return None
     return {"type": "Bearer", "credentials": secret_key(reference)}
 

@@ -11,7 +11,7 @@ TOKENS = {  # variable -> key of the Secret
 }
 
 
-def is_open(spec: DeploySpec) -> bool:
+def is_token_free(spec: DeploySpec) -> bool:
     return spec.env.get(OPEN, "").lower() == "true"
 
 
@@ -22,7 +22,7 @@ def token_secret(spec: DeploySpec) -> str | None:
     """
     settings = spec.kubernetes
     names = {*spec.env, *settings.secrets}
-    if not settings.tokens or settings.kserve or is_open(spec) or names >= TOKENS.keys():
+    if not settings.tokens or settings.kserve or is_token_free(spec) or names >= TOKENS.keys():
         return None
     return settings.token_secret or f"{spec.name}-tokens"
 

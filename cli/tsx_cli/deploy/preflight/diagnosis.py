@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_cli.deploy.engine.shapes import shapes
+from tsx_cli.deploy.engine.shapes import read_shapes
 
 
 class DiagnosisRule(NamedTuple):
-    """A rule of diagnosis.yaml."""
-
     pattern: re.Pattern[str]
     cause: str  # `{0}` is the group of the pattern
     way: str
@@ -24,7 +22,7 @@ class DiagnosisRule(NamedTuple):
 
 
 def rules(group: str) -> list[DiagnosisRule]:
-    entries = shapes(Path(__file__).with_name("diagnosis.yaml"))[group]
+    entries = read_shapes(Path(__file__).with_name("diagnosis.yaml"))[group]
     return [
         DiagnosisRule(**{**rule, "pattern": re.compile(rule["pattern"], re.IGNORECASE)})
         for rule in entries
@@ -40,8 +38,6 @@ MAX_CAUSES = 3  # further causes are likely to follow from the first
 
 
 class Diagnosis(NamedTuple):
-    """A likely cause, and what to do."""
-
     cause: str
     way: str
     line: str  # the line that shows it
@@ -54,22 +50,22 @@ def diagnose(reason: str, lines: Sequence[str]) -> list[Diagnosis]:
     """Return the likely causes, those that the log shows first."""
     causes: dict[str, Diagnosis] = {}
     of_lines, of_platform = rules("lines"), rules("said")
-    _look(causes, rules("engine"), lines)
+    _match_rules(causes, rules("engine"), lines)
     # An engine's message is about this machine, unless it names a program of the image.
     if causes:
         of_image: dict[str, Diagnosis] = {}
-        _look(of_image, [rule for rule in of_lines if rule.image], lines)
+        _match_rules(of_image, [rule for rule in of_lines if rule.image], lines)
         return list((of_image or causes).values())
-    _look(causes, of_lines, lines)
-    _look(causes, of_lines + of_platform, [reason])
-    _look(causes, of_platform, lines)
+    _match_rules(causes, of_lines, lines)
+    _match_rules(causes, of_lines + of_platform, [reason])
+    _match_rules(causes, of_platform, lines)
     for last, texts in (("not loaded", lines), ("no ping", [reason])):
         if not causes:
-            _look(causes, rules(last), texts)
+            _match_rules(causes, rules(last), texts)
     return list(causes.values())[:MAX_CAUSES]
 
 
-def _look(
+def _match_rules(
     causes: dict[str, Diagnosis], rules: Sequence[DiagnosisRule], texts: Sequence[str]
 ) -> None:
     for rule in rules:

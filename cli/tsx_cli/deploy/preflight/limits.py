@@ -90,7 +90,6 @@ class TargetProfile:
 
     @property
     def name(self) -> str:
-        """The name of the target for people."""
         return {"sagemaker": "SageMaker", "lambda": "Lambda", "ray": "Ray"}.get(
             self.target, self.target.replace("sagemaker", "SageMaker")
         )
@@ -114,8 +113,6 @@ class ModelProfile:
 
 
 class LimitFinding(NamedTuple):
-    """An error or a warning before a deployment."""
-
     is_error: bool
     text: str
     source: str = ""
@@ -128,7 +125,7 @@ class LimitFinding(NamedTuple):
         }
 
 
-def findings(profile: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
+def find_problems(profile: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
     """Return the findings, errors first."""
     results = [
         finding
@@ -140,7 +137,7 @@ def findings(profile: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
     return sorted(results, key=lambda finding: not finding.is_error)
 
 
-def _held(
+def _compare(
     limit: TargetLimit, value: float, near: float, error: str, warning: str
 ) -> Iterator[LimitFinding]:
     """Yield an error above the limit, or a warning above the share `near` of it."""
@@ -161,11 +158,9 @@ def _payload(
             wide = profile.target in IN_BASE64 and not TEXT.match(content_type)
             most = limit._replace(most=limit.most * 3 / 4) if wide else limit
             encoding = " (this type is sent as base64, a third larger)" if wide else ""
-            has, text = (
-                f"{subject} has {size_of(size)}",
-                f"{profile.name} takes requests of {size_of(most.most)}{encoding}",
-            )
-            yield from _held(
+            has = f"{subject} has {size_of(size)}"
+            text = f"{profile.name} takes requests of {size_of(most.most)}{encoding}"
+            yield from _compare(
                 most,
                 size,
                 WARNING_SHARE,
@@ -197,7 +192,7 @@ def _time(
         seconds, way = known.p99_ms / 1000, _advice_to_speed_up(profile, limit)
         text = f"in its benchmark, one request in a hundred took {seconds:.3g} s or more"
         ends = f"{profile.name} ends one after {limit.most:g} s"
-        yield from _held(
+        yield from _compare(
             limit,
             seconds,
             1 / 2,
@@ -228,13 +223,11 @@ def _start(
 ) -> Iterator[LimitFinding]:
     if known.load_seconds is None:
         return
-    text, gives = (
-        f"it took {known.load_seconds:.1f} s to load on this machine",
-        f"{profile.name} gives it {limit.most:g} s to start",
-    )
+    text = f"it took {known.load_seconds:.1f} s to load on this machine"
+    gives = f"{profile.name} gives it {limit.most:g} s to start"
     way = f"raise {limit.key}" if limit.key else "make the model smaller"
     warning = f"{text}; {gives}, its image and model downloaded: {way} if it fails"
-    yield from _held(limit, known.load_seconds, 1 / 3, f"{text}, and {gives}: {way}", warning)
+    yield from _compare(limit, known.load_seconds, 1 / 3, f"{text}, and {gives}: {way}", warning)
 
 
 def _memory(
@@ -243,7 +236,7 @@ def _memory(
     way = f"raise {limit.key}" if limit.key else "choose one with more"
     has = f"{profile.instance_type or profile.name} has {size_of(limit.most)} of memory"
     text = f"the content of the archive has {size_of(known.unpacked)}, and {has}"
-    yield from _held(
+    yield from _compare(
         limit,
         known.unpacked,
         1 / 2,
@@ -276,7 +269,7 @@ def _image(
     )
     way = "Build it with torch's CPU wheels (TORCH_INDEX_URL) and with fewer other packages"
     # torch unpacks to about two and a half times its packed size.
-    yield from _held(
+    yield from _compare(
         limit, known.image_bytes, 0.4, f"{text}. {way}", f"{text}: it may be too large. {way}"
     )
 

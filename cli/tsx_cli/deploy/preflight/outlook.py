@@ -65,7 +65,6 @@ class Outlook:
 
     @property
     def where(self) -> str:
-        """The machine that was measured."""
         return describe(
             self.record.environment.cpu,
             self.record.environment.cores,

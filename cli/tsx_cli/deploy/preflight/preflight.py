@@ -31,7 +31,7 @@ from tsx_cli.deploy.preflight.limits import (
     ModelProfile,
     TargetLimit,
     TargetProfile,
-    findings,
+    find_problems,
 )
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
 from tsx_cli.deploy.spec import GPU, NEURON, DeploySpec
@@ -43,8 +43,6 @@ TOLERANCE = 1e-4  # between responses alone and in a batch
 
 @dataclass(frozen=True)
 class Preflight:
-    """The result of the checks."""
-
     spec: DeploySpec
     profile: TargetProfile
     known: ModelProfile
@@ -67,12 +65,12 @@ class Preflight:
             for line in [*shown, *(f"note: {finding.text}" for finding in self.findings)]
         ]
 
-    def noted(self, resources: Sequence[Resource]) -> Preflight:
+    def with_notes(self, resources: Sequence[Resource]) -> Preflight:
         """Return the result with the notes of the plan's resources."""
         more = (LimitFinding(False, note) for resource in resources for note in resource.notes)
         return replace(self, findings=(*self.findings, *more))
 
-    def loaded(self, result: CheckResult) -> Preflight:
+    def with_load_result(self, result: CheckResult) -> Preflight:
         """Return the result with the findings of a load on this machine."""
         known = replace(self.known, load_seconds=result.load_seconds)
         more = [
@@ -80,12 +78,14 @@ class Preflight:
             for text in result.findings
         ]
         news = [
-            finding for finding in findings(self.profile, known) if finding not in self.findings
+            finding
+            for finding in find_problems(self.profile, known)
+            if finding not in self.findings
         ]
         return replace(self, known=known, findings=(*self.findings, *news, *more))
 
 
-def look_ahead(
+def run_preflight(
     spec: DeploySpec, inspection: Inspection, image_bytes: int | None, *, strict: bool
 ) -> Preflight:
     """Check an archive before it is deployed.
@@ -104,7 +104,7 @@ def look_ahead(
     record = read_record(spec.model)
     profile, known = target_profile(spec), model_profile(inspection, record, image_bytes)
     view = outlook(record, spec)
-    results = findings(profile, known)
+    results = find_problems(profile, known)
     errors = [finding for finding in results if finding.is_error]
     if errors and strict:
         problems = "; ".join(
@@ -118,7 +118,7 @@ def look_ahead(
     return Preflight(spec, profile, known, view, tuple(results))
 
 
-def load(path: Path) -> CheckResult:
+def load_archive(path: Path) -> CheckResult:
     """Load an archive in a worker, and send its samples alone and in batches.
 
     Raises:

@@ -44,14 +44,11 @@ CLIENT_PORT = 10001
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A cluster of Ray."""
-
     settings: Ray
     account: Callable[[], Cloud]  # the AWS account, if archives go to S3
 
     @property
     def region(self) -> str:
-        """The location, for messages."""
         return f"the Ray cluster {self.settings.address}"
 
     @cached_property

@@ -23,10 +23,10 @@ from tsx_cli.deploy.ray.resources import (
     ARCHIVE,
     UPLOAD,
     VERSION,
-    as_canary,
     canary_name,
     resources,
     route_prefix,
+    split_into_canary,
 )
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.deploy.spec import DeploySpec
@@ -36,9 +36,7 @@ FOLLOW_S = 1.0  # interval between readings of a node's log files
 
 
 class RayTarget:
-    """The target `ray`."""
-
-    def wanted(self, cloud: RayCluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted_resources(self, cloud: RayCluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         """Return the resources of a deployment.
 
         Raises:
@@ -61,19 +59,19 @@ class RayTarget:
         notes = _notes(
             cloud, spec, archives, application.properties["Config"]["Application"]["replica"]
         )
-        application, stable = (
-            replace(application, notes=tuple(notes)),
-            cloud.owned(spec.name, spec.name),
-        )
+        application = replace(application, notes=tuple(notes))
+        stable = cloud.owned(spec.name, spec.name)
         if (
             spec.canary is None
             or stable is None
             or stable.version == application.properties["Version"]
         ):
             return [*carried, application]
-        return [*carried, *as_canary(application, spec.canary.percent)]
+        return [*carried, *split_into_canary(application, spec.canary.percent)]
 
-    def belongings(self, cloud: RayCluster, name: str, *, purge: bool = False) -> list[Resource]:
+    def existing_resources(
+        self, cloud: RayCluster, name: str, *, purge: bool = False
+    ) -> list[Resource]:
         """Return the resources of a deployment.
 
         They include archives in the object store that no other deployment uses.
@@ -81,7 +79,7 @@ class RayTarget:
         records = cloud.records()
         own_versions = {version for version in records if version.rpartition("-")[0] == name}
         existing = [
-            *_unused(records, own_versions),
+            *_unused_archives(records, own_versions),
             *numbered("Version", VERSION, sorted(own_versions)),
         ]
         applications = [
@@ -90,9 +88,9 @@ class RayTarget:
             if cloud.owned(application, name) is not None
         ]
         existing += numbered("Application", APPLICATION, applications)
-        return [*(uploads(cloud, name) if purge else []), *existing]
+        return [*(uploaded_archives(cloud, name) if purge else []), *existing]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: RayCluster, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         names = {resource.name for resource in wanted}
@@ -105,7 +103,9 @@ class RayTarget:
         kept_names = names | {application.version for application in applications}
         former = [version for version in cloud.records(spec.name) if version not in kept_names]
         gone = former[: -(spec.keep - 1) or None]
-        archives = [archive for archive in _unused(records, set(gone)) if archive.name not in names]
+        archives = [
+            archive for archive in _unused_archives(records, set(gone)) if archive.name not in names
+        ]
         return [*archives, *numbered("Version", VERSION, gone)]
 
     def versions(self, cloud: RayCluster, name: str) -> list[DeployedVersion]:
@@ -130,16 +130,18 @@ class RayTarget:
             for n, (version, record) in enumerate(cloud.records(name).items(), start=1)
         ]
 
-    def going_back(self, cloud: RayCluster, name: str, version: DeployedVersion) -> list[Resource]:
+    def rollback_resources(
+        self, cloud: RayCluster, name: str, version: DeployedVersion
+    ) -> list[Resource]:
         """Return the resources of an earlier version; a canary ends with it."""
         if version.percent:
             raise CliError(
                 f"version {version.number} of {name} is its canary; `tsx deploy promote` gives it"
                 " all requests"
             )
-        return [_as_recorded(cloud, name, version.id)]
+        return [_recorded_application(cloud, name, version.id)]
 
-    def promoting(self, cloud: RayCluster, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: RayCluster, name: str) -> list[Resource]:
         canary = cloud.owned(canary_name(name), name)
         if canary is None or canary.is_ending or canary.version is None:
             raise CliError(f"{name} has no canary: one version has all requests")
@@ -148,7 +150,7 @@ class RayTarget:
             raise CliError(
                 f"the canary of {name} is not ready: {reason}. `tsx deploy rollback` ends it"
             )
-        return [_as_recorded(cloud, name, canary.version)]
+        return [_recorded_application(cloud, name, canary.version)]
 
     def status(self, cloud: RayCluster, name: str) -> dict[str, Any] | None:
         application, canary = cloud.owned(name, name), cloud.owned(canary_name(name), name)
@@ -288,7 +290,7 @@ def _notes(
         )
 
 
-def _as_recorded(cloud: RayCluster, name: str, version: str) -> Resource:
+def _recorded_application(cloud: RayCluster, name: str, version: str) -> Resource:
     record = cloud.record(version)
     if record is None:
         raise CliError(f"the cluster has no record of {version} any more; deploy its archive again")
@@ -296,7 +298,7 @@ def _as_recorded(cloud: RayCluster, name: str, version: str) -> Resource:
     return Resource("Application", APPLICATION, name, properties, tags=record["tags"], patience=600)
 
 
-def _unused(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Resource]:
+def _unused_archives(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Resource]:
     """Return the archives in the object store that only the given versions name."""
 
     def named(versions: set[str]) -> set[str]:
@@ -318,7 +320,7 @@ def _unused(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Re
     ]
 
 
-def uploads(cloud: RayCluster, name: str) -> list[Resource]:
+def uploaded_archives(cloud: RayCluster, name: str) -> list[Resource]:
     """Return all uploads of a deployment, if the specification names the bucket."""
     if not cloud.settings.archives.startswith(S3):
         return []

@@ -158,11 +158,9 @@ class Application(ResourceKind):
 def _run(
     cloud: RayCluster, name: str, properties: Mapping[str, Any], tags: Mapping[str, str]
 ) -> None:
-    config, percent, canary = (
-        properties["Config"],
-        properties.get("Percent"),
-        properties.get("Canary"),
-    )
+    config = properties["Config"]
+    percent = properties.get("Percent")
+    canary = properties.get("Canary")
     if not config:
         raise CloudError(
             f"the cluster has no record of the version of {name} that runs; deploy it once without"

@@ -24,12 +24,10 @@ from tsx_runtime.targets.ray.config import (
     parse_application,
 )
 
-ARCHIVE, UPLOAD, VERSION, APPLICATION = (
-    "Tsx::Ray::Archive",
-    "Tsx::Ray::Upload",
-    "Tsx::Ray::Version",
-    "Tsx::Ray::Application",
-)
+ARCHIVE = "Tsx::Ray::Archive"
+UPLOAD = "Tsx::Ray::Upload"
+VERSION = "Tsx::Ray::Version"
+APPLICATION = "Tsx::Ray::Application"
 GRPC = "tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"
 MARGIN_S = 120  # time to install packages and copy archives, beyond the start of a model
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
@@ -47,7 +45,7 @@ def resources(
     tags = tags_of(spec, archives[0])
     archives_by_id = {
         resource.id: resource
-        for resource in (_carried(spec, facts, n) for n, facts in enumerate(archives))
+        for resource in (_archive_resource(spec, facts, n) for n, facts in enumerate(archives))
         if resource is not None
     }
     version = f"{spec.name}-{digest(config, 12)}"
@@ -67,7 +65,7 @@ def resources(
     ]
 
 
-def as_canary(application: Resource, percent: float) -> list[Resource]:
+def split_into_canary(application: Resource, percent: float) -> list[Resource]:
     """Return an application as a canary, and the stable application with the canary's share."""
     version, config = application.properties["Version"], application.properties["Config"]
     canary_properties = {"Version": version, "Config": config, "Percent": percent}
@@ -119,12 +117,10 @@ def source_of(spec: DeploySpec, facts: Facts) -> str:
     return f"{spec.ray.archives.rstrip('/')}/{spec.name}/{facts.sha256[:16]}/{facts.archive.name}"
 
 
-def _carried(spec: DeploySpec, facts: Facts, number: int) -> Resource | None:
+def _archive_resource(spec: DeploySpec, facts: Facts, number: int) -> Resource | None:
     """Return the resource that brings an archive to the nodes; None if they see its path."""
-    source, properties = (
-        source_of(spec, facts),
-        {"Path": str(facts.archive), "Sha256": facts.sha256},
-    )
+    source = source_of(spec, facts)
+    properties = {"Path": str(facts.archive), "Sha256": facts.sha256}
     if source.startswith(S3):
         return Resource(f"Archive{number}", UPLOAD, source.removeprefix(S3), properties)
     return (
@@ -137,10 +133,8 @@ def _carried(spec: DeploySpec, facts: Facts, number: int) -> Resource | None:
 def _arguments(
     spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None
 ) -> RayApplication:
-    settings, best = (
-        spec.ray,
-        None if measured is None else Configuration(**measured.best.configuration),
-    )
+    settings = spec.ray
+    best = None if measured is None else Configuration(**measured.best.configuration)
     names = [facts.model_name for facts in archives]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(
@@ -153,10 +147,8 @@ def _arguments(
         cores = (
             best.workers if on_gpu else best.workers * best.threads_each(measured.environment.cores)
         )
-        cpus, gpus = (
-            cpus if cpus is not None else float(cores),
-            gpus if gpus is not None else float(on_gpu),
-        )
+        cpus = cpus if cpus is not None else float(cores)
+        gpus = gpus if gpus is not None else float(on_gpu)
     target = settings.target_ongoing_requests
     if target is None and measured is not None:
         target = Outlook(measured, spec.model.name, None, None, None).fitting_target

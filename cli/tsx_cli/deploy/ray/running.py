@@ -15,8 +15,6 @@ RELEASE = "release"
 
 @dataclass(frozen=True)
 class RunningApplication:
-    """An application that Ray Serve runs."""
-
     shown: Mapping[str, Any]  # an `ApplicationDetails` of Ray Serve
 
     @property
@@ -54,13 +52,7 @@ class RunningApplication:
         if status == "RUNNING":
             return "ready", ""
         return (
-            "failed"
-            if status
-            in (
-                "DEPLOY_FAILED",
-                "UNHEALTHY",
-            )
-            else "changing"
+            "failed" if status in ("DEPLOY_FAILED", "UNHEALTHY") else "changing"
         ), self.message or f"is {status.lower()}"
 
     @property

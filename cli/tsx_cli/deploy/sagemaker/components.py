@@ -15,21 +15,21 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     TARGET,
     ScalableTarget,
+    only_own_scaling,
     policies,
     predefined,
-    scales,
-    scaling,
-    without_others,
+    scaled_dimensions,
+    scaling_resources,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
-from tsx_cli.deploy.engine.facts import Facts, lasting
+from tsx_cli.deploy.engine.facts import Facts, owner_tags
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest, numbered
-from tsx_cli.deploy.engine.shapes import filled, shapes
+from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
@@ -37,15 +37,15 @@ from tsx_cli.deploy.sagemaker.kinds import COMPONENT, MAX_UPDATE_S, InferenceCom
 from tsx_cli.deploy.sagemaker.resources import (
     SHAPES,
     VARIANT,
+    archive_in_bucket,
     canary_alarms,
     model_properties,
-    network,
-    prefix,
-    rolled_back,
+    name_prefix,
+    rollback_config,
     scaling_rule,
     server_values,
-    uploaded,
-    uploads,
+    upload_prefix,
+    vpc_config,
 )
 from tsx_cli.deploy.sagemaker.shared_endpoints import (
     COMPONENTS,
@@ -85,8 +85,8 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     member = EndpointMembership(COMPONENTS, component.endpoint)
     _check(spec, component)
     tags = shared.member_tags(spec, facts, member)
-    wanted_resources, url = uploaded(
-        spec, facts, tags, f"{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz"
+    wanted_resources, url = archive_in_bucket(
+        spec, facts, tags, f"{upload_prefix(spec.name)}{facts.sha256[:16]}/model.tar.gz"
     )
     # The network is a setting of the endpoint.
     alone = spec.model_copy(
@@ -98,7 +98,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     if settings.role is None:
         del properties["ExecutionRoleArn"]
     resources_text = _resources_text(spec, component)
-    name = prefix(spec.name) + digest([properties, resources_text])
+    name = name_prefix(spec.name) + digest([properties, resources_text])
     wanted_resources.append(
         Resource(
             "Model", MODEL, name, properties, ("ModelData",), {**tags, RESOURCES: resources_text}
@@ -161,11 +161,11 @@ def _check(spec: DeploySpec, component: Component) -> None:
         )
     if canary is None:
         return
-    if steps(canary.percent) * canary.bake > MAX_UPDATE_S:
+    if number_of_steps(canary.percent) * canary.bake > MAX_UPDATE_S:
         raise UsageError(
             f"--canary {canary.percent:g}% --bake {canary.bake}s: SageMaker waits after each of"
-            f" {steps(canary.percent)} steps, and allows {MAX_UPDATE_S // 3600} hours for all."
-            " Raise the share, or lower the time"
+            f" {number_of_steps(canary.percent)} steps, and allows {MAX_UPDATE_S // 3600} hours for"
+            " all. Raise the share, or lower the time"
         )
     if canary.percent < MIN_STEP_PERCENT:
         raise UsageError(
@@ -180,7 +180,7 @@ def _check(spec: DeploySpec, component: Component) -> None:
         )
 
 
-def steps(percent: float) -> int:
+def number_of_steps(percent: float) -> int:
     return math.ceil(100 / percent)
 
 
@@ -208,11 +208,11 @@ def _config(settings: SageMaker, component: Component) -> dict[str, Any]:
         **component.model_dump(include={"min_instances", "max_instances"}),
         "instances": instances,
         "role": settings.role,
-        "network": network(settings),
+        "network": vpc_config(settings),
         "isolated": settings.network_isolation or None,
         "kms_key": settings.kms_key,
     }
-    config: dict[str, Any] = filled(shapes(SHAPES)["shared config"], values)
+    config: dict[str, Any] = fill(read_shapes(SHAPES)["shared config"], values)
     return config
 
 
@@ -222,10 +222,10 @@ def _rolling(canary: Canary, names: list[str]) -> dict[str, Any]:
         "WaitIntervalInSeconds": canary.bake,
         "MaximumExecutionTimeoutInSeconds": MAX_UPDATE_S,
     }
-    return {"RollingUpdatePolicy": policy, **rolled_back(names)}
+    return {"RollingUpdatePolicy": policy, **rollback_config(names)}
 
 
-def scaled(name: str) -> str:
+def scaling_target(name: str) -> str:
     return f"sagemaker|inference-component/{name}|sagemaker:inference-component:DesiredCopyCount"
 
 
@@ -240,14 +240,14 @@ def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Re
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html
     """
-    target, kinds = scaled(name), shapes(SHAPES)
-    rules = scaling(target, scaling_rule(name), wanted, predefined(METRIC), "Component")
+    target, kinds = scaling_target(name), read_shapes(SHAPES)
+    rules = scaling_resources(target, scaling_rule(name), wanted, predefined(METRIC), "Component")
     if wanted.min > 0:
         return rules
     rule = {"policy": waking_rule(name), "resource": target.split("|")[1]}
     text = f"A request found no copy of {name}: the first one is started"
     action = {"description": text, "name": name, "policy": Ref("WakePolicy", "Ref")}
-    policy, alarm = filled(kinds["wake policy"], rule), filled(kinds["wake alarm"], action)
+    policy, alarm = fill(kinds["wake policy"], rule), fill(kinds["wake alarm"], action)
     return [
         *rules,
         Resource("WakePolicy", POLICY, f"{target}|{rule['policy']}", policy, ("ScalableTarget",)),
@@ -257,7 +257,7 @@ def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Re
             f"{rule['policy']}-{digest(alarm, 4)}",
             alarm,
             ("WakePolicy",),
-            lasting(tags),
+            owner_tags(tags),
         ),
     ]
 
@@ -271,14 +271,14 @@ class ComponentTarget(SageMakerTarget):
     def log_group(self, name: str) -> str:
         return LOG.format(name)
 
-    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
-        return shared.noted(cloud, self.member, resources(spec, facts))
+    def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return shared.with_change_note(cloud, self.member, resources(spec, facts))
 
-    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+    def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """Return the resources of a component; the endpoint goes with its last component."""
         models = numbered("Model", MODEL, shared.models_of(cloud, name))
         is_last = not shared.other_components(cloud, self.member.endpoint, name)
-        endpoint = shared.endpoint_belongings(cloud, self.member, models, is_last=is_last)
+        endpoint = shared.existing_endpoint_resources(cloud, self.member, models, is_last=is_last)
         existing = [*(objects_of(cloud, name, models) if purge else []), *models, *endpoint]
         if _component(cloud, name) is not None:
             existing.append(
@@ -290,22 +290,24 @@ class ComponentTarget(SageMakerTarget):
                     tuple(resource.id for resource in (*models, *endpoint)),
                 )
             )
-        return [*existing, *_beside(cloud, name)]
+        return [*existing, *_alarms_and_scaling(cloud, name)]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         names = {resource.name for resource in wanted}
-        gone = shared.superseded(self.versions(cloud, spec.name), spec.keep, names)
-        beside = [resource for resource in _beside(cloud, spec.name) if resource.name not in names]
-        beside = without_others(cloud, beside, scaling_rule(spec.name))
-        is_managed = any(resource.kind == ENDPOINT for resource in wanted)
-        configs = shared.former(cloud, self.member, tuple(names)) if is_managed else []
-        return [
-            *numbered("Model", MODEL, gone),
-            *configs,
-            *beside,
+        gone = shared.superseded_models(self.versions(cloud, spec.name), spec.keep, names)
+        beside = [
+            resource
+            for resource in _alarms_and_scaling(cloud, spec.name)
+            if resource.name not in names
         ]
+        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
+        is_managed = any(resource.kind == ENDPOINT for resource in wanted)
+        configs = (
+            shared.former_endpoint_resources(cloud, self.member, tuple(names)) if is_managed else []
+        )
+        return [*numbered("Model", MODEL, gone), *configs, *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         component = _component(cloud, name)
@@ -314,7 +316,9 @@ class ComponentTarget(SageMakerTarget):
             None if component is None else component.properties["Specification"].get("ModelName"),
         )
 
-    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
+    def rollback_resources(
+        self, cloud: Cloud, name: str, version: DeployedVersion
+    ) -> list[Resource]:
         """Return the resources of an earlier version.
 
         Raises:
@@ -331,7 +335,7 @@ class ComponentTarget(SageMakerTarget):
             Resource("Component", COMPONENT, name, {"Specification": wanted}, tags=version.tags)
         ]
 
-    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         raise CliError(
             f"SageMaker replaces the copies of {name} by itself, a part of them at a time, and"
             " cannot be hurried; `tsx deploy status` shows its progress. To replace all at once"
@@ -350,7 +354,7 @@ class ComponentTarget(SageMakerTarget):
             "desired copies": component.properties["RuntimeConfig"]["CopyCount"],
             "resources": specification.get("ComputeResourceRequirements"),
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "InferenceComponentName")),
-            "scales": scales(_beside(cloud, name)),
+            "scales": scaled_dimensions(_alarms_and_scaling(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
@@ -376,16 +380,20 @@ def _component(cloud: Cloud, name: str) -> Observed | None:
     return component if component is not None and component.tags.get(OWNER) == name else None
 
 
-def _beside(cloud: Cloud, name: str) -> list[Resource]:
+def _alarms_and_scaling(cloud: Cloud, name: str) -> list[Resource]:
     """Return the alarms and the scaling rules of a component."""
     names = alarms_of(cloud, name, "InferenceComponentName")
     alarms = numbered("Alarm", "AWS::CloudWatch::Alarm", names)
-    if ScalableTarget().observe(cloud, scaled(name)) is None:
+    if ScalableTarget().observe(cloud, scaling_target(name)) is None:
         return alarms
     rule_names = [
-        f"{scaled(name)}|{rule['PolicyName']}"
-        for rule in policies(cloud, scaled(name))
+        f"{scaling_target(name)}|{rule['PolicyName']}"
+        for rule in policies(cloud, scaling_target(name))
         if rule["PolicyName"] in (scaling_rule(name), waking_rule(name))
     ]
     rules = numbered("ScalingPolicy", POLICY, rule_names, ("ScalableTarget",))
-    return [*alarms, Resource("ScalableTarget", TARGET, scaled(name), {}, ("Component",)), *rules]
+    return [
+        *alarms,
+        Resource("ScalableTarget", TARGET, scaling_target(name), {}, ("Component",)),
+        *rules,
+    ]

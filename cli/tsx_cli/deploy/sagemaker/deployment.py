@@ -12,9 +12,9 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     SERVICE,
     TARGET,
-    scales,
-    scaling_of,
-    without_others,
+    existing_scaling,
+    only_own_scaling,
+    scaled_dimensions,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
@@ -25,7 +25,13 @@ from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource, numbered
 from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
-from tsx_cli.deploy.sagemaker.resources import VARIANT, prefix, resources, scaling_rule, uploads
+from tsx_cli.deploy.sagemaker.resources import (
+    VARIANT,
+    name_prefix,
+    resources,
+    scaling_rule,
+    upload_prefix,
+)
 from tsx_cli.deploy.spec import DeploySpec
 
 SCALING_AND_ALARMS = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
@@ -37,17 +43,17 @@ class SageMakerTarget:
     def log_group(self, name: str) -> str:
         return GROUPS["sagemaker"].format(name)
 
-    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 
-    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+    def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         role = own_role(cloud, name, "sagemaker")
         role_ids = tuple(resource.id for resource in role)  # the endpoint needs the role to its end
         models = numbered(
-            "Model", "AWS::SageMaker::Model", names_of(cloud, "model", prefix(name)), role_ids
+            "Model", "AWS::SageMaker::Model", names_of(cloud, "model", name_prefix(name)), role_ids
         )
         needs = tuple(resource.id for resource in models)
-        names = names_of(cloud, "endpoint_config", prefix(name))
+        names = names_of(cloud, "endpoint_config", name_prefix(name))
         configs = numbered("Config", "AWS::SageMaker::EndpointConfig", names, needs)
         alarms = numbered("Alarm", "AWS::CloudWatch::Alarm", alarms_of(cloud, name, "EndpointName"))
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
@@ -60,7 +66,7 @@ class SageMakerTarget:
             ]
         return [*(objects_of(cloud, name, models) if purge else []), *existing]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         """Return surplus configurations with their models, and unwanted alarms and scaling."""
@@ -68,9 +74,9 @@ class SageMakerTarget:
         former = [version for version in self.versions(cloud, spec.name) if version.id not in names]
         # Deletions come last, when none of these is current.
         gone = {version.id for version in former[: -(spec.keep - 1) or None]}
-        belongings = self.belongings(cloud, spec.name)
+        existing = self.existing_resources(cloud, spec.name)
         configs = [
-            resource for resource in belongings if resource.kind == "AWS::SageMaker::EndpointConfig"
+            resource for resource in existing if resource.kind == "AWS::SageMaker::EndpointConfig"
         ]
         used = {
             model
@@ -80,15 +86,15 @@ class SageMakerTarget:
         } | names
         models = [
             resource
-            for resource in belongings
+            for resource in existing
             if resource.kind == "AWS::SageMaker::Model" and resource.name not in used
         ]
         beside = [
             resource
-            for resource in belongings
+            for resource in existing
             if resource.kind in SCALING_AND_ALARMS and resource.name not in names
         ]
-        beside = without_others(cloud, beside, scaling_rule(spec.name))
+        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
         return [*models, *(resource for resource in configs if resource.name in gone), *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
@@ -98,7 +104,7 @@ class SageMakerTarget:
             client = cloud.client("sagemaker")
             configs = [
                 client.describe_endpoint_config(EndpointConfigName=config_name)
-                for config_name in names_of(cloud, "endpoint_config", prefix(name))
+                for config_name in names_of(cloud, "endpoint_config", name_prefix(name))
             ]
             tags = [
                 tag_map(client.list_tags(ResourceArn=config["EndpointConfigArn"])["Tags"])
@@ -116,7 +122,9 @@ class SageMakerTarget:
             for number, (config, config_tags) in enumerate(pairs, start=1)
         ]
 
-    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
+    def rollback_resources(
+        self, cloud: Cloud, name: str, version: DeployedVersion
+    ) -> list[Resource]:
         """Return the resources of an earlier version.
 
         Raises:
@@ -143,7 +151,7 @@ class SageMakerTarget:
             )
         ]
 
-    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         if endpoint is None or endpoint.state != "changing":
             raise CliError(f"{name} has no canary: no traffic is being moved")
@@ -177,7 +185,7 @@ class SageMakerTarget:
                 _variant(variant, now.get(variant["VariantName"], {})) for variant in variants
             ],
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "EndpointName")),
-            "scales": scales(_scaling(cloud, name)),
+            "scales": scaled_dimensions(_scaling(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
@@ -231,19 +239,17 @@ def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     return [
         resource
         for n, target_name in enumerate(places)
-        for resource in scaling_of(target_name, scaling_rule(name), ("Endpoint",), n)
+        for resource in existing_scaling(target_name, scaling_rule(name), ("Endpoint",), n)
     ]
 
 
 def objects_of(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Resource]:
     """Return all objects that were uploaded for a deployment, for all versions."""
-    bucket, pattern = (
-        own_bucket(cloud.account, cloud.region),
-        re.compile(re.escape(uploads(name)) + "[0-9a-f]{16}/model.tar.gz"),
-    )
-    doing = f"listing s3://{bucket}/{uploads(name)}"
+    bucket = own_bucket(cloud.account, cloud.region)
+    pattern = re.compile(re.escape(upload_prefix(name)) + "[0-9a-f]{16}/model.tar.gz")
+    doing = f"listing s3://{bucket}/{upload_prefix(name)}"
     objects = cloud.list_items(
-        "s3", "list_objects_v2", "Contents", doing, Bucket=bucket, Prefix=uploads(name)
+        "s3", "list_objects_v2", "Contents", doing, Bucket=bucket, Prefix=upload_prefix(name)
     )
     urls = {f"{bucket}/{item['Key']}" for item in objects if pattern.fullmatch(item["Key"])}
     for model in models:

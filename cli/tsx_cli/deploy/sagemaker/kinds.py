@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tsx_cli.deploy.aws.kinds.iam import call_with_role
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import ResourceKind, only, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import ResourceKind, pick, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
 MODEL = ("PrimaryContainer", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
@@ -53,7 +53,7 @@ class Immutable(ResourceKind):
         arn = response[f"{self._key}Arn"]
         return Observed(
             name,
-            only(response, self._shown),
+            pick(response, self._shown),
             tags_of_arn(cloud, arn),
             {**which, "Ref": arn, "made": response["CreationTime"]},
         )
@@ -61,10 +61,8 @@ class Immutable(ResourceKind):
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         named = {f"{self._key}Name": resource.name, "Tags": tag_list(resource.tags)}
         doing = f"creating the {self._what} {resource.name}"
-        role, operation = (
-            str(resource.properties.get("ExecutionRoleArn")),
-            f"create_{self._operation}",
-        )
+        role = str(resource.properties.get("ExecutionRoleArn"))
+        operation = f"create_{self._operation}"
         return call_with_role(
             cloud, "sagemaker", operation, doing, role, **named, **resource.properties
         )
@@ -126,7 +124,7 @@ class SageMakerEndpoint(ResourceKind):
         wanted = {
             "EndpointName": resource.name,
             "Tags": tag_list(resource.tags),
-            **only(resource.properties, ["EndpointConfigName"]),
+            **pick(resource.properties, ["EndpointConfigName"]),
         }
         cloud.call(
             "sagemaker", "create_endpoint", f"creating the endpoint {resource.name}", **wanted
@@ -177,14 +175,14 @@ class InferenceComponent(ResourceKind):
             "changing" if status in CHANGING else "failed" if status in BROKEN else "ready"
         )
         reason = response.get("FailureReason") or (status if state != "ready" else "")
-        properties = only(response, ("EndpointName", "VariantName", "Specification"))
+        properties = pick(response, ("EndpointName", "VariantName", "Specification"))
         properties["RuntimeConfig"] = {"CopyCount": copies.get("DesiredCopyCount", 0)}
         arn = response["InferenceComponentArn"]
         outputs = {"Ref": arn, "status": status, "copies": copies.get("CurrentCopyCount", 0)}
         return Observed(name, properties, tags_of_arn(cloud, arn), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = only(
+        wanted = pick(
             {**resource.properties, **resource.how},
             ("EndpointName", "VariantName", "Specification", "RuntimeConfig"),
         )
@@ -203,7 +201,7 @@ class InferenceComponent(ResourceKind):
         name = {"InferenceComponentName": resource.name}
         put_tags(cloud, observed.outputs["Ref"], resource)
         if "Specification" in changed:
-            wanted = only(
+            wanted = pick(
                 resource.properties, ("Specification", "RuntimeConfig", "DeploymentConfig")
             )
             cloud.call(
@@ -214,10 +212,8 @@ class InferenceComponent(ResourceKind):
                 **wanted,
             )
         elif "RuntimeConfig" in changed:
-            doing, wanted = (
-                f"setting the copies of {resource.name}",
-                resource.properties["RuntimeConfig"],
-            )
+            doing = f"setting the copies of {resource.name}"
+            wanted = resource.properties["RuntimeConfig"]
             cloud.call(
                 "sagemaker",
                 "update_inference_component_runtime_config",

@@ -23,20 +23,18 @@ from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.kinds import MODEL as MODEL_PROPERTIES
 from tsx_cli.deploy.sagemaker.kinds import Immutable
 from tsx_cli.deploy.sagemaker.resources import (
+    archive_in_bucket,
     config_properties,
     model_properties,
-    prefix,
-    uploaded,
-    uploads,
+    name_prefix,
+    upload_prefix,
 )
 from tsx_cli.deploy.sagemaker.shared_endpoints import MODEL, MODELS, EndpointMembership
 from tsx_cli.deploy.spec import ACCELERATED, DeploySpec, MultiModelEndpoint
 
-VERSION, TARGET_MODEL, OBJECT = (
-    "Tsx::SageMaker::ModelVersion",
-    "Tsx::SageMaker::TargetModel",
-    "Tsx::S3::Object",
-)
+VERSION = "Tsx::SageMaker::ModelVersion"
+TARGET_MODEL = "Tsx::SageMaker::TargetModel"
+OBJECT = "Tsx::S3::Object"
 SINCE = "tsx:since"  # tag of a model with the time when it became current
 
 
@@ -51,11 +49,11 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     _check(spec, multi)
     member = EndpointMembership(MODELS, multi.endpoint)
     tags = shared.member_tags(spec, facts, member)
-    key = f"{archives(multi.endpoint)}{spec.name}-{facts.sha256[:16]}.tar.gz"
-    archive, url = uploaded(spec, facts, tags, key)
+    key = f"{archive_prefix(multi.endpoint)}{spec.name}-{facts.sha256[:16]}.tar.gz"
+    archive, url = archive_in_bucket(spec, facts, tags, key)
     alone = model_properties(spec, facts, url)
     version = Resource(
-        "ModelVersion", VERSION, prefix(spec.name) + digest(url), alone, ("ModelData",), tags
+        "ModelVersion", VERSION, name_prefix(spec.name) + digest(url), alone, ("ModelData",), tags
     )
     container = {
         **alone["PrimaryContainer"],
@@ -77,9 +75,9 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     return [*archive, version, model, *endpoint, current]
 
 
-def archives(endpoint: str) -> str:
+def archive_prefix(endpoint: str) -> str:
     """Return the prefix of an endpoint's archives."""
-    return f"{uploads(endpoint)}models/"
+    return f"{upload_prefix(endpoint)}models/"
 
 
 def _check(spec: DeploySpec, multi: MultiModelEndpoint) -> None:
@@ -124,7 +122,7 @@ class TargetModel(ResourceKind):
     traits = Traits(is_tagged=False)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        current = current_of(shared.models_of(cloud, name))
+        current = current_model(shared.models_of(cloud, name))
         return None if current is None else Observed(name, {"ModelName": current.name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -142,7 +140,7 @@ class TargetModel(ResourceKind):
         """Do nothing: the tag is deleted with its model."""
 
 
-def current_of(models: Mapping[str, Observed]) -> Observed | None:
+def current_model(models: Mapping[str, Observed]) -> Observed | None:
     return max(
         (model for model in models.values() if SINCE in model.tags),
         key=lambda model: model.tags[SINCE],
@@ -160,10 +158,10 @@ class MultiModelTarget(SageMakerTarget):
         """Return the log group of the endpoint, which all its models share."""
         return super().log_group(self.member.endpoint)
 
-    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
-        return shared.noted(cloud, self.member, resources(spec, facts))
+    def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return shared.with_change_note(cloud, self.member, resources(spec, facts))
 
-    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+    def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """Return the resources of a model; the endpoint goes with its last archive.
 
         The archives are always included, because clients can request everything under the prefix.
@@ -171,10 +169,8 @@ class MultiModelTarget(SageMakerTarget):
         models_by_name = shared.models_of(cloud, name)
         models = numbered("Model", MODEL, models_by_name)
         bucket = _url(next(iter(models_by_name.values()))).partition("/")[0]
-        doing, directory = (
-            f"listing the models of {self.member.endpoint}",
-            archives(self.member.endpoint),
-        )
+        doing = f"listing the models of {self.member.endpoint}"
+        directory = archive_prefix(self.member.endpoint)
         keys = [
             item["Key"]
             for item in cloud.list_items(
@@ -191,17 +187,17 @@ class MultiModelTarget(SageMakerTarget):
         return [
             *models,
             *objects,
-            *shared.endpoint_belongings(
+            *shared.existing_endpoint_resources(
                 cloud, self.member, [*models, *objects], is_last=len(own_keys) == len(keys)
             ),
         ]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
         names = {resource.name for resource in wanted}
         models_by_name = shared.models_of(cloud, spec.name)
-        gone = shared.superseded(self.versions(cloud, spec.name), spec.keep, names)
+        gone = shared.superseded_models(self.versions(cloud, spec.name), spec.keep, names)
         objects = [
             Resource(
                 f"FormerData{n}", OBJECT, _url(models_by_name[model]), {}, (f"FormerModel{n}",)
@@ -209,24 +205,30 @@ class MultiModelTarget(SageMakerTarget):
             for n, model in enumerate(gone)
         ]
         models = numbered("FormerModel", MODEL, gone)
-        return [*models, *objects, *shared.former(cloud, self.member, tuple(names))]
+        return [
+            *models,
+            *objects,
+            *shared.former_endpoint_resources(cloud, self.member, tuple(names)),
+        ]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         models = shared.models_of(cloud, name)
-        current = current_of(models)
+        current = current_model(models)
         return shared.versions_of(models, None if current is None else current.name)
 
-    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
+    def rollback_resources(
+        self, cloud: Cloud, name: str, version: DeployedVersion
+    ) -> list[Resource]:
         return [Resource("TargetModel", TARGET_MODEL, name, {"ModelName": version.id})]
 
-    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         raise CliError(
             f"{name} is {self.member}, which has no canary: its clients name the version that they"
             " want"
         )
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
-        current = current_of(shared.models_of(cloud, name))
+        current = current_model(shared.models_of(cloud, name))
         if current is None:
             return None
         return {
@@ -236,7 +238,7 @@ class MultiModelTarget(SageMakerTarget):
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
-        current = current_of(shared.models_of(cloud, name))
+        current = current_model(shared.models_of(cloud, name))
         if current is None:
             raise CliError(f"{name} has no current version: deploy it again")
         return {"EndpointName": self.member.endpoint, "TargetModel": _file(current)}

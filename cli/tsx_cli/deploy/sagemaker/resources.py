@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
+from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, create_alarms
 from tsx_cli.deploy.aws.iam_policies import role
-from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling
+from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling_resources
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import own_bucket
-from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
+from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
-from tsx_cli.deploy.engine.shapes import filled, shapes, some
+from tsx_cli.deploy.engine.shapes import fill, read_shapes, without_none
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec, SageMaker
 from tsx_runtime.targets.image.environment import GIVEN_DEFAULTS
 from tsx_runtime.targets.sagemaker.environment import STARTUP
@@ -37,8 +37,8 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     settings = spec.sagemaker
     _check(spec)
     tags = tags_of(spec, facts)
-    resource_list, url = uploaded(
-        spec, facts, tags, f"{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz"
+    resource_list, url = archive_in_bucket(
+        spec, facts, tags, f"{upload_prefix(spec.name)}{facts.sha256[:16]}/model.tar.gz"
     )
     bucket = settings.bucket or own_bucket(facts.account, facts.region)
     resource_list += (
@@ -49,7 +49,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     model = Resource(
         "Model",
         "AWS::SageMaker::Model",
-        prefix(spec.name) + digest(properties),
+        name_prefix(spec.name) + digest(properties),
         properties,
         needs,
         tags,
@@ -58,7 +58,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     config = Resource(
         "EndpointConfig",
         "AWS::SageMaker::EndpointConfig",
-        prefix(spec.name) + digest(properties),
+        name_prefix(spec.name) + digest(properties),
         properties,
         ("Model",),
         tags,
@@ -91,7 +91,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     return resource_list
 
 
-def uploaded(
+def archive_in_bucket(
     spec: DeploySpec, facts: Facts, tags: Mapping[str, str], key: str
 ) -> tuple[list[Resource], str]:
     """Return the archive in S3, with its bucket if tsx creates that, and the archive's address."""
@@ -109,7 +109,7 @@ def uploaded(
     return [*resource_list, data], f"s3://{data.name}"
 
 
-def uploads(name: str) -> str:
+def upload_prefix(name: str) -> str:
     """Return the prefix of the keys of a deployment's uploads."""
     return f"tsx/{name}/"
 
@@ -118,7 +118,7 @@ def scaling_rule(name: str) -> str:
     return f"tsx-{name}-in-flight"
 
 
-def prefix(name: str) -> str:
+def name_prefix(name: str) -> str:
     """Return the prefix of the names of a deployment's models, configurations and alarms."""
     return f"tsx-{name}-"
 
@@ -173,33 +173,33 @@ def model_properties(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]
     mode = (
         "serverless" if settings.serverless else "asynchronous" if settings.asynchronous else None
     )
-    variables = some({"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_MODE": mode})
+    variables = without_none({"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_MODE": mode})
     if settings.serverless is None and settings.startup_timeout > STARTUP:
         variables[GIVEN_DEFAULTS] = f"default_startup_timeout={settings.startup_timeout}"
     container = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
     properties = {
         "PrimaryContainer": {**container, "Environment": variables | spec.env},
         "ExecutionRoleArn": settings.role or Ref("Role", "Arn"),
-        "VpcConfig": network(settings),
+        "VpcConfig": vpc_config(settings),
         "EnableNetworkIsolation": settings.network_isolation or None,
     }
-    return some(properties)
+    return without_none(properties)
 
 
-def network(settings: SageMaker) -> dict[str, Any] | None:
+def vpc_config(settings: SageMaker) -> dict[str, Any] | None:
     groups = {"Subnets": list(settings.subnets), "SecurityGroupIds": list(settings.security_groups)}
     return groups if settings.subnets else None
 
 
 def config_properties(spec: DeploySpec, model: str) -> dict[str, Any]:
-    settings, kinds = spec.sagemaker, shapes(SHAPES)
+    settings, kinds = spec.sagemaker, read_shapes(SHAPES)
     queued, capture, serverless = settings.asynchronous, settings.data_capture, settings.serverless
     values: dict[str, Any] = dict.fromkeys(SERVER) if serverless else server_values(settings)
     values |= {"model": model, "kms_key": settings.kms_key} | dict.fromkeys(
         ("serverless", "capture", "asynchronous")
     )
     if serverless is not None:
-        values["serverless"] = some(
+        values["serverless"] = without_none(
             {
                 "MemorySizeInMB": serverless.memory,
                 "MaxConcurrency": serverless.concurrency,
@@ -208,15 +208,19 @@ def config_properties(spec: DeploySpec, model: str) -> dict[str, Any]:
         )
     if capture is not None:
         capture_values = {"percent": round(capture.percent), "to": capture.to}
-        values["capture"] = filled(kinds["capture"], capture_values)
+        values["capture"] = fill(kinds["capture"], capture_values)
     if queued is not None:
         topics = {"SuccessTopic": queued.success_topic, "ErrorTopic": queued.error_topic}
         most = {"MaxConcurrentInvocationsPerInstance": queued.concurrency}
-        values["asynchronous"] = filled(
+        values["asynchronous"] = fill(
             kinds["asynchronous"],
-            {**queued.model_dump(), "topics": some(topics) or None, "client": some(most) or None},
+            {
+                **queued.model_dump(),
+                "topics": without_none(topics) or None,
+                "client": without_none(most) or None,
+            },
         )
-    config: dict[str, Any] = filled(kinds["config"], values)
+    config: dict[str, Any] = fill(kinds["config"], values)
     return config
 
 
@@ -236,10 +240,10 @@ def canary_alarms(spec: DeploySpec, tags: Mapping[str, str], where: Mapping[str,
         return Alarms([], [])
     # SageMaker counts microseconds.
     metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, where)
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags))
+    return create_alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", owner_tags(tags))
 
 
-def rolled_back(names: Sequence[str]) -> dict[str, Any]:
+def rollback_config(names: Sequence[str]) -> dict[str, Any]:
     """Return the part of a DeploymentConfig with the alarms that restore the former version."""
     alarms = [{"AlarmName": name} for name in names]
     return {"AutoRollbackConfiguration": {"Alarms": alarms}} if alarms else {}
@@ -254,7 +258,7 @@ def _deployment(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
         "TrafficRoutingConfiguration": routing,
         "TerminationWaitInSeconds": 0 if spec.canary is None else 60,
     }
-    return {"BlueGreenUpdatePolicy": policy, **rolled_back(alarm_names)}
+    return {"BlueGreenUpdatePolicy": policy, **rollback_config(alarm_names)}
 
 
 def _scaling(spec: DeploySpec, wanted: Autoscaling) -> list[Resource]:
@@ -264,7 +268,7 @@ def _scaling(spec: DeploySpec, wanted: Autoscaling) -> list[Resource]:
     measured = predefined(f"SageMakerVariant{kind}")
     if spec.sagemaker.asynchronous is not None:
         # Without instances, only waiting requests can start one.
-        backlog = filled(shapes(SHAPES)["backlog"], {"name": spec.name})
+        backlog = fill(read_shapes(SHAPES)["backlog"], {"name": spec.name})
         measured = {"CustomizedMetricSpecification": backlog}
     target = f"sagemaker|endpoint/{spec.name}/variant/{VARIANT}|sagemaker:variant:{dimension}"
-    return scaling(target, scaling_rule(spec.name), wanted, measured, "Endpoint")
+    return scaling_resources(target, scaling_rule(spec.name), wanted, measured, "Endpoint")

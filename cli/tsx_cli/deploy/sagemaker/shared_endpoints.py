@@ -19,18 +19,16 @@ from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Resource, digest, numbered
 from tsx_cli.deploy.sagemaker.deployment import names_of
 from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
-from tsx_cli.deploy.sagemaker.resources import prefix
+from tsx_cli.deploy.sagemaker.resources import name_prefix
 from tsx_cli.deploy.spec import DeploySpec
 
 # The tag, COMPONENTS or MODELS, of endpoints that tsx created and of their deployments' models.
 SHARED = "tsx:shared"
 ENDPOINT_TAG = "tsx:endpoint"  # tag of a deployment's models with the name of the endpoint
 COMPONENTS, MODELS = "components", "models"
-MODEL, CONFIG, ENDPOINT = (
-    "AWS::SageMaker::Model",
-    "AWS::SageMaker::EndpointConfig",
-    "AWS::SageMaker::Endpoint",
-)
+MODEL = "AWS::SageMaker::Model"
+CONFIG = "AWS::SageMaker::EndpointConfig"
+ENDPOINT = "AWS::SageMaker::Endpoint"
 # Variables that tsx deploy sets itself.
 OWN_VARIABLES = frozenset({"TSX_TARGET", "TSX_SAGEMAKER_MODE", "TSX_DEFAULTS"})
 
@@ -111,12 +109,12 @@ def models_of(cloud: Cloud, name: str) -> dict[str, Observed]:
     """Return the models of a deployment by their names."""
     observed = {
         model_name: KINDS[MODEL].observe(cloud, model_name)
-        for model_name in names_of(cloud, "model", prefix(name))
+        for model_name in names_of(cloud, "model", name_prefix(name))
     }
     return {model_name: model for model_name, model in observed.items() if model is not None}
 
 
-def completed(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
+def complete_spec(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
     """Complete a specification with the settings of the existing shared endpoint.
 
     A deployment changes only settings that it names.
@@ -186,12 +184,12 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -
             "max_instances": scaling.get("MaxInstanceCount"),
         }
         bounds |= {} if is_managed else {"variant": variant["VariantName"]}
-        component = component.model_copy(update=_unnamed(bounds, component.model_fields_set))
+        component = component.model_copy(update=_without_named(bounds, component.model_fields_set))
         section = section.model_copy(update={"component": component})
         return spec.model_copy(
             update={
                 "sagemaker": section.model_copy(
-                    update=_unnamed(_settings(config.properties), section.model_fields_set)
+                    update=_without_named(_settings(config.properties), section.model_fields_set)
                 )
             }
         )
@@ -212,10 +210,10 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -
     settings["bucket"] = None if bucket == own_bucket(cloud.account, cloud.region) else bucket
     cache = {"cache": container.get("MultiModelConfig", {}).get("ModelCacheSetting") != "Disabled"}
     multi = section.multi_model.model_copy(
-        update=_unnamed(cache, section.multi_model.model_fields_set)
+        update=_without_named(cache, section.multi_model.model_fields_set)
     )
     section = section.model_copy(
-        update={"multi_model": multi, **_unnamed(settings, section.model_fields_set)}
+        update={"multi_model": multi, **_without_named(settings, section.model_fields_set)}
     )
     env = {
         key: value
@@ -294,7 +292,7 @@ def _settings(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unnamed(settings: Mapping[str, Any], named: set[str]) -> dict[str, Any]:
+def _without_named(settings: Mapping[str, Any], named: set[str]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None and key not in named}
 
 
@@ -350,7 +348,9 @@ def endpoint_resources(
     ]
 
 
-def noted(cloud: Cloud, member: EndpointMembership, resources: list[Resource]) -> list[Resource]:
+def with_change_note(
+    cloud: Cloud, member: EndpointMembership, resources: list[Resource]
+) -> list[Resource]:
     """Add a note about what changes for the other deployments on the endpoint."""
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     config = next((resource for resource in resources if resource.id == "EndpointConfig"), None)
@@ -361,10 +361,8 @@ def noted(cloud: Cloud, member: EndpointMembership, resources: list[Resource]) -
     )
     if config is None or before is None or before.name == config.name:
         return resources
-    old, new = (
-        before.properties["ProductionVariants"][0],
-        config.properties["ProductionVariants"][0],
-    )
+    old = before.properties["ProductionVariants"][0]
+    new = config.properties["ProductionVariants"][0]
     changes = ", ".join(
         f"{field.path} {field.old} -> {field.new}" for field in differences(old, new, {}, set())
     )
@@ -378,7 +376,7 @@ def noted(cloud: Cloud, member: EndpointMembership, resources: list[Resource]) -
     ]
 
 
-def endpoint_belongings(
+def existing_endpoint_resources(
     cloud: Cloud, member: EndpointMembership, models: Sequence[Resource], *, is_last: bool
 ) -> list[Resource]:
     """Return the endpoint and what was created for it, if the last deployment on it goes.
@@ -390,7 +388,7 @@ def endpoint_belongings(
     if not is_last or (endpoint is not None and endpoint.tags.get(SHARED) != member.form):
         return []
     needs = tuple(resource.id for resource in models)
-    former_resources = former(cloud, member, (), needs)
+    former_resources = former_endpoint_resources(cloud, member, (), needs)
     after = tuple(resource.id for resource in former_resources)
     return [
         *former_resources,
@@ -402,7 +400,7 @@ def endpoint_belongings(
     ]
 
 
-def former(
+def former_endpoint_resources(
     cloud: Cloud, member: EndpointMembership, kept_names: Sequence[str], needs: tuple[str, ...] = ()
 ) -> list[Resource]:
     """Return models and configurations of the endpoint itself, except `kept_names`."""
@@ -425,7 +423,7 @@ def versions_of(models: Mapping[str, Observed], current: str | None) -> list[Dep
     ]
 
 
-def superseded(versions: Sequence[DeployedVersion], keep: int, names: set[str]) -> list[str]:
+def superseded_models(versions: Sequence[DeployedVersion], keep: int, names: set[str]) -> list[str]:
     """Return the models of versions beyond the newest `keep`; `names` are the wanted ones."""
     former_ids = [version.id for version in versions if version.id not in names]
     return former_ids[: -(keep - 1) or None]

@@ -13,7 +13,7 @@ from tests.support.deploying import FACTS, HANDLER, LOCAL, a_spec
 from tests.support.models import make_model
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.engine.facts import Facts, read_archive
-from tsx_cli.deploy.image.recipe import recipe, unpinned
+from tsx_cli.deploy.image.recipe import recipe, unpinned_requirements
 
 
 def test_only_images_of_the_same_content_have_the_same_name() -> None:
@@ -64,7 +64,7 @@ def test_no_package_changes_torch_and_no_layer_holds_pips_cache() -> None:
 
 def test_requirements_without_an_exact_version_are_named() -> None:
     text = "tqdm\nsix==1.*  # any\nnumpy==2.2.6 ; python_version > '3'\n-r more.txt\ntorchvision>=0.2 \\\n  --hash=sha256:00\na @ https://b/c.whl\n"
-    assert unpinned(text) == ["tqdm", "six==1.*", "torchvision>=0.2"]
+    assert unpinned_requirements(text) == ["tqdm", "six==1.*", "torchvision>=0.2"]
     (note,) = recipe(a_spec("container"), replace(FACTS, requirements=text), LOCAL).notes
     assert "leave versions open: tqdm, six==1.*, torchvision>=0.2. " in note
 

@@ -16,7 +16,7 @@ from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 from tsx_archiver import rewrite_archive
 from tsx_cli.bench.report.archive_record import record_of
-from tsx_cli.deploy.preflight.limits import ModelProfile, findings
+from tsx_cli.deploy.preflight.limits import ModelProfile, find_problems
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
 from tsx_cli.deploy.preflight.preflight import target_profile
 
@@ -132,7 +132,7 @@ def test_a_function_has_the_limits_of_its_specification() -> None:
     most = [profile.limits[name].most for name in ("memory", "time", "request")]
     assert most == [1 << 30, 20, 6 << 20]
     assert profile.device == "cuda"
-    finding = findings(profile, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))[0]
+    finding = find_problems(profile, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))[0]
     assert "Lambda ends one after 20 s. Raise lambda.timeout" in finding.text
 
 
@@ -152,7 +152,7 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
     assert getattr(profile.limits.get("memory"), "most", None) == memory
     assert profile.device == device
     assert profile.limits["request"].most == 6 << 20
-    breaches = findings(profile, ModelProfile(packed=1, unpacked=2 << 30))
+    breaches = find_problems(profile, ModelProfile(packed=1, unpacked=2 << 30))
     remedies = ["raise sagemaker.component.memory"] if memory else []
     assert [finding.text.rpartition(": ")[2] for finding in breaches] == remedies
 

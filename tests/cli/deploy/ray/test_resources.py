@@ -20,7 +20,7 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.ray import on_nodes
 from tsx_cli.deploy.ray.cluster import RayCluster
-from tsx_cli.deploy.ray.deployment import RayTarget, uploads
+from tsx_cli.deploy.ray.deployment import RayTarget, uploaded_archives
 from tsx_cli.deploy.ray.kinds import Upload
 from tsx_cli.deploy.ray.resources import ARCHIVE, UPLOAD, VERSION, configuration, resources
 from tsx_cli.deploy.ray.running import RunningApplication
@@ -149,9 +149,9 @@ def test_an_uploaded_archive_is_listed_until_it_is_removed(tmp_path: Path) -> No
     assert observed is not None
     assert observed.properties == {"Sha256": SHA}
     assert s3.get_object(Bucket="models", Key=key)["Body"].read() == b"archive"
-    assert [upload.name for upload in uploads(cloud, "digits")] == [name]
+    assert [upload.name for upload in uploaded_archives(cloud, "digits")] == [name]
     kind.delete(cloud, observed)
-    assert uploads(cloud, "digits") == []
+    assert uploaded_archives(cloud, "digits") == []
 
 
 def test_former_versions_are_removed_with_the_archives_that_only_they_use() -> None:
@@ -172,7 +172,7 @@ def test_former_versions_are_removed_with_the_archives_that_only_they_use() -> N
         owned=lambda *_: None,
     )
     wanted = [Resource("Archive0", ARCHIVE, "d", {}), Resource("Version", VERSION, "digits-4", {})]
-    obsolete = RayTarget().obsolete(cloud, spec(keep=2), wanted)
+    obsolete = RayTarget().obsolete_resources(cloud, spec(keep=2), wanted)
     assert [resource.name for resource in obsolete] == ["a", "digits-1", "digits-2"]
 
 

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import ResourceKind, only
+from tsx_cli.deploy.engine.kind import ResourceKind, pick
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.spec import Autoscaling
 
 SERVICE = "application-autoscaling"
 TARGET_KEYS = ("ServiceNamespace", "ResourceId", "ScalableDimension")
-TARGET, POLICY = (
-    "AWS::ApplicationAutoScaling::ScalableTarget",
-    "AWS::ApplicationAutoScaling::ScalingPolicy",
-)
+TARGET = "AWS::ApplicationAutoScaling::ScalableTarget"
+POLICY = "AWS::ApplicationAutoScaling::ScalingPolicy"
 
 
 class ScalableTarget(ResourceKind):
@@ -42,7 +40,7 @@ class ScalableTarget(ResourceKind):
         return (
             Observed(
                 name,
-                only(targets[0], (*TARGET_KEYS, "MinCapacity", "MaxCapacity", "RoleARN")),
+                pick(targets[0], (*TARGET_KEYS, "MinCapacity", "MaxCapacity", "RoleARN")),
                 outputs={"Ref": name},
             )
             if targets
@@ -60,7 +58,7 @@ class ScalableTarget(ResourceKind):
     def delete(self, cloud: Cloud, observed: Observed) -> None:
         doing = f"no longer scaling {observed.properties['ResourceId']}"
         cloud.call(
-            SERVICE, "deregister_scalable_target", doing, **only(observed.properties, TARGET_KEYS)
+            SERVICE, "deregister_scalable_target", doing, **pick(observed.properties, TARGET_KEYS)
         )
 
 
@@ -84,7 +82,7 @@ class ScalingPolicy(ResourceKind):
         return (
             None
             if details is None
-            else Observed(name, only(details, shown), outputs={"Ref": details["PolicyARN"]})
+            else Observed(name, pick(details, shown), outputs={"Ref": details["PolicyARN"]})
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -97,7 +95,7 @@ class ScalingPolicy(ResourceKind):
             SERVICE,
             "delete_scaling_policy",
             doing,
-            **only(observed.properties, ("PolicyName", *TARGET_KEYS)),
+            **pick(observed.properties, ("PolicyName", *TARGET_KEYS)),
         )
 
 
@@ -113,7 +111,7 @@ def policies(cloud: Cloud, target_name: str) -> list[dict[str, Any]]:
     )
 
 
-def without_others(cloud: Cloud, resources: Sequence[Resource], policy: str) -> list[Resource]:
+def only_own_scaling(cloud: Cloud, resources: Sequence[Resource], policy: str) -> list[Resource]:
     """Leave out targets and rules that somebody else has set.
 
     Targets have no tags, so a target belongs to the deployment if its rule has the right name.
@@ -134,7 +132,7 @@ def predefined(metric: str) -> dict[str, Any]:
     return {"PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
 
 
-def scaling(
+def scaling_resources(
     target_name: str, policy: str, wanted: Autoscaling, metric: dict[str, Any], needs: str
 ) -> list[Resource]:
     """Return a scalable target, and the rule that keeps `metric` at the wanted value."""
@@ -163,12 +161,12 @@ def scaling(
     ]
 
 
-def scales(resources: Sequence[Resource]) -> list[str]:
+def scaled_dimensions(resources: Sequence[Resource]) -> list[str]:
     """Return the dimensions that are scaled."""
     return [resource.name.split("|")[2] for resource in resources if resource.kind == TARGET]
 
 
-def scaling_of(
+def existing_scaling(
     target_name: str, policy: str, needs: tuple[str, ...], number: int | str = ""
 ) -> list[Resource]:
     """Return an existing target and its rule, of which only the names are known."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import ResourceKind, only, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import ResourceKind, pick, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
 PROPERTIES = (
@@ -43,7 +43,7 @@ class CloudWatchAlarm(ResourceKind):
             )["Tags"]
         )
         outputs = {"Arn": alarm["AlarmArn"], "Ref": name, "status": alarm.get("StateValue", "")}
-        return Observed(name, only(alarm, PROPERTIES), tags, outputs)
+        return Observed(name, pick(alarm, PROPERTIES), tags, outputs)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         named = {"AlarmName": resource.name, "Tags": tag_list(resource.tags)}

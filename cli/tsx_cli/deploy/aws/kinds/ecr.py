@@ -20,15 +20,13 @@ class Repository(ResourceKind):
     traits = Traits(is_tagged=False, unseen=frozenset({"ImageScanningConfiguration"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        answer, tags = (
-            cloud.find(
-                "ecr",
-                "describe_repositories",
-                f"looking for the repository {name}",
-                repositoryNames=[name],
-            ),
-            {},
+        answer = cloud.find(
+            "ecr",
+            "describe_repositories",
+            f"looking for the repository {name}",
+            repositoryNames=[name],
         )
+        tags = {}
         if answer is None:
             return None
         [repository] = answer["repositories"]

@@ -23,11 +23,9 @@ class Role(ResourceKind):
         answer = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
         if answer is None:
             return None
-        role, doing, policies = (
-            answer["Role"],
-            f"looking for the permissions of the role {name}",
-            [],
-        )
+        role = answer["Role"]
+        doing = f"looking for the permissions of the role {name}"
+        policies = []
         for policy_name in cloud.call("iam", "list_role_policies", doing, RoleName=name)[
             "PolicyNames"
         ]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
-from tsx_cli.deploy.engine.facts import lasting
-from tsx_cli.deploy.engine.kind import ResourceKind, only
+from tsx_cli.deploy.engine.facts import owner_tags
+from tsx_cli.deploy.engine.kind import ResourceKind, pick
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -34,7 +34,7 @@ class LogGroup(ResourceKind):
             return None
         arn = group["arn"].removesuffix(":*")
         tags = cloud.call("logs", "list_tags_for_resource", doing, resourceArn=arn)["tags"]
-        days = only({"RetentionInDays": group.get("retentionInDays")}, ["RetentionInDays"])
+        days = pick({"RetentionInDays": group.get("retentionInDays")}, ["RetentionInDays"])
         return Observed(name, days, tags, {"Arn": arn, "Ref": name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -79,7 +79,7 @@ def log_group(spec: DeploySpec, tags: Mapping[str, str], name: str = "") -> list
     group = name or GROUPS[spec.target].format(spec.name)
     return [
         Resource(
-            "LogGroup", KIND, group, {"RetentionInDays": spec.log_retention}, tags=lasting(tags)
+            "LogGroup", KIND, group, {"RetentionInDays": spec.log_retention}, tags=owner_tags(tags)
         )
     ]
 

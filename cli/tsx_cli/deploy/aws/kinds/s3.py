@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.engine.facts import model_data
+from tsx_cli.deploy.engine.facts import write_model_data
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
@@ -95,7 +95,7 @@ class S3Object(ResourceKind):
             translated_errors(f"uploading {archive.name} to s3://{resource.name}"),
         ):
             cloud.client("s3").upload_file(
-                str(model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra
+                str(write_model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra
             )
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
