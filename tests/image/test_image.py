@@ -20,7 +20,7 @@ import pytest
 from tests.support.containers import run
 from tests.support.servers import DEADLINE, tsx
 from tsx_cli.deploy.container.kinds import PushedImage
-from tsx_cli.deploy.engine.facts import Facts, look_at
+from tsx_cli.deploy.engine.facts import Facts, read_archive
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import this_machine
 from tsx_cli.deploy.image.programs import Builder
@@ -83,7 +83,7 @@ def test_the_image_is_built_pushed_pulled_and_answers(
     ]
     packed = tsx([*arguments, "--config-file", DIGITS / "model-config.yaml"], tmp_path, {})
     assert packed.returncode == 0, packed.stderr
-    inspection, sha256 = look_at(tmp_path / "digits.mar")
+    inspection, sha256 = read_archive(tmp_path / "digits.mar")
     facts = Facts(
         tmp_path / "digits.mar",
         sha256,

@@ -15,7 +15,7 @@ from botocore import xform_name
 
 from tests.support.platforms.aws import NAMED_OTHERWISE
 from tsx_cli.deploy.aws.iam_policies import SERVICES as SERVED
-from tsx_cli.deploy.aws.iam_policies import execution, trust
+from tsx_cli.deploy.aws.iam_policies import execution_policy, trust_policy
 from tsx_cli.deploy.spec import DeploySpec
 
 ROOT = Path(__file__).parents[2]
@@ -81,11 +81,13 @@ def test_a_policy_names_existing_actions(file: Path) -> None:
 @pytest.mark.parametrize("target", SERVED)
 def test_the_files_of_a_role_are_those_of_create_role(target: str) -> None:
     keys = {"canary": {}, "sagemaker": {"component": {"endpoint": "e"}}}
-    document = execution(a_spec(target, name="x-name-x", **keys), "ACCOUNT", "REGION", BUCKET)
+    document = execution_policy(
+        a_spec(target, name="x-name-x", **keys), "ACCOUNT", "REGION", BUCKET
+    )
     assert policy(f"execution-{target}") == json.loads(
         json.dumps(document).replace("x-name-x", "NAME")
     )
-    assert policy(f"trust-{target}") == trust(target)
+    assert policy(f"trust-{target}") == trust_policy(target)
 
 
 @pytest.mark.parametrize("target", SERVED)
@@ -97,18 +99,18 @@ def test_a_planner_may_only_read_and_only_what_a_deployer_may(target: str) -> No
 
 def test_a_new_role_has_only_the_rights_of_its_deployment() -> None:
     def sids(**keys: object) -> set[str]:
-        document = execution(a_spec("lambda", **{"lambda": keys}), "1", "eu-west-1")
+        document = execution_policy(a_spec("lambda", **{"lambda": keys}), "1", "eu-west-1")
         return {statement["Sid"] for statement in document["Statement"]}
 
     queue = {"arn": "arn:aws:sqs:eu-west-1:1:q", "results": "s3://answers/x"}
     assert sids() == {"Logs"}
     assert sids(queue=queue, subnets=["s"]) == {"Logs", "Queue", "Results", "Network"}
-    assert "arn:aws-cn:logs" in json.dumps(execution(a_spec("lambda"), "1", "cn-north-1"))
+    assert "arn:aws-cn:logs" in json.dumps(execution_policy(a_spec("lambda"), "1", "cn-north-1"))
 
 
 def test_the_role_of_an_endpoint_with_a_canary_may_look_at_its_alarms() -> None:
     plain, shifted = (
-        actions_of(execution(a_spec("sagemaker", **more), "1", "eu-west-1", BUCKET))
+        actions_of(execution_policy(a_spec("sagemaker", **more), "1", "eu-west-1", BUCKET))
         for more in ({}, {"canary": {}})
     )
     assert shifted - plain == {"cloudwatch:DescribeAlarms"}

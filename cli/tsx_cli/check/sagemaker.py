@@ -21,7 +21,7 @@ from tsx_cli.check.web import (
     stays_well_under_load,
     takes_the_largest,
 )
-from tsx_cli.deploy.engine.facts import model_data
+from tsx_cli.deploy.engine.facts import write_model_data
 from tsx_cli.deploy.preflight.limits import LIMITS
 
 PING, CONNECT, STOP = 2.0, 0.25, 30.0  # seconds
@@ -72,7 +72,7 @@ def check(
 
 def unpack_model(archive: Path, place: Path) -> None:
     """`model.tar.gz` as `tsx deploy` uploads it, unpacked as the host does."""
-    with tarfile.open(model_data(archive, place)) as packed:
+    with tarfile.open(write_model_data(archive, place)) as packed:
         (
             packed.extractall(place / "model", filter="data")
             if hasattr(tarfile, "data_filter")

@@ -1,3 +1,1 @@
-"""`tsx deploy`: deploys an archive to a container host, Kubernetes, Ray, SageMaker or Lambda; the
-plan is shown first.
-"""
+"""`tsx deploy`: deploys an archive to a container host, Kubernetes, Ray, SageMaker or Lambda."""

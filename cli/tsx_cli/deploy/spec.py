@@ -1,6 +1,6 @@
 """The specification of a deployment.
 
-A value that no platform takes is an error before any platform is asked.
+A value that no platform accepts is an error before any platform is called.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tsx_cli.deploy.spec_values import (
     Role,
     Seconds,
     SpecSection,
-    Words,
+    TextList,
     own_name,
-    whole,
+    whole_number,
 )
 
 Target = Literal["container", "sagemaker", "lambda", "kubernetes", "ray"]
-WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
+PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
 NEURON, GPU = "neuron", "cuda"
-NEURON_INSTANCES = re.compile(r"ml\.(inf2|trn\d)")  # those that torch-neuronx compiles for
+NEURON_INSTANCES = re.compile(r"ml\.(inf2|trn\d)")  # supported by torch-neuronx
 ACCELERATED = re.compile(r"ml\.(g\d|gr\d|p\d)")
 GATEWAY = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 ImageName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
@@ -63,7 +63,7 @@ ACCOUNT = r"^\d{12}$"
 
 
 def retention(value: object) -> object:
-    value = whole(value)
+    value = whole_number(value)
     if value not in RETENTIONS:
         raise ValueError(
             f"CloudWatch keeps lines for one of {', '.join(map(str, RETENTIONS[1:]))} days; 0"
@@ -76,28 +76,24 @@ Retention = Annotated[int, BeforeValidator(retention)]
 
 
 class Canary(SpecSection):
-    """The new version gets a share of the requests first, and is rolled back if an alarm goes
-    off.
-    """
+    """A new version gets a share of the requests first, and is rolled back if an alarm goes off."""
 
     percent: Percent = Field(default=10, ge=1, le=50)
     bake: Annotated[Seconds, Field(ge=0, le=3600)] = 600
-    alarms: tuple[str, ...] = (
-        "5xx>0",
-    )  # `5xx>N` in a minute, `p95>300ms`, `p99>1s`, or the name of an existing alarm
+    # `5xx>N` in a minute, `p95>300ms`, `p99>1s`, or the name of an existing alarm.
+    alarms: tuple[str, ...] = ("5xx>0",)
 
 
 class Autoscaling(SpecSection):
     min: int = Field(default=1, ge=0)
     max: int = Field(default=4, ge=1)
-    target: float = Field(
-        default=4, gt=0
-    )  # requests in flight for each instance, or copy of a component; asynchronous: that wait
+    # Requests in flight for each instance or copy; for asynchronous endpoints, waiting requests.
+    target: float = Field(default=4, gt=0)
     scale_in: Annotated[Seconds, Field(ge=0)] = 300
     scale_out: Annotated[Seconds, Field(ge=0)] = 60
 
     @model_validator(mode="after")
-    def _bounds(self) -> Autoscaling:
+    def _check_bounds(self) -> Autoscaling:
         if self.min > self.max:
             raise ValueError(
                 f"min is {self.min}, and max is {self.max}: min must not be greater than max"
@@ -116,7 +112,7 @@ class Asynchronous(SpecSection):
     failures: str | None = None
     success_topic: str | None = None
     error_topic: str | None = None
-    concurrency: int | None = Field(default=None, ge=1, le=1000)  # of one instance
+    concurrency: int | None = Field(default=None, ge=1, le=1000)  # requests of one instance
 
 
 class DataCapture(SpecSection):
@@ -125,24 +121,20 @@ class DataCapture(SpecSection):
 
 
 class Component(SpecSection):
-    """An inference component: a model on an endpoint that other models share, with a part of its
-    instances for each copy.
-    """
+    """An inference component: a model on a shared endpoint, with a part of an instance per copy."""
 
     endpoint: str = Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")
-    manage_endpoint: bool = (
-        True  # false: tsx did not make it, and it is neither created nor changed nor removed
-    )
-    variant: str = "AllTraffic"  # of an endpoint that is not managed
+    manage_endpoint: bool = True  # whether tsx creates, changes and removes the endpoint
+    variant: str = "AllTraffic"  # variant of an endpoint that is not managed
     memory: int = Field(default=2048, ge=128)  # MB for each copy
     cpus: float | None = Field(default=1, ge=0.25)
     gpus: int | None = Field(default=None, ge=1)
     copies: int = Field(default=1, ge=0)
-    min_instances: int = Field(default=0, ge=0)  # of the endpoint
+    min_instances: int = Field(default=0, ge=0)  # instances of the endpoint
     max_instances: int = Field(default=4, ge=1)
 
     @model_validator(mode="after")
-    def _bounds(self) -> Component:
+    def _check_bounds(self) -> Component:
         if self.manage_endpoint:
             own_name(self.endpoint)
         if self.min_instances > self.max_instances:
@@ -154,9 +146,7 @@ class Component(SpecSection):
 
 
 class MultiModelEndpoint(SpecSection):
-    """One of the models of a multi-model endpoint: SageMaker loads a model from S3 when a request
-    names it.
-    """
+    """A model of a multi-model endpoint: SageMaker loads it from S3 when a request names it."""
 
     endpoint: OwnName
     cache: bool = True  # whether a model stays loaded after a request
@@ -165,16 +155,15 @@ class MultiModelEndpoint(SpecSection):
 class SageMaker(SpecSection):
     role: Role | None = None  # ARN of the execution role
     bucket: str | None = None
-    bucket_owner: str | None = Field(
-        default=None, pattern=ACCOUNT
-    )  # the account that the bucket must belong to; by default the own one
+    # The account that the bucket must belong to; by default the deploying one.
+    bucket_owner: str | None = Field(default=None, pattern=ACCOUNT)
     instance_type: str = "ml.c6i.xlarge"
     instances: int = Field(default=1, ge=1)
     startup_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
     download_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
     network_isolation: bool = False
-    subnets: Words = ()
-    security_groups: Words = ()
+    subnets: TextList = ()
+    security_groups: TextList = ()
     kms_key: str | None = None
     ami: str | None = None
     routing: Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM"] = "LEAST_OUTSTANDING_REQUESTS"
@@ -193,15 +182,13 @@ class Queue(SpecSection):
     batch_size: int = Field(default=10, ge=1, le=10_000)
     window: Annotated[Seconds, Field(ge=0, le=300)] = 1
     concurrency: int | None = Field(default=None, ge=2, le=1000)
-    results: str | None = Field(
-        default=None, pattern=r"^(s3://.+|https://.+|message)$"
-    )  # where answers go; `message`: each says it
-    results_owner: str | None = Field(
-        default=None, pattern=ACCOUNT
-    )  # of the bucket of `results`; by default the own account
+    # The destination of responses; `message`: each message names it.
+    results: str | None = Field(default=None, pattern=r"^(s3://.+|https://.+|message)$")
+    # The owner of the bucket of `results`; by default the deploying account.
+    results_owner: str | None = Field(default=None, pattern=ACCOUNT)
 
     @model_validator(mode="after")
-    def _window(self) -> Queue:
+    def _check_window(self) -> Queue:
         if self.batch_size > 10 and (self.window < 1 or self.arn.endswith(".fifo")):
             raise ValueError(
                 "more than 10 messages in a batch need a window of at least 1 s and a queue that is"
@@ -211,22 +198,22 @@ class Queue(SpecSection):
 
 
 class ManagedInstances(SpecSection):
-    """Instances in the user's account that Lambda manages: their environments take several requests
-    at a time, and can have GPUs.
+    """Instances in the user's account that Lambda manages.
+
+    Their environments take several requests at a time, and can have GPUs.
     """
 
-    provider: str | None = (
-        None  # ARN of a capacity provider; without it one is made, of what follows
-    )
-    subnets: Words = ()
-    security_groups: Words = ()
-    operator_role: Role | None = None  # ARN of the role by which Lambda manages the instances
-    instance_types: Words = ()
-    most_cpus: int | None = Field(default=None, ge=2, le=15_000)  # of all instances together
-    concurrency: int | None = Field(default=None, ge=1, le=1600)  # of one environment
+    provider: str | None = None  # ARN of a capacity provider; by default one is created
+    subnets: TextList = ()
+    security_groups: TextList = ()
+    operator_role: Role | None = None  # ARN of the role with which Lambda manages them
+    instance_types: TextList = ()
+    most_cpus: int | None = Field(default=None, ge=2, le=15_000)  # CPUs of all instances
+    concurrency: int | None = Field(default=None, ge=1, le=1600)  # requests of one environment
     memory_per_cpu: float | None = Field(default=None, ge=2, le=8)  # GiB
-    gpu_memory: Annotated[Literal[3, 6, 12, 16, 24, 48] | None, BeforeValidator(whole)] = (
-        None  # GiB
+    # GiB
+    gpu_memory: Annotated[Literal[3, 6, 12, 16, 24, 48] | None, BeforeValidator(whole_number)] = (
+        None
     )
 
 
@@ -234,17 +221,19 @@ class LambdaScaling(Autoscaling):
     """Autoscaling of provisioned concurrency."""
 
     min: int = Field(default=1, ge=1)
-    target: float = Field(default=0.7, ge=0.1, le=0.9)  # the share of it that is in use
+    target: float = Field(
+        default=0.7, ge=0.1, le=0.9
+    )  # share of the provisioned concurrency in use
 
 
 class Lambda(SpecSection):
     role: Role | None = None  # ARN of the execution role
-    memory: int = Field(default=3008, ge=128, le=32_768)  # MiB; the CPU comes with it
+    memory: int = Field(default=3008, ge=128, le=32_768)  # MiB; it decides the CPU as well
     timeout: Annotated[Seconds, Field(ge=1, le=900)] = 60
     storage: int = Field(default=512, ge=512, le=32_768)  # MiB of /tmp
     architecture: Literal["x86_64", "arm64"] = "x86_64"
-    subnets: Words = ()
-    security_groups: Words = ()
+    subnets: TextList = ()
+    security_groups: TextList = ()
     url: Literal["off", "iam", "public"] = "iam"
     streaming: bool = False
     reserved: int | None = Field(default=None, ge=0)
@@ -255,119 +244,99 @@ class Lambda(SpecSection):
 
 
 class Build(SpecSection):
-    """The image that is built if none is given."""
+    """How the image is built if none is given."""
 
     tool: Literal["auto", "docker", "podman", "buildah"] = "auto"
-    base: str | None = (
-        None  # image with Python; python:3.X-slim of the Python that runs this command, if not set
-    )
-    torch: str | None = None  # version of torch; the one that is installed here, if not set
-    torch_index: str | None = (
-        # package index that torch comes from; PyTorch's own for CPUs, or the usual one where GPUs
-        # are asked for
-        None
-    )
-    packages: Words = ()  # of Debian, such as gcc
-    extras: Words = ()  # of tsx-serve, such as grpc
-    wheel: Path | None = None  # of tsx-serve, in place of this version from the package index
+    base: str | None = None  # image with Python; by default python:3.X-slim, as here
+    torch: str | None = None  # version of torch; by default the installed one
+    # Package index of torch; by default PyTorch's index for CPUs, or PyPI for GPUs.
+    torch_index: str | None = None
+    packages: TextList = ()  # Debian packages, such as gcc
+    extras: TextList = ()  # extras of tsx-serve, such as grpc
+    wheel: Path | None = None  # wheel of tsx-serve, in place of the package index
 
     @field_validator("packages", "extras")
     @classmethod
-    def _words(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        for word in words:
-            if not WORD.fullmatch(word):
-                raise ValueError(f"'{word}' is not the name of a package")
-        return words
+    def _check_packages(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not PACKAGE.fullmatch(name):
+                raise ValueError(f"'{name}' is not the name of a package")
+        return names
 
 
 class Container(SpecSection):
     engine: Literal["auto", "docker", "podman"] = "auto"
-    # where it is published; tokens are needed for any other than this machine's own
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # the published address; addresses of a network need tokens
     port: int = Field(default=8080, ge=1, le=65_535)
     metrics_port: int = Field(default=8082, ge=1, le=65_535)
     gpus: int = Field(default=0, ge=0)
     cpus: float | None = Field(default=None, gt=0)
     memory: str | None = Field(default=None, pattern=r"^[1-9]\d*[mg]$")  # such as 4g
     startup_timeout: Annotated[Seconds, Field(ge=1)] = 600
-    grace: Annotated[Seconds, Field(ge=1)] = 30  # from SIGTERM to SIGKILL
+    grace: Annotated[Seconds, Field(ge=1)] = 30  # seconds between SIGTERM and SIGKILL
 
 
 class Keda(SpecSection):
-    """KEDA scales the pods, by queries to Prometheus, in place of Kubernetes' own autoscaler."""
+    """Scaling by KEDA with queries to Prometheus, in place of Kubernetes' own autoscaler."""
 
-    prometheus: str = Field(
-        pattern=r"^https?://\S+$"
-    )  # of its API, as KEDA reaches it, such as http://prometheus.monitoring:9090
-    rate_target: float | None = Field(
-        default=None, gt=0
-    )  # requests a second, for each pod, above which more start
-    rate_query: str | None = Field(
-        default=None, min_length=1
-    )  # PromQL that gives them; without it, the pods' own count
-    cooldown: Annotated[Seconds, Field(ge=0)] = (
-        300  # without a request, until the last pod is removed
-    )
+    # The address of Prometheus for KEDA, such as http://prometheus.monitoring:9090.
+    prometheus: str = Field(pattern=r"^https?://\S+$")
+    # Requests a second for each pod above which more pods start.
+    rate_target: float | None = Field(default=None, gt=0)
+    # PromQL that gives this rate; by default the count of the pods.
+    rate_query: str | None = Field(default=None, min_length=1)
+    # Seconds without a request until the last pod is removed.
+    cooldown: Annotated[Seconds, Field(ge=0)] = 300
 
 
 class Kubernetes(SpecSection):
     namespace: str = Field(default="default", pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
-    context: str | None = None  # of kubectl
+    context: str | None = None  # context of kubectl
     replicas: int = Field(default=2, ge=0)
-    most_replicas: int = Field(default=8, ge=1)  # as many as `replicas` or fewer: no scaling
-    queue_target: int = Field(
-        default=4, ge=0
-    )  # requests that wait, for each replica, above which more start; 0: only the CPU decides
+    most_replicas: int = Field(default=8, ge=1)  # scaling is off if it is not above `replicas`
+    # Waiting requests for each replica above which more start; 0: only the CPU decides.
+    queue_target: int = Field(default=4, ge=0)
     cpu_target: int = Field(default=80, ge=1)  # percent of `cpu` in use above which more start
     keda: Keda | None = (
-        None  # which with `replicas = 0` removes all pods while there are no requests
+        None  # KEDA with `replicas = 0` removes all pods while there are no requests
     )
     cpu: str = Field(default="2", pattern=r"^[1-9]\d*$|^[1-9]\d*m$")
     memory: str = Field(default="4Gi", pattern=MEMORY)
-    disk: str = Field(default="4Gi", pattern=MEMORY)  # of a pod's own: its log, and /tmp
-    shared_memory: str = Field(default="1Gi", pattern=MEMORY)  # of /dev/shm, which counts as memory
+    disk: str = Field(default="4Gi", pattern=MEMORY)  # disk of a pod: its log, and /tmp
+    shared_memory: str = Field(default="1Gi", pattern=MEMORY)  # /dev/shm, which counts as memory
     gpus: int = Field(default=0, ge=0)
+    # The resource of the GPUs, for instance that of a MIG profile.
     gpu_resource: str = Field(
         default="nvidia.com/gpu", pattern=r"^[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][\w.-]*$"
-    )  # such as a MIG profile's
-    node_selector: Labels = Field(default_factory=dict)  # labels of the nodes that it may run on
-    # taints of nodes that it may run on all the same, as key, key=value or key=value:effect
-    tolerations: Words = ()
-    secrets: dict[str, str] = Field(
-        default_factory=dict
-    )  # environment variable -> SECRET/KEY that it is read from
-    # namespaces that may send requests; with one of the two, all others may not
-    allow_from: Words = ()
-    metrics_from: Words = ()  # namespaces that may read metrics
-    # requests must carry one, of `token_secret` or of the Secret NAME-tokens, which is created once
+    )
+    node_selector: Labels = Field(default_factory=dict)  # labels of the allowed nodes
+    tolerations: TextList = ()  # tolerated taints, as key, key=value or key=value:effect
+    secrets: dict[str, str] = Field(default_factory=dict)  # environment variable -> SECRET/KEY
+    # Namespaces that may send requests, and that may read metrics; if one is set, no others may.
+    allow_from: TextList = ()
+    metrics_from: TextList = ()
+    # Whether requests need a token, of `token_secret` or the Secret NAME-tokens, created once.
     tokens: bool = True
     token_secret: str | None = None  # an existing Secret with the keys `inference` and `management`
     pull_secret: str | None = None
-    grpc: bool | None = (
-        # a port for gRPC; if not set, where `build.extras` of an image that is built has `grpc`
-        None
-    )
-    gateway: str | None = Field(
-        default=None, pattern=GATEWAY
-    )  # NAMESPACE/NAME of a Gateway that an HTTPRoute is attached to
-    hostnames: Words = ()  # of that route; without any, all of the Gateway's
-    monitoring: bool | None = (
-        None  # a ServiceMonitor; if not set, where the cluster has the Prometheus operator
-    )
-    monitor_labels: Labels = Field(
-        default_factory=dict
-    )  # by which the operator selects it, such as release = "prometheus"
+    grpc: bool | None = None  # a port for gRPC; by default if `build.extras` has `grpc`
+    # NAMESPACE/NAME of a Gateway that an HTTPRoute is attached to.
+    gateway: str | None = Field(default=None, pattern=GATEWAY)
+    hostnames: TextList = ()  # hosts of the route; by default all of the Gateway
+    # A ServiceMonitor; by default if the cluster has the Prometheus operator.
+    monitoring: bool | None = None
+    # Labels by which the operator selects the monitor, such as release = "prometheus".
+    monitor_labels: Labels = Field(default_factory=dict)
     startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
     grace: Annotated[Seconds, Field(ge=10)] = 60
     kserve: bool = False  # an InferenceService instead of a Deployment
-    protocol: Literal["v1", "v2"] = (
-        "v2"  # of KServe: the handler gets what is in `instances`, or the tensors of `inputs`
-    )
-    storage: str | None = None  # where KServe finds the archive, such as s3://bucket/models/digits
+    # KServe's protocol: the handler gets the `instances` of v1, or the tensors `inputs` of v2.
+    protocol: Literal["v1", "v2"] = "v2"
+    storage: str | None = None  # the archive for KServe, such as s3://bucket/models/digits
 
     @field_validator("tolerations")
     @classmethod
-    def _taints(cls, taints: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_taints(cls, taints: tuple[str, ...]) -> tuple[str, ...]:
         for taint in taints:
             if not TAINT.fullmatch(taint):
                 raise ValueError(
@@ -377,17 +346,17 @@ class Kubernetes(SpecSection):
 
     @field_validator("secrets")
     @classmethod
-    def _keys(cls, secrets: dict[str, str]) -> dict[str, str]:
-        for variable, place in secrets.items():
-            if not SECRET_KEY.fullmatch(place):
+    def _check_secrets(cls, secrets: dict[str, str]) -> dict[str, str]:
+        for variable, secret_key in secrets.items():
+            if not SECRET_KEY.fullmatch(secret_key):
                 raise ValueError(
-                    f"{variable} is '{place}': write SECRET/KEY, the name of a Secret and the key"
-                    " in it"
+                    f"{variable} is '{secret_key}': write SECRET/KEY, the name of a Secret and the"
+                    " key in it"
                 )
         return secrets
 
     @model_validator(mode="after")
-    def _scaling(self) -> Kubernetes:
+    def _check_scaling(self) -> Kubernetes:
         if self.keda is None:
             if self.replicas == 0 and self.most_replicas > 1 and not self.kserve:
                 raise ValueError(
@@ -414,19 +383,14 @@ class Kubernetes(SpecSection):
 class Github(SpecSection):
     """The workflow of `--emit github`."""
 
-    pack: str | None = (
-        # the command that packs the archive; without it, the archive is a file of the repository
-        None
-    )
+    # The command that packs the archive; by default the archive is a file of the repository.
+    pack: str | None = None
     branch: str = Field(default="main", pattern=r"^[\w./-]+$")
-    environment: str = Field(
-        default="production", pattern=r"^[\w.-]+$"
-    )  # of GitHub, whose reviewers approve a deployment
+    # The environment of GitHub whose reviewers approve a deployment.
+    environment: str = Field(default="production", pattern=r"^[\w.-]+$")
     slo: str | None = None  # bounds of the benchmark, such as p99<100ms
-    fail_if: Words = (
-        "throughput<-10%",
-        "p99>20%",
-    )  # changes of the benchmark that fail a pull request
+    # Changes of the benchmark that fail a pull request.
+    fail_if: TextList = ("throughput<-10%", "p99>20%")
 
 
 class DeploySpec(SpecSection):
@@ -435,14 +399,14 @@ class DeploySpec(SpecSection):
     model: Path
     region: str | None = Field(default=None, pattern="^[a-z0-9-]+$")
     profile: str | None = None
-    image: ImageName | None = None  # one that is built and pushed already
-    repository: ImageName | None = None  # where an image that is built here is pushed to
+    image: ImageName | None = None  # an image that is already pushed
+    repository: ImageName | None = None  # the repository that a built image is pushed to
     env: dict[str, str] = Field(default_factory=dict)
     tags: Labels = Field(default_factory=dict)
-    create_role: bool = False  # a role to run with is made, with what it needs and no more
+    create_role: bool = False  # whether to create the execution role
     canary: Canary | None = None
-    log_retention: Retention = 30  # days that CloudWatch keeps the log of an endpoint or a function
-    keep: int = Field(default=5, ge=1)  # earlier versions that can be gone back to
+    log_retention: Retention = 30  # days that CloudWatch keeps the log
+    keep: int = Field(default=5, ge=1)  # kept versions, for rollbacks
     build: Build = Field(default_factory=Build)
     sagemaker: SageMaker = Field(default_factory=SageMaker)
     lambda_: Lambda = Field(default_factory=Lambda, alias="lambda")
@@ -453,9 +417,7 @@ class DeploySpec(SpecSection):
 
     @property
     def device(self) -> str:
-        """Return what the image's torch computes on: AWS's Inferentia2 or Trainium (`neuron`),
-        `cuda`, or `cpu`.
-        """
+        """The device of the image's torch: `neuron` (Inferentia2, Trainium), `cuda` or `cpu`."""
         pods, managed = self.kubernetes, self.lambda_.managed_instances
         if self.target == "sagemaker":
             kind = "" if self.sagemaker.serverless else self.sagemaker.instance_type
@@ -481,5 +443,5 @@ class DeploySpec(SpecSection):
 
     @property
     def builds_image(self) -> bool:
-        """Return whether an image is built; the nodes of Ray are no images of the deployment."""
+        """Whether the deployment builds an image; the images of Ray nodes belong to the cluster."""
         return self.image is None and self.target != "ray"

@@ -1,4 +1,4 @@
-"""The values that keys of a specification have, as files and options give them."""
+"""Types of the values in a specification, as files and options give them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
-LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
+MAX_NAME_CHARS = 40  # names of SageMaker, with what is added to this, have up to 63
 MEMORY = r"^[1-9]\d*(Mi|Gi)$"
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 
@@ -30,7 +30,11 @@ def seconds(text: str) -> int:
 
 
 def span(text: str, option: str) -> float:
-    """Raises UsageError."""
+    """Parse a duration into seconds.
+
+    Raises:
+        UsageError: The text is not a duration.
+    """
     try:
         return seconds(text)
     except ValueError as error:
@@ -40,26 +44,24 @@ def span(text: str, option: str) -> float:
 Seconds = Annotated[int, BeforeValidator(for_text(seconds))]
 
 
-def words(value: object) -> object:
-    """`a,b` as two, which is how `--set` can say it."""
+def split_list(value: object) -> object:
+    """Split `a,b`, as `--set` gives lists."""
     return (
-        [word.strip() for word in value.split(",") if word.strip()]
+        [item.strip() for item in value.split(",") if item.strip()]
         if isinstance(value, str)
         else value
     )
 
 
 def table(value: object) -> object:
-    """`{"example.com/pool" = "gpu"}` as TOML reads it, which is how `--set` can give keys with
-    dots.
-    """
+    """Parse a TOML table such as `{"a.com/pool" = "gpu"}`, as `--set` gives keys with dots."""
     try:
         return tomllib.loads(f"value = {value}")["value"] if isinstance(value, str) else value
     except tomllib.TOMLDecodeError:
         raise ValueError('write {"KEY" = "VALUE"}') from None
 
 
-def whole(value: object) -> object:
+def whole_number(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
@@ -70,17 +72,17 @@ def role(value: object) -> object:
 
 
 def own_name(name: str) -> str:
-    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
         raise ValueError(
-            f"a name has up to {LONGEST_NAME} lower-case letters, digits and single hyphens between"
-            " them"
+            f"a name has up to {MAX_NAME_CHARS} lower-case letters, digits and single hyphens"
+            " between them"
         )
     return name
 
 
 OwnName = Annotated[str, AfterValidator(own_name)]
 Role = Annotated[str, BeforeValidator(role)]
-Words = Annotated[tuple[str, ...], BeforeValidator(words)]
+TextList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
 Percent = Annotated[float, BeforeValidator(for_text(parse_percent))]
 
 

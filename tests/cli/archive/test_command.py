@@ -22,7 +22,7 @@ from tsx_cli.archive import importing
 from tsx_cli.archive.model_file import NOT_SERVED
 from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.check.container import unpack_model
-from tsx_cli.deploy.engine.facts import look_at
+from tsx_cli.deploy.engine.facts import read_archive
 from tsx_runtime.worker.handler_api.loader import ALTERNATIVES, BUILTIN
 
 WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
@@ -597,7 +597,7 @@ def test_commands_read_archives_within_the_limits_of_the_settings(
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("handler.py", ENTRY)
         archive.writestr("weights.pt", bytes(70 << 20))
-    readers = [look_at, read_record, lambda path: unpack_model(path, tmp_path)]
+    readers = [read_archive, read_record, lambda path: unpack_model(path, tmp_path)]
     for read in readers:
         read(path)
     assert run("archive verify", path).code == 0

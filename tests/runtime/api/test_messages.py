@@ -16,7 +16,7 @@ from tsx_runtime.api.errors import for_v2
 from tsx_runtime.api.headers import NO_CACHE, check_status, handler_headers, new_request_id
 from tsx_runtime.api.messages import MAX_DISCARDED_BYTES, ClientGone, Message, discard, read_body
 from tsx_runtime.api.urls import Target, find_target, url_path, with_headers
-from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, _remembered, error_body
+from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, _cached_error_body, error_body
 
 
 class Sender:
@@ -183,9 +183,9 @@ def test_errors_of_the_open_inference_protocol_say_the_message_where_its_clients
 
 def test_a_message_that_quotes_a_large_request_is_not_kept() -> None:
     error_body(400, "BadRequestException", "kept")
-    before = _remembered.cache_info().currsize
+    before = _cached_error_body.cache_info().currsize
     assert len(error_body(400, "BadRequestException", "x" * 1_000_000)) > 1_000_000
-    assert _remembered.cache_info().currsize == before > 0
+    assert _cached_error_body.cache_info().currsize == before > 0
 
 
 @given(st.text())

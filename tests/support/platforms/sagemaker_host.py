@@ -24,7 +24,7 @@ import psutil
 
 from tests.support import forked
 from tests.support.servers import DEADLINE, clean
-from tsx_cli.deploy.engine.facts import model_data
+from tsx_cli.deploy.engine.facts import write_model_data
 
 PING, INVOCATION, STOP = 2.0, 60.0, 30.0  # seconds
 MOST = 6 << 20
@@ -179,5 +179,5 @@ def container(
 
 def unpack(archive: Path, directory: Path) -> None:
     """Unpack the upload of `tsx deploy` into `directory`/model."""
-    with tarfile.open(model_data(archive, directory)) as packed:
+    with tarfile.open(write_model_data(archive, directory)) as packed:
         packed.extractall(directory / "model")

@@ -20,11 +20,11 @@ from tsx_cli.batch.sagemaker.models import transform_model
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import own_bucket, translated_errors
-from tsx_cli.deploy.commands.locations import place
+from tsx_cli.deploy.commands.locations import locate
 from tsx_cli.deploy.commands.spec_file import read_spec
-from tsx_cli.deploy.engine.facts import look_at
+from tsx_cli.deploy.engine.facts import read_archive
 from tsx_cli.deploy.engine.resources import digest
-from tsx_cli.deploy.sagemaker.resources import uploads
+from tsx_cli.deploy.sagemaker.resources import upload_prefix
 from tsx_runtime.targets.sagemaker import rows as lines
 from tsx_runtime.targets.sagemaker.environment import PAYLOAD_MB
 
@@ -59,9 +59,9 @@ class SageMakerEngine:
             )
         self.batch_size: int | None = None  # the container chooses it
         self._spec = read_spec(None, {"model": str(model), "target": "sagemaker"})
-        self._where = place(self._spec)
+        self._where = locate(self._spec)
         self._cloud = self._where.cloud
-        _, self._facts = look_at(model, region=self._cloud.region)
+        _, self._facts = read_archive(model, region=self._cloud.region)
         chosen = {"SAGEMAKER_MODEL_SERVER_WORKERS": workers, "SAGEMAKER_TS_BATCH_SIZE": batch_size}
         self._environment = {
             "TSX_SAGEMAKER_MODE": "transform",
@@ -72,7 +72,10 @@ class SageMakerEngine:
             self._cloud.account, self._cloud.region
         )
         run = digest([self._facts.sha256, reader.fingerprint], 16)
-        self._name, self._place = f"tsx-batch-{run}-", f"{uploads(self._spec.name)}batch/{run}/"
+        self._name, self._place = (
+            f"tsx-batch-{run}-",
+            f"{upload_prefix(self._spec.name)}batch/{run}/",
+        )
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         results: Iterator[RowResult] | None = None
@@ -96,7 +99,7 @@ class SageMakerEngine:
         return job
 
     def _latest_job(self) -> str | None:
-        found = self._cloud.listed(
+        found = self._cloud.list_items(
             "sagemaker",
             "list_transform_jobs",
             "TransformJobSummaries",
@@ -244,7 +247,7 @@ class SageMakerEngine:
             raise CliError(f"{job} is {found['TransformJobStatus']}: {reason}. {log}")
 
     def _keys(self, keys: str) -> list[str]:
-        found = self._cloud.listed(
+        found = self._cloud.list_items(
             "s3", "list_objects_v2", "Contents", f"listing {keys}", Bucket=self._bucket, Prefix=keys
         )
         return sorted(each["Key"] for each in found)

@@ -1,1 +1,1 @@
-"""Code that the AWS targets share: session, policies, alarms, logs."""
+"""What the AWS targets share: session, policies, alarms, logs."""

@@ -1,4 +1,4 @@
-"""Parses `--alarm`: `5xx>0`, `p95>300ms`, or the name of an existing alarm."""
+"""The alarms of `--alarm`: `5xx>0`, `p95>300ms`, or the name of an existing alarm."""
 
 from __future__ import annotations
 
@@ -19,36 +19,41 @@ class AlarmMetrics(NamedTuple):
     namespace: str
     errors: str
     latency: str
-    per_millisecond: float  # the unit of its times
+    per_millisecond: float  # units of the latency metric in a millisecond
     dimensions: Mapping[str, str | Ref]
-    answers: tuple[str, Mapping[str, str]] | None = (
-        None  # where it counts answers that are errors apart from failures
-    )
+    # The metric that counts error responses apart from failures, and its dimensions.
+    answers: tuple[str, Mapping[str, str]] | None = None
 
 
 class AlarmBound(NamedTuple):
     text: str
     metric: str  # `5xx`, or a percentile of the latency, such as `p95`
-    limit: float  # answers in a minute, or milliseconds
+    limit: float  # responses in a minute, or milliseconds
 
 
 class Alarms(NamedTuple):
-    made: list[Resource]
-    names: list[str]  # of these, and of those that are there already
+    """The alarms that watch a new version."""
+
+    resources: list[Resource]  # alarms to create
+    names: list[str]  # all alarms, existing ones included
 
 
-def alarms(
+def create_alarms(
     texts: Sequence[str],
     metrics: AlarmMetrics,
     prefix: str,
     tags: Mapping[str, str],
     needs: tuple[str, ...] = (),
 ) -> Alarms:
-    """Raises UsageError for what is neither a bound nor a name."""
-    made: list[Resource] = []
+    """Return the alarms that the texts of `--alarm` ask for.
+
+    Raises:
+        UsageError: A text is neither a bound nor a name.
+    """
+    resources: list[Resource] = []
     names: list[str] = []
     for text in texts:
-        bound = read_bound(text)
+        bound = parse_bound(text)
         if bound is None:
             if not _NAME.fullmatch(text):
                 raise UsageError(
@@ -61,30 +66,39 @@ def alarms(
         name = (
             f"{prefix}-{re.sub('[^a-z0-9]+', '-', text.lower()).strip('-')}-{digest(properties, 4)}"
         )
-        made.append(
+        resources.append(
             Resource(
-                f"Alarm{len(made) + 1}", "AWS::CloudWatch::Alarm", name, properties, needs, tags
+                f"Alarm{len(resources) + 1}",
+                "AWS::CloudWatch::Alarm",
+                name,
+                properties,
+                needs,
+                tags,
             )
         )
         names.append(name)
-    return Alarms(made, names)
+    return Alarms(resources, names)
 
 
-def read_bound(text: str) -> AlarmBound | None:
-    """None for another text, such as the name of an alarm. Raises UsageError."""
+def parse_bound(text: str) -> AlarmBound | None:
+    """Parse a bound; return None for other text, such as the name of an alarm.
+
+    Raises:
+        UsageError: The text is a bound with a wrong unit or percentile.
+    """
     bound = _BOUND.fullmatch(text.strip())
     if bound is None:
         return None
-    what, number, unit = bound[1].lower(), float(bound[2]), bound[3]
-    if what == "5xx":
+    metric, number, unit = bound[1].lower(), float(bound[2]), bound[3]
+    if metric == "5xx":
         if unit:
             raise UsageError(
                 f"--alarm: 5xx is a number of answers in a minute and has no unit: 5xx>{bound[2]}"
             )
-        return AlarmBound(bound[0], what, number)
-    if not unit or not 0 < float(what[1:]) <= 100:
+        return AlarmBound(bound[0], metric, number)
+    if not unit or not 0 < float(metric[1:]) <= 100:
         raise UsageError(f"--alarm: '{bound[0]}' is not a bound of a latency; write p95>300ms")
-    return AlarmBound(bound[0], what, number * (1000 if unit.lower() == "s" else 1))
+    return AlarmBound(bound[0], metric, number * (1000 if unit.lower() == "s" else 1))
 
 
 def _properties(bound: AlarmBound, metrics: AlarmMetrics) -> dict[str, Any]:
@@ -110,10 +124,14 @@ def _errors(metrics: AlarmMetrics) -> dict[str, Any]:
     failed = _metric(metrics, metrics.errors, metrics.dimensions)
     if metrics.answers is None:
         return {**failed, "Statistic": "Sum", "Period": 60}
-    each = {"failed": failed, "answered": _metric(metrics, *metrics.answers)}
+    by_id = {"failed": failed, "answered": _metric(metrics, *metrics.answers)}
     queries = [
-        {"Id": id, "MetricStat": {"Metric": one, "Period": 60, "Stat": "Sum"}, "ReturnData": False}
-        for id, one in each.items()
+        {
+            "Id": id,
+            "MetricStat": {"Metric": metric, "Period": 60, "Stat": "Sum"},
+            "ReturnData": False,
+        }
+        for id, metric in by_id.items()
     ]
     either = {
         "Id": "either",

@@ -1,6 +1,6 @@
 """The execution role of a deployment, with the permissions that it needs.
 
-infra/iam has them as files, beside those of the identity that deploys.
+infra/iam has the same policies as files, and those of the deploying identity.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.engine.facts import lasting
+from tsx_cli.deploy.engine.facts import owner_tags
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 
 Document = dict[str, Any]
-Statement = tuple[str, str, list[str]]  # its name, the actions in order, and their resources
+Statement = tuple[str, str, list[str]]  # name, actions, resources
 SERVICES = {"sagemaker": "sagemaker.amazonaws.com", "lambda": "lambda.amazonaws.com"}
-POLICY = "tsx"  # the name of the one policy of a role that is made
-PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # by the beginning of a region
+POLICY = "tsx"  # the name of the only policy of a created role
+PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # region prefix -> partition
 ALL = ["*"]
 PULL = "ecr:BatchCheckLayerAvailability ecr:BatchGetImage ecr:GetDownloadUrlForLayer"
 LOGS = "logs:CreateLogGroup logs:CreateLogStream logs:DescribeLogStreams logs:PutLogEvents"
 QUEUE = "sqs:DeleteMessage sqs:GetQueueAttributes sqs:ReceiveMessage"
-# of a network of one's own
+# Actions that a VPC needs.
 INTERFACES = (
     "ec2:CreateNetworkInterface ec2:DeleteNetworkInterface ec2:DescribeNetworkInterfaces"
     " ec2:DescribeSecurityGroups ec2:DescribeSubnets ec2:DescribeVpcs"
@@ -37,32 +37,39 @@ def role_name(name: str, target: str) -> str:
 def role(
     spec: DeploySpec, account: str, region: str, tags: Mapping[str, str], bucket: str = ""
 ) -> Resource:
-    """The execution role, made where that is asked for.
+    """Return the execution role to create.
 
-    Raises UsageError where it is not, as a deployment needs one.
+    Raises:
+        UsageError: No role is given, and none is to be created.
     """
     if not spec.create_role:
-        what = {"sagemaker": "endpoint", "lambda": "function"}[spec.target]
+        deployment = {"sagemaker": "endpoint", "lambda": "function"}[spec.target]
         raise UsageError(
-            f"{spec.target}.role is not given: the ARN of the role that the {what} runs with"
+            f"{spec.target}.role is not given: the ARN of the role that the {deployment} runs with"
             " (--role); infra/iam has what it needs, and --create-role makes one"
         )
-    policies = [{"PolicyName": POLICY, "PolicyDocument": execution(spec, account, region, bucket)}]
-    properties = {"AssumeRolePolicyDocument": trust(spec.target), "Policies": policies}
+    policies = [
+        {"PolicyName": POLICY, "PolicyDocument": execution_policy(spec, account, region, bucket)}
+    ]
+    properties = {"AssumeRolePolicyDocument": trust_policy(spec.target), "Policies": policies}
     return Resource(
-        "Role", "AWS::IAM::Role", role_name(spec.name, spec.target), properties, tags=lasting(tags)
+        "Role",
+        "AWS::IAM::Role",
+        role_name(spec.name, spec.target),
+        properties,
+        tags=owner_tags(tags),
     )
 
 
-def trust(target: str) -> Document:
+def trust_policy(target: str) -> Document:
     service = {"Service": SERVICES[target]}
     return _document([{"Effect": "Allow", "Principal": service, "Action": "sts:AssumeRole"}])
 
 
-def execution(spec: DeploySpec, account: str, region: str, bucket: str = "") -> Document:
-    """What runs may do: no more than what is wanted takes."""
-    place = f"{region}:{account}"
-    wanted = _function(spec, place) if spec.target == "lambda" else _endpoint(spec, place, bucket)
+def execution_policy(spec: DeploySpec, account: str, region: str, bucket: str = "") -> Document:
+    """Return the least permissions that the deployment needs."""
+    scope = f"{region}:{account}"
+    wanted = _function(spec, scope) if spec.target == "lambda" else _endpoint(spec, scope, bucket)
     allowed = [
         {"Sid": sid, "Effect": "Allow", "Action": actions.split(), "Resource": resources}
         for sid, actions, resources in wanted
@@ -74,34 +81,36 @@ def execution(spec: DeploySpec, account: str, region: str, bucket: str = "") -> 
     return dict(json.loads(text))
 
 
-def _endpoint(spec: DeploySpec, place: str, bucket: str) -> Iterator[Statement]:
-    own, queued, prefix = spec.sagemaker, spec.sagemaker.asynchronous, f"{bucket}/tsx/{spec.name}/"
+def _endpoint(spec: DeploySpec, scope: str, bucket: str) -> Iterator[Statement]:
+    settings = spec.sagemaker
+    queued = spec.sagemaker.asynchronous
+    prefix = f"{bucket}/tsx/{spec.name}/"
     yield "Model", "s3:GetObject", [f"arn:aws:s3:::{prefix}*"]
     yield "Bucket", "s3:ListBucket", [f"arn:aws:s3:::{bucket}"]
     yield "SignInToEcr", "ecr:GetAuthorizationToken", ALL
-    yield "Image", PULL, [f"arn:aws:ecr:{place}:repository/*"]
+    yield "Image", PULL, [f"arn:aws:ecr:{scope}:repository/*"]
     yield "BatchAnswers", "s3:PutObject", [f"arn:aws:s3:::{prefix}batch/*"]
     groups = [f"Endpoints/{spec.name}", "TransformJobs"]
-    groups += [f"InferenceComponents/{spec.name}"] if own.component else []
-    yield _logs(place, *(f"/aws/sagemaker/{group}" for group in groups))
+    groups += [f"InferenceComponents/{spec.name}"] if settings.component else []
+    yield _logs(scope, *(f"/aws/sagemaker/{group}" for group in groups))
     yield "Metrics", "cloudwatch:PutMetricData", ALL
     if spec.canary is not None:
         yield "LookAtAlarms", "cloudwatch:DescribeAlarms", ALL
     outputs = [] if queued is None else [queued.output, queued.failures]
-    outputs += [] if own.data_capture is None else [own.data_capture.to]
+    outputs += [] if settings.data_capture is None else [settings.data_capture.to]
     yield from _results(*outputs)
     if queued is not None:
         if topics := [topic for topic in (queued.success_topic, queued.error_topic) if topic]:
             yield "Tell", "sns:Publish", topics
-        # Requests lie where their senders put them.
+        # Senders choose the buckets of their requests.
         yield "Requests", "s3:GetObject", ["arn:aws:s3:::*/*"]
-    if own.subnets:
+    if settings.subnets:
         yield "Network", INTERFACES, ALL
 
 
-def _function(spec: DeploySpec, place: str) -> Iterator[Statement]:
+def _function(spec: DeploySpec, scope: str) -> Iterator[Statement]:
     queue = spec.lambda_.queue
-    yield _logs(place, f"/aws/lambda/{spec.name}")
+    yield _logs(scope, f"/aws/lambda/{spec.name}")
     if queue is not None:
         yield "Queue", QUEUE, [queue.arn]
         results = queue.results or ""
@@ -114,13 +123,13 @@ def _function(spec: DeploySpec, place: str) -> Iterator[Statement]:
         yield "Network", INTERFACES, ALL
 
 
-def _logs(place: str, *groups: str) -> Statement:
+def _logs(scope: str, *groups: str) -> Statement:
     ends = [f"{group}{end}" for group in groups for end in ("", ":*")]
-    return "Logs", LOGS, [f"arn:aws:logs:{place}:log-group:{end}" for end in ends]
+    return "Logs", LOGS, [f"arn:aws:logs:{scope}:log-group:{end}" for end in ends]
 
 
 def _results(*places: str | None) -> Iterator[Statement]:
-    """`places` as s3://bucket/prefix."""
+    """Yield the permission to write to places of the form s3://bucket/prefix."""
     arns = [f"arn:aws:s3:::{to.removeprefix('s3://').rstrip('/')}/*" for to in places if to]
     if arns:
         yield "Results", "s3:PutObject", arns

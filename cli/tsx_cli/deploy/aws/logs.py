@@ -1,6 +1,6 @@
-"""The CloudWatch log of a deployment: its last lines, those since a time, and new ones.
+"""The CloudWatch log of a deployment: its last lines, its lines since a time, and new lines.
 
-One permission is needed for all of it, logs:FilterLogEvents.
+The only permission needed is logs:FilterLogEvents.
 """
 
 from __future__ import annotations
@@ -14,19 +14,14 @@ from typing import NamedTuple
 from tsx_cli.deploy.aws.session import Cloud
 
 GROUPS: Mapping[str, str] = {"sagemaker": "/aws/sagemaker/Endpoints/{}", "lambda": "/aws/lambda/{}"}
-LAST = 40  # lines shown after a failure
-POLL = 2.0  # seconds between two questions for new lines: CloudWatch itself is some seconds late
-LOOKS = (
-    600,
-    3600,
-    6 * 3600,
-    48 * 3600,
-    14 * 86400,
-)  # seconds that are looked back, until there is enough
+FAILURE_LINES = 40  # lines shown after a failure
+POLL_S = 2.0  # CloudWatch itself is some seconds late
+# The periods searched, one after the other, until there are enough lines.
+PERIODS_S = (600, 3600, 6 * 3600, 48 * 3600, 14 * 86400)
 
 
 class LogLine(NamedTuple):
-    at: int | None  # milliseconds since 1970; None where it is part of the line, if anywhere
+    at: int | None  # milliseconds since 1970; None if the platform gives no time
     stream: str
     text: str
 
@@ -46,33 +41,39 @@ class CloudWatch:
     ) -> None:
         self._cloud, self.group, self._now, self._sleep = cloud, group, now, sleep
 
-    def last(self, count: int, since: float | None = None) -> list[LogLine]:
-        """So many of the newest, no older than `since` (seconds since 1970); none where there is no
-        log yet. Raises CloudError.
-        """
-        for look in LOOKS:
-            start = max(self._now() - look, since or 0)
-            found: deque[LogLine] = deque((line for _, line in self._events(start)), maxlen=count)
-            if len(found) == count or start == since:
-                break
-        return list(found)
+    def last_lines(self, count: int, since: float | None = None) -> list[LogLine]:
+        """Return up to `count` of the newest lines; none if there is no log yet.
 
-    def onwards(self, count: int, since: float | None = None) -> Iterator[LogLine]:
-        """These, then new ones as they arrive, until the iterator is closed."""
-        seen = self.last(count, since)
+        Args:
+            count: The largest number of lines.
+            since: The time of the oldest line, in seconds since 1970.
+
+        Raises:
+            CloudError: The log cannot be read.
+        """
+        for period_s in PERIODS_S:
+            start = max(self._now() - period_s, since or 0)
+            lines: deque[LogLine] = deque((line for _, line in self._events(start)), maxlen=count)
+            if len(lines) == count or start == since:
+                break
+        return list(lines)
+
+    def follow_from_last(self, count: int, since: float | None = None) -> Iterator[LogLine]:
+        """Yield the last lines, then new lines until the iterator is closed."""
+        seen = self.last_lines(count, since)
         yield from seen
-        again = set(seen)
+        shown = set(seen)
         start = seen[-1].at if seen else None
         yield from (
             line
             for line in self.follow(self._now() if start is None else start / 1000)
-            if line not in again
+            if line not in shown
         )
 
     def follow(self, since: float) -> Iterator[LogLine]:
-        """Lines since then, then new ones as they arrive, until the iterator is closed.
+        """Yield the lines since a time, then new lines until the iterator is closed.
 
-        Each line once.
+        Each line is yielded once.
         """
         seen_ids: dict[str, int] = {}
         start = since
@@ -82,17 +83,18 @@ class CloudWatch:
                     seen_ids[id] = line.at or 0
                     yield line
             newest = max(seen_ids.values(), default=round(since * 1000))
-            start = newest / 1000 - 60  # lines may come late, and in another order
+            # Lines may come late, and in another order.
+            start = newest / 1000 - 60
             seen_ids = {id: at for id, at in seen_ids.items() if at >= start * 1000}
-            self._sleep(POLL)
+            self._sleep(POLL_S)
 
     def _events(self, start: float) -> Iterator[tuple[str, LogLine]]:
-        """In the order of their time."""
+        """Yield events with their ids, ordered by time."""
         which = {"logGroupName": self.group, "startTime": max(0, round(start * 1000))}
-        found = self._cloud.listed(
+        events = self._cloud.list_items(
             "logs", "filter_log_events", "events", f"reading the log {self.group}", **which
         )
-        for event in sorted(found, key=lambda event: int(event["timestamp"])):
+        for event in sorted(events, key=lambda event: int(event["timestamp"])):
             yield (
                 event["eventId"],
                 LogLine(

@@ -1,4 +1,4 @@
-"""One AWS account and region: clients created on demand, and readable errors."""
+"""A session with one AWS account and region: clients created on demand, and readable errors."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ NO_CREDENTIALS = frozenset(
 
 
 class Cloud:
-    """An AWS session: credentials, profile and endpoints (AWS_ENDPOINT_URL) are found as by every
-    AWS tool.
+    """A session with one AWS account and region.
+
+    Credentials, profile and endpoints (AWS_ENDPOINT_URL) are found as by every AWS tool.
     """
 
     def __init__(
         self, region: str | None = None, profile: str | None = None, bucket_owner: str | None = None
     ) -> None:
-        import boto3  # here, as it is slow to import and only this needs it
+        import boto3  # slow to import
 
         with translated_errors("starting a session"):
-            named = (
-                region or os.environ.get("AWS_REGION") or None
-            )  # which every other tool of AWS reads, and boto3 does not
+            # boto3 does not read AWS_REGION, unlike other AWS tools.
+            named = region or os.environ.get("AWS_REGION") or None
             self._session: Any = boto3.session.Session(region_name=named, profile_name=profile)
-        found = self._session.region_name
-        if not found:
+        region_name = self._session.region_name
+        if not region_name:
             raise CliError("no region: give --region eu-central-1, or set AWS_REGION")
-        self.region: str = found
+        self.region: str = region_name
         self._bucket_owner = bucket_owner
         self._clients: dict[str, Any] = {}
 
@@ -72,14 +72,14 @@ class Cloud:
                     self._clients[service].meta.events.register(
                         "provide-client-params.s3", self._expect_owner
                     )
-            except ValueError as error:  # of AWS_ENDPOINT_URL
+            except ValueError as error:  # AWS_ENDPOINT_URL is wrong
                 raise CliError(
                     f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL must be an address such as"
                     " http://127.0.0.1:4566"
                 ) from error
         return self._clients[service]
 
-    def _expect_owner(self, params: Any, model: Any, **rest: Any) -> None:
+    def _expect_owner(self, params: Any, model: Any, **context: Any) -> None:
         if "ExpectedBucketOwner" in model.input_shape.members:
             is_own = params["Bucket"] == own_bucket(self.account, self.region)
             params["ExpectedBucketOwner"] = (
@@ -87,12 +87,16 @@ class Cloud:
             )
 
     def call(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
-        """One call of a service; `doing` begins the message of the CloudError where it fails."""
+        """Call a service.
+
+        Raises:
+            CloudError: The call failed; the message begins with `doing`.
+        """
         with translated_errors(doing):
             return getattr(self.client(service), operation)(**arguments)
 
     def find(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
-        """As `call`, but None where AWS says that there is no such thing."""
+        """Call a service, and return None if AWS reports that the resource does not exist."""
         try:
             return self.call(service, operation, doing, **arguments)
         except CloudError as error:
@@ -100,16 +104,18 @@ class Cloud:
                 return None
             raise
 
-    def listed(
+    def list_items(
         self, service: str, operation: str, key: str, doing: str, **arguments: Any
     ) -> list[Any]:
-        """What all pages of an answer hold under `key`; nothing where what is asked about does not
-        exist. Raises CloudError.
+        """Return the items under `key` of all pages; none if the resource does not exist.
+
+        Raises:
+            CloudError: The call failed.
         """
         pages = self.client(service).get_paginator(operation).paginate(**arguments)
         try:
             with translated_errors(doing):
-                return [each for page in pages for each in page.get(key, [])]
+                return [item for page in pages for item in page.get(key, [])]
         except CloudError as error:
             if is_absent(error):
                 return []
@@ -125,14 +131,15 @@ class Cloud:
 
 
 def own_bucket(account: str, region: str) -> str:
-    """Where a deployment names none."""
+    """Return the name of the bucket that is used if a deployment names none."""
     return f"tsx-{account}-{region}"
 
 
 @contextmanager
 def translated_errors(doing: str) -> Generator[None, None, None]:
-    """Errors of boto3 as one sentence that says what was being done, and what to do next where that
-    is known.
+    """Turn errors of boto3 into a CloudError with one sentence.
+
+    The sentence begins with `doing`, and says what to do next if that is known.
     """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import (
@@ -146,10 +153,8 @@ def translated_errors(doing: str) -> Generator[None, None, None]:
     try:
         yield
     except ClientError as error:
-        code, message = (
-            error.response["Error"].get("Code", ""),
-            error.response["Error"].get("Message", "").rstrip("."),
-        )
+        code = error.response["Error"].get("Code", "")
+        message = error.response["Error"].get("Message", "").rstrip(".")
         raise CloudError(
             f"{doing}: {code}: {message}{_advice(code, error.operation_name)}", code
         ) from error
@@ -169,23 +174,19 @@ def translated_errors(doing: str) -> Generator[None, None, None]:
 
 
 def is_absent(error: CloudError) -> bool:
-    """Whether it says that there is no such thing."""
-    missing = (
-        "could not find",
-        "does not exist",
-        "not found",
-        "cannot find",
-    )  # SageMaker has one code for every mistake
+    """Tell whether the error says that the resource does not exist."""
+    # SageMaker has one code for every mistake.
+    missing = ("could not find", "does not exist", "not found", "cannot find")
     return error.code in ABSENT or (
         error.code in ("ValidationException", "ValidationError")
-        and any(word in error.message.lower() for word in missing)
+        and any(phrase in error.message.lower() for phrase in missing)
     )
 
 
 def _advice(code: str, operation: str) -> str:
     if code in NO_CREDENTIALS:
         return ". Renew the credentials (`aws sso login`, or new keys)"
-    if code == "403":  # S3 gives no reason where an answer has no body
+    if code == "403":  # S3 gives no reason in responses without a body
         return (
             f". Either the deploying identity lacks the permission for {operation} (infra/iam has"
             " the policy), or the bucket belongs to another account: choose another with"

@@ -1,4 +1,4 @@
-"""The state of a Lambda function: its resources, its earlier versions, its health."""
+"""A deployment as a Lambda function: its resources, versions and health."""
 
 from __future__ import annotations
 
@@ -13,117 +13,130 @@ from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import (
     ScalableTarget,
-    scales,
-    scaling_of,
-    without_others,
+    existing_scaling,
+    only_own_scaling,
+    scaled_dimensions,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.aws_lambda.kinds import hash_of, published
+from tsx_cli.deploy.aws_lambda.kinds import hash_of, versions_of
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
-from tsx_cli.deploy.aws_lambda.resources import ALIAS, alias_of, resources, scaled, scaling_rule
+from tsx_cli.deploy.aws_lambda.resources import (
+    ALIAS,
+    alias_of,
+    resources,
+    scaling_rule,
+    scaling_target,
+)
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Resource, numbered
 from tsx_cli.deploy.spec import DeploySpec
 
-REFUSED = 400
-END_OF_HEAD = b"\0" * 8  # of an answer that is streamed: what comes behind it is the body
+FIRST_ERROR_STATUS = 400
+END_OF_HEAD = b"\0" * 8  # separates head and body of a streamed response
 
 
 class LambdaTarget:
     def log_group(self, name: str) -> str:
         return GROUPS["lambda"].format(name)
 
-    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 
-    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
-        """A function takes its versions, its alias and its URL with it."""
+    def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+        """Return the resources of a function; its versions, alias and URL go with it."""
         function = _function(cloud, name)
         provider = Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{name}", {})
         seen = _observed(cloud, provider)
-        found = own_role(cloud, name, "lambda")
-        found += [provider] if seen is not None and seen.tags.get("tsx:name") == name else []
+        existing = own_role(cloud, name, "lambda")
+        existing += [provider] if seen is not None and seen.tags.get("tsx:name") == name else []
         if function is not None:
-            found.append(
+            existing.append(
                 Resource(
-                    "Function", "AWS::Lambda::Function", name, {}, tuple(each.id for each in found)
+                    "Function",
+                    "AWS::Lambda::Function",
+                    name,
+                    {},
+                    tuple(resource.id for resource in existing),
                 )
             )
-            found += [
-                each
-                for each in _beside(cloud, name)
-                if each.kind not in ("AWS::Lambda::Url", "AWS::Lambda::Permission")
+            existing += [
+                resource
+                for resource in _related(cloud, name)
+                if resource.kind not in ("AWS::Lambda::Url", "AWS::Lambda::Permission")
             ]
-        return [*found, *_alarms(cloud, name)]
+        return [*existing, *_alarms(cloud, name)]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
-        """What is not asked for any more, and versions beyond the newest `keep`: none has requests
-        by then, as deletions come last.
+        """Return unwanted resources, and versions beyond the newest `keep`.
+
+        These versions have no requests when they are deleted, because deletions come last.
         """
         if _function(cloud, spec.name) is None:
             return []
-        names = {(each.kind, each.name) for each in wanted}
+        names = {(resource.kind, resource.name) for resource in wanted}
         beside = [
-            each
-            for each in (*_beside(cloud, spec.name), *_alarms(cloud, spec.name))
-            if (each.kind, each.name) not in names
+            resource
+            for resource in (*_related(cloud, spec.name), *_alarms(cloud, spec.name))
+            if (resource.kind, resource.name) not in names
         ]
-        beside = without_others(cloud, beside, scaling_rule(spec.name))
+        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
         coming = {name for kind, name in names if kind == "AWS::Lambda::Version"}
-        others = [
-            each
-            for each in self.versions(cloud, spec.name)
-            if f"{spec.name}:{each.id}" not in coming
+        former = [
+            version
+            for version in self.versions(cloud, spec.name)
+            if f"{spec.name}:{version.id}" not in coming
         ]
-        gone = {each.id: each for each in others[: -(spec.keep - 1) or None]}.values()
+        gone = {version.id: version for version in former[: -(spec.keep - 1) or None]}.values()
         kind = "AWS::Lambda::Version"
         return [
             *(
-                Resource(f"Version{each.number}", kind, f"{spec.name}:{each.id}", {})
-                for each in gone
+                Resource(f"Version{version.number}", kind, f"{spec.name}:{version.id}", {})
+                for version in gone
             ),
             *beside,
         ]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         current, canary = _alias(cloud, name)
-        found = [each for each in published(cloud, name) if hash_of(each)]
+        configs = [config for config in versions_of(cloud, name) if hash_of(config)]
         return [
             DeployedVersion(
-                int(each["Version"]),
-                hash_of(each),
-                datetime.fromisoformat(each["LastModified"][:19]).replace(
+                int(config["Version"]),
+                hash_of(config),
+                datetime.fromisoformat(config["LastModified"][:19]).replace(
                     tzinfo=timezone.utc
-                ),  # what follows are fractions and +0000
-                _tags_in_description(each),
-                each["Version"] == current,
-                canary.get(each["Version"], 0.0),
+                ),  # fractions and +0000 are cut off
+                _tags_in_description(config),
+                config["Version"] == current,
+                canary.get(config["Version"], 0.0),
             )
-            for each in found
+            for config in configs
         ]
 
-    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
-        return [_pointing(name, str(version.number))]
+    def rollback_resources(
+        self, cloud: Cloud, name: str, version: DeployedVersion
+    ) -> list[Resource]:
+        return [_alias_to(name, str(version.number))]
 
-    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         _, canary = _alias(cloud, name)
         if not canary:
             raise CliError(f"{name} has no canary: one version has all requests")
-        return [_pointing(name, next(iter(canary)))]
+        return [_alias_to(name, next(iter(canary)))]
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
         function = _function(cloud, name)
         if function is None:
             return None
         current, canary = _alias(cloud, name)
-        versions = {each["Version"]: each for each in published(cloud, name)}
+        versions = {config["Version"]: config for config in versions_of(cloud, name)}
         running = versions.get(current, {})
         url = KINDS["AWS::Lambda::Url"].observe(cloud, alias_of(name))
         ready = KINDS["Tsx::Lambda::ProvisionedConcurrency"].observe(cloud, alias_of(name))
@@ -143,20 +156,24 @@ class LambdaTarget:
             "timeout": running.get("Timeout"),
             "url": None if url is None else url.outputs["FunctionUrl"],
             "queues": [
-                {"arn": each["EventSourceArn"], "state": each["State"]}
-                for each in mappings(cloud, alias_of(name))
+                {"arn": mapping["EventSourceArn"], "state": mapping["State"]}
+                for mapping in mappings(cloud, alias_of(name))
             ],
             "provisioned": (
                 None if ready is None else ready.properties["ProvisionedConcurrentExecutions"]
             ),
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "FunctionName")),
-            "scales": scales(_scaling(cloud, name)),
+            "scales": scaled_dimensions(_scaling(cloud, name)),
         }
 
     def invoke(
         self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None
     ) -> Response:
-        """By the alias, as its URL would. Raises CloudError for an answer that is an error."""
+        """Send a request to the alias, as its URL would.
+
+        Raises:
+            CloudError: The function failed, or responded with an error.
+        """
         event = json.dumps(_event(body, content_type, accept)).encode()
         with translated_errors(f"asking {name}"):
             answer = cloud.client("lambda").invoke(
@@ -180,7 +197,7 @@ class LambdaTarget:
             if parsed.get("isBase64Encoded")
             else text.encode()
         )
-        if int(parsed["statusCode"]) >= REFUSED:
+        if int(parsed["statusCode"]) >= FIRST_ERROR_STATUS:
             raise CloudError(
                 f"{name} answered {parsed['statusCode']}: {content.decode(errors='replace')}",
                 str(parsed["statusCode"]),
@@ -189,9 +206,9 @@ class LambdaTarget:
 
 
 def _function(cloud: Cloud, name: str) -> Observed | None:
-    """None also where it belongs to another deployment."""
-    found = KINDS["AWS::Lambda::Function"].observe(cloud, name)
-    return found if found is not None and found.tags.get("tsx:name") == name else None
+    """Return the function of a deployment, or None if another deployment owns it."""
+    function = KINDS["AWS::Lambda::Function"].observe(cloud, name)
+    return function if function is not None and function.tags.get("tsx:name") == name else None
 
 
 def _observed(cloud: Cloud, resource: Resource) -> Observed | None:
@@ -199,19 +216,19 @@ def _observed(cloud: Cloud, resource: Resource) -> Observed | None:
 
 
 def _alias(cloud: Cloud, name: str) -> tuple[str, dict[str, float]]:
-    """The version that has the requests, and the percentages of those that share them."""
-    found = KINDS["AWS::Lambda::Alias"].observe(cloud, alias_of(name))
-    if found is None:
+    """Return the version of the alias, and the percentages of the versions beside it."""
+    alias = KINDS["AWS::Lambda::Alias"].observe(cloud, alias_of(name))
+    if alias is None:
         return "", {}
-    weights: Mapping[str, float] = found.properties.get("RoutingConfig", {}).get(
+    weights: Mapping[str, float] = alias.properties.get("RoutingConfig", {}).get(
         "AdditionalVersionWeights", {}
     )
-    return found.properties["FunctionVersion"], {
+    return alias.properties["FunctionVersion"], {
         version: round(weight * 100, 2) for version, weight in weights.items()
     }
 
 
-def _pointing(name: str, version: str) -> Resource:
+def _alias_to(name: str, version: str) -> Resource:
     return Resource(
         "Alias",
         "AWS::Lambda::Alias",
@@ -226,43 +243,43 @@ def _model(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tags_in_description(config: Mapping[str, Any]) -> dict[str, str]:
-    """What a version's description says, as tags: versions have none."""
-    words = config.get("Description", "").split(maxsplit=3)
-    if len(words) != 4 or words[0] != "tsx":
+    """Return the tags in the description of a version, which has no tags of its own."""
+    parts = config.get("Description", "").split(maxsplit=3)
+    if len(parts) != 4 or parts[0] != "tsx":
         return {}
-    return {"tsx:model-sha": words[2], "tsx:model": words[3]}
+    return {"tsx:model-sha": parts[2], "tsx:model": parts[3]}
 
 
-def _beside(cloud: Cloud, name: str) -> list[Resource]:
-    """What stands around the function."""
-    place, needs = alias_of(name), ("Function",)
-    found = []
+def _related(cloud: Cloud, name: str) -> list[Resource]:
+    """Return the resources around a function."""
+    alias, needs = alias_of(name), ("Function",)
+    existing = []
     for id, kind in (
         ("Url", "AWS::Lambda::Url"),
         ("Provisioned", "Tsx::Lambda::ProvisionedConcurrency"),
     ):
-        if KINDS[kind].observe(cloud, place) is not None:
-            found.append(Resource(id, kind, place, {}, needs))
+        if KINDS[kind].observe(cloud, alias) is not None:
+            existing.append(Resource(id, kind, alias, {}, needs))
     kind = "AWS::Lambda::Permission"
     ours = [
-        f"{place}|{each['Sid']}"
-        for each in statements(cloud, place)
-        if re.fullmatch("tsx-[0-9a-f]{8}", each["Sid"])
+        f"{alias}|{statement['Sid']}"
+        for statement in statements(cloud, alias)
+        if re.fullmatch("tsx-[0-9a-f]{8}", statement["Sid"])
     ]
-    found += numbered("Permission", kind, ours, needs, start=1)
+    existing += numbered("Permission", kind, ours, needs, start=1)
     kind = "AWS::Lambda::EventSourceMapping"
-    queues = [f"{place}|{each['EventSourceArn']}" for each in mappings(cloud, place)]
-    for own in numbered("Queue", kind, queues, needs, start=1):
-        seen = _observed(cloud, own)
+    queues = [f"{alias}|{mapping['EventSourceArn']}" for mapping in mappings(cloud, alias)]
+    for queue in numbered("Queue", kind, queues, needs, start=1):
+        seen = _observed(cloud, queue)
         if seen is not None and seen.tags.get("tsx:name") == name:
-            found.append(own)
-    return [*found, *_scaling(cloud, name)]
+            existing.append(queue)
+    return [*existing, *_scaling(cloud, name)]
 
 
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
-    if ScalableTarget().observe(cloud, scaled(name)) is None:
+    if ScalableTarget().observe(cloud, scaling_target(name)) is None:
         return []
-    return scaling_of(scaled(name), scaling_rule(name), ("Function", "Provisioned"))
+    return existing_scaling(scaling_target(name), scaling_rule(name), ("Function", "Provisioned"))
 
 
 def _alarms(cloud: Cloud, name: str) -> list[Resource]:
@@ -271,7 +288,7 @@ def _alarms(cloud: Cloud, name: str) -> list[Resource]:
 
 
 def _event(body: bytes, content_type: str, accept: str | None) -> dict[str, Any]:
-    """A request as a function's URL hands it over: version 2.0 of the payload of API Gateway."""
+    """Return a request in the form of a function's URL: version 2.0 of API Gateway's payload."""
     headers = {"content-type": content_type, **({"accept": accept} if accept else {})}
     http = {
         "method": "POST",

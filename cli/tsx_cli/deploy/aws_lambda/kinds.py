@@ -1,5 +1,6 @@
-"""Lambda functions, their versions, and the alias that receives requests; `lambda_parts` has the
-related resources.
+"""Lambda functions, their versions, and the alias that receives requests.
+
+`lambda_parts` has the related resources.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from tsx_cli.deploy.aws.kinds.iam import call_with_role
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
-from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, pick
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
 
 CODE = ("ImageUri", "Architectures")
@@ -27,7 +28,7 @@ CONFIGURATION = (
 )
 RESERVED = "ReservedConcurrentExecutions"
 MARK = "canary since "
-LEFT = (
+WHEN_INTERRUPTED = (
     "a canary that has begun keeps its share of the requests, and its alarms are not checked until"
     " this command runs again. `tsx deploy promote` gives it all requests, `tsx deploy rollback`"
     " removes its share"
@@ -35,7 +36,7 @@ LEFT = (
 
 
 class LambdaFunction(ResourceKind):
-    """Changes take effect once a version is published: requests go to versions."""
+    """A function. Requests go to versions, so changes take effect with the next version."""
 
     traits = Traits(
         fixed=frozenset({"PackageType"}),
@@ -45,14 +46,14 @@ class LambdaFunction(ResourceKind):
     poll, patience = 2.0, 900.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        found = cloud.find(
+        response = cloud.find(
             "lambda", "get_function", f"looking for the function {name}", FunctionName=name
         )
-        if found is None:
+        if response is None:
             return None
-        config = found["Configuration"]
-        properties = only(config, ("PackageType", *CODE[1:], *CONFIGURATION))
-        properties["Code"] = only(found["Code"], ("ImageUri",))
+        config = response["Configuration"]
+        properties = pick(config, ("PackageType", *CODE[1:], *CONFIGURATION))
+        properties["Code"] = pick(response["Code"], ("ImageUri",))
         if config.get("Environment", {}).get("Variables"):
             properties["Environment"] = {"Variables": config["Environment"]["Variables"]}
         if config.get("VpcConfig", {}).get("SubnetIds"):
@@ -61,8 +62,8 @@ class LambdaFunction(ResourceKind):
                 for key in ("SubnetIds", "SecurityGroupIds")
             }
         if config.get("Layers"):
-            properties["Layers"] = [each["Arn"] for each in config["Layers"]]
-        reserved = found.get("Concurrency", {}).get(RESERVED)
+            properties["Layers"] = [layer["Arn"] for layer in config["Layers"]]
+        reserved = response.get("Concurrency", {}).get(RESERVED)
         if reserved is not None:
             properties[RESERVED] = reserved
         state, reason = condition(config)
@@ -72,7 +73,7 @@ class LambdaFunction(ResourceKind):
             "status": config.get("State", "Active"),
             "configuration": config,
         }
-        return Observed(name, properties, found.get("Tags", {}), outputs, state, reason)
+        return Observed(name, properties, response.get("Tags", {}), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         wanted = {key: value for key, value in resource.properties.items() if key != RESERVED}
@@ -83,10 +84,11 @@ class LambdaFunction(ResourceKind):
         )
 
     def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
-        """One call at a time, each settled before the next; the description, which says what the
-        function is, comes after the image.
+        """Update a function with one call at a time.
+
+        The description contains a hash of the function, so it comes after the image.
         """
         wanted, name = resource.properties, {"FunctionName": resource.name}
         if changed & {"Code", "Architectures"}:
@@ -96,17 +98,17 @@ class LambdaFunction(ResourceKind):
             )
             return "has its image" if len(changed - {"Code", "Architectures"}) else None
         if changed - {RESERVED, "tags"}:
-            whole = {
+            configuration = {
                 **name,
                 "Environment": {"Variables": {}},
                 "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []},
             }
-            whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | (
+            configuration |= pick(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | (
                 {"Layers": []} if "Layers" in changed else {}
             )
             operation, doing = "update_function_configuration", f"configuring {resource.name}"
             role = str(wanted["Role"])
-            if text := call_with_role(cloud, "lambda", operation, doing, role, **whole):
+            if text := call_with_role(cloud, "lambda", operation, doing, role, **configuration):
                 raise CloudError(text)
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
@@ -118,38 +120,37 @@ class LambdaFunction(ResourceKind):
                 operation,
                 f"keeping concurrency for {resource.name}",
                 **name,
-                **only(wanted, [RESERVED]),
+                **pick(wanted, [RESERVED]),
             )
         if "tags" in changed:
-            which = {"Resource": found.outputs["Arn"], "Tags": dict(resource.tags)}
+            which = {"Resource": observed.outputs["Arn"], "Tags": dict(resource.tags)}
             cloud.call("lambda", "tag_resource", f"tagging {resource.name}", **which)
         return None
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        doing = f"deleting the function {found.name}, its versions, its alias and its URL"
-        cloud.call("lambda", "delete_function", doing, FunctionName=found.name)
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        doing = f"deleting the function {observed.name}, its versions, its alias and its URL"
+        cloud.call("lambda", "delete_function", doing, FunctionName=observed.name)
 
 
 class PublishedVersion(ResourceKind):
-    """Its name is `function:hash`; the hash is the second word of the description that it was
-    published with.
-    """
+    """A version; its name is `function:hash`, with the hash in its description."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"FunctionName"}))
     poll, patience = 2.0, 1800.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, content = name.partition(":")
-        found = next(
-            (each for each in published(cloud, function) if hash_of(each) == content), None
+        version = next(
+            (version for version in versions_of(cloud, function) if hash_of(version) == content),
+            None,
         )  # others were published by hand
-        if found is None:
+        if version is None:
             return None
-        state, reason = condition(found)
+        state, reason = condition(version)
         return Observed(
             name,
             {},
-            outputs={"Version": found["Version"], "Ref": found["FunctionArn"]},
+            outputs={"Version": version["Version"], "Ref": version["FunctionArn"]},
             state=state,
             reason=reason,
         )
@@ -160,10 +161,12 @@ class PublishedVersion(ResourceKind):
             "lambda", "publish_version", f"making a version of {function}", FunctionName=function
         )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        function, _, content = found.name.partition(":")
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        function, _, content = observed.name.partition(":")
         for number in [
-            each["Version"] for each in published(cloud, function) if hash_of(each) == content
+            version["Version"]
+            for version in versions_of(cloud, function)
+            if hash_of(version) == content
         ]:
             cloud.call(
                 "lambda",
@@ -175,41 +178,41 @@ class PublishedVersion(ResourceKind):
 
 
 class Alias(ResourceKind):
-    """Its name is `function:alias`.
+    """An alias; its name is `function:alias`.
 
-    A canary is a second version with a share of the requests; Lambda does not watch canaries, so
-    tsx does.
-
-    Since when it has been there stands in the alias's description, so that any run goes on with it.
+    A canary is a second version with a share of the requests. tsx watches it, because Lambda does
+    not. The alias's description holds the start of the canary, so that any run can continue it.
     """
 
-    traits = Traits(is_tagged=False, removable=frozenset({"RoutingConfig"}), left=LEFT)
+    traits = Traits(
+        is_tagged=False, removable=frozenset({"RoutingConfig"}), when_interrupted=WHEN_INTERRUPTED
+    )
     poll, patience = 10.0, 2 * 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, alias = name.partition(":")
-        found = cloud.find(
+        details = cloud.find(
             "lambda",
             "get_alias",
             f"looking for the alias {name}",
             FunctionName=function,
             Name=alias,
         )
-        if found is None:
+        if details is None:
             return None
         properties = {
             "FunctionName": function,
             "Name": alias,
-            "FunctionVersion": found["FunctionVersion"],
+            "FunctionVersion": details["FunctionVersion"],
         }
-        weights = (found.get("RoutingConfig") or {}).get("AdditionalVersionWeights")
+        weights = (details.get("RoutingConfig") or {}).get("AdditionalVersionWeights")
         if weights:
             properties["RoutingConfig"] = {"AdditionalVersionWeights": weights}
-        canary = _baking(found)
+        canary = _baking(details)
         return Observed(
             name,
             properties,
-            outputs={"Ref": found["AliasArn"], **({} if canary is None else {UNDER_WAY: canary})},
+            outputs={"Ref": details["AliasArn"], **({} if canary is None else {UNDER_WAY: canary})},
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -218,11 +221,12 @@ class Alias(ResourceKind):
         )
 
     def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
-        wanted, before = resource.properties["FunctionVersion"], found.properties["FunctionVersion"]
+        wanted = resource.properties["FunctionVersion"]
+        before = observed.properties["FunctionVersion"]
         shift = Shift(**resource.how) if resource.how and wanted != before else None
-        baking: Baking | None = found.outputs.get(UNDER_WAY)
+        baking: Baking | None = observed.outputs.get(UNDER_WAY)
         time = now()
         off = (
             {}
@@ -255,12 +259,12 @@ class Alias(ResourceKind):
         _route(cloud, resource, wanted, {}, "")
         return None
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        function, _, alias = found.name.partition(":")
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        function, _, alias = observed.name.partition(":")
         cloud.call(
             "lambda",
             "delete_alias",
-            f"deleting the alias {found.name}",
+            f"deleting the alias {observed.name}",
             FunctionName=function,
             Name=alias,
         )
@@ -271,8 +275,9 @@ def now() -> datetime:
 
 
 def condition(config: Mapping[str, Any]) -> tuple[State, str]:
-    """A change that failed leaves the function as it was: only one that could not be made has
-    failed.
+    """Return the state of a function or version, and the reason.
+
+    A failed change leaves a function as it was. Only a failed creation makes a function fail.
     """
     state, last = config.get("State", "Active"), config.get("LastUpdateStatus", "Successful")
     if state == "Failed":
@@ -287,26 +292,28 @@ def condition(config: Mapping[str, Any]) -> tuple[State, str]:
     return "ready", config.get("LastUpdateStatusReason", "") if last == "Failed" else ""
 
 
-def published(cloud: Cloud, function: str) -> list[dict[str, Any]]:
-    """The versions that there are, the oldest first."""
+def versions_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
+    """Return the published versions, oldest first."""
     doing = f"listing the versions of {function}"
-    found = cloud.listed(
+    versions = cloud.list_items(
         "lambda", "list_versions_by_function", "Versions", doing, FunctionName=function
     )
     return sorted(
-        (each for each in found if each["Version"] != "$LATEST"),
-        key=lambda each: int(each["Version"]),
+        (version for version in versions if version["Version"] != "$LATEST"),
+        key=lambda version: int(version["Version"]),
     )
 
 
 def hash_of(config: Mapping[str, Any]) -> str:
-    words = config.get("Description", "").split()
-    return words[1] if len(words) > 1 and words[0] == "tsx" else ""
+    parts = config.get("Description", "").split()
+    return parts[1] if len(parts) > 1 and parts[0] == "tsx" else ""
 
 
 def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dict[str, str]:
-    """Of these alarms those that are off, and, since a time, those that were; with CloudWatch's
-    reason. Raises CloudError.
+    """Return the alarms that are off, or were since a time, with CloudWatch's reasons.
+
+    Raises:
+        CloudError: An alarm does not exist, or CloudWatch refused.
     """
     if not alarms:
         return {}
@@ -316,21 +323,21 @@ def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dic
         "AlarmTypes": ["MetricAlarm", "CompositeAlarm"],
     }
     answer = cloud.call("cloudwatch", "describe_alarms", doing, **which)
-    found = {
-        each["AlarmName"]: each
+    alarms_by_name = {
+        alarm["AlarmName"]: alarm
         for kind in ("MetricAlarms", "CompositeAlarms")
-        for each in answer.get(kind, [])
+        for alarm in answer.get(kind, [])
     }
-    missing = [name for name in alarms if name not in found]
+    missing = [name for name in alarms if name not in alarms_by_name]
     if missing:
         raise CloudError(
             f"there is no alarm '{missing[0]}'; --alarm takes 5xx>0, p95>300ms, or the name of an"
             " existing alarm"
         )
     off = {
-        name: each.get("StateReason", "")
-        for name, each in found.items()
-        if each.get("StateValue") == "ALARM"
+        name: alarm.get("StateReason", "")
+        for name, alarm in alarms_by_name.items()
+        if alarm.get("StateValue") == "ALARM"
     }
     for name in alarms if since is not None else ():
         which = {"AlarmName": name, "HistoryItemType": "StateUpdate", "StartDate": since}
@@ -349,24 +356,24 @@ def _is_off(item: Mapping[str, Any]) -> bool:
     )
 
 
-def _baking(found: Mapping[str, Any]) -> Baking | None:
-    weights = (found.get("RoutingConfig") or {}).get("AdditionalVersionWeights") or {}
-    properties = found.get("Description", "").removeprefix(MARK)
+def _baking(alias: Mapping[str, Any]) -> Baking | None:
+    weights = (alias.get("RoutingConfig") or {}).get("AdditionalVersionWeights") or {}
+    properties = alias.get("Description", "").removeprefix(MARK)
     for version, weight in weights.items():
         try:
             return Baking(version, weight * 100, datetime.fromisoformat(properties))
-        except ValueError:  # not made by tsx: it exists, but its age is unknown
+        except ValueError:  # somebody else began it, so its age is unknown
             return Baking(version, weight * 100, datetime.fromtimestamp(0, timezone.utc))
     return None
 
 
 def _route(
-    cloud: Cloud, resource: Resource, version: str, others: Mapping[str, float], description: str
+    cloud: Cloud, resource: Resource, version: str, weights: Mapping[str, float], description: str
 ) -> None:
     wanted = {
-        **only(resource.properties, ("FunctionName", "Name")),
+        **pick(resource.properties, ("FunctionName", "Name")),
         "FunctionVersion": version,
         "Description": description,
     }
-    wanted["RoutingConfig"] = {"AdditionalVersionWeights": dict(others)}
+    wanted["RoutingConfig"] = {"AdditionalVersionWeights": dict(weights)}
     cloud.call("lambda", "update_alias", f"moving requests of {resource.name}", **wanted)

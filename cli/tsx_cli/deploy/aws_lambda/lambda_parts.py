@@ -1,6 +1,4 @@
-"""Resources around a Lambda function: its URL and permissions, its queue, its provisioned
-concurrency, its managed instances.
-"""
+"""Resources around a Lambda function: URL, permissions, queue, concurrency, managed instances."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.kinds import Alias, LambdaFunction, PublishedVersion
-from tsx_cli.deploy.engine.kind import ResourceKind, only
+from tsx_cli.deploy.engine.kind import ResourceKind, pick
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
 PROVIDER = (
@@ -30,53 +28,55 @@ MAPPING = (
 
 
 class Url(ResourceKind):
-    """Its name is `function:alias`."""
+    """The URL of an alias; its name is `function:alias`."""
 
     traits = Traits(is_tagged=False, fixed=frozenset({"TargetFunctionArn", "Qualifier"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        which = _which(name)
-        found = cloud.find(
+        which = _alias_args(name)
+        config = cloud.find(
             "lambda", "get_function_url_config", f"looking for the URL of {name}", **which
         )
-        if found is None:
+        if config is None:
             return None
         properties = {
             "TargetFunctionArn": which["FunctionName"],
             "Qualifier": which["Qualifier"],
-            **only(found, MODES),
+            **pick(config, MODES),
         }
         return Observed(
             name,
             properties,
-            outputs={"FunctionUrl": found["FunctionUrl"], "Ref": found["FunctionArn"]},
+            outputs={"FunctionUrl": config["FunctionUrl"], "Ref": config["FunctionArn"]},
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = {**_which(resource.name), **only(resource.properties, MODES)}
+        wanted = {**_alias_args(resource.name), **pick(resource.properties, MODES)}
         cloud.call(
             "lambda", "create_function_url_config", f"giving {resource.name} a URL", **wanted
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
-        wanted = {**_which(resource.name), **only(resource.properties, MODES)}
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
+        wanted = {**_alias_args(resource.name), **pick(resource.properties, MODES)}
         cloud.call(
             "lambda", "update_function_url_config", f"changing the URL of {resource.name}", **wanted
         )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
         cloud.call(
             "lambda",
             "delete_function_url_config",
-            f"removing the URL of {found.name}",
-            **_which(found.name),
+            f"removing the URL of {observed.name}",
+            **_alias_args(observed.name),
         )
 
 
 class Permission(ResourceKind):
-    """A statement of the policy of a function's alias.
+    """A statement in the policy of an alias.
 
-    Its name is `function:alias|statement`; the statement's, a hash, says all of it.
+    Its name is `function:alias|statement`; the last part is a hash of the statement.
     """
 
     traits = Traits(
@@ -86,34 +86,37 @@ class Permission(ResourceKind):
     )
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        place, _, statement = name.partition("|")
-        found = next((each for each in statements(cloud, place) if each["Sid"] == statement), None)
-        if found is None:
+        alias, _, statement = name.partition("|")
+        details = next(
+            (candidate for candidate in statements(cloud, alias) if candidate["Sid"] == statement),
+            None,
+        )
+        if details is None:
             return None
-        who = found["Principal"]
+        who = details["Principal"]
         return Observed(
             name,
             {
-                "Action": found["Action"],
+                "Action": details["Action"],
                 "Principal": who.get("AWS", who) if isinstance(who, dict) else who,
             },
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        place, _, statement = resource.name.partition("|")
-        wanted = {"StatementId": statement, **resource.properties, **_which(place)}
+        alias, _, statement = resource.name.partition("|")
+        wanted = {"StatementId": statement, **resource.properties, **_alias_args(alias)}
         cloud.call(
-            "lambda", "add_permission", f"letting callers of the URL in to {place}", **wanted
+            "lambda", "add_permission", f"letting callers of the URL in to {alias}", **wanted
         )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        place, _, statement = found.name.partition("|")
-        which = {"StatementId": statement, **_which(place)}
-        cloud.call("lambda", "remove_permission", f"taking a permission from {place}", **which)
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        alias, _, statement = observed.name.partition("|")
+        which = {"StatementId": statement, **_alias_args(alias)}
+        cloud.call("lambda", "remove_permission", f"taking a permission from {alias}", **which)
 
 
 class EventSourceMapping(ResourceKind):
-    """Its name is `function:alias|queue`."""
+    """A queue whose messages go to an alias; its name is `function:alias|queue`."""
 
     traits = Traits(
         fixed=frozenset({"EventSourceArn"}),
@@ -123,31 +126,36 @@ class EventSourceMapping(ResourceKind):
     poll, patience = 2.0, 600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        place, _, queue = name.partition("|")
-        found = next(
-            (each for each in mappings(cloud, place) if each["EventSourceArn"] == queue), None
+        alias, _, queue = name.partition("|")
+        details = next(
+            (
+                candidate
+                for candidate in mappings(cloud, alias)
+                if candidate["EventSourceArn"] == queue
+            ),
+            None,
         )
-        if found is None:
+        if details is None:
             return None
-        changing = found["State"] not in ("Enabled", "Disabled")
+        changing = details["State"] not in ("Enabled", "Disabled")
         tags = cloud.call(
-            "lambda", "list_tags", "reading tags", Resource=found["EventSourceMappingArn"]
+            "lambda", "list_tags", "reading tags", Resource=details["EventSourceMappingArn"]
         )["Tags"]
-        found = {
-            key: value for key, value in found.items() if value != {}
+        details = {
+            key: value for key, value in details.items() if value != {}
         }  # Lambda reports a removed bound as an empty one
         outputs = {
-            "Ref": found["UUID"],
-            "Arn": found["EventSourceMappingArn"],
-            "status": found["State"],
+            "Ref": details["UUID"],
+            "Arn": details["EventSourceMappingArn"],
+            "status": details["State"],
         }
         return Observed(
             name,
-            only(found, MAPPING),
+            pick(details, MAPPING),
             tags,
             outputs,
             "changing" if changing else "ready",
-            found["State"] if changing else "",
+            details["State"] if changing else "",
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -163,47 +171,51 @@ class EventSourceMapping(ResourceKind):
             **resource.properties,
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
-        arguments = {"ScalingConfig": {}, **resource.properties, "UUID": found.outputs["Ref"]}
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
+        arguments = {"ScalingConfig": {}, **resource.properties, "UUID": observed.outputs["Ref"]}
         arguments.pop("EventSourceArn")
         doing = f"changing the event source of {arguments['FunctionName']}"
         if changed - {"tags"}:
             cloud.call("lambda", "update_event_source_mapping", doing, **arguments)
         cloud.call(
-            "lambda", "tag_resource", doing, Resource=found.outputs["Arn"], Tags=dict(resource.tags)
+            "lambda",
+            "tag_resource",
+            doing,
+            Resource=observed.outputs["Arn"],
+            Tags=dict(resource.tags),
         )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        if found.outputs["status"] != "Deleting":
-            doing = f"sending no more messages to {found.name.partition('|')[0]}"
-            cloud.call("lambda", "delete_event_source_mapping", doing, UUID=found.outputs["Ref"])
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        if observed.outputs["status"] != "Deleting":
+            doing = f"sending no more messages to {observed.name.partition('|')[0]}"
+            cloud.call("lambda", "delete_event_source_mapping", doing, UUID=observed.outputs["Ref"])
 
 
 class ProvisionedConcurrency(ResourceKind):
-    """Environments that are started before requests arrive.
+    """Environments that start before requests arrive, shared by the versions of an alias.
 
-    Its name is `function:alias`, whose versions share them.
+    Its name is `function:alias`.
     """
 
     traits = Traits(is_tagged=False, fixed=frozenset({"FunctionName", "Qualifier"}))
     poll, patience = 5.0, 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        which = _which(name)
+        which = _alias_args(name)
         doing = f"looking for the provisioned concurrency of {name}"
-        found = cloud.find("lambda", "get_provisioned_concurrency_config", doing, **which)
-        if found is None:
+        config = cloud.find("lambda", "get_provisioned_concurrency_config", doing, **which)
+        if config is None:
             return None
-        wanted, there = (
-            found["RequestedProvisionedConcurrentExecutions"],
-            found.get("AvailableProvisionedConcurrentExecutions", 0),
-        )
+        wanted = config["RequestedProvisionedConcurrentExecutions"]
+        available = config.get("AvailableProvisionedConcurrentExecutions", 0)
         states: dict[str, State] = {"READY": "ready", "FAILED": "failed"}
-        state = states.get(found["Status"], "changing")
+        state = states.get(config["Status"], "changing")
         reason = (
             ""
             if state == "ready"
-            else found.get("StatusReason") or f"{there} of {wanted} are there"
+            else config.get("StatusReason") or f"{available} of {wanted} are there"
         )
         return Observed(
             name, {**which, "ProvisionedConcurrentExecutions": wanted}, state=state, reason=reason
@@ -218,9 +230,11 @@ class ProvisionedConcurrency(ResourceKind):
             **wanted,
         )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        doing = f"keeping no environments of {found.name} ready"
-        cloud.call("lambda", "delete_provisioned_concurrency_config", doing, **_which(found.name))
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        doing = f"keeping no environments of {observed.name} ready"
+        cloud.call(
+            "lambda", "delete_provisioned_concurrency_config", doing, **_alias_args(observed.name)
+        )
 
 
 class CapacityProvider(ResourceKind):
@@ -238,18 +252,18 @@ class CapacityProvider(ResourceKind):
         )
         if answer is None:
             return None
-        found = answer["CapacityProvider"]
-        arn = found["CapacityProviderArn"]
+        provider = answer["CapacityProvider"]
+        arn = provider["CapacityProviderArn"]
         states: dict[str, State] = {"Active": "ready", "Failed": "failed"}
         tags = cloud.call("lambda", "list_tags", "reading tags", Resource=arn)["Tags"]
-        state = states.get(found["State"], "changing")
+        state = states.get(provider["State"], "changing")
         return Observed(
             name,
-            only(found, PROVIDER),
+            pick(provider, PROVIDER),
             tags,
             {"Arn": arn, "Ref": name},
             state,
-            "" if state == "ready" else found["State"],
+            "" if state == "ready" else provider["State"],
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -265,9 +279,11 @@ class CapacityProvider(ResourceKind):
             **wanted,
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
         doing = f"changing the capacity provider {resource.name}"
-        arguments = only(resource.properties, ("CapacityProviderScalingConfig",))
+        arguments = pick(resource.properties, ("CapacityProviderScalingConfig",))
         if arguments and "CapacityProviderScalingConfig" in changed:
             cloud.call(
                 "lambda",
@@ -277,33 +293,42 @@ class CapacityProvider(ResourceKind):
                 **arguments,
             )
         cloud.call(
-            "lambda", "tag_resource", doing, Resource=found.outputs["Arn"], Tags=dict(resource.tags)
+            "lambda",
+            "tag_resource",
+            doing,
+            Resource=observed.outputs["Arn"],
+            Tags=dict(resource.tags),
         )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        if found.reason != "Deleting":
-            doing = f"deleting the capacity provider {found.name}"
-            cloud.call("lambda", "delete_capacity_provider", doing, CapacityProviderName=found.name)
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        if observed.reason != "Deleting":
+            doing = f"deleting the capacity provider {observed.name}"
+            cloud.call(
+                "lambda", "delete_capacity_provider", doing, CapacityProviderName=observed.name
+            )
 
 
-def statements(cloud: Cloud, place: str) -> list[dict[str, Any]]:
-    """Of the policy of `function:alias`."""
-    found = cloud.find(
-        "lambda", "get_policy", f"looking for the callers that {place} permits", **_which(place)
+def statements(cloud: Cloud, alias: str) -> list[dict[str, Any]]:
+    """Return the statements of the policy of `function:alias`."""
+    response = cloud.find(
+        "lambda",
+        "get_policy",
+        f"looking for the callers that {alias} permits",
+        **_alias_args(alias),
     )
-    return [] if found is None else list(json.loads(found["Policy"])["Statement"])
+    return [] if response is None else list(json.loads(response["Policy"])["Statement"])
 
 
-def mappings(cloud: Cloud, place: str) -> list[dict[str, Any]]:
-    """What sends events to `function:alias`."""
-    doing = f"looking for what sends events to {place}"
-    return cloud.listed(
-        "lambda", "list_event_source_mappings", "EventSourceMappings", doing, FunctionName=place
+def mappings(cloud: Cloud, alias: str) -> list[dict[str, Any]]:
+    """Return the sources of events for `function:alias`."""
+    doing = f"looking for what sends events to {alias}"
+    return cloud.list_items(
+        "lambda", "list_event_source_mappings", "EventSourceMappings", doing, FunctionName=alias
     )
 
 
-def _which(place: str) -> dict[str, str]:
-    function, _, alias = place.partition(":")
+def _alias_args(alias_name: str) -> dict[str, str]:
+    function, _, alias = alias_name.partition(":")
     return {"FunctionName": function, "Qualifier": alias}
 
 

@@ -1,9 +1,7 @@
-"""A Lambda function as resources: the function, a version, the alias that receives requests, and
-their sources.
+"""The resources of a Lambda function: function, version, alias, and the sources of requests.
 
-A version cannot be changed and has a number that is not known before; so the function's description
-begins with a hash of all that makes it what it is, and a version is found by the hash that it was
-published with.
+A version cannot be changed, and its number is not known in advance. So the description of a
+function begins with a hash of its content, by which its version is found.
 """
 
 from __future__ import annotations
@@ -12,40 +10,46 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
+from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, create_alarms
 from tsx_cli.deploy.aws.iam_policies import role
-from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling
+from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling_resources
 from tsx_cli.deploy.aws.kinds.log_group import log_group
-from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
+from tsx_cli.deploy.engine.facts import Facts, owner_tags, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
-from tsx_cli.deploy.engine.shapes import some
+from tsx_cli.deploy.engine.shapes import without_none
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
 
 ALIAS = "live"
 MANAGED = "lambda.managed_instances"
-LARGEST = 10_240  # MiB of memory and of /tmp where AWS manages no instances for one
+MAX_MIB = 10_240  # memory and /tmp of a function without managed instances
 
 
 def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
-    """Everything of one function. Raises UsageError for what Lambda does not do."""
-    own = spec.lambda_
-    _check(spec, own)
+    """Return the resources of a function.
+
+    Raises:
+        UsageError: Lambda does not support the specification.
+    """
+    settings = spec.lambda_
+    _check(spec, settings)
     tags = tags_of(spec, facts)
-    made = (
+    resource_list = (
         []
-        if own.managed_instances is None or own.managed_instances.provider
-        else [_provider(spec, own.managed_instances, tags)]
+        if settings.managed_instances is None or settings.managed_instances.provider
+        else [_provider(spec, settings.managed_instances, tags)]
     )
-    made += [role(spec, facts.account, facts.region, tags)] if own.role is None else []
-    made += log_group(spec, tags)
+    resource_list += (
+        [role(spec, facts.account, facts.region, tags)] if settings.role is None else []
+    )
+    resource_list += log_group(spec, tags)
     function, content = _function(spec, facts)
-    made.append(
+    resource_list.append(
         Resource(
             "Function",
             "AWS::Lambda::Function",
             spec.name,
             function,
-            tuple(each.id for each in made),
+            tuple(resource.id for resource in resource_list),
             tags,
         )
     )
@@ -57,21 +61,21 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         ("Function",),
     )
     watched = _alarms(spec, tags, content)
-    needs = ("Version", *(alarm.id for alarm in watched.made))
+    needs = ("Version", *(alarm.id for alarm in watched.resources))
     alias = {"FunctionName": spec.name, "Name": ALIAS, "FunctionVersion": Ref("Version", "Version")}
-    made += [version, *watched.made]
+    resource_list += [version, *watched.resources]
     canary = spec.canary
     shift = {} if canary is None else {**canary.model_dump(), "alarms": watched.names}
-    made.append(
+    resource_list.append(
         Resource("Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, how=shift)
     )
-    if own.provisioned is not None or own.autoscaling is not None:
-        made += _provisioned(spec, own)
-    if own.url != "off":
-        made += _url(spec, own)
-    if own.queue is not None:
-        made.append(_queue(spec, own, tags))
-    return made
+    if settings.provisioned is not None or settings.autoscaling is not None:
+        resource_list += _provisioned(spec, settings)
+    if settings.url != "off":
+        resource_list += _url(spec, settings)
+    if settings.queue is not None:
+        resource_list.append(_queue(spec, settings, tags))
+    return resource_list
 
 
 def alias_of(name: str) -> str:
@@ -82,27 +86,27 @@ def scaling_rule(name: str) -> str:
     return f"tsx-{name}-in-use"
 
 
-def scaled(name: str) -> str:
-    """As Application Auto Scaling calls the alias's provisioned concurrency."""
+def scaling_target(name: str) -> str:
+    """Return the name of the alias's provisioned concurrency in Application Auto Scaling."""
     return f"lambda|function:{alias_of(name)}|lambda:function:ProvisionedConcurrency"
 
 
-def _check(spec: DeploySpec, own: Lambda) -> None:
-    if own.managed_instances is None:
+def _check(spec: DeploySpec, settings: Lambda) -> None:
+    if settings.managed_instances is None:
         too_large = [
             f"lambda.{key}"
-            for key, value in (("memory", own.memory), ("storage", own.storage))
-            if value > LARGEST
+            for key, value in (("memory", settings.memory), ("storage", settings.storage))
+            if value > MAX_MIB
         ]
         if too_large:
             raise UsageError(
-                f"{too_large[0]}: Lambda gives at most {LARGEST} MiB; use {MANAGED} for more"
+                f"{too_large[0]}: Lambda gives at most {MAX_MIB} MiB; use {MANAGED} for more"
             )
         return
     clashes = {
-        "lambda.provisioned": own.provisioned,
-        "lambda.autoscaling": own.autoscaling,
-        "lambda.reserved": own.reserved,
+        "lambda.provisioned": settings.provisioned,
+        "lambda.autoscaling": settings.autoscaling,
+        "lambda.reserved": settings.reserved,
     }
     fields = [key for key, value in clashes.items() if value is not None]
     if fields:
@@ -110,10 +114,11 @@ def _check(spec: DeploySpec, own: Lambda) -> None:
             f"a function on managed instances has no {', '.join(fields)}: its instances always run."
             " Remove one of them"
         )
-    managed = own.managed_instances
-    if managed.gpu_memory is not None and own.architecture != "x86_64":
+    managed = settings.managed_instances
+    if managed.gpu_memory is not None and settings.architecture != "x86_64":
         raise UsageError(
-            f"{MANAGED}.gpu_memory: Lambda has GPUs for x86_64 only, not for {own.architecture}"
+            f"{MANAGED}.gpu_memory: Lambda has GPUs for x86_64 only, not for"
+            f" {settings.architecture}"
         )
     if managed.provider is None and not (managed.subnets and managed.operator_role):
         raise UsageError(
@@ -130,51 +135,55 @@ def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, st
             "SubnetIds": list(managed.subnets),
             "SecurityGroupIds": list(managed.security_groups),
         },
-        "InstanceRequirements": some(
+        "InstanceRequirements": without_none(
             {"Architectures": [spec.lambda_.architecture], "AllowedInstanceTypes": types}
         ),
         "CapacityProviderScalingConfig": most and {"MaxVCpuCount": most},
     }
     kind = "AWS::Lambda::CapacityProvider"
     return Resource(
-        "CapacityProvider", kind, f"tsx-{spec.name}", some(properties), tags=lasting(tags)
+        "CapacityProvider",
+        kind,
+        f"tsx-{spec.name}",
+        without_none(properties),
+        tags=owner_tags(tags),
     )
 
 
 def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
-    """Its properties, and the hash of what makes another version of it."""
-    own, queue = spec.lambda_, spec.lambda_.queue
-    variables = {}  # docs/guides/deploy/lambda.md has these
-    if own.streaming:
+    """Return the properties of a function, and the hash that identifies its version."""
+    settings, queue = spec.lambda_, spec.lambda_.queue
+    variables = {}  # documented in docs/guides/deploy/lambda.md
+    if settings.streaming:
         variables["TSX_LAMBDA_ANSWERS"] = "streamed"
     if queue is not None and queue.results is not None:
         variables["TSX_LAMBDA_RESULTS"] = queue.results
         variables["TSX_LAMBDA_RESULTS_OWNER"] = queue.results_owner or facts.account
     variables |= spec.env
     network = {
-        "SubnetIds": sorted(own.subnets),
-        "SecurityGroupIds": sorted(own.security_groups),
+        "SubnetIds": sorted(settings.subnets),
+        "SecurityGroupIds": sorted(settings.security_groups),
     }
-    properties = some(
+    properties = without_none(
         {
             "PackageType": "Image",
             "Code": {"ImageUri": facts.image},
-            "Role": own.role or Ref("Role", "Arn"),
-            "MemorySize": own.memory,
-            "Timeout": own.timeout,
-            "EphemeralStorage": {"Size": own.storage},
-            "Architectures": [own.architecture],
+            "Role": settings.role or Ref("Role", "Arn"),
+            "MemorySize": settings.memory,
+            "Timeout": settings.timeout,
+            "EphemeralStorage": {"Size": settings.storage},
+            "Architectures": [settings.architecture],
             "Environment": {"Variables": variables} if variables else None,
-            "VpcConfig": network if own.subnets else None,
-            **_managed(own.managed_instances),
+            "VpcConfig": network if settings.subnets else None,
+            **_managed(settings.managed_instances),
         }
     )
     content = digest([properties, facts.sha256])
     properties["Description"] = (
         f"tsx {content} {facts.sha256[:16]} {facts.model_name}/{facts.model_version}"[:256]
     )
-    if own.reserved is not None:
-        properties["ReservedConcurrentExecutions"] = own.reserved
+    if settings.reserved is not None:
+        properties["ReservedConcurrentExecutions"] = settings.reserved
     return properties, content
 
 
@@ -188,16 +197,18 @@ def _managed(managed: ManagedInstances | None) -> dict[str, Any]:
         "ExecutionEnvironmentMemoryGiBPerVCpu": memory and float(memory),
     }
     return {
-        "CapacityProviderConfig": {"LambdaManagedInstancesCapacityProviderConfig": some(config)},
+        "CapacityProviderConfig": {
+            "LambdaManagedInstancesCapacityProviderConfig": without_none(config)
+        },
         "AcceleratorConfig": gpu and {"AcceleratorMemorySize": gpu},
     }
 
 
 def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
-    """They watch the new version alone: among all requests the tenth that fails is hard to see.
+    """Return the alarms that watch a new version, without the requests of other versions.
 
-    Each version has its own, by its `content`: an alarm that is given another version to watch
-    stays in the state that the one before left.
+    Each version has alarms of its own, by its hash `content`. An existing alarm would keep the
+    state of the former version.
     """
     if spec.canary is None:
         return Alarms([], [])
@@ -206,64 +217,72 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
         **through,
         "ExecutedVersion": Ref("Version", "Version", content),
     }
-    answers = (
-        None if spec.lambda_.url == "off" else ("Url5xxCount", through)
-    )  # a model's error is an answer, and no failed invocation
+    # An error response of a model is not a failed invocation.
+    answers = None if spec.lambda_.url == "off" else ("Url5xxCount", through)
     metrics = AlarmMetrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags), ("Version",))
+    return create_alarms(
+        spec.canary.alarms, metrics, f"tsx-{spec.name}", owner_tags(tags), ("Version",)
+    )
 
 
-def _provisioned(spec: DeploySpec, own: Lambda) -> list[Resource]:
-    """With a rule that scales it, how many there are is the rule's business: only the first number
-    is ours.
-    """
-    number = own.provisioned if own.autoscaling is None else own.autoscaling.min
+def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
+    """Return the provisioned concurrency; with a scaling rule, only the first number is set."""
+    number = settings.provisioned if settings.autoscaling is None else settings.autoscaling.min
     which = {"FunctionName": spec.name, "Qualifier": ALIAS}
     fields = {"ProvisionedConcurrentExecutions": number}
-    fixed, how = (which | fields, {}) if own.autoscaling is None else (which, fields)
-    made = [
+    fixed, change_settings = (
+        (which | fields, {}) if settings.autoscaling is None else (which, fields)
+    )
+    resource_list = [
         Resource(
             "Provisioned",
             "Tsx::Lambda::ProvisionedConcurrency",
             alias_of(spec.name),
             fixed,
             ("Alias",),
-            how=how,
+            how=change_settings,
         )
     ]
-    if own.autoscaling is None:
-        return made
+    if settings.autoscaling is None:
+        return resource_list
     metric = predefined("LambdaProvisionedConcurrencyUtilization")
-    return made + scaling(
-        scaled(spec.name), scaling_rule(spec.name), own.autoscaling, metric, "Provisioned"
+    return resource_list + scaling_resources(
+        scaling_target(spec.name),
+        scaling_rule(spec.name),
+        settings.autoscaling,
+        metric,
+        "Provisioned",
     )
 
 
-def _url(spec: DeploySpec, own: Lambda) -> list[Resource]:
-    """Who calls one that is public needs both permissions; within an account, a caller's own policy
-    is enough.
+def _url(spec: DeploySpec, settings: Lambda) -> list[Resource]:
+    """Return a URL; callers of a public one need both permissions.
+
+    Within an account, the policy of the caller is enough.
     """
-    public = own.url == "public"
-    mode = "RESPONSE_STREAM" if own.streaming else "BUFFERED"
+    public = settings.url == "public"
+    mode = "RESPONSE_STREAM" if settings.streaming else "BUFFERED"
     properties = {
         "TargetFunctionArn": spec.name,
         "Qualifier": ALIAS,
         "AuthType": "NONE" if public else "AWS_IAM",
         "InvokeMode": mode,
     }
-    made = [Resource("Url", "AWS::Lambda::Url", alias_of(spec.name), properties, ("Alias",))]
+    resource_list = [
+        Resource("Url", "AWS::Lambda::Url", alias_of(spec.name), properties, ("Alias",))
+    ]
     by_url: dict[str, Any] = {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"}
     by_name: dict[str, Any] = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
     for number, way in enumerate((by_url, by_name) if public else (), start=1):
         fields = {"FunctionName": alias_of(spec.name), "Principal": "*", **way}
         name = f"{alias_of(spec.name)}|tsx-{digest(fields)}"
         kind, id = "AWS::Lambda::Permission", f"UrlPermission{number}"
-        made.append(Resource(id, kind, name, fields, ("Alias",)))
-    return made
+        resource_list.append(Resource(id, kind, name, fields, ("Alias",)))
+    return resource_list
 
 
-def _queue(spec: DeploySpec, own: Lambda, tags: Mapping[str, str]) -> Resource:
-    queue = own.queue
+def _queue(spec: DeploySpec, settings: Lambda, tags: Mapping[str, str]) -> Resource:
+    queue = settings.queue
     assert queue is not None
     properties = {
         "EventSourceArn": queue.arn,
@@ -273,5 +292,5 @@ def _queue(spec: DeploySpec, own: Lambda, tags: Mapping[str, str]) -> Resource:
         "FunctionResponseTypes": ["ReportBatchItemFailures"],
         "ScalingConfig": queue.concurrency and {"MaximumConcurrency": queue.concurrency},
     }
-    place, kind = f"{alias_of(spec.name)}|{queue.arn}", "AWS::Lambda::EventSourceMapping"
-    return Resource("Queue", kind, place, some(properties), ("Alias",), lasting(tags))
+    name, kind = f"{alias_of(spec.name)}|{queue.arn}", "AWS::Lambda::EventSourceMapping"
+    return Resource("Queue", kind, name, without_none(properties), ("Alias",), owner_tags(tags))

@@ -22,16 +22,15 @@ from tsx_cli.deploy.commands.options import (
 CHANGES = 2  # the exit code of a plan that changes something
 
 
-WRONG_WORDS: type[Exception] = typer.BadParameter.__mro__[
-    1
-]  # what typer raises for all that it does not understand
+# The base class of typer's usage errors.
+TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class DeployGroup(DefaultGroup):
     default = "apply"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`--emit KIND` alone writes into a directory of that name."""
+        """Parse arguments, and complete `--emit KIND` by a directory of that name."""
         at = args.index("--emit") + 2 if "--emit" in args else 0
         if 0 < at <= len(args) and (
             at == len(args) or args[at].startswith("-") or Path(args[at]).is_file()
@@ -40,15 +39,13 @@ class DeployGroup(DefaultGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """A plan exits with 2 where something changes, so a usage error exits with 1, as any other
-        error does.
-        """
-        words = [*ctx._protected_args, *ctx.args]
+        """Run a verb; usage errors of a plan exit with 1, because 2 means changes."""
+        arguments = [*ctx._protected_args, *ctx.args]
         try:
             return super().invoke(ctx)
-        except (UsageError, WRONG_WORDS) as error:
-            if "--plan" in words or words[0] == "plan":
-                error.exit_code = FAILED  # type: ignore[attr-defined]  # which both have
+        except (UsageError, TYPER_USAGE_ERROR) as error:
+            if "--plan" in arguments or arguments[0] == "plan":
+                error.exit_code = FAILED  # type: ignore[attr-defined]  # both classes have it
             raise
 
 
@@ -174,8 +171,7 @@ def logs(
 def invoke(
     options: DeploymentOptions,
     body: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="File to send; - reads standard input."),
+        str | None, typer.Argument(metavar="FILE", help="File to send; - reads standard input.")
     ] = None,
     input_option: InputOption = None,
     content_type: Annotated[
@@ -193,8 +189,9 @@ def invoke(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a file to a deployment and print the answer, as `tsx predict` does; --json shows its
-    content type.
+    """Send a file to a deployment and print the answer, as `tsx predict` does.
+
+    --json shows its content type.
     """
     from tsx_cli.deploy.commands.verbs import ask
     from tsx_cli.requests.predict import check_delivery, deliver

@@ -1,6 +1,4 @@
-"""The image of a deployment without `--image`: built here and pushed to the target's registry, as
-resources of the plan.
-"""
+"""The image of a deployment without `--image`, which is built here and pushed to a registry."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image.programs import Builder
-from tsx_cli.deploy.image.recipe import Local, Recipe, recipe, tag_in
+from tsx_cli.deploy.image.recipe import Local, Recipe, recipe, tag_for_repository
 from tsx_cli.deploy.spec import DeploySpec
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")
@@ -29,53 +27,65 @@ class Images(NamedTuple):
 
 
 def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
-    """Raises UsageError where it is not said where it has to go."""
-    made = recipe(spec, facts, local)
-    tag = tag_in(spec.repository, spec.name, made.tag)
+    """Return the image that has to be built.
+
+    Raises:
+        UsageError: The repository is not one that the target can pull from.
+    """
+    image_recipe = recipe(spec, facts, local)
+    tag = tag_for_repository(spec.repository, spec.name, image_recipe.tag)
     if spec.target == "container":
         name = f"{spec.repository or spec.name}:{tag}"
-        kind = container_kinds.LocalImage(Builder(cloud.program.name), made)
+        kind = container_kinds.LocalImage(Builder(cloud.program.name), image_recipe)
         return Images(
             name,
             [Resource("Image", "Tsx::Container::Image", name, {})],
             {"Tsx::Container::Image": kind},
-            made.notes,
+            image_recipe.notes,
         )
     if spec.target == "kubernetes":
-        name = f"{spec.repository}:{made.tag}"
-        pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
+        name = f"{spec.repository}:{image_recipe.tag}"
+        pushed = container_kinds.PushedImage(Builder(spec.build.tool), image_recipe)
         image = Resource("Image", "Tsx::Registry::Image", name, {})
         return Images(
-            Ref("Image", "Uri", made.tag), [image], {"Tsx::Registry::Image": pushed}, made.notes
+            Ref("Image", "Uri", image_recipe.tag),
+            [image],
+            {"Tsx::Registry::Image": pushed},
+            image_recipe.notes,
         )
     return _in_ecr(
         spec,
         facts,
-        made._replace(tag=tag),
-        ecr.EcrImage(Builder(spec.build.tool), made, made.machine),
+        image_recipe._replace(tag=tag),
+        ecr.EcrImage(Builder(spec.build.tool), image_recipe, image_recipe.machine),
     )
 
 
 def own_repository(target: str, name: str) -> str:
-    """Of one deployment, so that it can go with it."""
+    """Return the name of a deployment's repository, which is removed with it."""
     return f"tsx/{target}/{name}"
 
 
-def _in_ecr(spec: DeploySpec, facts: Facts, made: Recipe, kind: ecr.EcrImage) -> Images:
-    registry = f"{facts.account}.dkr.ecr.{facts.region}.amazonaws.com{'.cn' if facts.region.startswith('cn-') else ''}"
-    whole = spec.repository or f"{registry}/{own_repository(spec.target, spec.name)}"
-    host, _, path = whole.partition("/")
+def _in_ecr(spec: DeploySpec, facts: Facts, image_recipe: Recipe, kind: ecr.EcrImage) -> Images:
+    suffix = ".cn" if facts.region.startswith("cn-") else ""
+    registry = f"{facts.account}.dkr.ecr.{facts.region}.amazonaws.com{suffix}"
+    repository_name = spec.repository or f"{registry}/{own_repository(spec.target, spec.name)}"
+    host, _, path = repository_name.partition("/")
     if not ECR.fullmatch(host) or not path:
         raise UsageError(
-            f"repository is {whole}; {spec.target} takes images from ECR only:"
+            f"repository is {repository_name}; {spec.target} takes images from ECR only:"
             " ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME"
         )
-    tags = (
-        {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}
-    )  # one that is named may be shared
+    # Deployments may share a repository that the specification names.
+    tags = {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}
     scanned = {"ImageScanningConfiguration": {"ScanOnPush": True}}
     repository = Resource("Repository", "AWS::ECR::Repository", path, scanned, tags=tags)
-    image = Resource("Image", "Tsx::ECR::Image", f"{whole}:{made.tag}", {}, ("Repository",))
+    image = Resource(
+        "Image", "Tsx::ECR::Image", f"{repository_name}:{image_recipe.tag}", {}, ("Repository",)
+    )
     return Images(
-        Ref("Image", "Uri", made.tag), [repository, image], {"Tsx::ECR::Image": kind}, made.notes
+        Ref("Image", "Uri", image_recipe.tag),
+        [repository, image],
+        {"Tsx::ECR::Image": kind},
+        image_recipe.notes,
     )

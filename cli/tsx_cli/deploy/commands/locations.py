@@ -23,7 +23,7 @@ from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import Platform
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Builder, Program, engine
-from tsx_cli.deploy.image.recipe import own_tag
+from tsx_cli.deploy.image.recipe import own_tag_pattern
 from tsx_cli.deploy.kubernetes.deployment import KubernetesTarget
 from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
@@ -57,15 +57,15 @@ AWS_KINDS: Mapping[str, ResourceKind] = {
 
 @dataclass(frozen=True)
 class Location:
-    """A deployment by its name. `cloud` is what its kinds and its platform work on."""
+    """The location of a deployment. `cloud` is passed to its kinds and its platform."""
 
     name: str
     target: str
     platform: Platform
     cloud: Any
     kinds: Mapping[str, ResourceKind]
-    repository: str | None = None  # of images that are built here, where one is named
-    log_name: str = ""  # of its log group in CloudWatch
+    repository: str | None = None  # named repository of built images
+    log_name: str = ""  # name of its log group in CloudWatch
 
     def engine(self, on_event: OnEvent | None = None) -> Engine:
         return (
@@ -74,50 +74,61 @@ class Location:
             else Engine(self.cloud, self.kinds, on_event=on_event)
         )
 
-    def leftovers(self, there: Sequence[Resource]) -> list[Resource]:
-        """What outlives a deployment in AWS: its log, and the images of all its versions, with the
-        repository that was made for them.
-        """
+    def leftovers(self, resources: Sequence[Resource]) -> list[Resource]:
+        """Return what outlives a deployment in AWS: its log, its images, and their repository."""
         if not self.log_name:
             return []
         runs = any(
-            each.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint", COMPONENT)
-            for each in there
+            resource.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint", COMPONENT)
+            for resource in resources
         )
         log = log_group.own_log_group(self.cloud, self.name, self.log_name, exists=runs)
-        if self.target == "sagemaker" and not log:  # of a component that was removed without it
+        if self.target == "sagemaker" and not log:  # a removed component leaves its log
             log = log_group.own_log_group(
                 self.cloud, self.name, LOG.format(self.name), exists=False
             )
         if self.repository is not None:
-            return [*log, *ecr.images_of(self.cloud, self.repository, own_tag(self.name))]
-        own = Resource(
+            return [*log, *ecr.images_of(self.cloud, self.repository, own_tag_pattern(self.name))]
+        repository = Resource(
             "Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {}
         )
-        found = self.kinds[own.kind].observe(self.cloud, own.name)
-        return [*log, own] if found is not None and found.tags.get(OWNER) == self.name else log
+        observed = self.kinds[repository.kind].observe(self.cloud, repository.name)
+        return (
+            [*log, repository]
+            if observed is not None and observed.tags.get(OWNER) == self.name
+            else log
+        )
 
 
-def place(spec: DeploySpec) -> Location:
-    return _place(spec, lambda cloud: wanted_membership(spec))
+def locate(spec: DeploySpec) -> Location:
+    return _location(spec, lambda cloud: wanted_membership(spec))
 
 
-def named(file: Path | None, given: Mapping[str, Any]) -> Location:
-    found = read_named(file, given)
-    return _place(found, lambda cloud: membership(cloud, found.name))
+def locate_named(file: Path | None, options: Mapping[str, Any]) -> Location:
+    spec = read_named(file, options)
+    return _location(spec, lambda cloud: membership(cloud, spec.name))
 
 
-def _place(spec: DeploySpec, member: Callable[[Cloud], EndpointMembership | None]) -> Location:
-    """`member` says which endpoint of SageMaker it shares."""
+def _location(spec: DeploySpec, member: Callable[[Cloud], EndpointMembership | None]) -> Location:
+    """Return the location of a deployment.
+
+    Args:
+        spec: The specification.
+        member: Returns the endpoint of SageMaker that the deployment shares, if any.
+
+    Raises:
+        UsageError: There is no such target.
+        CliError: A program or a package is missing.
+    """
     targets = get_args(Target)
-    if spec.target not in targets:  # of tsx.toml, where no model is read that would look at it
+    if spec.target not in targets:  # tsx.toml is not validated without a model
         raise UsageError(f"target is '{spec.target}'; choose one of {', '.join(targets)}")
     cloud: Any
     platform: Platform
     log_name = ""
     if spec.target == "container":
         program = engine(spec.container.engine)
-        # The engine builds the image too, as it is where the image has to be.
+        # The image is built by the engine that runs it.
         kinds: Mapping[str, ResourceKind] = {
             "Tsx::Container::Container": DockerContainer(),
             "Tsx::Container::Image": LocalImage(Builder(program.name)),
@@ -129,18 +140,19 @@ def _place(spec: DeploySpec, member: Callable[[Cloud], EndpointMembership | None
                 "kubectl is not installed; install it, or write the manifests with --emit"
                 " kubernetes and apply them elsewhere"
             )
-        own = spec.kubernetes
+        settings = spec.kubernetes
         kinds = {
             **OBJECTS,
             f"{OBJECT}Deployment": Release(),
             f"{OBJECT}HTTPRoute": WeightedRoute(),
             f"{OBJECT}Revision": Revision(),
         }
-        words = ("--context", own.context) if own.context else ()
-        cloud, platform = Cluster(Program("kubectl", words), own.namespace), KubernetesTarget()
+        arguments = ("--context", settings.context) if settings.context else ()
+        cloud = Cluster(Program("kubectl", arguments), settings.namespace)
+        platform = KubernetesTarget()
     elif spec.target == "ray":
         try:
-            from tsx_cli.deploy.ray.cluster import RayCluster  # here, because Ray is an extra
+            from tsx_cli.deploy.ray.cluster import RayCluster  # Ray is an extra
             from tsx_cli.deploy.ray.deployment import RayTarget
             from tsx_cli.deploy.ray.kinds import KINDS as RAY_KINDS
         except ImportError as error:

@@ -1,6 +1,4 @@
-"""The output of `tsx deploy logs`, and of a failure: the platform's reason, the end of the log, the
-likely causes.
-"""
+"""The output of `tsx deploy logs`, and the explanation of a failure from the log."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.logs import LAST, CloudWatch, LogLine
+from tsx_cli.deploy.aws.logs import FAILURE_LINES, CloudWatch, LogLine
 from tsx_cli.deploy.commands.locations import Location
 from tsx_cli.deploy.engine.engine import DeployFailed
 from tsx_cli.deploy.engine.kind import CloudError
@@ -32,15 +30,15 @@ RUN_CODE = frozenset(
 
 
 class ProgramLog:
-    """The log of containers on this machine, of pods or of replicas, from what runs them."""
+    """The log of containers, pods or replicas, read from the program that runs them."""
 
-    def __init__(self, place: Location) -> None:
-        self._place, self.group = place, f"{place.target} {place.name}"
+    def __init__(self, location: Location) -> None:
+        self._place, self.group = location, f"{location.target} {location.name}"
 
-    def last(self, count: int, since: float | None = None) -> list[LogLine]:
+    def last_lines(self, count: int, since: float | None = None) -> list[LogLine]:
         return list(self._lines(count, since, follow=False))
 
-    def onwards(self, count: int, since: float | None = None) -> Iterator[LogLine]:
+    def follow_from_last(self, count: int, since: float | None = None) -> Iterator[LogLine]:
         return self._lines(count, since, follow=True)
 
     def _lines(self, count: int, since: float | None, *, follow: bool) -> Iterator[LogLine]:
@@ -55,14 +53,29 @@ class ProgramLog:
 Log = CloudWatch | ProgramLog
 
 
-def log_of(place: Location) -> Log:
-    return CloudWatch(place.cloud, place.log_name) if place.log_name else ProgramLog(place)
+def log_of(location: Location) -> Log:
+    return (
+        CloudWatch(location.cloud, location.log_name) if location.log_name else ProgramLog(location)
+    )
 
 
 def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_json: bool) -> None:
-    """`since` in seconds before now."""
+    """Print lines of a log.
+
+    Args:
+        log: The log.
+        since: How far back to start, in seconds.
+        count: The largest number of lines.
+        follow: Whether to print new lines as well.
+        as_json: Whether to print a JSON object for each line.
+
+    Raises:
+        CliError: There are no lines.
+    """
     start = None if since is None else time.time() - since
-    lines: Iterable[LogLine] = log.onwards(count, start) if follow else log.last(count, start)
+    lines: Iterable[LogLine] = (
+        log.follow_from_last(count, start) if follow else log.last_lines(count, start)
+    )
     if not lines:
         raise CliError(
             f"{log.group} has no lines{'' if since is None else ' of that time'}; an invocation or"
@@ -76,53 +89,47 @@ def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_js
                 "stream": line.stream,
                 "message": line.text,
             }
-            print(json.dumps(report), flush=True)  # one a line
+            print(json.dumps(report), flush=True)  # JSON lines
         else:
-            print(
-                f"{'' if when is None else f'{when.astimezone():%Y-%m-%d %H:%M:%S} '}{escaped(line.text)}",
-                flush=True,
-            )
+            time_text = "" if when is None else f"{when.astimezone():%Y-%m-%d %H:%M:%S} "
+            print(f"{time_text}{escaped(line.text)}", flush=True)
 
 
-def why(log: Log, reason: str, since: float | None = None) -> dict[str, Any]:
-    """The end of the log and the likely causes; where the log cannot be read, the reason."""
+def explain_log(log: Log, reason: str, since: float | None = None) -> dict[str, Any]:
+    """Return the end of the log and the likely causes, or why the log cannot be read."""
     try:
-        lines = [line.text for line in log.last(LAST, since)]
+        lines = [line.text for line in log.last_lines(FAILURE_LINES, since)]
         unread = ""
     except CloudError as error:
         lines, unread = [], error.message
-    causes = [str(each) for each in diagnose(reason, lines)]
+    causes = [str(diagnosis) for diagnosis in diagnose(reason, lines)]
     if not lines and not unread and isinstance(log, CloudWatch):
         causes.append(SILENT)
     return {"log": lines, "log_unread": unread, "diagnosis": causes}
 
 
-def show_why(found: dict[str, Any], log: Log, *, to_stderr: bool) -> None:
+def show_explanation(findings: dict[str, Any], log: Log, *, to_stderr: bool) -> None:
     file = sys.stderr if to_stderr else sys.stdout
-    if found["log"]:
-        print(f"The last {len(found['log'])} lines of {log.group}:", file=file)
-        for line in found["log"]:
+    if findings["log"]:
+        print(f"The last {len(findings['log'])} lines of {log.group}:", file=file)
+        for line in findings["log"]:
             print(f"| {escaped(line)}", file=file)
-    elif found["log_unread"]:
-        print(f"The log could not be read: {escaped(found['log_unread'])}", file=file)
-    for cause in found["diagnosis"]:
+    elif findings["log_unread"]:
+        print(f"The log could not be read: {escaped(findings['log_unread'])}", file=file)
+    for cause in findings["diagnosis"]:
         print(f"Likely: {escaped(cause)}", file=file)
 
 
 def explain(error: DeployFailed, log: Log, since: float) -> None:
-    """To stderr, what the container itself said of a start that failed since that moment."""
+    """Print to stderr the log and the likely causes of a start that failed since a time."""
     kind = error.change.resource.kind
     if error.change.action == "delete":
         return
     if kind in RUN_CODE:
-        found = why(log, error.message, since)
-        if kind.startswith("AWS::Lambda::"):  # no image need have been started by then
-            found["diagnosis"] = [each for each in found["diagnosis"] if each != SILENT]
-        show_why(found, log, to_stderr=True)
-    elif kind.startswith(
-        "Tsx::"
-        # what docker and kubectl say is in the message, with the last words of a container that
-        # made way
-    ):
+        findings = explain_log(log, error.message, since)
+        if kind.startswith("AWS::Lambda::"):  # perhaps no image was started
+            findings["diagnosis"] = [cause for cause in findings["diagnosis"] if cause != SILENT]
+        show_explanation(findings, log, to_stderr=True)
+    elif kind.startswith("Tsx::"):  # the message has the output of the program
         for cause in diagnose("", error.message.splitlines()):
             print(f"Likely: {escaped(str(cause))}", file=sys.stderr)

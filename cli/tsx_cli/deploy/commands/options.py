@@ -20,32 +20,36 @@ Result = TypeVar("Result")
 
 
 class DeploymentOptions(NamedTuple):
-    file: Path | None  # the tsx.toml that was named
-    given: dict[str, Any]  # in the words of `[deploy]`; None for what was not said
+    """The options of a command, merged into one table."""
+
+    file: Path | None  # the named tsx.toml
+    values: dict[str, Any]  # key of `[deploy]` -> value, None for unused options
 
 
 def with_options(
     shared: Callable[..., Shared],
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Gives a command the options of `shared` before its own, and what `shared` makes of them as
-    its first argument.
+    """Add the options of `shared` to a command, which gets their result as its first argument.
 
-    typer learns a command's options from its signature: this puts one together.
+    typer reads options from the signature, so this builds one.
     """
-    theirs = inspect.signature(shared, eval_str=True).parameters
+    shared_parameters = inspect.signature(shared, eval_str=True).parameters
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        _, *own_parameters = inspect.signature(command, eval_str=True).parameters.values()
 
         def run(**options: Any) -> Result:
-            return command(shared(**{name: options.pop(name) for name in theirs}), **options)
+            return command(
+                shared(**{name: options.pop(name) for name in shared_parameters}), **options
+            )
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
-        each = [
+        parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in (*theirs.values(), *own)
+            for parameter in (*shared_parameters.values(), *own_parameters)
         ]
-        run.__signature__ = inspect.Signature(each)  # type: ignore[attr-defined]  # where `inspect` looks first
+        # `inspect` reads this attribute first.
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 
     return decorate
@@ -87,18 +91,22 @@ def deployment_options(
         ),
     ] = None,
 ) -> DeploymentOptions:
-    """Which deployment. Raises UsageError for a target that there is not."""
+    """Return the options that identify a deployment.
+
+    Raises:
+        UsageError: There is no such target.
+    """
     if target is not None and target not in TARGETS:
         raise UsageError(
             f"--target: there is no '{target}'{suggestion(target, TARGETS) or '.'} There are"
             f" {', '.join(TARGETS)}"
         )
-    given: dict[str, Any] = {"name": name, "target": target, "region": region, "profile": profile}
+    values: dict[str, Any] = {"name": name, "target": target, "region": region, "profile": profile}
     if address is not None:
-        given["ray"] = {"address": address}
+        values["ray"] = {"address": address}
     for assignment in assign or []:
-        _assign(given, assignment)
-    return DeploymentOptions(file, given)
+        _assign(values, assignment)
+    return DeploymentOptions(file, values)
 
 
 @with_options(deployment_options)
@@ -134,28 +142,32 @@ def desired_options(
         ),
     ] = None,
 ) -> DeploymentOptions:
-    """What is to be there."""
-    given: dict[str, Any] = {**options.given, "model": model, "image": image}
+    """Return the options that describe the wanted deployment.
+
+    Raises:
+        UsageError: Both --role and --create-role are given.
+    """
+    values: dict[str, Any] = {**options.values, "model": model, "image": image}
     if role is not None and create_role:
         raise UsageError(
             "--role uses an existing role, and --create-role creates one. Remove one of them"
         )
     if role is not None:
-        given["role"] = role
+        values["role"] = role
     if create_role:
-        given["create_role"] = True
+        values["create_role"] = True
     shift = {"percent": canary, "bake": bake, "alarms": alarm or None}
     if any(value is not None for value in shift.values()):
-        given["canary"] = {key: value for key, value in shift.items() if value is not None}
-    return DeploymentOptions(options.file, given)
+        values["canary"] = {key: value for key, value in shift.items() if value is not None}
+    return DeploymentOptions(options.file, values)
 
 
-def _assign(given: dict[str, Any], assignment: str) -> None:
+def _assign(values: dict[str, Any], assignment: str) -> None:
     key, value = read_pair(assignment, "--set takes KEY=VALUE")
-    place = given
+    table = values
     *path, last = key.split(".")
     for part in path:
-        place = place.setdefault(part, {})
-        if not isinstance(place, dict):
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
             raise UsageError(f"--set {key}: '{part}' is not a table")
-    place[last] = value
+    table[last] = value

@@ -14,13 +14,13 @@ from rich.status import Status
 
 from tsx_cli.common.output import one_line, print_table
 from tsx_cli.deploy.engine.engine import Event
-from tsx_cli.deploy.engine.plan import Action, Change, Plan, narrowed
+from tsx_cli.deploy.engine.plan import Action, Change, Plan, changed_parts
 from tsx_cli.deploy.engine.platform import DeployedVersion
 
-LONGEST = 100  # characters of a value
-LONG = 30.0  # seconds: from here on it is announced
-# seconds, from experience: what AWS takes hangs on the image and the machines
-USUAL: Mapping[str, Mapping[str, float]] = {
+MAX_VALUE_CHARS = 100
+ANNOUNCED_S = 30.0  # durations from which a change is announced
+# Typical seconds; in AWS they depend on the image and the machines.
+TYPICAL_S: Mapping[str, Mapping[str, float]] = {
     "AWS::SageMaker::Endpoint": {"create": 360, "replace": 420, "update": 480},
     "AWS::SageMaker::InferenceComponent": {"create": 300, "replace": 360, "update": 300},
     "AWS::Lambda::Function": {"create": 60, "update": 40},
@@ -31,7 +31,9 @@ USUAL: Mapping[str, Mapping[str, float]] = {
     "Tsx::Ray::Application": {"create": 30, "update": 30},
     "Tsx::Lambda::ProvisionedConcurrency": {"create": 180, "update": 180},
 }
-ACTIONS: Mapping[Action, tuple[str, str, str]] = {  # in a plan, in its sum, and done
+ACTIONS: Mapping[
+    Action, tuple[str, str, str]
+] = {  # symbol, text in the sum of a plan, text when done
     "create": ("+", "to create", "created"),
     "update": ("~", "to update", "updated"),
     "replace": ("-/+", "to recreate", "recreated"),
@@ -41,7 +43,7 @@ ACTIONS: Mapping[Action, tuple[str, str, str]] = {  # in a plan, in its sum, and
 
 
 def show_plan(planned: Plan) -> None:
-    """A line for each resource, and under what changes the values that do."""
+    """Print a line for each resource, and below it the values that change."""
     for change in planned.changes:
         because = f"  ({one_line(change.reason)})" if change.reason else ""
         print(
@@ -49,21 +51,20 @@ def show_plan(planned: Plan) -> None:
             f" {one_line(change.resource.name)}{because}"
         )
         if change.action in ("update", "replace"):
-            for path, old, new in (row for field in change.fields for row in narrowed(field)):
+            for path, old, new in (row for field in change.fields for row in changed_parts(field)):
                 print(f"      {path}: {_value(old)} -> {_value(new)}")
             if change.resource.how and change.action == "update":
                 print(f"      how: {_value(change.resource.how)}")
-    counts = [(planned.count(action), words[1]) for action, words in ACTIONS.items()]
+    counts = [(planned.count(action), texts[1]) for action, texts in ACTIONS.items()]
     time = sum(expected(change) for change in planned.changes)
-    duration = f" It takes about {minutes(time)}." if time >= LONG else ""
-    print(
-        f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.{duration}"
-    )
+    duration = f" It takes about {minutes(time)}." if time >= ANNOUNCED_S else ""
+    total = ", ".join(f"{number} {text}" for number, text in counts if number)
+    print(f"\n{total or 'nothing is there'}.{duration}")
 
 
 def expected(change: Change) -> float:
-    """Seconds that it usually takes; a canary takes its time on top."""
-    usual = USUAL.get(change.resource.kind, {}).get(change.action, 0.0)
+    """Return the typical seconds of a change, with the time of a canary."""
+    usual = TYPICAL_S.get(change.resource.kind, {}).get(change.action, 0.0)
     shift = (
         change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
     )
@@ -86,9 +87,7 @@ def minutes(seconds: float) -> str:
 
 
 class Steps:
-    """A line for each applied change, with its time; on a terminal the line is animated while AWS
-    works.
-    """
+    """The printed progress: a line for each change, animated on a terminal while it runs."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
@@ -113,7 +112,7 @@ class Steps:
 
     @contextmanager
     def busy(self, text: str) -> Generator[None, None, None]:
-        """While something is done on this machine."""
+        """Show a text while this machine works."""
         if self._status is None:
             yield
             return
@@ -125,46 +124,48 @@ class Steps:
             self._status.stop()
 
     def __call__(self, event: Event) -> None:
-        what, usual = (
-            f"{event.change.resource.short_kind} {event.change.resource.name}",
-            expected(event.change),
-        )
+        label = f"{event.change.resource.short_kind} {event.change.resource.name}"
+        usual = expected(event.change)
         if event.stage in ("done", "failed"):
             if self._status is not None:
                 self._status.stop()
-            word = ACTIONS[event.change.action][2] if event.stage == "done" else "failed"
+            result = ACTIONS[event.change.action][2] if event.stage == "done" else "failed"
             self._console.print(
-                f"{what}: {word} ({event.seconds:.0f} s)", markup=False, soft_wrap=True
+                f"{label}: {result} ({event.seconds:.0f} s)", markup=False, soft_wrap=True
             )
         elif self._status is not None:
-            of = f" of about {minutes(usual)}; {_way_out(event.change)}" if usual >= LONG else ""
+            of = (
+                f" of about {minutes(usual)}; {_ctrl_c_hint(event.change)}"
+                if usual >= ANNOUNCED_S
+                else ""
+            )
             self._status.update(
-                f"{what}: {event.text or 'begun'} ({event.seconds:.0f} s{of})".replace("[", r"\[")
+                f"{label}: {event.text or 'begun'} ({event.seconds:.0f} s{of})".replace("[", r"\[")
             )
             self._status.start()
-        elif event.stage == "begun" and usual >= LONG:
+        elif event.stage == "begun" and usual >= ANNOUNCED_S:
             self._console.print(
-                f"{what}: begun, about {minutes(usual)}; {_way_out(event.change)}",
+                f"{label}: begun, about {minutes(usual)}; {_ctrl_c_hint(event.change)}",
                 markup=False,
                 soft_wrap=True,
             )
 
 
-def _way_out(change: Change) -> str:
-    """What AWS does goes on without this command; a build is this command's own."""
+def _ctrl_c_hint(change: Change) -> str:
+    """Return what Ctrl-C does: AWS continues without this command, but a build ends."""
     return "Ctrl-C ends it" if change.resource.kind.endswith("::Image") else "Ctrl-C leaves it"
 
 
 def show_versions(versions: list[DeployedVersion]) -> None:
     rows = [
         (
-            each.number,
-            each.made.astimezone().strftime("%Y-%m-%d %H:%M"),
-            each.model,
-            each.id,
-            "now" if each.is_current else "",
+            version.number,
+            version.made.astimezone().strftime("%Y-%m-%d %H:%M"),
+            version.model,
+            version.id,
+            "now" if version.is_current else "",
         )
-        for each in reversed(versions)
+        for version in reversed(versions)
     ]
     print_table(["version", "made", "model", "configuration", ""], rows)
 
@@ -177,8 +178,8 @@ def show_status(status: Mapping[str, Any]) -> None:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             for number, part in enumerate(value, start=1):
                 rows += [
-                    (f"{key.rstrip('s')} {number} {name}", _value(each))
-                    for name, each in part.items()
+                    (f"{key.rstrip('s')} {number} {name}", _value(item))
+                    for name, item in part.items()
                 ]
         else:
             rows.append((key, _value(value)))
@@ -186,7 +187,7 @@ def show_status(status: Mapping[str, Any]) -> None:
 
 
 def confirm(planned: Plan, question: str) -> bool:
-    """Only a person at a terminal can be asked."""
+    """Ask a question; without a terminal, the response is no."""
     if not sys.stdin.isatty():
         return False
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
@@ -197,10 +198,10 @@ def _value(value: object) -> str:
         return "nothing"
     if isinstance(value, Mapping):
         value = ", ".join(
-            f"{key}={' and '.join(map(str, each)) if isinstance(each, list) else each}"
-            for key, each in value.items()
+            f"{key}={' and '.join(map(str, item)) if isinstance(item, list) else item}"
+            for key, item in value.items()
         )
     if isinstance(value, (list, tuple)):
         value = ", ".join(map(str, value))
     text = one_line(value)
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 1] + "…"

@@ -1,5 +1,6 @@
-"""Reads the specification of a deployment: the options of `tsx deploy` over `[deploy]` and
-`[deploy.NAME]` of tsx.toml.
+"""Reading the specification of a deployment from options and tsx.toml.
+
+Options override `[deploy.NAME]`, which overrides `[deploy]`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tsx_archiver import default_model_name
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.ray.spec import Ray
 from tsx_cli.deploy.spec import Build, Container, DeploySpec, Kubernetes, SageMaker
-from tsx_cli.deploy.spec_values import LONGEST_NAME, SpecSection
+from tsx_cli.deploy.spec_values import MAX_NAME_CHARS, SpecSection
 from tsx_runtime.settings.sources import CONFIG_NAME
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -26,12 +27,14 @@ else:
     import tomli as tomllib
 
 
-def read_named(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
-    """Name, target, and where it is, for verbs that need no model: all else has its default.
+def read_named(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
+    """Return name, target and location, for verbs that need no model; other keys have defaults.
 
-    Raises UsageError and CliError.
+    Raises:
+        UsageError: The specification is incomplete or invalid.
+        CliError: tsx.toml is invalid.
     """
-    values = _values(file, given)
+    values = _values(file, options)
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
@@ -43,30 +46,32 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
         "ray": Ray,
     }
     try:
-        found: dict[str, Any] = {
+        sections: dict[str, Any] = {
             key: part.model_validate(values.get(key, {})) for key, part in parts.items()
         }
     except ValidationError as error:
         raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
-    found |= {key: values.get(key) for key in ("name", "target", "region", "profile", "repository")}
-    return DeploySpec.model_construct(**found)
+    sections |= {
+        key: values.get(key) for key in ("name", "target", "region", "profile", "repository")
+    }
+    return DeploySpec.model_construct(**sections)
 
 
-def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:
-    """What is said of it, wherever; None where nothing is."""
-    target = _values(file, given).get("target")
+def read_target(file: Path | None, options: Mapping[str, Any]) -> str | None:
+    """Return the target, or None if neither an option nor tsx.toml names it."""
+    target = _values(file, options).get("target")
     return target if isinstance(target, str) else None
 
 
-def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
-    """`[deploy]`, over it `[deploy.NAME]`, over it what was given, None meaning not given.
+def read_spec(file: Path | None, options: Mapping[str, Any]) -> DeploySpec:
+    """Read a specification; the option `role` belongs to the table of the target.
 
-    Raises UsageError and CliError.
-
-    A `role` that was given is that of the target's own table.
+    Raises:
+        UsageError: The specification is incomplete or invalid.
+        CliError: tsx.toml is invalid.
     """
     try:
-        spec = DeploySpec.model_validate(_values(file, given))
+        spec = DeploySpec.model_validate(_values(file, options))
     except ValidationError as error:
         raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
     if spec.canary is not None and spec.target == "container":
@@ -84,53 +89,62 @@ def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
     return spec
 
 
-def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def _values(file: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
     tables = _tables(file)
-    own = {key: value for key, value in tables.items() if not _is_deployment(key, value)}
-    given = {key: value for key, value in given.items() if value is not None}
-    name = given.get("name") or own.get("name") or _name_of(given.get("model") or own.get("model"))
+    common = {key: value for key, value in tables.items() if not _is_deployment(key, value)}
+    options = {key: value for key, value in options.items() if value is not None}
+    name = (
+        options.get("name")
+        or common.get("name")
+        or _name_of(options.get("model") or common.get("model"))
+    )
     if name is not None:
-        given["name"] = name
+        options["name"] = name
     values = _merged(
-        _merged(own, tables.get(str(name), {})),
-        {key: value for key, value in given.items() if key != "role"},
+        _merged(common, tables.get(str(name), {})),
+        {key: value for key, value in options.items() if key != "role"},
     )
     return (
         values
-        if given.get("role") is None
-        else _merged(values, {str(values.get("target")): {"role": given["role"]}})
+        if options.get("role") is None
+        else _merged(values, {str(values.get("target")): {"role": options["role"]}})
     )
 
 
 def _name_of(model: object) -> str | None:
-    """The archive's file name, in the characters that a deployment's name may have."""
+    """Return the name of an archive's file, in the characters of a deployment's name."""
     if not isinstance(model, str | Path):
         return None
     name = "-".join(re.findall(r"[a-z0-9]+", default_model_name(model).lower()))
-    return name[:LONGEST_NAME].rstrip("-") or None
+    return name[:MAX_NAME_CHARS].rstrip("-") or None
 
 
 def _tables(file: Path | None) -> dict[str, Any]:
-    """Of the file that was named, else of the working directory's, which need not be there."""
+    """Return `[deploy]` of the named file, or of the working directory's tsx.toml if it exists.
+
+    Raises:
+        UsageError: A table has an unknown key.
+        CliError: The file is not valid TOML.
+    """
     if file is None:
         file = Path(CONFIG_NAME)
         if not file.exists():
             return {}
     try:
-        found = tomllib.loads(file.read_text()).get("deploy", {})
+        content = tomllib.loads(file.read_text()).get("deploy", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CliError(f"{file} is not valid TOML: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CliError(f"{file}: deploy is a table, [deploy]")
     tables = _fields(DeploySpec)
-    for name, value in found.items():
+    for name, value in content.items():
         unknown = sorted(value.keys() - tables) if _is_deployment(name, value) else []
-        if unknown:  # else a misspelled table would be taken for another deployment
+        if unknown:  # a misspelled table is not another deployment
             raise UsageError(
                 f"{file}: [deploy.{name}] is no table of tsx, nor a deployment, which has no"
                 f" '{unknown[0]}'{suggestion(name, tables)}"
             )
-    return found
+    return content
 
 
 def _is_deployment(key: str, value: object) -> bool:
@@ -149,31 +163,31 @@ def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_words(problem: Mapping[str, Any]) -> str:
-    place = ".".join(map(str, problem["loc"]))
+    key_path = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
         return (
             "deploy has no key"
-            f" '{place}'{suggestion(str(problem['loc'][-1]), _known(problem['loc'][:-1]))}"
+            f" '{key_path}'{suggestion(str(problem['loc'][-1]), _known(problem['loc'][:-1]))}"
         )
     if problem["type"] == "missing":
         return (
-            f"{place} is not given: --{place.replace('_', '-')}, or {place} under [deploy] in"
-            " tsx.toml"
+            f"{key_path} is not given: --{key_path.replace('_', '-')}, or {key_path} under [deploy]"
+            " in tsx.toml"
         )
     if problem["type"] == "model_type":
         return (
-            f"{place} has keys of its own, not a value:"
-            f" {', '.join(f'{place}.{key}' for key in _known(problem['loc']))}"
+            f"{key_path} has keys of its own, not a value:"
+            f" {', '.join(f'{key_path}.{key}' for key in _known(problem['loc']))}"
         )
-    said = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{place}: {said}" + (
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{key_path}: {message}" + (
         "" if isinstance(problem["input"], Mapping) else f" (it is {problem['input']!r})"
     )
 
 
-def _known(place: tuple[Any, ...]) -> list[str]:
+def _known(path: tuple[Any, ...]) -> list[str]:
     model: Any = DeploySpec
-    for key in place:
+    for key in path:
         field = next(
             (field for name, field in model.model_fields.items() if key in (name, field.alias)),
             None,

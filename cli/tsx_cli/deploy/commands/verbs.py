@@ -18,16 +18,21 @@ from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.output import one_line, print_json
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.commands.images import images
-from tsx_cli.deploy.commands.locations import Location, named
-from tsx_cli.deploy.commands.locations import place as place_of
-from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
+from tsx_cli.deploy.commands.locations import Location, locate, locate_named
+from tsx_cli.deploy.commands.logs_view import (
+    explain,
+    explain_log,
+    log_of,
+    show_explanation,
+    show_lines,
+)
 from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
 from tsx_cli.deploy.commands.spec_file import read_spec, read_target
-from tsx_cli.deploy.emit.github import NO_SAMPLES, command_words
+from tsx_cli.deploy.emit.github import NO_SAMPLES, command_arguments
 from tsx_cli.deploy.emit.render import KINDS, WITHOUT_IMAGE, check_kind, emit
 from tsx_cli.deploy.emit.write import write
-from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
-from tsx_cli.deploy.engine.facts import look_at
+from tsx_cli.deploy.engine.engine import RETRY_HINT, DeployFailed, Engine
+from tsx_cli.deploy.engine.facts import read_archive
 from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
@@ -35,19 +40,19 @@ from tsx_cli.deploy.image.local import image_builder, this_machine
 from tsx_cli.deploy.image.programs import pinned
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.preflight.limits import LimitFinding
-from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
-from tsx_cli.deploy.sagemaker.shared_endpoints import completed
+from tsx_cli.deploy.preflight.preflight import Preflight, load_archive, run_preflight
+from tsx_cli.deploy.sagemaker.shared_endpoints import complete_spec
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.spec_values import span
 
-Given = Mapping[str, Any]
+Options = Mapping[str, Any]
 
 
-def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool) -> bool:
-    """Whether there are any."""
-    spec, place = _specified(file, given)
+def show_changes(file: Path | None, options: Options, *, check: bool, as_json: bool) -> bool:
+    """Print a plan, and tell whether it changes anything."""
+    spec, location = _read_spec_and_location(file, options)
     with ExitStack() as stack:
-        planned, ahead = _planned(place.engine(), place, spec, stack, check=check)
+        planned, ahead = _planned(location.engine(), location, spec, stack, check=check)
     if as_json:
         print_json(planned.as_json() | ahead.as_json())
     else:
@@ -56,40 +61,40 @@ def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool)
     return not planned.is_empty
 
 
-def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: bool) -> None:
-    spec, place = _specified(file, given)
+def apply(file: Path | None, options: Options, *, ask: bool, check: bool, as_json: bool) -> None:
+    spec, location = _read_spec_and_location(file, options)
     with ExitStack() as stack, Steps(quiet=as_json) as steps:
-        engine = place.engine(steps)
-        planned, ahead = _planned(engine, place, spec, stack, check=check)
+        engine = location.engine(steps)
+        planned, ahead = _planned(engine, location, spec, stack, check=check)
         if not as_json:
             show_plan(planned)
         if not planned.is_empty:
-            ahead = _tried(ahead, steps, check=check)
+            ahead = _check_load(ahead, steps, check=check)
             if not as_json:
                 print("\n".join(ahead.lines()))
-        _carry_out(engine, place, planned, ask=ask, as_json=as_json)
-    _tell(place, as_json=as_json)
+        _confirm_and_apply(engine, location, planned, ask=ask, as_json=as_json)
+    _print_status(location, as_json=as_json)
 
 
 def emit_files(
-    file: Path | None, given: Given, kind: str, directory: Path, *, as_json: bool
+    file: Path | None, options: Options, kind: str, directory: Path, *, as_json: bool
 ) -> None:
-    """Asks nothing of any platform, and writes nowhere else."""
-    named_target, steps = read_target(file, given), Steps(quiet=as_json)
+    """Write the files of `--emit`, without calling any platform."""
+    named_target, steps = read_target(file, options), Steps(quiet=as_json)
     target = check_kind(kind, named_target)
-    spec = read_spec(file, {**given, "target": target})
+    spec = read_spec(file, {**options, "target": target})
     if named_target is None and len(KINDS[kind][0]) > 1:
         steps.say(f"the target is {target}, of {', '.join(KINDS[kind][0])}; --target names another")
     steps.say(f"reading {spec.model}")
-    inspection, facts = look_at(spec.model, image=spec.image or "")
+    inspection, facts = read_archive(spec.model, image=spec.image or "")
     if spec.target == "kubernetes":
-        manifests(spec, "", {})  # refuses what is missing
+        manifests(spec, "", {})  # raises errors of the specification
     needs_image = kind not in WITHOUT_IMAGE
     if needs_image:
         steps.say("looking up the base image, and building a wheel of tsx where it has no release")
     with this_machine(spec, needs_image) as local:
         emitted = emit(
-            kind, spec, facts, local, command_words(file, given) if kind == "github" else ()
+            kind, spec, facts, local, command_arguments(file, options) if kind == "github" else ()
         )
         paths = write(emitted, directory)
     if kind == "github" and not any(
@@ -112,26 +117,32 @@ def emit_files(
     print(f"Next, in {directory}: {emitted.next_step}")
 
 
-def show_state(file: Path | None, given: Given, *, as_json: bool) -> None:
-    place = named(file, given)
-    answer = place.platform.status(place.cloud, place.name)
+def show_state(file: Path | None, options: Options, *, as_json: bool) -> None:
+    location = locate_named(file, options)
+    answer = location.platform.status(location.cloud, location.name)
     if answer is None:
-        raise _absent(place)
-    log = log_of(place)
-    found = why(log, answer["reason"]) if answer.get("reason") else None
+        raise _absent(location)
+    log = log_of(location)
+    explanation = explain_log(log, answer["reason"]) if answer.get("reason") else None
     if as_json:
-        print_json(answer | (found or {}))
+        print_json(answer | (explanation or {}))
         return
     show_status(answer)
-    if found is not None:
-        show_why(found, log, to_stderr=False)
+    if explanation is not None:
+        show_explanation(explanation, log, to_stderr=False)
 
 
 def show_logs(
-    file: Path | None, given: Given, *, since: str | None, count: int, follow: bool, as_json: bool
+    file: Path | None,
+    options: Options,
+    *,
+    since: str | None,
+    count: int,
+    follow: bool,
+    as_json: bool,
 ) -> None:
-    place = named(file, given)
-    log = log_of(place)
+    location = locate_named(file, options)
+    log = log_of(location)
     show_lines(
         log,
         since=None if since is None else span(since, "--since"),
@@ -142,80 +153,87 @@ def show_logs(
 
 
 def ask(
-    file: Path | None, given: Given, body: str, content_type: str | None, accept: str | None
+    file: Path | None, options: Options, body: str, content_type: str | None, accept: str | None
 ) -> Response:
-    place = named(file, given)
+    location = locate_named(file, options)
     content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     kind = content_type or mimetypes.guess_type(body)[0] or "application/octet-stream"
-    return place.platform.invoke(place.cloud, place.name, content, kind, accept)
+    return location.platform.invoke(location.cloud, location.name, content, kind, accept)
 
 
-def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
-    place = named(file, given)
-    versions = place.platform.versions(place.cloud, place.name)
+def show_history(file: Path | None, options: Options, *, as_json: bool) -> None:
+    location = locate_named(file, options)
+    versions = location.platform.versions(location.cloud, location.name)
     if as_json:
         print_json(
             [
-                {**each._asdict(), "made": each.made.isoformat(), "tags": dict(each.tags)}
-                for each in versions
+                {**version._asdict(), "made": version.made.isoformat(), "tags": dict(version.tags)}
+                for version in versions
             ]
         )
     elif not versions:
-        raise _absent(place)
+        raise _absent(location)
     else:
         show_versions(versions)
 
 
-def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_json: bool) -> None:
-    place = named(file, given)
-    version = _earlier(place.platform.versions(place.cloud, place.name), to, place)
-    # without the number it would go back one further
-    again = f"Run `tsx deploy rollback --version {version.number}`"
+def go_back(
+    file: Path | None, options: Options, to: int | None, *, ask: bool, as_json: bool
+) -> None:
+    location = locate_named(file, options)
+    version = _earlier(location.platform.versions(location.cloud, location.name), to, location)
+    # Without the number, a second run would go back one version further.
+    retry_hint = f"Run `tsx deploy rollback --version {version.number}`"
     _move(
-        place,
-        place.platform.going_back(place.cloud, place.name, version),
-        again,
+        location,
+        location.platform.rollback_resources(location.cloud, location.name, version),
+        retry_hint,
         ask=ask,
         as_json=as_json,
     )
 
 
-def promote(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> None:
-    place = named(file, given)
-    if not place.platform.versions(place.cloud, place.name):
-        raise _absent(place)
-    _move(place, place.platform.promoting(place.cloud, place.name), AGAIN, ask=ask, as_json=as_json)
+def promote(file: Path | None, options: Options, *, ask: bool, as_json: bool) -> None:
+    location = locate_named(file, options)
+    if not location.platform.versions(location.cloud, location.name):
+        raise _absent(location)
+    _move(
+        location,
+        location.platform.promotion_resources(location.cloud, location.name),
+        RETRY_HINT,
+        ask=ask,
+        as_json=as_json,
+    )
 
 
 def _move(
-    place: Location, wanted: Sequence[Resource], again: str, *, ask: bool, as_json: bool
+    location: Location, wanted: Sequence[Resource], retry_hint: str, *, ask: bool, as_json: bool
 ) -> None:
-    """Requests to another version."""
+    """Move the requests to another version."""
     with Steps(quiet=as_json) as steps:
-        engine = place.engine(steps)
-        engine.again = again
+        engine = location.engine(steps)
+        engine.retry_hint = retry_hint
         planned = engine.plan(wanted)
         if not as_json:
             show_plan(planned)
-        _carry_out(engine, place, planned, ask=ask, as_json=as_json)
-    _tell(place, as_json=as_json)
+        _confirm_and_apply(engine, location, planned, ask=ask, as_json=as_json)
+    _print_status(location, as_json=as_json)
 
 
-def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: bool) -> None:
-    place = named(file, given)
+def remove(file: Path | None, options: Options, *, purge: bool, ask: bool, as_json: bool) -> None:
+    location = locate_named(file, options)
     with Steps(quiet=as_json) as steps:
-        engine = place.engine(steps)
-        there = place.platform.belongings(place.cloud, place.name, purge=purge)
-        planned = engine.plan(
-            [], [*(place.leftovers(there) if purge else []), *there]
-        )  # what is first goes last
+        engine = location.engine(steps)
+        existing = location.platform.existing_resources(location.cloud, location.name, purge=purge)
+        # The first resources are deleted last.
+        planned = engine.plan([], [*(location.leftovers(existing) if purge else []), *existing])
         if planned.is_empty:
-            raise _absent(place)
+            raise _absent(location)
         if not as_json:
             show_plan(planned)
         if ask and (
             not sys.stdin.isatty()
-            or input(f"Type '{place.name}' to remove all of this: ").strip() != place.name
+            or input(f"Type '{location.name}' to remove all of this: ").strip() != location.name
         ):
             raise CliError("nothing was removed; without a terminal, confirm with --yes")
         engine.apply(planned)
@@ -223,20 +241,22 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
         print_json(planned.as_json())
 
 
-def _specified(file: Path | None, given: Given) -> tuple[DeploySpec, Location]:
-    spec = read_spec(file, given)
-    place = place_of(spec)
-    return (completed(place.cloud, spec) if spec.target == "sagemaker" else spec), place
+def _read_spec_and_location(file: Path | None, options: Options) -> tuple[DeploySpec, Location]:
+    spec = read_spec(file, options)
+    location = locate(spec)
+    return (complete_spec(location.cloud, spec) if spec.target == "sagemaker" else spec), location
 
 
 def _planned(
-    engine: Engine, place: Location, spec: DeploySpec, stack: ExitStack, *, check: bool
+    engine: Engine, location: Location, spec: DeploySpec, stack: ExitStack, *, check: bool
 ) -> tuple[Plan, Preflight]:
-    """`stack` keeps the files of an image that is built here."""
-    cloud, image_bytes = place.cloud, None
-    inspection, facts = look_at(spec.model, image=spec.image or "", region=cloud.region)
+    """Check and plan a deployment; `stack` keeps the files of an image that is built here."""
+    cloud, image_bytes = location.cloud, None
+    inspection, facts = read_archive(spec.model, image=spec.image or "", region=cloud.region)
     if spec.builds_image:
-        place.platform.wanted(cloud, spec, facts)  # refuses what is missing before a wheel is built
+        location.platform.wanted_resources(
+            cloud, spec, facts
+        )  # raises errors before a wheel is built
     local = stack.enter_context(image_builder(spec))
     if isinstance(cloud, Cloud):
         account = cloud.account
@@ -249,25 +269,35 @@ def _planned(
     if local is not None:
         image, built, kinds, notes = images(spec, facts, local, cloud)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
-    wanted = [*built, *place.platform.wanted(cloud, spec, facts)]
-    ahead = look_ahead(spec, inspection, image_bytes, strict=check).noted(wanted)
-    ahead = replace(ahead, found=(*ahead.found, *(LimitFinding(False, note) for note in notes)))
-    return engine.plan(wanted, place.platform.obsolete(cloud, spec, wanted)), ahead
+    wanted = [*built, *location.platform.wanted_resources(cloud, spec, facts)]
+    ahead = run_preflight(spec, inspection, image_bytes, strict=check).with_notes(wanted)
+    ahead = replace(
+        ahead, findings=(*ahead.findings, *(LimitFinding(False, note) for note in notes))
+    )
+    return engine.plan(wanted, location.platform.obsolete_resources(cloud, spec, wanted)), ahead
 
 
-def _tried(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
-    """What the archive says of itself, and that it loads."""
+def _check_load(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
+    """Load the archive on this machine, if that is wanted, and print the result."""
     if not check:
         steps.say(f"{ahead.spec.model} was not loaded here (--no-check)")
         return ahead
     with steps.busy(f"loading {ahead.spec.model} in a worker on this machine"):
-        result = load(ahead.spec.model)
+        result = load_archive(ahead.spec.model)
     steps.say("\n".join(check_lines(result)))
-    return ahead.loaded(result)
+    return ahead.with_load_result(result)
 
 
-def _carry_out(engine: Engine, place: Location, planned: Plan, *, ask: bool, as_json: bool) -> None:
-    """With JSON there is no confirmation: the plan would not be visible."""
+def _confirm_and_apply(
+    engine: Engine, location: Location, planned: Plan, *, ask: bool, as_json: bool
+) -> None:
+    """Ask for confirmation, and apply a plan.
+
+    JSON output does not show the plan, so it needs --yes.
+
+    Raises:
+        CliError: The change was not confirmed, or has failed.
+    """
     if planned.is_empty and planned.is_settled:
         return
     if ask and not planned.is_empty and (as_json or not confirm(planned, "Apply these changes?")):
@@ -276,62 +306,62 @@ def _carry_out(engine: Engine, place: Location, planned: Plan, *, ask: bool, as_
     try:
         engine.apply(planned)
     except DeployFailed as error:
-        explain(error, log_of(place), begin)
+        explain(error, log_of(location), begin)
         raise
 
 
-def _tell(place: Location, *, as_json: bool) -> None:
-    answer = place.platform.status(place.cloud, place.name)
+def _print_status(location: Location, *, as_json: bool) -> None:
+    answer = location.platform.status(location.cloud, location.name)
     if answer is not None:
         print_json(answer) if as_json else show_status(answer)
 
 
 def by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
-    """A tag may mean another image tomorrow: what is deployed is named by its digest, where ECR can
-    be asked for it.
-    """
-    host, slash, rest = image.partition("/")
+    """Return an image of ECR by its digest, because a tag may mean another image tomorrow."""
+    host, slash, path = image.partition("/")
     if "@sha256:" in image or not slash or ".dkr.ecr." not in host:
         return image, None
-    repository, _, tag = rest.partition(":")
+    repository, _, tag = path.partition(":")
     with translated_errors(f"looking for the image {image}"):
-        (found,) = cloud.client("ecr").describe_images(
+        (image_details,) = cloud.client("ecr").describe_images(
             repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}]
         )["imageDetails"]
-    return f"{host}/{repository}@{found['imageDigest']}", found.get("imageSizeInBytes")
+    return f"{host}/{repository}@{image_details['imageDigest']}", image_details.get(
+        "imageSizeInBytes"
+    )
 
 
 def _earlier(
-    versions: Sequence[DeployedVersion], to: int | None, place: Location
+    versions: Sequence[DeployedVersion], to: int | None, location: Location
 ) -> DeployedVersion:
     if not versions:
-        raise _absent(place)
+        raise _absent(location)
     if to is not None:
-        found = next((each for each in versions if each.number == to), None)
-        if found is None:
+        version = next((version for version in versions if version.number == to), None)
+        if version is None:
             raise UsageError(
                 f"--version: there is no version {to}; there are"
-                f" {', '.join(str(each.number) for each in versions)}"
+                f" {', '.join(str(version.number) for version in versions)}"
             )
-        return found
+        return version
     if any(
-        each.percent for each in versions
+        version.percent for version in versions
     ):  # a canary is the newest, and it is what is gone back from
-        return next(each for each in versions if each.is_current)
+        return next(version for version in versions if version.is_current)
     current = next(
-        (place for place, each in enumerate(versions) if each.is_current), len(versions) - 1
+        (index for index, version in enumerate(versions) if version.is_current), len(versions) - 1
     )
     if current == 0:
         raise CliError(
-            f"{place.name} has no earlier version; `tsx deploy history` lists the existing ones"
+            f"{location.name} has no earlier version; `tsx deploy history` lists the existing ones"
         )
     return versions[current - 1]
 
 
-def _absent(place: Location) -> CliError:
+def _absent(location: Location) -> CliError:
     where = (
-        f"in {place.cloud.region}; check --region"
-        if isinstance(place.cloud, Cloud)
-        else f"on {place.cloud.region}"
+        f"in {location.cloud.region}; check --region"
+        if isinstance(location.cloud, Cloud)
+        else f"on {location.cloud.region}"
     )
-    return CliError(f"there is no deployment '{place.name}' {where}")
+    return CliError(f"there is no deployment '{location.name}' {where}")

@@ -1,4 +1,4 @@
-"""The state of a deployment on this machine: its containers, one of which runs, and its answers."""
+"""A deployment on this machine: its containers, of which one runs, and its responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tsx_cli.common.client import Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.container.kinds import ContainerHost, ending_of, health_of, labels_of, tags_of
-from tsx_cli.deploy.container.resources import INSIDE, OPEN, run_words, wants_tokens
+from tsx_cli.deploy.container.resources import INSIDE, OPEN, required_tokens, run_arguments
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.facts import tags_of as tags_of_spec
 from tsx_cli.deploy.engine.kind import CloudError
@@ -20,13 +20,19 @@ from tsx_cli.deploy.engine.resources import Resource, digest, numbered
 from tsx_cli.deploy.spec import DeploySpec
 
 KIND, IMAGE = "Tsx::Container::Container", "Tsx::Container::Image"
-OWN_IMAGE = "tsx.built"  # the label of a container whose image was built for it
+BUILT_IMAGE = "tsx.built"  # label of a container with the image that was built for it
 
 
 class ContainerTarget:
-    def wanted(self, cloud: ContainerHost, spec: DeploySpec, facts: Facts) -> list[Resource]:
-        """Raises UsageError where others reach it and no token is there for them."""
-        missing = [name for name in wants_tokens(spec) if not os.environ.get(name)]
+    def wanted_resources(
+        self, cloud: ContainerHost, spec: DeploySpec, facts: Facts
+    ) -> list[Resource]:
+        """Return the container.
+
+        Raises:
+            UsageError: Other machines can reach it, and the tokens are not set.
+        """
+        missing = [name for name in required_tokens(spec) if not os.environ.get(name)]
         if missing:
             raise UsageError(
                 f"container.host is {spec.container.host}, which other machines can reach: set"
@@ -35,12 +41,12 @@ class ContainerTarget:
             )
         image = str(facts.image)
         tags = tags_of_spec(spec, facts)
-        labels = {**tags, **({OWN_IMAGE: image} if spec.image is None else {})}
+        labels = {**tags, **({BUILT_IMAGE: image} if spec.image is None else {})}
         say = {key: value for key, value in labels.items() if key != "tsx:spec-sha"}
-        name = f"tsx-{spec.name}-{digest(run_words(spec, image, name='', labels=say))}"
+        name = f"tsx-{spec.name}-{digest(run_arguments(spec, image, name='', labels=say))}"
         properties = {
             "Running": True,
-            "Words": run_words(spec, image, name=name, labels=labels),
+            "Words": run_arguments(spec, image, name=name, labels=labels),
             "Gpus": spec.container.gpus,
             "Patience": spec.container.startup_timeout,
             "Deployment": spec.name,
@@ -48,39 +54,49 @@ class ContainerTarget:
         }
         return [Resource("Container", KIND, name, properties, ("Image",), tags)]
 
-    def belongings(self, cloud: ContainerHost, name: str, *, purge: bool = False) -> list[Resource]:
-        there = cloud.containers(name)
-        found = numbered("Container", KIND, map(_name, there), ("Images",))
+    def existing_resources(
+        self, cloud: ContainerHost, name: str, *, purge: bool = False
+    ) -> list[Resource]:
+        containers = cloud.containers(name)
+        existing = numbered("Container", KIND, map(_name, containers), ("Images",))
         if purge:
             images = sorted(
                 {
                     *cloud.images(name),
-                    *(labels_of(each)[OWN_IMAGE] for each in there if OWN_IMAGE in labels_of(each)),
+                    *(
+                        labels_of(container)[BUILT_IMAGE]
+                        for container in containers
+                        if BUILT_IMAGE in labels_of(container)
+                    ),
                 }
             )
-            found = numbered("Image", IMAGE, images) + found
-        return found
+            existing = numbered("Image", IMAGE, images) + existing
+        return existing
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: ContainerHost, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
-        names = {each.name for each in wanted}
-        others = [each for each in self.belongings(cloud, spec.name) if each.name not in names]
-        return others[: -(spec.keep - 1) or None]
+        names = {resource.name for resource in wanted}
+        former = [
+            resource
+            for resource in self.existing_resources(cloud, spec.name)
+            if resource.name not in names
+        ]
+        return former[: -(spec.keep - 1) or None]
 
     def versions(self, cloud: ContainerHost, name: str) -> list[DeployedVersion]:
         return [
             DeployedVersion(
                 number,
-                _name(each),
-                _time(each["Created"]),
-                tags_of(each),
-                bool(each["State"].get("Running")),
+                _name(container),
+                _time(container["Created"]),
+                tags_of(container),
+                bool(container["State"].get("Running")),
             )
-            for number, each in enumerate(cloud.containers(name), start=1)
+            for number, container in enumerate(cloud.containers(name), start=1)
         ]
 
-    def going_back(
+    def rollback_resources(
         self, cloud: ContainerHost, name: str, version: DeployedVersion
     ) -> list[Resource]:
         return [
@@ -93,16 +109,19 @@ class ContainerTarget:
             )
         ]
 
-    def promoting(self, cloud: ContainerHost, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: ContainerHost, name: str) -> list[Resource]:
         raise CliError(
             "a container deployment has no canary to promote: only one container runs at a time"
         )
 
     def status(self, cloud: ContainerHost, name: str) -> dict[str, Any] | None:
-        there = cloud.containers(name)
-        if not there:
+        containers = cloud.containers(name)
+        if not containers:
             return None
-        current = next((each for each in there if each["State"].get("Running")), there[-1])
+        current = next(
+            (container for container in containers if container["State"].get("Running")),
+            containers[-1],
+        )
         current = cloud.container(_name(current)) or current
         state, tags = current["State"], tags_of(current)
         has_ended = not state.get("Running") and state.get("Status") not in ("paused", "created")
@@ -123,26 +142,35 @@ class ContainerTarget:
     def invoke(
         self, cloud: ContainerHost, name: str, body: bytes, content_type: str, accept: str | None
     ) -> Response:
-        there = [each for each in cloud.containers(name) if each["State"].get("Running")]
-        if not there:
+        containers = [
+            container for container in cloud.containers(name) if container["State"].get("Running")
+        ]
+        if not containers:
             raise CloudError(f"{name} does not run; see `tsx deploy status`")
-        model = tags_of(there[0]).get("tsx:model", name).partition("/")[0]
-        return predict(_address(there[0]), model, body, content_type, accept)
+        model = tags_of(containers[0]).get("tsx:model", name).partition("/")[0]
+        return predict(_address(containers[0]), model, body, content_type, accept)
 
     def logs(
         self, cloud: ContainerHost, name: str, *, lines: int, since: str | None, follow: bool
     ) -> Iterator[str]:
-        """Of the one that runs, else of the newest. Raises CliError where there is none."""
-        there = cloud.containers(name)
-        if not there:
+        """Yield the log lines of the running container, or else of the newest.
+
+        Raises:
+            CliError: There is no such deployment.
+        """
+        containers = cloud.containers(name)
+        if not containers:
             raise CliError(f"there is no deployment '{name}' on {cloud.region}")
-        current = next((each for each in there if each["State"].get("Running")), there[-1])
-        words = log_words(lines, since, follow=follow)
-        return cloud.program.lines("logs", *words, _name(current))
+        current = next(
+            (container for container in containers if container["State"].get("Running")),
+            containers[-1],
+        )
+        arguments = log_arguments(lines, since, follow=follow)
+        return cloud.program.lines("logs", *arguments, _name(current))
 
 
-def log_words(lines: int, since: str | None, *, follow: bool) -> list[str]:
-    """As docker, podman and kubectl take them."""
+def log_arguments(lines: int, since: str | None, *, follow: bool) -> list[str]:
+    """Return arguments of `logs`, for docker, podman and kubectl."""
     ends = [*(["--since", since] if since else []), *(["--follow"] if follow else [])]
     return ["--tail", str(lines), *ends]
 
@@ -155,7 +183,11 @@ def predict(
     accept: str | None,
     token: str | None = None,
 ) -> Response:
-    """With the token, or that of the environment; the answer has arrived whole. Raises CliError."""
+    """Send a request with a token, by default that of the environment, and read the whole response.
+
+    Raises:
+        CliError: The server does not answer, or answers with an error.
+    """
     token = token or os.environ.get("TSX_INFERENCE_TOKEN") or None
     headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
     server = Server(address, token, absent="see `tsx deploy status`")
@@ -168,7 +200,7 @@ def _name(container: Mapping[str, Any]) -> str:
 
 
 def _address(container: Mapping[str, Any]) -> str:
-    """Where this machine reaches it."""
+    """Return the address of a container on this machine."""
     bindings = (container.get("HostConfig") or {}).get("PortBindings") or {}
     bound = (bindings.get(f"{INSIDE}/tcp") or [{}])[0]
     host = bound.get("HostIp") or "127.0.0.1"
@@ -177,7 +209,7 @@ def _address(container: Mapping[str, Any]) -> str:
 
 
 def _time(text: object) -> datetime:
-    """Docker writes nanoseconds, podman the machine's zone: what is behind the seconds is cut."""
+    """Parse a time of docker (with nanoseconds) or podman (with a zone), without fractions."""
     match = re.match(
         r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?", str(text)
     )

@@ -1,8 +1,8 @@
-"""Containers and images of this machine, by docker or podman. Labels are the only state.
+"""Containers and images of this machine, with docker or podman. Labels are the only state.
 
-Each version is a container of its own, whose name is made of what it says; one of a deployment's
-runs, those before it are kept, stopped. One that does not get well is removed, and the one before
-it is started again.
+Each version is a container whose name contains a hash of its arguments. One container of a
+deployment runs, and earlier ones are kept stopped. A container that does not become healthy is
+removed, and the earlier one is started again.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.deploy.container.resources import RETRIES, engine_words
+from tsx_cli.deploy.container.resources import RETRIES, engine_arguments
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Builder, Program, last_output
-from tsx_cli.deploy.image.recipe import Recipe, own_tag
+from tsx_cli.deploy.image.recipe import Recipe, own_tag_pattern
 
 NAME, TARGET = "tsx.name", "tsx.target"
-POLL = 2.0  # seconds between two looks at a container that is starting
-LINES = 40  # of its log, where it does not get well
+POLL_S = 2.0
+LOG_LINES = 40  # last lines of a container that does not become healthy
 
 
 @dataclass(frozen=True)
 class ContainerHost:
-    """Runs docker or podman on this machine."""
+    """The containers of docker or podman on this machine."""
 
     program: Program
     sleep: Callable[[float], None] = time.sleep
@@ -36,8 +36,8 @@ class ContainerHost:
     region: str = "this machine"
 
     def containers(self, name: str) -> list[Mapping[str, Any]]:
-        """Of a deployment, the oldest first."""
-        words = (
+        """Return the containers of a deployment, oldest first."""
+        arguments = (
             "ps",
             "--all",
             "--quiet",
@@ -46,49 +46,49 @@ class ContainerHost:
             "--filter",
             f"label={TARGET}=container",
         )
-        ids = self.program.ask(*words, doing=f"looking for the containers of {name}").split()
+        ids = self.program.ask(*arguments, doing=f"looking for the containers of {name}").split()
         if not ids:
             return []
-        found = json.loads(
+        containers = json.loads(
             self.program.ask(
                 "inspect", "--type", "container", *ids, doing=f"looking at the containers of {name}"
             )
         )
-        return sorted(found, key=lambda each: str(each["Created"]))
+        return sorted(containers, key=lambda container: str(container["Created"]))
 
     def container(self, name: str) -> Mapping[str, Any] | None:
         """Return what the engine reports of a container.
 
-        podman checks the container's health now: it does so by itself only on machines with
-        systemd.
+        podman checks the health by itself only with systemd, so it is told to check now.
         """
-        found: list[dict[str, Any]] = []
+        inspected: list[dict[str, Any]] = []
         for _ in range(RETRIES):
             check = ("healthcheck", "run", name)
-            is_well = self.program.name != "podman" or self.program.try_(*check).returncode == 0
+            is_healthy = self.program.name != "podman" or self.program.try_(*check).returncode == 0
             done = self.program.try_("inspect", "--type", "container", name)
-            found = json.loads(done.stdout) if done.returncode == 0 else []
-            if is_well or not found or health_of(found[0]) != "healthy":
+            inspected = json.loads(done.stdout) if done.returncode == 0 else []
+            if is_healthy or not inspected or health_of(inspected[0]) != "healthy":
                 break
-        else:  # podman counts no failure of its start period
-            found[0]["State"]["Health"] = {"Status": "unhealthy"}
-        return found[0] if found else None
+        else:  # podman ignores failures during the start period
+            inspected[0]["State"]["Health"] = {"Status": "unhealthy"}
+        return inspected[0] if inspected else None
 
     def images(self, name: str) -> list[str]:
-        """That were built here for a deployment, also for versions that are not kept any more."""
-        words = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}")
-        found = self.program.ask(*words, doing=f"looking for the images of {name}").splitlines()
-        found = [each.removeprefix("localhost/") for each in found]  # as podman says it
-        own, shared = re.compile(f"{re.escape(name)}:tsx-[0-9a-f]{{12}}"), own_tag(name)
+        """Return the images that were built here for a deployment, of all versions."""
+        arguments = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}")
+        names = self.program.ask(*arguments, doing=f"looking for the images of {name}").splitlines()
+        names = [image.removeprefix("localhost/") for image in names]  # podman adds a prefix
+        own_pattern = re.compile(f"{re.escape(name)}:tsx-[0-9a-f]{{12}}")
+        shared = own_tag_pattern(name)
         return [
-            each
-            for each in found
-            if own.fullmatch(each) or shared.fullmatch(each.rpartition(":")[2])
+            image
+            for image in names
+            if own_pattern.fullmatch(image) or shared.fullmatch(image.rpartition(":")[2])
         ]
 
     def log(self, name: str) -> list[str]:
-        done = self.program.try_("logs", "--tail", str(LINES), name)
-        return [*done.stdout.splitlines(), *done.stderr.splitlines()][-LINES:]
+        done = self.program.try_("logs", "--tail", str(LOG_LINES), name)
+        return [*done.stdout.splitlines(), *done.stderr.splitlines()][-LOG_LINES:]
 
 
 def labels_of(container: Mapping[str, Any]) -> dict[str, str]:
@@ -96,7 +96,7 @@ def labels_of(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tags_of(container: Mapping[str, Any]) -> dict[str, str]:
-    """Labels in the words of every target's tags."""
+    """Return the labels of a container as tags."""
     return {
         name.replace(".", ":", 1): value
         for name, value in labels_of(container).items()
@@ -105,9 +105,9 @@ def tags_of(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def health_of(container: Mapping[str, Any]) -> str:
-    """`healthy`, `starting`, `unhealthy` while it runs; else its state.
+    """Return `healthy`, `starting` or `unhealthy` for a running container, or else its state.
 
-    Without a health check to run is to be well.
+    A running container without a health check is healthy.
     """
     state = container["State"]
     if not state.get("Running"):
@@ -117,23 +117,19 @@ def health_of(container: Mapping[str, Any]) -> str:
 
 
 def ending_of(state: Mapping[str, Any]) -> str:
-    """Say how a container that no longer runs came to its end, or why the engine never started
-    it.
-    """
+    """Tell how a container ended, or why the engine did not start it."""
     if state.get("OOMKilled"):
         return "was killed because it needs more memory than container.memory"
     if state.get("Error"):
         return f"was not started: {state['Error']}"
     if state.get("Running"):
-        # the engine has started it again, and no longer has the exit code
+        # The engine has started it again, and has lost the exit code.
         return "ends soon after each start"
     return f"ended with {state.get('ExitCode', 'no exit code')}"
 
 
 def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
-    """One that a run has left while it was starting is not yet as it should be, and one that starts
-    again and again never will.
-    """
+    """Return the state of a container; one that restarts again and again has failed."""
     health = health_of(container)
     if health == "unhealthy" or (health == "starting" and container.get("RestartCount")):
         return "failed", "it is unhealthy"
@@ -145,19 +141,19 @@ class DockerContainer(ResourceKind):
         is_tagged=False,
         unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
         updates_failed=True,
-        left="the new container continues to start, and the previous one is stopped",
+        when_interrupted="the new container continues to start, and the previous one is stopped",
     )
-    poll, patience = POLL, 3600.0
+    poll, patience = POLL_S, 3600.0
 
     def observe(self, cloud: ContainerHost, name: str) -> Observed | None:
-        found = cloud.container(name)
-        if found is None:
+        container = cloud.container(name)
+        if container is None:
             return None
-        tags = tags_of(found)
-        state, reason = _condition(found)
+        tags = tags_of(container)
+        state, reason = _condition(container)
         return Observed(
             name,
-            {"Running": bool(found["State"].get("Running"))},
+            {"Running": bool(container["State"].get("Running"))},
             tags,
             {"Ref": name},
             state,
@@ -165,70 +161,76 @@ class DockerContainer(ResourceKind):
         )
 
     def create(self, cloud: ContainerHost, resource: Resource) -> None:
-        """Raises CloudError for one that does not get well, which then is not there any more."""
+        """Start a container in place of the running one.
+
+        Raises:
+            CloudError: It did not become healthy, and was removed.
+        """
         properties = resource.properties
-        words = list(properties["Words"])
-        words[-1:-1] = engine_words(
+        arguments = list(properties["Words"])
+        arguments[-1:-1] = engine_arguments(
             cloud.program.name, cloud.program.try_("run", "--help").stdout, properties["Gpus"]
         )
         before = self._stop_others(cloud, resource)
         try:
-            cloud.program.ask(*words, doing=f"starting {resource.name}", environment=os.environ)
-            self._until_well(cloud, resource)
+            cloud.program.ask(*arguments, doing=f"starting {resource.name}", environment=os.environ)
+            self._wait_until_healthy(cloud, resource)
         except CloudError as error:
             cloud.program.try_("rm", "--force", resource.name)
-            self._put_back(cloud, before, error)
+            self._restart_former(cloud, before, error)
 
     def update(
-        self, cloud: ContainerHost, resource: Resource, found: Observed, changed: set[str]
+        self, cloud: ContainerHost, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
-        """An earlier one is started again, or one that has stopped or is not well."""
+        """Start an existing container that is stopped or unhealthy."""
         before = self._stop_others(cloud, resource)
         try:
-            if found.properties["Running"]:
+            if observed.properties["Running"]:
                 cloud.program.ask(
                     "stop", resource.name, doing=f"stopping {resource.name}, which is unhealthy"
                 )
             cloud.program.ask("start", resource.name, doing=f"starting {resource.name}")
-            self._until_well(cloud, resource)
+            self._wait_until_healthy(cloud, resource)
         except CloudError as error:
             cloud.program.try_("stop", resource.name)
-            self._put_back(cloud, before, error)
+            self._restart_former(cloud, before, error)
 
-    def delete(self, cloud: ContainerHost, found: Observed) -> None:
-        if found.properties["Running"]:
-            cloud.program.ask("stop", found.name, doing=f"stopping {found.name}")
-        cloud.program.ask("rm", found.name, doing=f"removing {found.name}")
+    def delete(self, cloud: ContainerHost, observed: Observed) -> None:
+        if observed.properties["Running"]:
+            cloud.program.ask("stop", observed.name, doing=f"stopping {observed.name}")
+        cloud.program.ask("rm", observed.name, doing=f"removing {observed.name}")
 
     def _stop_others(self, cloud: ContainerHost, resource: Resource) -> list[str]:
-        """They have its port."""
-        others = [
-            each
-            for each in cloud.containers(resource.properties["Deployment"])
-            if each["State"].get("Running")
+        """Stop the running containers, which have the port, and return their names."""
+        running = [
+            container
+            for container in cloud.containers(resource.properties["Deployment"])
+            if container["State"].get("Running")
         ]
-        names = [str(each["Name"]).removeprefix("/") for each in others]
+        names = [str(container["Name"]).removeprefix("/") for container in running]
         names = [name for name in names if name != resource.name]
         for name in names:
             cloud.program.ask("stop", name, doing=f"stopping {name}, which has its port")
         return names
 
-    def _until_well(self, cloud: ContainerHost, resource: Resource) -> None:
+    def _wait_until_healthy(self, cloud: ContainerHost, resource: Resource) -> None:
         deadline = cloud.clock() + resource.properties["Patience"]
         while True:
-            found = cloud.container(resource.name)
-            health = "gone" if found is None else health_of(found)
+            container = cloud.container(resource.name)
+            health = "gone" if container is None else health_of(container)
             if health == "healthy":
                 return
-            restarts = 0 if found is None else int(found.get("RestartCount") or 0)
+            restarts = 0 if container is None else int(container.get("RestartCount") or 0)
             late = cloud.clock() > deadline
             if health not in ("starting", "created", "initialized") or restarts or late:
                 raise CloudError(
-                    _story(resource.name, found, health, late, cloud.log(resource.name))
+                    _failure_text(resource.name, container, health, late, cloud.log(resource.name))
                 )
-            cloud.sleep(POLL)
+            cloud.sleep(POLL_S)
 
-    def _put_back(self, cloud: ContainerHost, before: Sequence[str], error: CloudError) -> None:
+    def _restart_former(
+        self, cloud: ContainerHost, before: Sequence[str], error: CloudError
+    ) -> None:
         message = error.message.rstrip(".")
         for name in before:
             done = cloud.program.try_("start", name)
@@ -242,7 +244,7 @@ class LocalImage(ResourceKind):
     """An image that is built and used on this machine."""
 
     traits = Traits(is_tagged=False)
-    poll, patience = POLL, 3600.0
+    poll, patience = POLL_S, 3600.0
 
     def __init__(self, builder: Builder, recipe: Recipe | None = None) -> None:
         self._builder, self._recipe = builder, recipe
@@ -254,19 +256,19 @@ class LocalImage(ResourceKind):
         assert self._recipe is not None
         self._builder.build(self._recipe, resource.name, None)
 
-    def delete(self, cloud: Any, found: Observed) -> None:
-        self._builder.remove(found.name)
+    def delete(self, cloud: Any, observed: Observed) -> None:
+        self._builder.remove(observed.name)
 
 
 class PushedImage(LocalImage):
-    """An image that is built here and pushed to a registry that this machine is logged in to."""
+    """An image that is built here and pushed to a registry."""
 
     def __init__(self, builder: Builder, recipe: Recipe) -> None:
         super().__init__(builder, recipe)
-        self._pushed: dict[str, str] = {}  # by their names, with their digests
+        self._pushed: dict[str, str] = {}  # name -> name with digest
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
-        """Its Uri has the digest, where a program of this machine can tell it."""
+        """Return the image; its Uri has the digest if a program of this machine can tell it."""
         if name not in self._pushed and self._builder.is_pushed(name):
             self._pushed[name] = self._builder.pinned(name)
         return (
@@ -280,23 +282,23 @@ class PushedImage(LocalImage):
             super().create(cloud, resource)
         self._pushed[resource.name] = self._builder.push(resource.name)
 
-    def delete(self, cloud: Any, found: Observed) -> None:
-        pass  # a registry's images are its administrator's
+    def delete(self, cloud: Any, observed: Observed) -> None:
+        pass  # The administrator of the registry removes images.
 
 
-def _story(
-    name: str, found: Mapping[str, Any] | None, health: str, late: bool, log: Sequence[str]
+def _failure_text(
+    name: str, container: Mapping[str, Any] | None, health: str, late: bool, log: Sequence[str]
 ) -> str:
-    state = {} if found is None else found["State"]
+    state = {} if container is None else container["State"]
     if health == "starting" and late:
-        what = "is not healthy yet; raise container.startup_timeout to give it more time"
+        problem = "is not healthy yet; raise container.startup_timeout to give it more time"
     elif health == "unhealthy" and not state.get("OOMKilled"):
-        what = "is running but unhealthy"
+        problem = "is running but unhealthy"
     else:
-        what = ending_of(state)
+        problem = ending_of(state)
     last = "\n".join(log)
     return (
-        f"{name} {what}. Its last log lines:\n{last}"
+        f"{name} {problem}. Its last log lines:\n{last}"
         if last
-        else f"{name} {what}, and printed nothing"
+        else f"{name} {problem}, and printed nothing"
     )

@@ -1,7 +1,4 @@
-"""A container on one machine: the arguments of `docker run`, and the same as a compose file.
-
-Pure functions.
-"""
+"""A container on one machine, as arguments of `docker run` or a compose file; pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tsx_cli.deploy.engine.shapes import filled, shapes
+from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.shared.safe_path import run_module
 
@@ -20,54 +17,55 @@ TOKENS = ("TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN")
 OPEN, DEFAULTS = "TSX_DISABLE_TOKEN_AUTHORIZATION", "TSX_DEFAULTS"
 INSIDE, METRICS_INSIDE = 8080, 8082
 SHAPES = Path(__file__).with_name("compose.yaml")
-PROCESSES = 4096  # and threads, at most
+MAX_PROCESSES = 4096  # processes and threads
 LOG: dict[str, Any] = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
-START_INTERVAL = "2s"  # between two health checks until the first that succeeds
+START_INTERVAL = "2s"  # interval of health checks until the first success
 RETRIES = 3  # failed health checks that make a container unhealthy
-# torch.compile puts libraries into /tmp
+# torch.compile writes libraries to /tmp, which must be executable.
 FIXED = (
     "--init --restart unless-stopped --read-only --tmpfs /tmp:exec --cap-drop ALL"
-    f" --security-opt no-new-privileges --shm-size 1g --pids-limit {PROCESSES}"
+    f" --security-opt no-new-privileges --shm-size 1g --pids-limit {MAX_PROCESSES}"
 )
 CHECKED = f"--health-interval 10s --health-timeout 5s --health-retries {RETRIES}"
-MARGIN = 5  # seconds of the grace period that are left for the end itself
+MARGIN_S = 5  # rest of the grace period after draining
 
 
 def environment(spec: DeploySpec) -> dict[str, str]:
-    """What the deployment derives is a default, below the image's settings file and `env`."""
-    delay = spec.env.get(
-        "TSX_SHUTDOWN_DELAY", ""
-    )  # for which it still takes requests, before it drains
-    own: dict[str, object] = {
+    """Return the environment of the container.
+
+    Derived values are defaults, below the settings file of the image and `env`.
+    """
+    # The server still takes requests during this delay, before it drains.
+    delay = spec.env.get("TSX_SHUTDOWN_DELAY", "")
+    defaults: dict[str, object] = {
         "drain_timeout": max(
-            1, spec.container.grace - MARGIN - (int(delay) if delay.isdecimal() else 0)
+            1, spec.container.grace - MARGIN_S - (int(delay) if delay.isdecimal() else 0)
         )
     }
-    own["default_startup_timeout"] = spec.container.startup_timeout
+    defaults["default_startup_timeout"] = spec.container.startup_timeout
     if is_loopback(spec.container.host):
-        own["disable_token_authorization"] = (
-            "true"  # which is what `tsx serve` does where only this machine reaches it, too
-        )
-    return {DEFAULTS: in_words(own)} | dict(spec.env)
+        # `tsx serve` does the same on a loopback address.
+        defaults["disable_token_authorization"] = "true"
+    return {DEFAULTS: defaults_text(defaults)} | dict(spec.env)
 
 
-def in_words(defaults: Mapping[str, object]) -> str:
-    """As the image's entry point reads them."""
+def defaults_text(defaults: Mapping[str, object]) -> str:
+    """Return defaults in the form that the image's entry point reads."""
     return " ".join(f"{name}={value}" for name, value in defaults.items())
 
 
-def wants_tokens(spec: DeploySpec) -> list[str]:
-    """The variables that must be set where it is deployed, as others reach it."""
+def required_tokens(spec: DeploySpec) -> list[str]:
+    """Return the variables with tokens that this command's environment must have."""
     is_open = spec.env.get(OPEN, str(is_loopback(spec.container.host))).lower() == "true"
     return [] if is_open else [name for name in TOKENS if name not in spec.env]
 
 
-def shown(tags: Mapping[str, str]) -> dict[str, str]:
-    """As labels of a container, whose names have dots by custom."""
+def labels_from_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return tags as labels of a container, whose names have dots by convention."""
     return {name.replace(":", "."): value for name, value in tags.items() if value}
 
 
-def published(spec: DeploySpec) -> list[str]:
+def published_ports(spec: DeploySpec) -> list[str]:
     host = f"[{spec.container.host}]" if ":" in spec.container.host else spec.container.host
     return [
         f"{host}:{spec.container.port}:{INSIDE}",
@@ -78,78 +76,86 @@ def published(spec: DeploySpec) -> list[str]:
 def compose(
     spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    """With a `stage`, compose builds the image from the Dockerfile beside it."""
-    own = spec.container
+    """Return a compose file.
+
+    With a `stage`, compose builds the image from the Dockerfile beside the file.
+    """
+    settings = spec.container
     asked = {
-        name: f"${{{name}:?clients carry it as a bearer token}}" for name in wants_tokens(spec)
+        name: f"${{{name}:?clients carry it as a bearer token}}" for name in required_tokens(spec)
     }
-    devices = [{"driver": "nvidia", "count": own.gpus, "capabilities": ["gpu"]}]
+    devices = [{"driver": "nvidia", "count": settings.gpus, "capabilities": ["gpu"]}]
     values = {
         "image": image,
         "build": stage and {"context": ".", "target": stage},
-        "processes": PROCESSES,
+        "processes": MAX_PROCESSES,
         "logging": LOG,
-        "environment": _literal(environment(spec)) | asked,
-        "ports": published(spec),
-        "labels": _literal(shown(labels)),
-        "grace": f"{own.grace}s",
+        "environment": _escape_dollars(environment(spec)) | asked,
+        "ports": published_ports(spec),
+        "labels": _escape_dollars(labels_from_tags(labels)),
+        "grace": f"{settings.grace}s",
         "health": ["CMD", *HEALTH],
         "retries": RETRIES,
-        "start_period": f"{own.startup_timeout}s",
-        "cpus": own.cpus,
-        "memory": own.memory,
-        "devices": {"resources": {"reservations": {"devices": devices}}} if own.gpus else None,
+        "start_period": f"{settings.startup_timeout}s",
+        "cpus": settings.cpus,
+        "memory": settings.memory,
+        "devices": {"resources": {"reservations": {"devices": devices}}} if settings.gpus else None,
     }
-    service = filled(shapes(SHAPES)["service"], values)
+    service = fill(read_shapes(SHAPES)["service"], values)
     return {"name": spec.name, "services": {spec.name: service}}
 
 
-def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, str]) -> list[str]:
-    """What follows `docker` or `podman`.
+def run_arguments(
+    spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, str]
+) -> list[str]:
+    """Return the arguments of `docker` or `podman`.
 
-    Tokens are taken from this command's environment, so that no list of processes shows them.
+    Tokens come from this command's environment, so that no list of processes shows them.
     """
-    own = spec.container
-    words = ["run", "--detach", "--name", name, *FIXED.split(), "--stop-timeout", str(own.grace)]
-    words += ["--health-cmd", shlex.join(HEALTH), *CHECKED.split()]
-    words += ["--health-start-period", f"{own.startup_timeout}s"]
+    settings = spec.container
+    arguments = [
+        "run",
+        "--detach",
+        "--name",
+        name,
+        *FIXED.split(),
+        "--stop-timeout",
+        str(settings.grace),
+    ]
+    arguments += ["--health-cmd", shlex.join(HEALTH), *CHECKED.split()]
+    arguments += ["--health-start-period", f"{settings.startup_timeout}s"]
     for key, value in environment(spec).items():
-        words += ["--env", f"{key}={value}"]
-    for key in wants_tokens(spec):
-        words += ["--env", key]
-    for port in published(spec):
-        words += ["--publish", port]
-    for key, value in shown(labels).items():
-        words += ["--label", f"{key}={value}"]
-    if own.cpus is not None:
-        words += ["--cpus", f"{own.cpus:g}"]
-    if own.memory is not None:
-        words += ["--memory", own.memory]
-    return [*words, image]
+        arguments += ["--env", f"{key}={value}"]
+    for key in required_tokens(spec):
+        arguments += ["--env", key]
+    for port in published_ports(spec):
+        arguments += ["--publish", port]
+    for key, value in labels_from_tags(labels).items():
+        arguments += ["--label", f"{key}={value}"]
+    if settings.cpus is not None:
+        arguments += ["--cpus", f"{settings.cpus:g}"]
+    if settings.memory is not None:
+        arguments += ["--memory", settings.memory]
+    return [*arguments, image]
 
 
-def engine_words(engine: str, known: str, gpus: int) -> list[str]:
-    """The arguments that docker and podman do not share; `known` is the help of `run`. Podman names
-    GPUs by the container device interface.
+def engine_arguments(engine: str, known: str, gpus: int) -> list[str]:
+    """Return the arguments that differ between docker and podman; `known` is the help of `run`.
 
-    Both keep a log without bound in a file by default; podman prefers the journal where there is
-    one.
+    They bound the log, which otherwise grows in a file; podman prefers the journal if there is one.
     """
     if engine == "docker":
-        words = ["--log-driver", LOG["driver"]]
-        words += [
-            word
+        arguments = ["--log-driver", LOG["driver"]]
+        arguments += [
+            argument
             for key, value in LOG["options"].items()
-            for word in ("--log-opt", f"{key}={value}")
+            for argument in ("--log-opt", f"{key}={value}")
         ]
-        words += (
-            ["--health-start-interval", START_INTERVAL]
-            if "--health-start-interval" in known
-            else []
-        )  # since Docker 25
-        return words + (["--gpus", str(gpus)] if gpus else [])
+        if "--health-start-interval" in known:  # Docker 25 or later
+            arguments += ["--health-start-interval", START_INTERVAL]
+        return arguments + (["--gpus", str(gpus)] if gpus else [])
     log = ["--log-opt", f"max-size={LOG['options']['max-size']}"]
-    return log + [word for n in range(gpus) for word in ("--device", f"nvidia.com/gpu={n}")]
+    return log + [argument for n in range(gpus) for argument in ("--device", f"nvidia.com/gpu={n}")]
 
 
 def is_loopback(host: str) -> bool:
@@ -159,6 +165,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _literal(texts: Mapping[str, str]) -> dict[str, str]:
-    """A dollar is a variable's in a compose file."""
+def _escape_dollars(texts: Mapping[str, str]) -> dict[str, str]:
+    """Escape the dollars of texts, which begin variables in a compose file."""
     return {name: text.replace("$", "$$") for name, text in texts.items()}

@@ -1,1 +1,1 @@
-"""Files instead of calls: CloudFormation, manifests, charts, overlays, compose files, workflows."""
+"""`--emit`: CloudFormation templates, manifests, charts, overlays, compose files and workflows."""

@@ -1,6 +1,4 @@
-"""The resources of a deployment as a CloudFormation template: the engine's dicts, with references
-instead of names.
-"""
+"""A deployment as a CloudFormation template: its resources, with references instead of names."""
 
 from __future__ import annotations
 
@@ -14,15 +12,15 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws_lambda import resources as aws_lambda
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
-from tsx_cli.deploy.engine.shapes import filled, shapes
+from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
 
-# Placeholders for values of the stack. An archive's name holds no NUL, and so none of them.
+# Placeholders for values of the stack. The name of an archive cannot contain NUL.
 ACCOUNT, REGION, IMAGE = "\0AccountId\0", "\0Region\0", "\0Image\0"
 SHAPES = Path(__file__).with_name("shapes.yaml")
-OWN = "Tsx::"  # kinds that CloudFormation does not have
-NAMED = {  # the property that holds a resource's name
+TSX_PREFIX = "Tsx::"  # kinds that CloudFormation does not have
+NAMED = {  # kind -> property with the name
     "AWS::CloudWatch::Alarm": "AlarmName",
     "AWS::IAM::Role": "RoleName",
     "AWS::Lambda::CapacityProvider": "CapacityProviderName",
@@ -34,19 +32,19 @@ NAMED = {  # the property that holds a resource's name
     "AWS::SageMaker::InferenceComponent": "InferenceComponentName",
     "AWS::SageMaker::Model": "ModelName",
 }
-# `Ref` gives their ARN, `Fn::GetAtt` their name
+# Kinds whose `Ref` is their ARN; `Fn::GetAtt` gives their name.
 BY_ATTRIBUTE = {
     "AWS::SageMaker::Endpoint",
     "AWS::SageMaker::EndpointConfig",
     "AWS::SageMaker::Model",
 }
-# where they change, which a name of ours would prevent
+# Kinds that a change replaces, so they cannot have a fixed name.
 REPLACED = {
     "AWS::SageMaker::EndpointConfig",
     "AWS::SageMaker::Model",
     "AWS::Lambda::CapacityProvider",
 }
-BARE = {  # cannot carry tags
+UNTAGGED = {  # kinds without tags
     "AWS::ApplicationAutoScaling::ScalableTarget",
     "AWS::ApplicationAutoScaling::ScalingPolicy",
     "AWS::Lambda::Alias",
@@ -54,7 +52,7 @@ BARE = {  # cannot carry tags
     "AWS::Lambda::Url",
     "AWS::Lambda::Version",
 }
-OUTPUTS = (  # name, the id of a resource, its attribute
+OUTPUTS = (  # name, id of the resource, attribute
     ("EndpointName", "Endpoint", "EndpointName"),
     ("EndpointArn", "Endpoint", "Ref"),
     ("EndpointConfigName", "EndpointConfig", "EndpointConfigName"),
@@ -75,9 +73,13 @@ NEEDS_NOTE = (
 )
 
 
-def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
-    """Account and region are those of the stack; the image, and the model where it lies in S3, are
-    parameters.
+def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
+    """Return the template of a deployment.
+
+    Account and region are those of the stack. The image, and the model in S3, are parameters.
+
+    Raises:
+        UsageError: CloudFormation cannot create the deployment.
     """
     if spec.sagemaker.multi_model is not None:
         raise UsageError(
@@ -85,10 +87,12 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
             " CloudFormation uploads none: use tsx deploy"
         )
     if "{{resolve:" in (model := f"{facts.model_name}/{facts.model_version}"):
-        why = f"a stack would look up what '{model}' names; pack the archive under another name"
-        raise UsageError(f"--emit cloudformation: {why}")
-    there = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
-    resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(spec, there)
+        reason = f"a stack would look up what '{model}' names; pack the archive under another name"
+        raise UsageError(f"--emit cloudformation: {reason}")
+    placed_facts = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
+    resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(
+        spec, placed_facts
+    )
     parameters: dict[str, Any] = {}
     if spec.image is None:
         parameters["Image"] = {
@@ -97,7 +101,7 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
                 "The image in ECR, by its digest; `tsx deploy --emit dockerfile` builds it"
             ),
         }
-    uploads = [each for each in resources if each.kind == "Tsx::S3::Object"]
+    uploads = [resource for resource in resources if resource.kind == "Tsx::S3::Object"]
     if uploads:
         text = (
             f"model.tar.gz with {facts.archive.name} in it: tar --create --gzip --file model.tar.gz"
@@ -108,32 +112,34 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
             "Description": f"s3:// address of {text}",
             "AllowedPattern": "s3://.+",
         }
-    made = [
-        each
-        for each in resources
-        if not each.kind.startswith(OWN) and each.kind != "AWS::S3::Bucket"
-    ]  # the bucket holds that file
-    replaced = {f"s3://{each.name}": {"Ref": "ModelDataUrl"} for each in uploads} | {
+    declared = [
+        resource
+        for resource in resources
+        if not resource.kind.startswith(TSX_PREFIX) and resource.kind != "AWS::S3::Bucket"
+    ]
+    replaced = {f"s3://{resource.name}": {"Ref": "ModelDataUrl"} for resource in uploads} | {
         IMAGE: {"Ref": "Image"}
     }
-    entries = {each.id: _resource(each, made, replaced) for each in made}
+    entries = {resource.id: _resource(resource, declared, replaced) for resource in declared}
     if "Version" in entries:
         entries["Version"] |= _published(entries["Function"]["Properties"])
-    for each in resources:
-        if (
-            each.kind == "Tsx::Lambda::ProvisionedConcurrency"
-        ):  # which CloudFormation has as a part of the alias
-            number = {**each.properties, **each.how}["ProvisionedConcurrentExecutions"]
+    for resource in resources:
+        # In CloudFormation this is a part of the alias.
+        if resource.kind == "Tsx::Lambda::ProvisionedConcurrency":
+            number = {**resource.properties, **resource.how}["ProvisionedConcurrentExecutions"]
             entries["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] = {
                 "ProvisionedConcurrentExecutions": number
             }
-    if spec.canary is not None and "Alias" in entries:  # SageMaker's is a part of the endpoint
+    # The canary of SageMaker is a part of the endpoint.
+    if spec.canary is not None and "Alias" in entries:
         entries |= _canary(
-            spec.canary, next(each.how["alarms"] for each in resources if each.id == "Alias"), made
+            spec.canary,
+            next(resource.how["alarms"] for resource in resources if resource.id == "Alias"),
+            declared,
         )
-        entries["Alias"]["UpdatePolicy"] = shapes(SHAPES)["canary update"]
+        entries["Alias"]["UpdatePolicy"] = read_shapes(SHAPES)["canary update"]
     outputs = {
-        name: {"Value": _written(Ref(id, attribute), {})}
+        name: {"Value": _with_references(Ref(id, attribute), {})}
         for name, id, attribute in OUTPUTS
         if id in entries
     }
@@ -149,23 +155,26 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _canary(canary: Canary, alarms: Sequence[str], made: Sequence[Resource]) -> dict[str, Any]:
-    ours = {each.name: {"Ref": each.id} for each in made if each.kind == "AWS::CloudWatch::Alarm"}
+def _canary(canary: Canary, alarms: Sequence[str], declared: Sequence[Resource]) -> dict[str, Any]:
+    ours = {
+        resource.name: {"Ref": resource.id}
+        for resource in declared
+        if resource.kind == "AWS::CloudWatch::Alarm"
+    }
     values = {
         "percent": round(canary.percent),
         "minutes": max(1, math.ceil(canary.bake / 60)),
         "is_watched": bool(alarms),
         "alarms": [{"Name": ours.get(name, name)} for name in alarms],
     }
-    found: dict[str, Any] = filled(shapes(SHAPES)["canary"], values)
-    return found
+    entries: dict[str, Any] = fill(read_shapes(SHAPES)["canary"], values)
+    return entries
 
 
 def _published(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A new version for another function or image: CloudFormation publishes one only where the
-    version itself says something else.
+    """Return the changes of a version that make CloudFormation publish it for every new function.
 
-    Those before it stay, so that the alias can go back to them.
+    CloudFormation only looks at the version itself. Earlier versions stay, for rollbacks.
     """
     description = digest(function)
     image = function["Code"]["ImageUri"]
@@ -182,23 +191,23 @@ def _published(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resource(
-    resource: Resource, others: Sequence[Resource], replaced: Mapping[str, Any]
+    resource: Resource, declared: Sequence[Resource], replaced: Mapping[str, Any]
 ) -> dict[str, Any]:
     referred = dict(replaced)
-    by_id = {each.id: each for each in others}
+    by_id = {resource.id: resource for resource in declared}
     for need in resource.needs:
         if need in by_id and by_id[need].kind in NAMED:
             referred[by_id[need].name] = _reference(by_id[need])
-    whole = {
+    settings = {
         **resource.properties,
         **(resource.how if resource.kind.startswith("AWS::SageMaker::") else {}),
     }
-    properties = _written(whole, referred)
+    properties = _with_references(settings, referred)
     name = NAMED.get(resource.kind)
     if name is not None and name not in properties and resource.kind not in REPLACED:
         properties = {name: resource.name, **properties}
     tags = {key: value for key, value in resource.tags.items() if value != IMAGE and value}
-    if tags and resource.kind not in BARE:
+    if tags and resource.kind not in UNTAGGED:
         properties["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
     entries: dict[str, Any] = {"Type": resource.kind, "Properties": properties}
     needs = [need for need in resource.needs if need in by_id and need not in _named_in(properties)]
@@ -211,7 +220,7 @@ def _reference(resource: Resource) -> dict[str, Any]:
     return {"Ref": resource.id}
 
 
-def _written(value: Any, replaced: Mapping[str, Any]) -> Any:
+def _with_references(value: Any, replaced: Mapping[str, Any]) -> Any:
     if isinstance(value, Ref):
         return (
             {"Ref": value.id}
@@ -219,9 +228,9 @@ def _written(value: Any, replaced: Mapping[str, Any]) -> Any:
             else {"Fn::GetAtt": [value.id, value.attribute]}
         )
     if isinstance(value, Mapping):
-        return {key: _written(each, replaced) for key, each in value.items()}
+        return {key: _with_references(item, replaced) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_written(each, replaced) for each in value]
+        return [_with_references(item, replaced) for item in value]
     if isinstance(value, str):
         if value in replaced:
             return replaced[value]
@@ -232,13 +241,11 @@ def _written(value: Any, replaced: Mapping[str, Any]) -> Any:
 
 
 def _named_in(value: Any) -> set[str]:
-    """Ids that a text of CloudFormation refers to: what needs them need not say so again."""
+    """Return the ids that a value refers to, which need no `DependsOn`."""
     if isinstance(value, Mapping):
         if set(value) == {"Ref"}:
             return {value["Ref"]}
         if set(value) == {"Fn::GetAtt"}:
             return {value["Fn::GetAtt"][0]}
-        return {found for each in value.values() for found in _named_in(each)}
-    return (
-        {found for each in value for found in _named_in(each)} if isinstance(value, list) else set()
-    )
+        return {id for item in value.values() for id in _named_in(item)}
+    return {id for item in value for id in _named_in(item)} if isinstance(value, list) else set()

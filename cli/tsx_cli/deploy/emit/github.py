@@ -1,5 +1,7 @@
-"""A workflow of GitHub Actions that checks an archive, compares its speed, shows the plan on a pull
-request, and deploys what is merged.
+"""A workflow of GitHub Actions for a deployment.
+
+It checks the archive, compares its speed and shows the plan on a pull request, and deploys after
+the merge.
 """
 
 from __future__ import annotations
@@ -11,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.emit.cloudformation import template
+from tsx_cli.deploy.emit.cloudformation import render_template
 from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.engine.plan import hidden
-from tsx_cli.deploy.image.recipe import Local, machine
+from tsx_cli.deploy.engine.plan import hide_secrets
+from tsx_cli.deploy.image.recipe import Local, target_platform
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_templates.render import render_tree
 
 CONTRACTS = {"sagemaker": "sagemaker", "lambda": "lambda", "kubernetes": "container"}
-RUNNERS = {
-    "linux/amd64": "ubuntu-latest",
-    "linux/arm64": "ubuntu-24.04-arm",
-}  # an image is built on a machine of its own kind
-NEXT = """commit .github, which belongs at the root of the repository. Add in its settings: {access}; and the environment {environment}"""
+# Platform -> runner that builds images for it.
+RUNNERS = {"linux/amd64": "ubuntu-latest", "linux/arm64": "ubuntu-24.04-arm"}
+NEXT = (
+    "commit .github, which belongs at the root of the repository."
+    " Add in its settings: {access}; and the environment {environment}"
+)
 AWS = (
     "the variables AWS_PLAN_ROLE and AWS_DEPLOY_ROLE, roles that trust the repository"
     " (infra/iam/trust-github.json)"
@@ -34,20 +37,29 @@ CLUSTER = (
     " AWS_DEPLOY_ROLE"
 )
 
-NO_SAMPLES = """the archive has no samples: the workflow's check fails if no request is known for the handler; \
-pack it with tsx archive --sample FILE"""
+NO_SAMPLES = (
+    "the archive has no samples: the workflow's check fails"
+    " if no request is known for the handler; pack it with tsx archive --sample FILE"
+)
 
 
 def workflow(
-    spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str]
+    spec: DeploySpec, facts: Facts, local: Local, arguments: Sequence[str]
 ) -> tuple[dict[str, str], str]:
-    """The file by its path, and what is to be done next.
+    """Return the workflow by its path, and what to do next.
 
-    `words` are the options that the user gave. Raises UsageError.
+    Args:
+        spec: The specification.
+        facts: The facts of the archive.
+        local: The versions of this machine.
+        arguments: The options that the user gave, from `command_arguments`.
+
+    Raises:
+        UsageError: The deployment would fail.
     """
     _check(spec, facts)
-    own, archive = spec.github, spec.model.as_posix()
-    which = ["--name", spec.name, "--target", spec.target, *_place(words)]
+    github, archive = spec.github, spec.model.as_posix()
+    which = ["--name", spec.name, "--target", spec.target, *_location_arguments(arguments)]
     built = spec.image is None
     registry = (
         (spec.repository or "").partition("/")[0] if built and spec.target == "kubernetes" else ""
@@ -63,21 +75,22 @@ def workflow(
         "region": spec.region or "${{ vars.AWS_REGION }}",
         "context": spec.kubernetes.context or "",
         "runner": (
-            RUNNERS[machine(spec)]
+            RUNNERS[target_platform(spec)]
             if built and spec.target != "kubernetes"
             else RUNNERS["linux/amd64"]
         ),
         "registry": registry,
-        "branch": own.branch,
-        "environment": own.environment,
-        "pack": own.pack,
-        "slo": f" --slo {shlex.quote(own.slo)}" if own.slo else "",
-        "fail_if": "".join(f" --fail-if {shlex.quote(each)}" for each in own.fail_if),
-        "words": shlex.join([archive, *which, *words]),
+        "branch": github.branch,
+        "environment": github.environment,
+        "pack": github.pack,
+        "slo": f" --slo {shlex.quote(github.slo)}" if github.slo else "",
+        "fail_if": "".join(f" --fail-if {shlex.quote(condition)}" for condition in github.fail_if),
+        "words": shlex.join([archive, *which, *arguments]),
         "which": shlex.join(which),
     }
     for key in ("archive", "directory", "context", "slo", "fail_if", "words", "which"):
-        values[key] = str(values[key]).replace("${{", "${{ '${{' }}")  # GitHub evaluates no value
+        # GitHub must not evaluate a value.
+        values[key] = str(values[key]).replace("${{", "${{ '${{' }}")
     (text,) = render_tree("github", values, marks="[[ ]]").values()
     access = (
         AWS
@@ -87,43 +100,45 @@ def workflow(
         else CLUSTER
     )
     return {f".github/workflows/{spec.name}.yml": text}, NEXT.format(
-        access=access, environment=own.environment
+        access=access, environment=github.environment
     )
 
 
-def command_words(file: Path | None, given: Mapping[str, Any]) -> list[str]:
-    """The options of a command line again, without the name, the target, the model, and the
-    profile, which is one person's.
+def command_arguments(file: Path | None, options: Mapping[str, Any]) -> list[str]:
+    """Return the options of a command line, without name, target, model and profile.
 
-    Raises UsageError for a value that no file of a repository may hold.
+    Raises:
+        UsageError: A value is secret, and must not be in a file of a repository.
     """
-    words = [] if file is None else ["--file", file.as_posix()]
-    canary = given.get("canary") or {}
-    words += [word for alarm in canary.get("alarms", ()) for word in ("--alarm", alarm)]
-    named = {key: given.get(key) for key in ("region", "image", "role")} | {
+    arguments = [] if file is None else ["--file", file.as_posix()]
+    canary = options.get("canary") or {}
+    arguments += [argument for alarm in canary.get("alarms", ()) for argument in ("--alarm", alarm)]
+    named = {key: options.get(key) for key in ("region", "image", "role")} | {
         "canary": canary.get("percent"),
         "bake": canary.get("bake"),
     }
-    words += [
-        word
+    arguments += [
+        argument
         for key, value in named.items()
         if value is not None
-        for word in (f"--{key}", str(value))
+        for argument in (f"--{key}", str(value))
     ]
-    words += ["--create-role"] if given.get("create_role") else []
+    arguments += ["--create-role"] if options.get("create_role") else []
     done = {"name", "target", "model", "profile", "create_role", "github", *named}
-    for key, value in given.items():
+    for key, value in options.items():
         if key not in done and value is not None:
-            words += [
-                word for path, text in _flat(key, value) for word in ("--set", f"{path}={text}")
+            arguments += [
+                argument
+                for path, text in _flatten(key, value)
+                for argument in ("--set", f"{path}={text}")
             ]
-    return words
+    return arguments
 
 
-def _flat(path: str, value: Any) -> list[tuple[str, str]]:
+def _flatten(path: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
-        return [pair for key, each in value.items() for pair in _flat(f"{path}.{key}", each)]
-    if hidden(value, path.rpartition(".")[2]) != value:
+        return [pair for key, item in value.items() for pair in _flatten(f"{path}.{key}", item)]
+    if hide_secrets(value, path.rpartition(".")[2]) != value:
         raise UsageError(
             f"{path} would be in a file of the repository: name a Secret with kubernetes.secrets,"
             " or add it on the platform"
@@ -131,25 +146,29 @@ def _flat(path: str, value: Any) -> list[tuple[str, str]]:
     return [(path, str(value))]
 
 
-def _place(words: Sequence[str]) -> list[str]:
-    """What of `words` says where the deployment is, for commands that need to know no more."""
+def _location_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that tell where the deployment is."""
     places = ("kubernetes.namespace=", "kubernetes.context=")
-    found = [
+    pairs = [
         pair
-        for pair in pairwise(words)
+        for pair in pairwise(arguments)
         if pair[0] in ("--file", "--region") or (pair[0] == "--set" and pair[1].startswith(places))
     ]
-    return [word for pair in found for word in pair]
+    return [argument for pair in pairs for argument in pair]
 
 
 def _check(spec: DeploySpec, facts: Facts) -> None:
-    """What the deployment would refuse is refused here."""
+    """Check what the deployment itself would refuse.
+
+    Raises:
+        UsageError: The deployment would fail.
+    """
     if spec.model.is_absolute() or ".." in spec.model.parts:
         raise UsageError(
             f"--emit github: {spec.model} is outside of the repository; give its path from there"
         )
     if spec.target != "kubernetes":
-        template(spec, facts)
+        render_template(spec, facts)
         return
     manifests(spec, "image", {})
     if spec.image is None and spec.repository is None:

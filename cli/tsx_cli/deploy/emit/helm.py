@@ -1,5 +1,6 @@
-"""A Helm chart of a deployment on Kubernetes: its values have the names of `[deploy.kubernetes]`,
-in camel case, and their limits.
+"""A Helm chart of a deployment on Kubernetes.
+
+Its values have the names of `[deploy.kubernetes]`, in camel case, and the same limits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.emit.helm_templates import NAME, NAMESPACE, template
+from tsx_cli.deploy.emit.helm_templates import NAME, NAMESPACE, render_template
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.image.recipe import UID
@@ -26,9 +27,10 @@ from tsx_cli.deploy.kubernetes.resources import (
 from tsx_cli.deploy.spec import DeploySpec, Keda, Kubernetes
 from tsx_templates.render import render_tree
 
-ELSEWHERE = {"namespace", "context", "kserve", "protocol", "storage"}  # Helm's own, and KServe's
+# Keys that Helm decides, or that only KServe has.
+OMITTED = {"namespace", "context", "kserve", "protocol", "storage"}
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-VALUES = {  # what values.yaml and its schema say of each
+VALUES = {  # descriptions in values.yaml and its schema
     "image": (
         "The image of the server with its model. Where there are a digest and a tag, the digest"
         " decides."
@@ -96,13 +98,23 @@ CHECKS = {
 
 
 def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Its files by their paths. `names` are those of the manifests' files. Raises UsageError."""
+    """Return the files of the chart by their paths.
+
+    Args:
+        spec: The specification.
+        facts: The facts of the archive.
+        image: The name of the image.
+        names: The file names of the manifests, by kind.
+
+    Raises:
+        UsageError: The deployment would fail, or it uses KServe.
+    """
     if spec.kubernetes.kserve:
         raise UsageError(
             "--emit helm is for a Deployment; for an InferenceService (kubernetes.kserve) use"
             " --emit kubernetes"
         )
-    manifests(spec, image, {})  # for its errors
+    manifests(spec, image, {})  # raises errors of the specification
     head = {
         "apiVersion": "v2",
         "name": spec.name,
@@ -117,7 +129,7 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
         f"{indent(fill(VALUES[key], 118), '# ')}\n{yaml_text([{key: value}])}"
         for key, value in wanted.items()
     )
-    found = {
+    files = {
         "Chart.yaml": yaml_text([head]),
         "values.yaml": text,
         "values.schema.json": json.dumps(schema(), indent=2) + "\n",
@@ -125,86 +137,86 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
     static = render_tree(
         "helm", {"name": spec.name, "model": facts.model_name, "uid": UID}, marks="[[ ]]"
     )
-    found |= {str(path): text for path, text in static.items()}
-    for each in _whole(spec, facts):
-        checks = CHECKS.get(each["kind"], "")
-        found[f"templates/{names[each['kind']]}"] = template(each, spec.name, checks)
-    return found
+    files |= {str(path): text for path, text in static.items()}
+    for manifest in _all_manifests(spec, facts):
+        checks = CHECKS.get(manifest["kind"], "")
+        files[f"templates/{names[manifest['kind']]}"] = render_template(manifest, spec.name, checks)
+    return files
 
 
 def values(spec: DeploySpec, image: str) -> dict[str, Any]:
-    """In the order of VALUES."""
-    own = spec.kubernetes
-    found = {
+    """Return the values of the chart, in the order of VALUES."""
+    settings = spec.kubernetes
+    values_by_key = {
         to_camel(key): value
-        for key, value in own.model_dump(mode="json", exclude=ELSEWHERE).items()
+        for key, value in settings.model_dump(mode="json", exclude=OMITTED).items()
     }
-    found |= {key: canonical(found[key]) for key in ("cpu", "memory", "disk", "sharedMemory")}
+    values_by_key |= {
+        key: canonical(values_by_key[key]) for key in ("cpu", "memory", "disk", "sharedMemory")
+    }
     keda = (
-        own.keda.model_dump()
-        if own.keda is not None
+        settings.keda.model_dump()
+        if settings.keda is not None
         else {key: field.default for key, field in Keda.model_fields.items()}
     )
-    found["keda"] = {
+    values_by_key["keda"] = {
         to_camel(key): value
-        for key, value in (keda | ({} if own.keda else {"prometheus": None})).items()
+        for key, value in (keda | ({} if settings.keda else {"prometheus": None})).items()
     }
-    found["image"] = image_parts(image)
-    found["tolerations"] = [toleration(taint) for taint in own.tolerations]
-    found |= {
+    values_by_key["image"] = image_parts(image)
+    values_by_key["tolerations"] = [toleration(taint) for taint in settings.tolerations]
+    values_by_key |= {
         "env": dict(spec.env),
-        "monitoring": own.monitoring is not False,
+        "monitoring": settings.monitoring is not False,
         "grpc": serves_grpc(spec),
     }
-    return {key: found[key] for key in VALUES}
+    return {key: values_by_key[key] for key in VALUES}
 
 
 def image_parts(image: str) -> dict[str, str]:
     named, _, digest = image.partition("@")
     repository, colon, tag = named.rpartition(":")
-    if not colon or "/" in tag:  # the port of a registry
+    if not colon or "/" in tag:  # the colon is that of a port
         repository, tag = named, ""
     return {"repository": repository, "tag": tag, "digest": digest}
 
 
 def schema() -> dict[str, Any]:
-    """Of values: what the specification takes, and no key that it does not know."""
+    """Return the JSON schema of the values, without unknown keys."""
     keda = _object(Keda.model_json_schema()["properties"])
     keda["properties"]["prometheus"] = {
         "anyOf": [keda["properties"]["prometheus"], {"type": "null"}]
     }
-    own = Kubernetes.model_json_schema()["properties"]
-    found = _object({key: value for key, value in own.items() if key not in ELSEWHERE})[
+    known = Kubernetes.model_json_schema()["properties"]
+    properties = _object({key: value for key, value in known.items() if key not in OMITTED})[
         "properties"
     ]
     image = _object({key: {"type": "string"} for key in ("repository", "tag", "digest")})
     image["properties"]["digest"]["pattern"] = "^(sha256:[0-9a-f]{64})?$"
     image["properties"]["repository"]["minLength"] = 1
-    found |= {"keda": keda, "image": image | {"required": ["repository"]}, "env": TEXTS}
-    found["cpu"] = {"anyOf": [found["cpu"], {"type": "integer", "minimum": 1}]}
-    found["tolerations"] = {
+    properties |= {"keda": keda, "image": image | {"required": ["repository"]}, "env": TEXTS}
+    properties["cpu"] = {"anyOf": [properties["cpu"], {"type": "integer", "minimum": 1}]}
+    properties["tolerations"] = {
         "type": "array",
         "items": _object(
             {key: {"type": "string"} for key in ("key", "operator", "value", "effect")}
         ),
     }
-    found["tolerations"]["items"]["properties"]["tolerationSeconds"] = {"type": "integer"}
-    whole = _object(
-        {key: {"description": VALUES[key], **found[key]} for key in VALUES}
+    properties["tolerations"]["items"]["properties"]["tolerationSeconds"] = {"type": "integer"}
+    values = _object(
+        {key: {"description": VALUES[key], **properties[key]} for key in VALUES}
         | {"global": {"type": "object"}}
     )
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values", **whole}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values", **values}
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    bounds = {
-        "ge": "minimum",
-        "le": "maximum",
-    }  # which pydantic leaves as they are where a validator comes before them
+    # pydantic leaves these bounds as they are if a validator precedes them.
+    bounds = {"ge": "minimum", "le": "maximum"}
     plain = {
         to_camel(key): {
-            bounds.get(name, name): each
-            for name, each in value.items()
+            bounds.get(name, name): bound
+            for name, bound in value.items()
             if name not in ("title", "default")
         }
         for key, value in properties.items()
@@ -212,14 +224,14 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": plain}
 
 
-def _whole(spec: DeploySpec, facts: Facts) -> list[Manifest]:
-    """The objects with all that is optional in them, each kind once."""
+def _all_manifests(spec: DeploySpec, facts: Facts) -> list[Manifest]:
+    """Return one manifest of each kind, with all optional parts."""
     every: dict[str, Any] = {
         "namespace": NAMESPACE, "replicas": 2, "most_replicas": 3, "gpus": 1, "node_selector": {"label": "value"}, "tolerations": "taint",
         "pull_secret": "secret", "allow_from": "a", "metrics_from": "a", "monitor_labels": {"more": "value"}, "grpc": True,
         "gateway": "namespace/name", "hostnames": "host",
     }  # fmt: skip
-    given = {
+    base = {
         "name": NAME,
         "target": "kubernetes",
         "model": spec.model,
@@ -232,20 +244,27 @@ def _whole(spec: DeploySpec, facts: Facts) -> list[Manifest]:
         if key not in ("tsx:spec-sha", "tsx:image-digest")
     }
     keda = {"prometheus": "http://prometheus", "rate_target": 1}
-    found: dict[str, Manifest] = {}
+    objects: dict[str, Manifest] = {}
     for more in ({}, {"keda": keda | {"rate_query": "query"}, "replicas": 0}, {"keda": keda}):
-        one = DeploySpec.model_validate({**given, "kubernetes": {**every, **more}})
-        made = {each["kind"]: each for each in manifests(one, "image", labels | {"tsx:name": NAME})}
-        found = made | found
-    found["ScaledObject"]["spec"]["triggers"] = made["ScaledObject"]["spec"][
-        "triggers"
-    ]  # with the query of the pods
-    body = found["Deployment"]["spec"]
-    found["Deployment"]["spec"] = {"replicas": 0, **body}
+        variant = DeploySpec.model_validate({**base, "kubernetes": {**every, **more}})
+        variant_objects = {
+            manifest["kind"]: manifest
+            for manifest in manifests(variant, "image", labels | {"tsx:name": NAME})
+        }
+        objects = variant_objects | objects
+    # The last variant has the query of the pods.
+    scaled_object = variant_objects["ScaledObject"]
+    objects["ScaledObject"]["spec"]["triggers"] = scaled_object["spec"]["triggers"]
+    body = objects["Deployment"]["spec"]
+    objects["Deployment"]["spec"] = {"replicas": 0, **body}
     container = body["template"]["spec"]["containers"][0]
     container["env"] = [
-        *(each for each in container["env"] if "resourceFieldRef" in each.get("valueFrom", {})),
+        *(
+            manifest
+            for manifest in container["env"]
+            if "resourceFieldRef" in manifest.get("valueFrom", {})
+        ),
         "variables",
         "secrets",
     ]
-    return list(found.values())
+    return list(objects.values())

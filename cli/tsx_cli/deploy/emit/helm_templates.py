@@ -1,9 +1,8 @@
-"""The templates of a Helm chart: the manifests of `tsx deploy`, with Helm's expressions where an
-environment may differ.
+"""The templates of a Helm chart: manifests with Helm's expressions in place of some values.
 
-A manifest is made with all optional parts in it. Each entry of PLACES then says of one field, by
-its path, what stands there: `if CONDITION` or `if CONDITION then VALUE` puts it under a condition,
-several lines take its place, and anything else is its value.
+A manifest is first built with all optional parts. PLACES then maps the paths of fields to
+expressions: `if CONDITION` or `if CONDITION then VALUE` puts a field under a condition, several
+lines replace it, and anything else is its value.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.kubernetes.resources import Manifest
 
 Places = Mapping[str, str]
+# Placeholders in the manifests.
 RELEASE = {
     "the-release-name": "{{ .Release.Name }}",
     "namespace-of-the-release": "{{ .Release.Namespace }}",
-}  # that manifests are made with
+}
 NAME, NAMESPACE = RELEASE
+# A token on lines of its own, or as a value.
 TOKEN = re.compile(
     r"^( *)(- (?=TSX\d+X: null))?(?:- )?(TSX\d+X)(?:: null)?$|(TSX\d+X)", re.MULTILINE
-)  # lines of its own, or a value
-# only Chart.yaml holds the archive's name
+)
+# Only Chart.yaml holds the name of the archive.
 MODEL = '{{ index .Chart.Annotations "tsx/model" | toJson }}'
 OWNER = {
     "metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}",
@@ -178,10 +179,16 @@ PLACES: Mapping[str, Places] = {
 }
 
 
-def template(manifest: Manifest, chart: str, checks: str = "") -> str:
-    """The text of a chart's template.
+def render_template(manifest: Manifest, chart: str, checks: str = "") -> str:
+    """Return the text of a template of the chart.
 
-    `checks` is what comes before all else, where the object is wanted.
+    Args:
+        manifest: The object, with all optional parts.
+        chart: The name of the chart.
+        checks: Text before the object, rendered only if the object is wanted.
+
+    Raises:
+        KeyError: The manifest lacks a field of PLACES.
     """
     places = {**OWNER, **PLACES[manifest["kind"]]}
     texts: dict[str, str] = {}
@@ -192,56 +199,56 @@ def template(manifest: Manifest, chart: str, checks: str = "") -> str:
         return name
 
     def field(path: str, key: str | None, value: Any) -> list[tuple[str | None, Any]]:
-        """The keys and values that stand for one field; of a list, what has no key is an item."""
-        place = places.pop(path, "")
-        if "\n" in place:
-            return [(token(place.strip("\n")), None)]
+        """Return the keys and values that stand for one field; items of lists have no key."""
+        expression = places.pop(path, "")
+        if "\n" in expression:
+            return [(token(expression.strip("\n")), None)]
         condition, _, text = (
-            place.removeprefix("if ").partition(" then ")
-            if place.startswith("if ")
-            else ("", "", place)
+            expression.removeprefix("if ").partition(" then ")
+            if expression.startswith("if ")
+            else ("", "", expression)
         )
-        own = (
+        entry = (
             key,
             token(text.replace("ITSELF", str(value))) if text else walked(f"{path} ", value),
         )
         return (
-            [(token(f"{{{{- if {condition} }}}}"), None), own, (token("{{- end }}"), None)]
+            [(token(f"{{{{- if {condition} }}}}"), None), entry, (token("{{- end }}"), None)]
             if condition
-            else [own]
+            else [entry]
         )
 
     def walked(above: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return dict(
-                pair for key, each in value.items() for pair in field(f"{above}{key}", key, each)
+                pair for key, item in value.items() for pair in field(f"{above}{key}", key, item)
             )
         if isinstance(value, (list, tuple)):
             pairs = [
                 pair
-                for place, each in enumerate(value)
-                for pair in field(f"{above}{place}", None, each)
+                for index, item in enumerate(value)
+                for pair in field(f"{above}{index}", None, item)
             ]
-            return [each if key is None else key for key, each in pairs]
+            return [item if key is None else key for key, item in pairs]
         return value
 
-    whole = places.pop("", "")
+    condition = places.pop("", "")
     text = yaml_text([walked("", manifest)])
     if places:
         raise KeyError(f"the {manifest['kind']} has no {', '.join(places)}")
 
-    def put(found: re.Match[str]) -> str:
-        if found[4]:
-            return texts[found[4]]
-        first, *others = texts[found[3]].splitlines()
-        indent, dash = found[1], found[2] or ""  # of an item that begins with these lines
+    def put(match: re.Match[str]) -> str:
+        if match[4]:
+            return texts[match[4]]
+        first, *following = texts[match[3]].splitlines()
+        indent, dash = match[1], match[2] or ""  # a dash if these lines begin an item
         return "\n".join(
-            [f"{indent}{dash}{first}", *(f"{indent}{' ' * len(dash)}{line}" for line in others)]
+            [f"{indent}{dash}{first}", *(f"{indent}{' ' * len(dash)}{line}" for line in following)]
         )
 
     text = TOKEN.sub(put, text)
     for name, expression in RELEASE.items():
         text = text.replace(name, expression)
-    if whole:
-        text = f"{{{{- {whole} }}}}\n{checks}{text}{{{{- end }}}}\n"
+    if condition:
+        text = f"{{{{- {condition} }}}}\n{checks}{text}{{{{- end }}}}\n"
     return text.replace("CHART", chart)

@@ -1,6 +1,4 @@
-"""A base for kustomize and two overlays: the objects, and for each environment what it may say
-otherwise. Pure functions.
-"""
+"""A base for kustomize, and an overlay for each of two environments; pure functions."""
 
 from __future__ import annotations
 
@@ -13,14 +11,11 @@ from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.kubernetes.resources import Manifest, manifests, scales
 from tsx_cli.deploy.spec import DeploySpec
 
-OWN: Mapping[str, tuple[str, ...]] = {  # the fields of a spec that an overlay has a patch for
+PATCHED: Mapping[str, tuple[str, ...]] = {  # kind -> fields of the spec that overlays patch
     "Deployment": ("replicas", "template"),
     "HorizontalPodAutoscaler": ("minReplicas", "maxReplicas"),
-    "ScaledObject": (
-        "minReplicaCount",
-        "maxReplicaCount",
-        "triggers",
-    ),  # whose queries name the namespace
+    # The queries of the triggers name the namespace.
+    "ScaledObject": ("minReplicaCount", "maxReplicaCount", "triggers"),
     "HTTPRoute": ("parentRefs", "hostnames"),
 }
 HEAD = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
@@ -29,53 +24,65 @@ HEAD = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"
 def kustomize(
     spec: DeploySpec, image: str, labels: Mapping[str, str], names: Mapping[str, str]
 ) -> dict[str, str]:
-    """The files by their paths. `names` are those of the manifests' files. Raises UsageError."""
+    """Return the files by their paths.
+
+    Args:
+        spec: The specification of production.
+        image: The name of the image.
+        labels: The labels of all objects.
+        names: The file names of the manifests, by kind.
+
+    Raises:
+        UsageError: The deployment would fail, or it uses KServe.
+    """
     if spec.kubernetes.kserve:
         raise UsageError(
             "--emit kustomize is for a Deployment; for an InferenceService (kubernetes.kserve) use"
             " --emit kubernetes"
         )
-    made = manifests(spec, image, labels)
-    base = {names[each["kind"]]: each for each in made}
-    for each in made:
-        del each["metadata"]["namespace"]  # that of the overlay
-    found = {f"base/{name}": yaml_text([each]) for name, each in base.items()}
-    found["base/kustomization.yaml"] = yaml_text([{**HEAD, "resources": list(base)}])
-    for environment, one in (("staging", _staging(spec)), ("production", spec)):
+    objects = manifests(spec, image, labels)
+    base = {names[manifest["kind"]]: manifest for manifest in objects}
+    for manifest in objects:
+        del manifest["metadata"]["namespace"]  # overlays set it
+    files = {f"base/{name}": yaml_text([manifest]) for name, manifest in base.items()}
+    files["base/kustomization.yaml"] = yaml_text([{**HEAD, "resources": list(base)}])
+    for environment, environment_spec in (("staging", _staging(spec)), ("production", spec)):
         patches = {
-            names[each["kind"]]: _patch(each)
-            for each in manifests(one, image, labels)
-            if each["kind"] in OWN
+            names[manifest["kind"]]: _patch(manifest)
+            for manifest in manifests(environment_spec, image, labels)
+            if manifest["kind"] in PATCHED
         }
-        whole = {
+        kustomization = {
             **HEAD,
-            "namespace": one.kubernetes.namespace,
+            "namespace": environment_spec.kubernetes.namespace,
             "resources": ["../../base"],
             "images": [_image(image)],
             "patches": [{"path": name} for name in patches],
         }
-        found[f"overlays/{environment}/kustomization.yaml"] = yaml_text([whole])
-        found |= {
+        files[f"overlays/{environment}/kustomization.yaml"] = yaml_text([kustomization])
+        files |= {
             f"overlays/{environment}/{name}": yaml_text([patch]) for name, patch in patches.items()
         }
-    return found
+    return files
 
 
 def _staging(spec: DeploySpec) -> DeploySpec:
-    """As small as it can be with the same objects, in a namespace and under hosts of its own."""
-    own = spec.kubernetes
-    few = min(own.replicas, 1)
+    """Return a small variant with the same objects, in another namespace and under other hosts."""
+    settings = spec.kubernetes
+    few = min(settings.replicas, 1)
     hosts = tuple(
         f"*.staging.{host[2:]}" if host.startswith("*.") else f"staging.{host}"
-        for host in own.hostnames
+        for host in settings.hostnames
     )
     sizes = {"replicas": few, "most_replicas": 2 if scales(spec) else max(few, 1)}
-    changes = {"namespace": f"{own.namespace[:55]}-staging", "hostnames": hosts, **sizes}
-    return spec.model_copy(update={"kubernetes": own.model_copy(update=changes)})
+    changes = {"namespace": f"{settings.namespace[:55]}-staging", "hostnames": hosts, **sizes}
+    return spec.model_copy(update={"kubernetes": settings.model_copy(update=changes)})
 
 
 def _patch(manifest: Manifest) -> Manifest:
-    body = {key: manifest["spec"][key] for key in OWN[manifest["kind"]] if key in manifest["spec"]}
+    body = {
+        key: manifest["spec"][key] for key in PATCHED[manifest["kind"]] if key in manifest["spec"]
+    }
     if "template" in body:
         (container,) = body["template"]["spec"]["containers"]
         body["template"] = {

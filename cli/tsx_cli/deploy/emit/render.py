@@ -1,6 +1,4 @@
-"""The files of `--emit`, as pure functions from the specification and the archive to texts by
-path.
-"""
+"""The files of `--emit`: pure functions from the specification and the archive to texts by path."""
 
 from __future__ import annotations
 
@@ -10,14 +8,14 @@ from typing import NamedTuple
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import compose
-from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
+from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, render_template
 from tsx_cli.deploy.emit.github import workflow
 from tsx_cli.deploy.emit.helm import chart
 from tsx_cli.deploy.emit.kustomize import HEAD, kustomize
 from tsx_cli.deploy.emit.ray import STEP, ray_files
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
-from tsx_cli.deploy.engine.plan import hidden
+from tsx_cli.deploy.engine.plan import hide_secrets
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.kubernetes.security import secret_step
@@ -38,33 +36,37 @@ NAMES = {
 
 
 class EmittedFiles(NamedTuple):
+    """The files to write, and what to do next."""
+
     files: Mapping[str, str]
-    copied: Mapping[str, Path]  # of these, the content lies elsewhere
+    copied: Mapping[str, Path]  # files that are copied from elsewhere
     next_step: str
     notes: Sequence[str] = ()
 
 
 def _dockerfile(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    made = recipe(spec, facts, local)
+    image_recipe = recipe(spec, facts, local)
     return EmittedFiles(
-        made.files,
-        made.copied,
-        f"docker build --target {made.stage} --tag {spec.name}:{made.tag} .",
-        made.notes,
+        image_recipe.files,
+        image_recipe.copied,
+        f"docker build --target {image_recipe.stage} --tag {spec.name}:{image_recipe.tag} .",
+        image_recipe.notes,
     )
 
 
 def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    image, made = _image(spec, facts, local)
-    service = compose(spec, image, stage=made and made.stage, labels=tags_of(spec, facts))
+    image, image_recipe = _image(spec, facts, local)
+    service = compose(
+        spec, image, stage=image_recipe and image_recipe.stage, labels=tags_of(spec, facts)
+    )
     files = {"compose.yaml": yaml_text([service])}
-    if made is None:
+    if image_recipe is None:
         return EmittedFiles(files, {}, "docker compose up --detach --wait")
     return EmittedFiles(
-        {**made.files, **files},
-        made.copied,
+        {**image_recipe.files, **files},
+        image_recipe.copied,
         "docker compose up --build --detach --wait",
-        made.notes,
+        image_recipe.notes,
     )
 
 
@@ -72,13 +74,13 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     runtime = NAMES["ClusterServingRuntime"]
 
     def files(image: str) -> dict[str, str]:
-        made = {
-            NAMES[each["kind"]]: yaml_text([each])
-            for each in manifests(spec, image, tags_of(spec, facts))
+        texts = {
+            NAMES[manifest["kind"]]: yaml_text([manifest])
+            for manifest in manifests(spec, image, tags_of(spec, facts))
         }
-        names = [name for name in made if name != runtime]
+        names = [name for name in texts if name != runtime]
         return {
-            **made,
+            **texts,
             "kustomization.yaml": yaml_text(
                 [{**HEAD, "namespace": spec.kubernetes.namespace, "resources": names}]
             ),
@@ -116,36 +118,37 @@ def _beside_image(
     local: Local,
     files: Callable[[str], dict[str, str]],
     step: str,
-    place: str = "image/",
+    prefix: str = "image/",
 ) -> EmittedFiles:
-    """The files of an image that is to be built lie at `place`: a directory of their own where all
-    others are read for the cluster.
+    """Return files for a cluster, and below `prefix` the build files of the image.
+
+    Raises:
+        UsageError: A canary is asked for.
     """
     if spec.canary is not None:
         raise UsageError(
             "canary: files cannot watch one; `tsx deploy --target kubernetes` does. Remove it"
         )
-    image, made = _image(spec, facts, local)
-    if made is None:
+    image, image_recipe = _image(spec, facts, local)
+    if image_recipe is None:
         return EmittedFiles(files(image), {}, step)
-    built = {f"{place}{name}": text for name, text in made.files.items()}
-    copied = {f"{place}{name}": path for name, path in made.copied.items()}
+    built = {f"{prefix}{name}": text for name, text in image_recipe.files.items()}
+    copied = {f"{prefix}{name}": path for name, path in image_recipe.copied.items()}
     build = (
-        f"docker build --target {made.stage} --tag {image} {place.rstrip('/') or '.'} && docker"
-        f" push {image}"
+        f"docker build --target {image_recipe.stage} --tag {image} {prefix.rstrip('/') or '.'} &&"
+        f" docker push {image}"
     )
-    return EmittedFiles(files(image) | built, copied, f"{build}, then {step}", made.notes)
+    return EmittedFiles(files(image) | built, copied, f"{build}, then {step}", image_recipe.notes)
 
 
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    text = yaml_text([template(spec, facts)])
+    text = yaml_text([render_template(spec, facts)])
     makes_role = spec.create_role or (spec.target == "lambda" and spec.canary is not None)
     roles = (
         ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if makes_role else ""
     )
-    stack = (
-        spec.name if spec.name[0].isalpha() else f"tsx-{spec.name}"
-    )  # the name of a stack begins with a letter
+    # The name of a stack begins with a letter.
+    stack = spec.name if spec.name[0].isalpha() else f"tsx-{spec.name}"
     step = NEEDS_NOTE.format(name=stack) + roles
     if spec.image is None:
         files = f"tsx deploy {spec.model} --target {spec.target} --emit dockerfile"
@@ -164,16 +167,15 @@ def _ray(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
 
 
 def _github(
-    spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str] = ()
+    spec: DeploySpec, facts: Facts, local: Local, arguments: Sequence[str] = ()
 ) -> EmittedFiles:
-    files, step = workflow(spec, facts, local, words)
+    files, step = workflow(spec, facts, local, arguments)
     return EmittedFiles(files, {}, step)
 
 
 Maker = Callable[[DeploySpec, Facts, Local], EmittedFiles]
-KINDS: Mapping[
-    str, tuple[tuple[str, ...], Maker]
-] = {  # the targets that it is for, the first where none is named, and what makes it
+# Kind -> targets (the first is the default) and the function that makes the files.
+KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {
     "dockerfile": (("container", "sagemaker", "lambda", "kubernetes"), _dockerfile),
     "compose": (("container",), _compose),
     "cloudformation": (("sagemaker", "lambda"), _cloudformation),
@@ -182,7 +184,7 @@ KINDS: Mapping[
     "kustomize": (("kubernetes",), _kustomize),
     "github": (("sagemaker", "lambda", "kubernetes"), _github),
     "ray": (("ray",), _ray),
-    "container": (("container",), _compose),  # the other targets' names
+    "container": (("container",), _compose),  # names of targets as kinds
     "sagemaker": (("sagemaker",), _cloudformation),
     "lambda": (("lambda",), _cloudformation),
 }
@@ -192,7 +194,11 @@ WITHOUT_IMAGE = ("cloudformation", "github", "ray", "sagemaker", "lambda")
 
 
 def check_kind(kind: str, target: str | None) -> str:
-    """The target that it is for. Raises UsageError."""
+    """Return the target of a kind.
+
+    Raises:
+        UsageError: There is no such kind, or it is for other targets.
+    """
     if kind not in KINDS:
         raise UsageError(f"--emit: there is no '{kind}'; there is {', '.join(KINDS)}")
     if target is not None and target not in KINDS[kind][0]:
@@ -203,50 +209,51 @@ def check_kind(kind: str, target: str | None) -> str:
 
 
 def emit(
-    kind: str, spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str] = ()
+    kind: str, spec: DeploySpec, facts: Facts, local: Local, arguments: Sequence[str] = ()
 ) -> EmittedFiles:
-    """`words` are the options that were given beside the file of settings, for files that run the
-    command again.
+    """Return the files of a kind.
+
+    `arguments` are the options of the command line, for files that run the command again.
     """
-    made = (
-        _github(spec, facts, local, words)
+    emitted = (
+        _github(spec, facts, local, arguments)
         if kind == "github"
         else KINDS[kind][1](spec, facts, local)
     )
-    return made._replace(notes=[*made.notes, *_warnings(kind, spec)])
+    return emitted._replace(notes=[*emitted.notes, *_warnings(kind, spec)])
 
 
 def _warnings(kind: str, spec: DeploySpec) -> list[str]:
-    """Warnings about what the files would do unexpectedly."""
-    found, own = [], spec.kubernetes
-    secrets = [name for name, value in spec.env.items() if hidden(value, name) != value]
+    """Return warnings about what the files would do unexpectedly."""
+    warnings, settings = [], spec.kubernetes
+    secrets = [name for name, value in spec.env.items() if hide_secrets(value, name) != value]
     if secrets and kind not in ("dockerfile", "github"):
         instead = (
             "name a Secret with kubernetes.secrets instead"
             if spec.target == "kubernetes"
             else "do not commit them"
         )
-        found.append(f"the files contain the value of {', '.join(secrets)} (env): {instead}")
+        warnings.append(f"the files contain the value of {', '.join(secrets)} (env): {instead}")
     if (
         kind in ("kubernetes", "helm", "kustomize")
         and spec.image is None
         and spec.repository is None
     ):
-        found.append(
+        warnings.append(
             f"the image {spec.name} names no registry of yours: set repository=HOST/NAME, which the"
             " cluster can pull from, or --image"
         )
-    if kind == "kustomize" and "/" in (own.gateway or "") and not own.hostnames:
-        found.append(
+    if kind == "kustomize" and "/" in (settings.gateway or "") and not settings.hostnames:
+        warnings.append(
             "the routes of both overlays take all hosts of the Gateway: set kubernetes.hostnames,"
             " or change one of them"
         )
-    return found
+    return warnings
 
 
 def _image(spec: DeploySpec, facts: Facts, local: Local) -> tuple[str, Recipe | None]:
-    """Return the name of the image, and how it is built where none is named."""
+    """Return the name of the image, and its recipe if it has to be built."""
     if spec.image is not None:
         return spec.image, None
-    made = recipe(spec, facts, local)
-    return f"{spec.repository or spec.name}:{made.tag}", made
+    image_recipe = recipe(spec, facts, local)
+    return f"{spec.repository or spec.name}:{image_recipe.tag}", image_recipe

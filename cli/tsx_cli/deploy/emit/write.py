@@ -1,6 +1,4 @@
-"""`--emit`: writes the files of a deployment into a directory, and overwrites only its own
-files.
-"""
+"""The directory of `--emit`, in which only files that tsx wrote are overwritten."""
 
 from __future__ import annotations
 
@@ -16,11 +14,15 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.common.run_directory import write_files
 from tsx_cli.deploy.emit.render import EmittedFiles
 
-RECORD = ".tsx-emitted.json"  # path -> SHA-256 of what was written there
+RECORD = ".tsx-emitted.json"  # path -> SHA-256 of the written content
 
 
 def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
-    """The paths that were written, or are as they would be. Raises CliError before anything is."""
+    """Write files into a directory, and return their paths.
+
+    Raises:
+        CliError: A file of somebody else would be overwritten. Nothing was written.
+    """
     if directory.exists() and not directory.is_dir():
         raise CliError(f"{directory} is a file; --emit takes a directory")
     record = _record(directory)
@@ -32,8 +34,8 @@ def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
     ]
     if strange:
         paths = ", ".join(str(directory / name) for name in strange)
-        why = "would be overwritten, but tsx did not write it or it has changed since"
-        raise CliError(f"{paths} {why}; move it, or give another directory")
+        reason = "would be overwritten, but tsx did not write it or it has changed since"
+        raise CliError(f"{paths} {reason}; move it, or give another directory")
     write_files(emitted.files, directory)
     for name, source in emitted.copied.items():
         if not (directory / name).exists() or not (directory / name).samefile(source):
@@ -53,13 +55,15 @@ def _record(directory: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise CliError(
             f"{path} cannot be read: {error}; remove it and the files written with it"
         ) from error
     return (
-        {str(name): str(sha) for name, sha in found.items()} if isinstance(found, Mapping) else {}
+        {str(name): str(sha) for name, sha in content.items()}
+        if isinstance(content, Mapping)
+        else {}
     )
 
 
@@ -68,9 +72,9 @@ def _is_somebody_elses(path: Path, recorded: str | None, text: str | None) -> bo
         return False
     if path.is_dir():
         return True
-    there = _sha256(path)
-    return there != recorded and (
-        text is None or there != hashlib.sha256(text.encode()).hexdigest()
+    digest = _sha256(path)
+    return digest != recorded and (
+        text is None or digest != hashlib.sha256(text.encode()).hexdigest()
     )
 
 

@@ -1,6 +1,4 @@
-"""YAML as people write it: in the order of the keys, with lists indented, and nothing an alias of
-something else.
-"""
+"""YAML as people write it: keys in order, lists indented, and no aliases."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Any
 
 import yaml
 
-# Numbers and booleans of YAML 1.2 and of Go's readers, and a line end that PyYAML loses.
+# Numbers and booleans for YAML 1.2 and for Go, and a line end that PyYAML loses.
 AMBIGUOUS = re.compile(r"^[-+]?(0o[0-7]+|[\d.]+[eE][-+]?\d+)$|^[yYnN]$|\x85")
 
 
@@ -22,13 +20,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _written(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Write a file as its lines, and quote what another reader would take for another type."""
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Write texts of several lines as blocks, and quote what is ambiguous for other readers."""
     style = '"' if AMBIGUOUS.search(text) else "|" if text.count("\n") > 1 else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _written)
+_Dumper.add_representer(str, _represent_text)
 
 
 def yaml_text(documents: Iterable[Mapping[str, Any]]) -> str:

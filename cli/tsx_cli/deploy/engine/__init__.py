@@ -1,1 +1,1 @@
-"""Plan and apply: compare the current state with the specification, and change it."""
+"""Plan and apply: comparing the current state with the specification, and changing it."""

@@ -1,8 +1,7 @@
-"""The next step of a canary: a pure function, for targets that do not watch canaries themselves
-(Lambda, Kubernetes).
+"""The next step of a canary, for platforms that do not watch canaries (Lambda, Kubernetes).
 
-What is known is what the platform shows: which version has which share and since when, and what the
-alarms did meanwhile. So a run that was left is picked up by any other.
+The decision is a pure function of what the platform shows: shares, times and alarms. So any run can
+continue a canary of an interrupted one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Shift:
-    """The plan of moving requests to a new version."""
+    """How requests move to a new version."""
 
     percent: float
     bake: int  # seconds
@@ -31,11 +30,11 @@ class Baking(NamedTuple):
 
 
 class CanaryAction(NamedTuple):
-    """Moves give the new version all requests, and a rollback the former one."""
+    """A step of a canary: `move` gives the new version all requests, `rollback` the former one."""
 
     action: Literal["begin", "wait", "move", "rollback"]
-    text: str = ""  # how far it is, or why it goes back
-    percent: float = 0.0  # that it begins with
+    text: str = ""  # the progress, or the reason of a rollback
+    percent: float = 0.0  # the first share
 
 
 def decide(
@@ -45,12 +44,19 @@ def decide(
     went_off: Mapping[str, str],
     now: datetime,
 ) -> CanaryAction:
-    """`went_off` has, by name, why each alarm is off, or went off since the canary began.
+    """Decide the next step of a canary.
 
-    1. No canary is asked for: all at once.
-    2. An alarm is off: back, or not even begun.
-    3. The share that is wanted is not there: it begins.
-    4. It has baked: all. Until then it waits.
+    1. Without a canary, the new version gets all requests at once.
+    2. If an alarm went off, the requests go back.
+    3. If the new version does not have the wanted share, the canary begins.
+    4. After the bake time the new version gets all requests. Until then the canary waits.
+
+    Args:
+        wanted: The new version.
+        shift: The wanted canary, if any.
+        baking: The running canary, if any.
+        went_off: The reasons, by name, of the alarms that went off since the canary began.
+        now: The time.
     """
     if shift is None:
         return CanaryAction("move")
@@ -62,8 +68,8 @@ def decide(
         return CanaryAction("rollback", "; ".join(reasons))
     if baking is None or baking.version != wanted or abs(baking.percent - shift.percent) > 0.01:
         return CanaryAction("begin", percent=shift.percent)
-    left = baking.since + timedelta(seconds=shift.bake) - now
-    if left <= timedelta():
+    remaining = baking.since + timedelta(seconds=shift.bake) - now
+    if remaining <= timedelta():
         return CanaryAction("move")
     watched = (
         f"{len(shift.alarms)} alarm{'s' * (len(shift.alarms) != 1)} quiet"
@@ -72,5 +78,5 @@ def decide(
     )
     return CanaryAction(
         "wait",
-        f"{shift.percent:g} % of the requests, {left.total_seconds():.0f} s to go, {watched}",
+        f"{shift.percent:g} % of the requests, {remaining.total_seconds():.0f} s to go, {watched}",
     )

@@ -1,7 +1,7 @@
-"""Applies a plan: one change after the other, each waited for; a failure reports what exists.
+"""The engine that applies a plan: it makes one change after the other, and waits for each.
 
-There is no state file. What is there is asked for before each run, so a run that was interrupted is
-picked up by running it again.
+There is no state file. Each run observes what exists, so running again continues an interrupted
+run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tsx_cli.common.failure import INTERRUPTED, CliError
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
-from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolved
+from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolve_refs
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits
 
 
@@ -27,15 +27,13 @@ class Event:
     text: str = ""
 
 
-AGAIN = "Run the same command again"  # what goes on with a run that broke off
-OWNER = "tsx:name"  # the tag that says which deployment a resource belongs to
+RETRY_HINT = "Run the same command again"  # how to continue an interrupted run
+OWNER = "tsx:name"  # the tag with the deployment that owns a resource
 OnEvent = Callable[[Event], None]
 
 
 class DeployFailed(CliError):
-    """One change failed: earlier changes are kept, and running the command again continues after
-    them.
-    """
+    """A change failed; the changes before it are kept, and running again continues after them."""
 
     def __init__(self, message: str, change: Change) -> None:
         super().__init__(message)
@@ -43,49 +41,55 @@ class DeployFailed(CliError):
 
 
 class DeployInterrupted(CliError):
-    """Interrupted (Ctrl-C) during a change."""
+    """A change was interrupted (Ctrl-C)."""
 
     exit_code = INTERRUPTED
 
 
 @dataclass
 class Engine:
-    cloud: Any  # which the kinds know
+    """Plans and applies the changes of one deployment."""
+
+    cloud: Any  # passed to the kinds
     kinds: Mapping[str, ResourceKind]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     on_event: OnEvent = lambda event: None
-    again: str = AGAIN
-    outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of what is there, by id
+    retry_hint: str = RETRY_HINT
+    outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # resource id -> outputs
 
     def plan(self, desired: Sequence[Resource], unwanted: Iterable[Resource] = ()) -> Plan:
-        """Looks at all that is wanted, and at what else belongs to the deployment.
+        """Observe the wanted and unwanted resources, and compute the changes.
 
-        Nothing is changed.
+        Raises:
+            CliError: A name is taken by a resource of another owner.
         """
         observed = {
-            resource.id: found
+            resource.id: existing
             for resource in desired
-            if (found := self.observe(resource)) is not None
+            if (existing := self.observe(resource)) is not None
         }
         for resource in desired:
             _refuse_strangers(resource, observed.get(resource.id), self.kinds[resource.kind].traits)
-        self.outputs = {id: found.outputs for id, found in observed.items()}
+        self.outputs = {id: existing.outputs for id, existing in observed.items()}
         leftover = [
-            (resource, found)
+            (resource, existing)
             for resource in unwanted
-            if (found := self.observe(resource)) is not None
+            if (existing := self.observe(resource)) is not None
         ]
         return plan(
-            desired, observed, {kind: each.traits for kind, each in self.kinds.items()}, leftover
+            desired, observed, {name: kind.traits for name, kind in self.kinds.items()}, leftover
         )
 
     def observe(self, resource: Resource) -> Observed | None:
         return self.kinds[resource.kind].observe(self.cloud, resource.name)
 
     def apply(self, planned: Plan) -> None:
-        """Raises DeployFailed, and Left where it is interrupted (Ctrl-C): the next run waits for
-        what has begun.
+        """Make all changes; the next run waits for a change that has begun.
+
+        Raises:
+            DeployFailed: A change failed.
+            DeployInterrupted: The user pressed Ctrl-C.
         """
         done: list[Change] = []
         for change in planned.changes:
@@ -96,32 +100,33 @@ class Engine:
             start = self.clock()
             self.on_event(Event(change, "begun"))
             try:
-                self._carry_out(change, start)
+                self._apply_change(change, start)
             except CloudError as error:
                 self.on_event(Event(change, "failed", self.clock() - start, error.message))
                 raise DeployFailed(
-                    _story(error.message, change, done, self.again), change
+                    _failure_text(error.message, change, done, self.retry_hint), change
                 ) from error
             except KeyboardInterrupt as interrupt:
                 which = f"{change.resource.short_kind} {change.resource.name}"
                 goes_on = (
-                    self.kinds[change.resource.kind].traits.left or "AWS continues what has started"
+                    self.kinds[change.resource.kind].traits.when_interrupted
+                    or "AWS continues what has started"
                 )
                 raise DeployInterrupted(
-                    f"left at {which}: {goes_on}. {self.again} to continue"
+                    f"left at {which}: {goes_on}. {self.retry_hint} to continue"
                 ) from interrupt
             self.on_event(Event(change, "done", self.clock() - start))
             done.append(change)
 
-    def _carry_out(self, change: Change, start: float) -> None:
+    def _apply_change(self, change: Change, start: float) -> None:
         kind, resource = self.kinds[change.resource.kind], change.resource
         if change.action == "delete":
             self._delete(change, start)
             return
-        resource = replace(resource, properties=resolved(resource.properties, self.outputs))
+        resource = replace(resource, properties=resolve_refs(resource.properties, self.outputs))
         was_under_way = change.observed is not None and change.observed.state == "changing"
-        if was_under_way:  # started by an interrupted run, or by another user
-            change = replace(change, observed=self._until_settled(change, start))
+        if was_under_way:  # begun by an interrupted run, or by another user
+            change = replace(change, observed=self._wait_until_settled(change, start))
         assert change.action == "create" or change.observed is not None
         if change.action == "replace":
             self._delete(change, start)
@@ -129,27 +134,27 @@ class Engine:
             begun = self.clock()
             while (text := kind.create(self.cloud, resource)) is not None:
                 self._wait(change, begun, kind, text, kind.create_patience)
-        settled = self._until_settled(change, start)
-        is_over = change.action == "same" or (
-            was_under_way and bool(settled.reason)
-        )  # what an interrupted run began was taken back
-        self._until_wanted(replace(change, resource=resource), settled, start, is_over)
+        settled = self._wait_until_settled(change, start)
+        # With a reason, the platform has taken back what an interrupted run began.
+        is_over = change.action == "same" or (was_under_way and bool(settled.reason))
+        self._update_until_equal(replace(change, resource=resource), settled, start, is_over)
 
-    def _until_wanted(self, change: Change, settled: Observed, start: float, is_over: bool) -> None:
-        """What takes several calls is called until nothing differs; AWS may put back what was
-        before, where an alarm went off.
+    def _update_until_equal(
+        self, change: Change, settled: Observed, start: float, is_over: bool
+    ) -> None:
+        """Update a resource until nothing differs.
+
+        AWS may restore the former state if an alarm goes off.
         """
-        kind, resource, before = (
-            self.kinds[change.resource.kind],
-            change.resource,
-            settled.properties,
-        )
+        kind = self.kinds[change.resource.kind]
+        resource = change.resource
+        before = settled.properties
         traits = {resource.kind: kind.traits}
         has_moved, updates_failed = False, kind.traits.updates_failed and change.action == "update"
-        has_begun = UNDER_WAY in settled.outputs  # by a run that was left
+        has_begun = UNDER_WAY in settled.outputs  # perhaps an interrupted run began it
         while settled.state != "failed" or updates_failed:
-            left = plan([resource], {resource.id: settled}, traits).changes[0].fields
-            if not left and not updates_failed:
+            remaining = plan([resource], {resource.id: settled}, traits).changes[0].fields
+            if not remaining and not updates_failed:
                 break
             if is_over:
                 raise CloudError(
@@ -162,12 +167,14 @@ class Engine:
                 raise CloudError(
                     f"{resource.name} was rolled back to its previous state, but not by this run"
                 )
-            names = {field.path.partition(".")[0] for field in left}
+            names = {field.path.partition(".")[0] for field in remaining}
             text, updates_failed = kind.update(self.cloud, resource, settled, names), False
             if text is not None:
-                has_moved = has_moved or self._until_settled(change, start).properties != before
+                has_moved = (
+                    has_moved or self._wait_until_settled(change, start).properties != before
+                )
                 self._wait(change, start, kind, text)
-            settled = self._until_settled(change, start)
+            settled = self._wait_until_settled(change, start)
             has_begun = has_begun or UNDER_WAY in settled.outputs
             is_over = text is None or bool(settled.reason)
         if settled.state == "failed":
@@ -176,13 +183,15 @@ class Engine:
             )
         self.outputs[resource.id] = settled.outputs
 
-    def _until_settled(self, change: Change, start: float) -> Observed:
+    def _wait_until_settled(self, change: Change, start: float) -> Observed:
         kind = self.kinds[change.resource.kind]
         while True:
-            found = kind.observe(self.cloud, change.resource.name)
-            if found is not None and found.state != "changing":
-                return found
-            self._wait(change, start, kind, "is not visible yet" if found is None else found.reason)
+            observed = kind.observe(self.cloud, change.resource.name)
+            if observed is not None and observed.state != "changing":
+                return observed
+            self._wait(
+                change, start, kind, "is not visible yet" if observed is None else observed.reason
+            )
 
     def _delete(self, change: Change, start: float) -> None:
         kind = self.kinds[change.resource.kind]
@@ -210,32 +219,38 @@ class Engine:
         self.sleep(kind.poll)
 
 
-def _refuse_strangers(resource: Resource, found: Observed | None, traits: Traits) -> None:
-    """Raises CliError where the name is taken by a resource of another owner."""
+def _refuse_strangers(resource: Resource, observed: Observed | None, traits: Traits) -> None:
+    """Check that an existing resource belongs to this deployment.
+
+    Raises:
+        CliError: It has another owner.
+    """
     wanted = resource.tags.get(OWNER)
-    if found is not None and wanted is not None and found.tags.get(OWNER) != wanted:
-        whose = found.tags.get(OWNER)
-        if traits.adopted and whose is None:
+    if observed is not None and wanted is not None and observed.tags.get(OWNER) != wanted:
+        owner = observed.tags.get(OWNER)
+        if traits.adopted and owner is None:
             return
-        made = f"it belongs to the deployment '{whose}'" if whose else "tsx deploy did not make it"
+        reason = (
+            f"it belongs to the deployment '{owner}'" if owner else "tsx deploy did not make it"
+        )
         raise CliError(
-            f"{resource.short_kind} {resource.name} already exists, and {made}; choose another"
+            f"{resource.short_kind} {resource.name} already exists, and {reason}; choose another"
             " --name"
         )
 
 
-def _story(message: str, change: Change, done: Sequence[Change], again: str) -> str:
-    made = [
-        f"{each.resource.short_kind} {each.resource.name}"
-        for each in done
-        if each.action != "delete"
+def _failure_text(message: str, change: Change, done: Sequence[Change], retry_hint: str) -> str:
+    created = [
+        f"{earlier.resource.short_kind} {earlier.resource.name}"
+        for earlier in done
+        if earlier.action != "delete"
     ]
     exists = (
-        f"Created by this run and still there: {', '.join(made)}."
-        if made
+        f"Created by this run and still there: {', '.join(created)}."
+        if created
         else "Nothing was changed."
     )
     return (
-        f"{message.rstrip('.')}. {exists} {again} to continue, or `tsx deploy destroy` to remove"
-        " all of it."
+        f"{message.rstrip('.')}. {exists} {retry_hint} to continue, or `tsx deploy destroy` to"
+        " remove all of it."
     )

@@ -1,4 +1,4 @@
-"""The facts of a deployment: the archive, read once, and the image by its digest."""
+"""What a deployment needs to know: the archive, read once, and the digest of the image."""
 
 from __future__ import annotations
 
@@ -27,38 +27,41 @@ from tsx_cli.common.options import archive_limits
 from tsx_cli.deploy.engine.resources import Ref, digest
 from tsx_cli.deploy.spec import DeploySpec
 
-MOST_TEXT = 1 << 20  # bytes of a file that is read here
+MAX_TEXT_BYTES = 1 << 20  # files of an archive that are read here
 
 
 @dataclass(frozen=True)
 class Facts:
+    """What is deployed, and where."""
+
     archive: Path
-    sha256: str  # of the archive
+    sha256: str  # digest of the archive
     model_name: str
     model_version: str
-    image: str | Ref  # repository@sha256:...; a Ref where it is built and pushed by this deployment
+    image: str | Ref  # repository@sha256:..., or a Ref if this deployment builds it
     account: str
     region: str
-    # the text of the archive's requirements file, which an image that is built has installed
-    requirements: str = ""
-    compiles: str = ""  # which part of the archive has C++ compiled where it is served
-    extras: tuple[str, ...] = ()  # of tsx-serve, which the model needs whatever its form
-    forms: tuple[
-        FormRecord, ...
-    ] = ()  # those kept in the archive that a server tries, in this order
+    requirements: str = ""  # the text of the archive's requirements file
+    compiles: str = ""  # the part of the archive that compiles C++ on the server, if any
+    extras: tuple[str, ...] = ()  # extras of tsx-serve that the model needs in every form
+    forms: tuple[FormRecord, ...] = ()  # kept forms that a server tries, in this order
 
     @property
     def image_digest(self) -> str:
-        """Of one that is built here, its tag, which is made of all that is in it: it has no digest
-        yet.
+        """The digest of the image.
+
+        An image that is still to be built has none yet. Its tag, a hash of its content, is used
+        instead.
         """
         return self.image.of if isinstance(self.image, Ref) else self.image.partition("@")[2]
 
 
-def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspection, Facts]:
-    """What the archive says of itself, and what is deployed of it.
+def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspection, Facts]:
+    """Read an archive, and return its description and the facts of a deployment.
 
-    Raises ArchiveError and CliError.
+    Raises:
+        ArchiveError: The archive cannot be read.
+        CliError: It is a directory, or its forms are invalid.
     """
     if archive.is_dir():
         raise CliError(
@@ -91,7 +94,11 @@ def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspec
 
 
 def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
-    """Those that `forms` of model-config.yaml names. Raises CliError."""
+    """Return the forms that `forms` of model-config.yaml names.
+
+    Raises:
+        CliError: The record of the forms is invalid.
+    """
     names = inspection.config.forms or ()
     content = (
         read_member(inspection.source, FORMS_FILE, most=MAX_FILE_BYTES, limits=archive_limits())
@@ -99,14 +106,14 @@ def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
         else None
     )
     try:
-        kept = KeptForms() if content is None else parse_forms(content)
+        all_forms = KeptForms() if content is None else parse_forms(content)
     except InvalidForms as error:
         raise CliError(f"{inspection.source}: {error}") from error
-    return tuple(form for form in map(kept.named, names) if form is not None)
+    return tuple(form for form in map(all_forms.named, names) if form is not None)
 
 
 def _read(inspection: Inspection, name: str) -> bytes:
-    return read_member(inspection.source, name, most=MOST_TEXT, limits=archive_limits()) or b""
+    return read_member(inspection.source, name, most=MAX_TEXT_BYTES, limits=archive_limits()) or b""
 
 
 def _compiles(inspection: Inspection) -> str:
@@ -115,13 +122,13 @@ def _compiles(inspection: Inspection) -> str:
     sources = [
         member.name
         for member in inspection.members
-        if member.name.endswith(".py") and member.size <= MOST_TEXT
+        if member.name.endswith(".py") and member.size <= MAX_TEXT_BYTES
     ]
     return next((name for name in sources if _calls_compiler(_read(inspection, name))), "")
 
 
 def _calls_compiler(source: bytes) -> bool:
-    """`torch.compile(...)`, or AOTInductor by any of its names."""
+    """Tell whether code calls `torch.compile`, or AOTInductor by any of its names."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError):
@@ -130,19 +137,18 @@ def _calls_compiler(source: bytes) -> bool:
     names = {node.attr for node in attributes} | {
         node.id for node in nodes if isinstance(node, ast.Name)
     }
-    whole = {
+    torch_attributes = {
         node.attr
         for node in attributes
         if isinstance(node.value, ast.Name) and node.value.id == "torch"
     }
-    return "compile" in whole or "aoti_compile_and_package" in names
+    return "compile" in torch_attributes or "aoti_compile_and_package" in names
 
 
 def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
-    """By what a deployment is found again: there is no other state."""
-    ray: Any = (
-        {"address"} if spec.target == "ray" else True
-    )  # by which the same cluster is reached from elsewhere
+    """Return the tags by which a deployment is found again: there is no other state."""
+    # The address of a cluster may differ between machines.
+    ray: Any = {"address"} if spec.target == "ray" else True
     wanted = spec.model_dump(
         mode="json",
         exclude={"model": True, "profile": True, "tags": True, "github": True, "ray": ray},
@@ -158,18 +164,19 @@ def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
     }
 
 
-def lasting(tags: Mapping[str, str]) -> dict[str, str]:
-    """The tags of what outlives the version that it was made for."""
+def owner_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags of a resource that outlives the version it was created for."""
     return {key: tags[key] for key in ("tsx:name", "tsx:target")}
 
 
-def model_data(archive: Path, directory: Path) -> Path:
-    """`model.tar.gz` as SageMaker wants it, with the archive in it: the same bytes for the same
-    archive, whenever they are made.
+def write_model_data(archive: Path, directory: Path) -> Path:
+    """Write the `model.tar.gz` that SageMaker wants, with the archive in it.
+
+    The same archive always gives the same bytes.
     """
-    made = directory / "model.tar.gz"
+    path = directory / "model.tar.gz"
     with (
-        made.open("wb") as file,
+        path.open("wb") as file,
         gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w") as tar,
         archive.open("rb") as content,
@@ -177,4 +184,4 @@ def model_data(archive: Path, directory: Path) -> Path:
         member = tarfile.TarInfo(archive.name)
         member.size, member.mode = archive.stat().st_size, 0o644
         tar.addfile(member, content)
-    return made
+    return path

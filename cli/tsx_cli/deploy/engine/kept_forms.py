@@ -1,6 +1,6 @@
-"""Which of an archive's kept forms a deployment can run, and what its image needs for them.
+"""The kept forms of an archive that a deployment can run, and what its image needs for them.
 
-Pure functions.
+These are pure functions.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
 class ImagePlatform(NamedTuple):
-    device: str  # of DEVICES
-    torch: str  # its release, such as 2.13
+    """What decides whether a form runs in an image."""
+
+    device: str  # a key of DEVICES
+    torch: str  # the release, such as 2.13
     machine: str = ""  # such as linux/amd64
 
 
 def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
-    """Why a server in that image does not use the form; None if it may."""
+    """Return why a server in an image does not use a form, or None if it may."""
     bound, device = form.bound, device_of(form)
-    if device != image.device and (device, image.device) != (
-        "cpu",
-        NEURON,
-    ):  # beside a Neuron accelerator there is a CPU
+    # A machine with a Neuron accelerator has a CPU as well.
+    if device != image.device and (device, image.device) != ("cpu", NEURON):
         return (
             f"it runs on {DEVICES.get(device, device)}, and the image is for"
             f" {DEVICES[image.device]}"
@@ -41,7 +41,7 @@ def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
 
 
 def device_of(form: FormRecord) -> str:
-    """To torch, a worker with a Neuron accelerator runs on the CPU."""
+    """Return the device of a form; for torch, a Neuron accelerator is a CPU."""
     packages = form.bound.get("packages")
     return (
         NEURON
@@ -53,18 +53,18 @@ def device_of(form: FormRecord) -> str:
 def form_extras(
     forms: Sequence[FormRecord], image: ImagePlatform, known: Collection[str]
 ) -> dict[str, str]:
-    """Extras of tsx-serve that the image needs, each with a form that needs it.
+    """Return the extras of tsx-serve that an image needs, each with a form that needs it.
 
-    Only known extras: anybody may have written the archive.
+    Only known extras are returned, because anybody may have written the archive.
     """
-    found = [
+    pairs = [
         (extra, form.name)
         for form in forms
         if mismatch(form, image) is None
         for extra in _list(form.bound.get("extras"))
     ]
     return {
-        extra: name for extra, name in reversed(found) if isinstance(extra, str) and extra in known
+        extra: name for extra, name in reversed(pairs) if isinstance(extra, str) and extra in known
     }
 
 

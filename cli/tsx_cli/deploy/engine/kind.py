@@ -18,39 +18,55 @@ class CloudError(CliError):
 
 
 class ResourceKind(Protocol):
-    """`cloud` is where its resources are: an AWS account, this machine's containers, a cluster."""
+    """How resources of one kind are observed, created, updated and deleted.
+
+    `cloud` is where they are: an AWS account, the containers of this machine, or a cluster.
+    """
 
     traits: Traits = Traits()
-    poll: float = 1.0  # seconds between two looks at one that is changing
-    patience: float = 60.0  # seconds after which a change is given up as stuck
-    create_patience: float = (
-        60.0  # seconds in which it is tried again to create one, where `create` asks for that
-    )
+    poll: float = 1.0  # seconds between observations of a changing resource
+    patience: float = 60.0  # seconds after which a change is given up
+    create_patience: float = 60.0  # seconds during which `create` is repeated if it asks for that
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
-        """What is there under this name; None where nothing is. Raises CloudError."""
+        """Return the resource of a name, or None if there is none.
+
+        Raises:
+            CloudError: The platform refused or failed.
+        """
         ...
 
     def create(self, cloud: Any, resource: Resource) -> str | None:
-        """Begin to make it: `observe` says when it is ready. Its properties hold no Ref.
+        """Begin to create a resource; `observe` tells when it is ready.
 
-        A text says what has to be waited for before this is called again.
+        Its properties hold no Ref.
+
+        Returns:
+            None, or what to wait for before this is called again.
         """
         ...
 
     def update(
-        self, cloud: Any, resource: Resource, found: Observed, changed: set[str]
+        self, cloud: Any, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
-        """Begin to make it what is wanted: as it is created, where one call writes all of it.
+        """Begin to update a resource; by default, one call writes all of it.
 
-        `changed` are the names of the properties that differ, and `tags`. A text says how far it
-        is, where this has to be called again once that has settled.
+        Args:
+            cloud: Where the resource is.
+            resource: The wanted state.
+            observed: The current state.
+            changed: The names of the properties that differ, and `tags`.
+
+        Returns:
+            None, or the progress if this has to be called again after the change has settled.
         """
         return self.create(cloud, resource)
 
-    def delete(self, cloud: Any, found: Observed) -> str | None:
-        """Begin to remove it: `observe` says when it is gone. A text says what has to be waited for
-        before this is called again.
+    def delete(self, cloud: Any, observed: Observed) -> str | None:
+        """Begin to delete a resource; `observe` tells when it is gone.
+
+        Returns:
+            None, or what to wait for before this is called again.
         """
         ...
 
@@ -63,6 +79,6 @@ def tag_map(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in tags}
 
 
-def only(answer: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Of an answer, what a resource's properties may say."""
+def pick(answer: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return the keys of a response that have a value."""
     return {key: answer[key] for key in keys if answer.get(key) is not None}

@@ -1,4 +1,4 @@
-"""Computes the changes from the current state to the wanted one: a pure function."""
+"""The plan: the changes from the current state to the wanted one, as a pure function."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ HIDDEN = "(hidden)"
 _SECRET = re.compile(
     r"token|secret|passw(?:or)?d|credential|api_?key|access_?key|private_?key", re.IGNORECASE
 )
-_OPEN = frozenset({"", "true", "false"})  # a switch, such as TSX_DISABLE_TOKEN_AUTHORIZATION
+# Values of switches such as TSX_DISABLE_TOKEN_AUTHORIZATION.
+_OPEN = frozenset({"", "true", "false"})
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Field:
-    """One value that changes. `path` is dotted, `old` None where there was none."""
+    """A value that changes. `path` is dotted; `old` is None for a new value."""
 
     path: str
     old: Any
@@ -35,7 +36,7 @@ class Change:
     resource: Resource
     observed: Observed | None
     fields: tuple[Field, ...] = ()
-    reason: str = ""  # where the fields do not say it
+    reason: str = ""  # set if the fields do not tell it
 
     def as_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -46,11 +47,11 @@ class Change:
         }
         data["fields"] = [
             {
-                "path": each.path,
-                "old": _shown(each.path, each.old),
-                "new": _shown(each.path, each.new),
+                "path": field.path,
+                "old": _redacted(field.path, field.old),
+                "new": _redacted(field.path, field.new),
             }
-            for each in self.fields
+            for field in self.fields
         ]
         if self.reason:
             data["reason"] = self.reason
@@ -71,9 +72,7 @@ class Plan:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing of what is as it should be is still under way, such as a start that an
-        earlier run has left.
-        """
+        """Whether no existing resource is still changing, for instance after an earlier run."""
         return all(
             change.observed is None or change.observed.state == "ready" for change in self.changes
         )
@@ -91,57 +90,67 @@ def plan(
     traits: Mapping[str, Traits],
     unwanted: Iterable[tuple[Resource, Observed]] = (),
 ) -> Plan:
-    """`observed` has, by id, what is there of the desired; `unwanted` is what else belongs to this
-    deployment.
+    """Compute the changes from the observed to the desired resources.
 
-    1. What is wanted and not there is created.
-    2. What is there and differs is updated, or replaced where a property that cannot be changed
-       differs or it has failed.
-    3. What is there and not wanted is deleted, last, and in the order opposite to its making.
+    1. A missing resource is created.
+    2. A resource that differs is updated. It is replaced if it has failed, or if a property differs
+       that cannot be changed.
+    3. Unwanted resources are deleted last, in the reverse order of their creation.
+
+    Args:
+        desired: The wanted resources.
+        observed: The existing ones of these, by id.
+        traits: The traits of their kinds, by kind.
+        unwanted: The other resources of this deployment.
     """
-    ordered = in_order(desired)
-    coming: set[str] = set()  # ids whose outputs are not those that are observed
+    ordered = sort_by_needs(desired)
+    coming: set[str] = set()  # ids of resources whose outputs will change
     changes = []
     for resource in ordered:
         change = _change(resource, observed, traits.get(resource.kind, Traits()), coming)
         if change.action in ("create", "replace"):
             coming.add(resource.id)
         changes.append(change)
-    leftover = {resource.id: (resource, found) for resource, found in unwanted}
+    leftover = {resource.id: (resource, existing) for resource, existing in unwanted}
     gone = [
         leftover[resource.id]
-        for resource in reversed(in_order([resource for resource, _ in leftover.values()]))
+        for resource in reversed(sort_by_needs([resource for resource, _ in leftover.values()]))
     ]
-    changes += [Change("delete", resource, found) for resource, found in gone]
+    changes += [Change("delete", resource, existing) for resource, existing in gone]
     return Plan(tuple(changes))
 
 
-def in_order(resources: Sequence[Resource]) -> list[Resource]:
-    """Each after what it needs; otherwise as given.
+def sort_by_needs(resources: Sequence[Resource]) -> list[Resource]:
+    """Sort resources after those that they need, and otherwise keep their order.
 
-    Needs that are not among them are met by what is there.
+    Needs that are not among the resources already exist.
+
+    Raises:
+        ValueError: Two resources have the same id, or they need each other.
     """
     by_id = {resource.id: resource for resource in resources}
     if len(by_id) < len(resources):
         raise ValueError("two resources have the same id")
-    sorter = TopologicalSorter({each.id: sorted(_needs(each) & by_id.keys()) for each in resources})
+    sorter = TopologicalSorter(
+        {resource.id: sorted(_needs(resource) & by_id.keys()) for resource in resources}
+    )
     try:
         sorter.prepare()
     except CycleError as error:
         raise ValueError(f"resources depend on each other in a cycle: {error.args[1]}") from error
-    place = {resource.id: number for number, resource in enumerate(resources)}
+    position = {resource.id: number for number, resource in enumerate(resources)}
     ordered = []
     while sorter.is_active():
-        for ready in sorted(sorter.get_ready(), key=place.__getitem__):
+        for ready in sorted(sorter.get_ready(), key=position.__getitem__):
             ordered.append(by_id[ready])
             sorter.done(ready)
     return ordered
 
 
 def _needs(resource: Resource) -> set[str]:
-    """What is named, and what a value of it is asked of."""
+    """Return the ids that a resource names as its needs, and those of its Refs."""
 
-    def asked(value: Any) -> set[str]:
+    def referred(value: Any) -> set[str]:
         if isinstance(value, Ref):
             return {value.id}
         inner = (
@@ -151,52 +160,56 @@ def _needs(resource: Resource) -> set[str]:
             if isinstance(value, (list, tuple))
             else ()
         )
-        return {id for each in inner for id in asked(each)}
+        return {id for part in inner for id in referred(part)}
 
-    return {*resource.needs, *asked(resource.properties)}
+    return {*resource.needs, *referred(resource.properties)}
 
 
 def _change(
     resource: Resource, observed: Mapping[str, Observed], traits: Traits, coming: set[str]
 ) -> Change:
-    found = observed.get(resource.id)
-    if found is None:
+    existing = observed.get(resource.id)
+    if existing is None:
         fields = differences({}, resource.properties, observed, coming)
         return Change("create", resource, None, tuple(fields))
     fields = differences(
-        found.properties,
+        existing.properties,
         {k: v for k, v in resource.properties.items() if k not in traits.unseen},
         observed,
         coming,
     )
-    gone = sorted(traits.removable & found.properties.keys() - resource.properties.keys())
-    fields += [Field(key, found.properties[key], None) for key in gone]
-    for key in sorted(traits.exact & found.properties.keys()):
-        fields += _additions(found.properties[key], resource.properties.get(key), key)
+    gone = sorted(traits.removable & existing.properties.keys() - resource.properties.keys())
+    fields += [Field(key, existing.properties[key], None) for key in gone]
+    for key in sorted(traits.exact & existing.properties.keys()):
+        fields += _additions(existing.properties[key], resource.properties.get(key), key)
     if traits.is_tagged:
         fields += [
-            Field(f"tags.{key}", found.tags.get(key), value)
+            Field(f"tags.{key}", existing.tags.get(key), value)
             for key, value in resource.tags.items()
-            if found.tags.get(key) != value
+            if existing.tags.get(key) != value
         ]
-    if found.state == "failed":
-        reason = f"it has failed: {found.reason}" if found.reason else "it has failed"
+    if existing.state == "failed":
+        reason = f"it has failed: {existing.reason}" if existing.reason else "it has failed"
         return Change(
-            "update" if traits.updates_failed else "replace", resource, found, tuple(fields), reason
+            "update" if traits.updates_failed else "replace",
+            resource,
+            existing,
+            tuple(fields),
+            reason,
         )
     if not fields:
-        return Change("same", resource, found)
+        return Change("same", resource, existing)
     if any(field.path.split(".")[0] in traits.fixed for field in fields):
-        return Change("replace", resource, found, tuple(fields))
-    return Change("update", resource, found, tuple(fields))
+        return Change("replace", resource, existing, tuple(fields))
+    return Change("update", resource, existing, tuple(fields))
 
 
 def differences(
     old: Any, new: Any, observed: Mapping[str, Observed], coming: set[str], path: str = ""
 ) -> list[Field]:
-    """Where `new` says something else than `old`.
+    """Return the fields of `new` whose values differ from `old`.
 
-    What `new` does not name is the platform's own and no difference.
+    Keys that `new` does not name belong to the platform, and are ignored.
     """
     if isinstance(new, Ref):
         known = (
@@ -211,18 +224,18 @@ def differences(
         )
     if isinstance(new, Mapping):
         before = old if isinstance(old, Mapping) else {}
-        found = []
+        fields = []
         for key, value in new.items():
-            found += differences(
+            fields += differences(
                 before.get(key), value, observed, coming, f"{path}.{key}" if path else str(key)
             )
-        return found if found or isinstance(old, Mapping) or not path else [Field(path, old, new)]
+        return fields if fields or isinstance(old, Mapping) or not path else [Field(path, old, new)]
     if isinstance(new, (list, tuple)):
-        same = isinstance(old, (list, tuple)) and len(old) == len(new)
-        same = same and not any(
+        is_same = isinstance(old, (list, tuple)) and len(old) == len(new)
+        is_same = is_same and not any(
             differences(*pair, observed, coming, path) for pair in zip(old, new, strict=True)
         )
-        return [] if same else [Field(path, old, new)]
+        return [] if is_same else [Field(path, old, new)]
     return (
         []
         if old == new and isinstance(old, bool) == isinstance(new, bool)
@@ -231,7 +244,7 @@ def differences(
 
 
 def _additions(old: Any, new: Any, path: str) -> list[Field]:
-    """What `old` holds that `new` does not name."""
+    """Return the fields that only `old` has."""
     if not isinstance(old, Mapping):
         return [Field(path, old, None)] if new is None else []
     named = new if isinstance(new, Mapping) else {}
@@ -242,30 +255,37 @@ def _additions(old: Any, new: Any, path: str) -> list[Field]:
     ]
 
 
-def resolved(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
-    """`value` with what its Refs ask for. Raises KeyError for what is not there."""
-    return _replaced(value, lambda ref: outputs[ref.id][ref.attribute])
+def resolve_refs(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Replace the Refs of a value by what they refer to.
+
+    Raises:
+        KeyError: A resource or an attribute is missing.
+    """
+    return _replace_refs(value, lambda ref: outputs[ref.id][ref.attribute])
 
 
-def _shown(path: str, value: Any) -> Any:
-    return hidden(_plain(value), path.rpartition(".")[2])
+def _redacted(path: str, value: Any) -> Any:
+    return hide_secrets(_plain(value), path.rpartition(".")[2])
 
 
 def _plain(value: Any) -> Any:
-    return _replaced(value, lambda ref: {"known_after": ref.id, "attribute": ref.attribute})
+    return _replace_refs(value, lambda ref: {"known_after": ref.id, "attribute": ref.attribute})
 
 
-def _replaced(value: Any, found: Callable[[Ref], Any]) -> Any:
+def _replace_refs(value: Any, resolve: Callable[[Ref], Any]) -> Any:
     if isinstance(value, Ref):
-        return found(value)
+        return resolve(value)
     if isinstance(value, Mapping):
-        return {key: _replaced(each, found) for key, each in value.items()}
-    return [_replaced(each, found) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: _replace_refs(item, resolve) for key, item in value.items()}
+    return (
+        [_replace_refs(item, resolve) for item in value]
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
-def hidden(value: Any, name: str = "") -> Any:
-    """`value` without the texts of variables whose names say that they are secret, wherever in it
-    they stand.
+def hide_secrets(value: Any, name: str = "") -> Any:
+    """Hide the values of variables whose names mark them as secret, at any depth.
 
     A variable is a key with its value, a `{"name", "value"}` of Kubernetes, or a NAME=VALUE of
     docker.
@@ -273,43 +293,43 @@ def hidden(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         label = value.get("name")
         return {
-            key: hidden(each, label if key == "value" and isinstance(label, str) else key)
-            for key, each in value.items()
+            key: hide_secrets(item, label if key == "value" and isinstance(label, str) else key)
+            for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [hidden(each) for each in value]
+        return [hide_secrets(item) for item in value]
     if not isinstance(value, str) or value in _OPEN:
         return value
     assigned = _ASSIGNED.fullmatch(value)
     if assigned is not None and not name:
-        return f"{assigned[1]}={hidden(assigned[2], assigned[1])}"
+        return f"{assigned[1]}={hide_secrets(assigned[2], assigned[1])}"
     return HIDDEN if _SECRET.search(name) else value
 
 
-def narrowed(field: Field) -> list[tuple[str, Any, Any]]:
-    """What of a field changes, without secrets: of containers and variables, whose lists are one
-    value, each by its name.
+def changed_parts(field: Field) -> list[tuple[str, Any, Any]]:
+    """Return the parts of a field that change, as path, old and new value, without secrets.
+
+    Items of lists such as containers and variables are compared by their names.
     """
     name = field.path.rpartition(".")[2]
-    old, new = hidden(field.old, name), hidden(field.new, name)
-    return list(_narrowed(field.path, (field.old, old), (field.new, new))) or [
-        (field.path, old, new)
-    ]  # where only the order differs
+    old, new = hide_secrets(field.old, name), hide_secrets(field.new, name)
+    parts = list(_changed_parts(field.path, (field.old, old), (field.new, new)))
+    return parts or [(field.path, old, new)]  # only the order differs
 
 
-def _narrowed(
+def _changed_parts(
     path: str, old: tuple[Any, Any], new: tuple[Any, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Each side with what is shown of it."""
+    """Compare two values, each given with its version without secrets."""
     (was, was_shown), (will_be, shown) = old, new
     if isinstance(was, Mapping) and isinstance(will_be, Mapping):
         for key, value in will_be.items():
-            yield from _narrowed(
+            yield from _changed_parts(
                 f"{path}.{key}", (was.get(key), was_shown.get(key)), (value, shown[key])
             )
     elif (before := _by_name(was, was_shown)) and (after := _by_name(will_be, shown)):
         for key in dict.fromkeys([*before, *after]):
-            yield from _narrowed(
+            yield from _changed_parts(
                 f"{path}.{key}", before.get(key, (None, None)), after.get(key, (None, None))
             )
     elif was != will_be:
@@ -318,10 +338,10 @@ def _narrowed(
 
 def _by_name(value: Any, shown: Any) -> dict[str, tuple[Any, Any]]:
     is_named = isinstance(value, (list, tuple)) and all(
-        isinstance(each, Mapping) and "name" in each for each in value
+        isinstance(item, Mapping) and "name" in item for item in value
     )
     return (
-        {each["name"]: (each, part) for each, part in zip(value, shown, strict=True)}
+        {item["name"]: (item, part) for item, part in zip(value, shown, strict=True)}
         if is_named
         else {}
     )

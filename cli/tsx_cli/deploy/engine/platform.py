@@ -15,12 +15,12 @@ from tsx_cli.deploy.spec import DeploySpec
 class DeployedVersion(NamedTuple):
     """An earlier deployment that `tsx deploy rollback` can return to."""
 
-    number: int  # 1 is the oldest that is kept
+    number: int  # 1 is the oldest kept version
     id: str  # its name on the platform
     made: datetime
     tags: Mapping[str, str]
     is_current: bool
-    percent: float = 0.0  # of the requests, where it shares them with another
+    percent: float = 0.0  # its share of the requests during a canary
 
     @property
     def model(self) -> str:
@@ -28,39 +28,41 @@ class DeployedVersion(NamedTuple):
 
 
 class Platform(Protocol):
-    """`cloud` is where its deployments are: an AWS account, this machine's containers, a
-    cluster.
+    """How deployments to one target are created, shown and used.
+
+    `cloud` is where they are: an AWS account, the containers of this machine, or a cluster.
     """
 
-    def wanted(self, cloud: Any, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
+    def wanted_resources(self, cloud: Any, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
 
-    def belongings(self, cloud: Any, name: str, *, purge: bool = False) -> list[Resource]:
-        """All of a deployment that is there, each with what it needs; with `purge` also files and
-        images.
-        """
+    def existing_resources(self, cloud: Any, name: str, *, purge: bool = False) -> list[Resource]:
+        """Return the existing resources of a deployment; with `purge`, files and images as well."""
         ...
 
-    def obsolete(self, cloud: Any, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
-        """Earlier versions beyond those that are kept."""
+    def obsolete_resources(
+        self, cloud: Any, spec: DeploySpec, wanted: Sequence[Resource]
+    ) -> list[Resource]:
+        """Return the resources that are no longer wanted, such as surplus earlier versions."""
         ...
 
     def versions(self, cloud: Any, name: str) -> list[DeployedVersion]:
-        """The oldest first."""
+        """Return the versions, oldest first."""
         ...
 
-    def going_back(self, cloud: Any, name: str, version: DeployedVersion) -> list[Resource]:
-        """What is wanted where an earlier version is."""
+    def rollback_resources(self, cloud: Any, name: str, version: DeployedVersion) -> list[Resource]:
+        """Return the resources of an earlier version."""
         ...
 
-    def promoting(self, cloud: Any, name: str) -> list[Resource]:
-        """What is wanted where a canary has won.
+    def promotion_resources(self, cloud: Any, name: str) -> list[Resource]:
+        """Return the resources that give a canary all requests.
 
-        Raises CliError where there is none, or where the platform ends it by itself.
+        Raises:
+            CliError: There is no canary, or the platform ends it by itself.
         """
         ...
 
     def status(self, cloud: Any, name: str) -> dict[str, Any] | None:
-        """What `tsx deploy status` shows; None where there is no such deployment."""
+        """Return what `tsx deploy status` shows, or None if there is no such deployment."""
         ...
 
     def invoke(

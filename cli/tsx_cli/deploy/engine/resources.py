@@ -1,6 +1,4 @@
-"""The resources of a deployment, with the properties of the platform's API, and their current
-state.
-"""
+"""The resources of a deployment, with the properties of the platform's API, and their state."""
 
 from __future__ import annotations
 
@@ -10,20 +8,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# among the outputs of what the command itself brings on its way in several calls, and watches
+# An output of a resource while this command moves it in several calls, and watches it.
 UNDER_WAY = "under way"
 State = Literal["ready", "changing", "failed"]
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A value of another resource that is known only after it is created, such as the number of a
-    function's version.
+    """A value of another resource that is known only after that is created.
+
+    An example is the number of a function's version.
     """
 
-    id: str  # of that resource, in this deployment
-    attribute: str  # as CloudFormation's `Fn::GetAtt` names it; `Ref` for what `Ref` gives
-    of: str = ""  # what decides the value, where names are made of it
+    id: str  # id of that resource in this deployment
+    attribute: str  # the attribute's name in CloudFormation's `Fn::GetAtt`, or `Ref`
+    of: str = ""  # a text that decides the value, for names that depend on it
 
     def __str__(self) -> str:
         return f"({self.attribute} of {self.of or self.id}, known after it is created)"
@@ -33,24 +32,19 @@ class Ref:
 class Resource:
     """A wanted resource.
 
-    `kind` is CloudFormation's type and `properties` are its properties, which are those of the API:
-    what is carried out and what is exported are the same. They hold no tags: `tags` are put on
-    everything that can carry them.
+    `kind` is CloudFormation's type, and `properties` are its properties, which are also those of
+    the API. They hold no tags: `tags` are set on every resource that can carry them.
     """
 
-    # the same in each plan of this deployment: letters and digits, as CloudFormation wants logical
-    # ids
-    id: str
+    id: str  # fixed across plans; letters and digits, like logical ids of CloudFormation
     kind: str
-    name: str  # on the platform
+    name: str  # name on the platform
     properties: Mapping[str, Any]
-    needs: tuple[str, ...] = ()  # ids of what must be there before it
+    needs: tuple[str, ...] = ()  # ids of resources that must exist first
     tags: Mapping[str, str] = field(default_factory=dict)
-    how: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # how a change of it is made; nothing of that is there afterwards
-    patience: float = 0.0  # seconds after which a change of it is given up; 0: those of its kind
-    notes: tuple[str, ...] = ()  # what a person should know of it, shown below the plan
+    how: Mapping[str, Any] = field(default_factory=dict)  # settings of the change only
+    patience: float = 0.0  # seconds after which a change is given up; 0: those of its kind
+    notes: tuple[str, ...] = ()  # notes for the user, shown below the plan
 
     @property
     def short_kind(self) -> str:
@@ -60,7 +54,7 @@ class Resource:
 def numbered(
     id: str, kind: str, names: Iterable[str], needs: tuple[str, ...] = (), *, start: int = 0
 ) -> list[Resource]:
-    """Existing resources, of which only the names are known."""
+    """Return existing resources of which only the names are known, with numbered ids."""
     return [
         Resource(f"{id}{number}", kind, name, {}, needs) for number, name in enumerate(names, start)
     ]
@@ -73,35 +67,27 @@ class Observed:
     name: str
     properties: Mapping[str, Any]
     tags: Mapping[str, str] = field(default_factory=dict)
-    outputs: Mapping[str, Any] = field(default_factory=dict)  # what a Ref may ask for
+    outputs: Mapping[str, Any] = field(default_factory=dict)  # values for Refs
     state: State = "ready"
-    reason: str = ""  # why it failed, in the platform's words
+    reason: str = ""  # why it failed, as the platform reports it
 
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties of a kind of resource that a plan needs."""
+    """What a plan needs to know about a kind of resource."""
 
-    fixed: frozenset[str] = (
-        frozenset()
-    )  # properties that cannot be changed: another value makes another resource
-    unseen: frozenset[str] = frozenset()  # properties that the platform does not tell again
-    removable: frozenset[str] = (
-        frozenset()
-    )  # properties that are removed where they are not wanted; others belong to the platform
-    exact: frozenset[str] = (
-        frozenset()
-    )  # of these also what stands within them, such as a variable added by hand
-    # what becomes of a change that is left while it goes on, where AWS does not go on by itself
-    left: str = ""
-    updates_failed: bool = False  # a failed one is updated, not replaced: part of it still answers
-    adopted: bool = False  # one that is there and belongs to no deployment is taken over
-    is_tagged: bool = True  # whether it can carry tags, and shows them
+    fixed: frozenset[str] = frozenset()  # properties that only a new resource can change
+    unseen: frozenset[str] = frozenset()  # properties that the platform does not report
+    removable: frozenset[str] = frozenset()  # properties that are removed if they are not wanted
+    # Properties of which unknown inner keys are removed, such as a variable added by hand.
+    exact: frozenset[str] = frozenset()
+    when_interrupted: str = ""  # the fate of an interrupted change, if AWS does not continue it
+    updates_failed: bool = False  # whether a failed resource is updated, not replaced
+    adopted: bool = False  # whether an existing resource without an owner is taken over
+    is_tagged: bool = True  # whether the resource carries and reports tags
 
 
 def digest(value: Any, length: int = 8) -> str:
-    """The beginning of a SHA-256, for names: the same for equal values, whatever the order of their
-    keys.
-    """
+    """Return the first digits of a SHA-256, for names; the order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:length]

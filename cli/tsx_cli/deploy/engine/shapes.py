@@ -1,4 +1,4 @@
-"""Shapes: what a platform is given, written in YAML with `$name` where a value stands."""
+"""Shapes: inputs of a platform, written in YAML with `$name` in place of values."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import yaml
 
 
 @cache
-def shapes(file: Path) -> dict[str, Any]:
-    """The shapes of a file by their names."""
-    found: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
-    return found
+def read_shapes(file: Path) -> dict[str, Any]:
+    """Return the shapes of a file by their names."""
+    content: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return content
 
 
-def filled(shape: Any, values: Mapping[str, Any]) -> Any:
-    """The shape with its values; a key or an item whose value is None is left out."""
+def fill(shape: Any, values: Mapping[str, Any]) -> Any:
+    """Fill a shape with values, and leave out keys and items whose value is None."""
     if isinstance(shape, str) and shape.startswith("$"):
         return values[shape[1:]]
     if isinstance(shape, dict):
-        return some({key: filled(part, values) for key, part in shape.items()})
+        return without_none({key: fill(part, values) for key, part in shape.items()})
     if isinstance(shape, list):
-        return [value for part in shape if (value := filled(part, values)) is not None]
+        return [value for part in shape if (value := fill(part, values)) is not None]
     return shape
 
 
-def some(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that are None."""
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out values that are None."""
     return {key: value for key, value in values.items() if value is not None}

@@ -1,1 +1,1 @@
-"""Container images: recipe, build, push."""
+"""Container images: how they are described, built and pushed."""

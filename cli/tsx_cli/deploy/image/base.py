@@ -1,6 +1,4 @@
-"""Finds the digest of an image's base, so that a Dockerfile means the same bytes whenever it is
-built.
-"""
+"""The digest of an image's base, with which a Dockerfile always means the same bytes."""
 
 from __future__ import annotations
 
@@ -13,42 +11,41 @@ from tsx_cli.deploy.image.programs import digest_of
 
 
 def pinned_base(base: str) -> tuple[str, str]:
-    """`base` with its digest, and a note where that is an earlier one or none.
+    """Return a base with its digest, and a note if that is an earlier digest or none.
 
-    What was found is kept, so that a registry that does not answer does not give the image another
-    name.
+    Digests are cached, so that the image keeps its name while a registry does not answer.
     """
     if "@" in base or base == "scratch":
         return base, ""
-    found, why = digest_of(base)
-    kept = _kept()
-    if found:
-        if kept.get(base) != found:
-            _keep({**kept, base: found})
-        return f"{base}@{found}", ""
-    because, way = (f" ({why})", "") if why else ("", ", or install skopeo")
-    if base in kept:
+    digest, reason = digest_of(base)
+    digests = _read_digests()
+    if digest:
+        if digests.get(base) != digest:
+            _write_digests({**digests, base: digest})
+        return f"{base}@{digest}", ""
+    because, way = (f" ({reason})", "") if reason else ("", ", or install skopeo")
+    if base in digests:
         return (
-            f"{base}@{kept[base]}",
+            f"{base}@{digests[base]}",
             f"the base {base} is the one that an earlier run found{because}",
         )
     advice = f"set build.base to NAME:TAG@sha256:DIGEST{way}"
     return base, f"the base {base} may change, as its digest is unknown{because}: {advice}"
 
 
-def _kept() -> dict[str, str]:
+def _read_digests() -> dict[str, str]:
     try:
-        found = json.loads((default_cache() / "base-images.json").read_bytes())
+        digests = json.loads((default_cache() / "base-images.json").read_bytes())
     except (OSError, ValueError):
-        return {}  # what is damaged is asked for again
-    return found if isinstance(found, dict) else {}
+        return {}  # a damaged cache is ignored
+    return digests if isinstance(digests, dict) else {}
 
 
-def _keep(digests: dict[str, str]) -> None:
+def _write_digests(digests: dict[str, str]) -> None:
     path = default_cache() / "base-images.json"
     try:
         private_directory(path.parent)
         with write_atomically(path, mode=0o600) as file:
             file.write(json.dumps(digests, indent=1).encode())
     except OSError:
-        pass  # it only helps where a registry is out of reach
+        pass  # The cache only helps when a registry is out of reach.

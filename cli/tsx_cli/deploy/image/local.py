@@ -1,4 +1,4 @@
-"""The versions of this machine, which an image uses as well."""
+"""The versions of this machine, and the wheel of tsx that an image installs."""
 
 from __future__ import annotations
 
@@ -29,46 +29,48 @@ DISTRIBUTION = "tsx-serve"
 
 @contextmanager
 def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local, None, None]:
-    """With a wheel of tsx where this is a version that no package index has, built from where it
-    was installed from. Raises CliError.
+    """Yield the versions of this machine, with a wheel of tsx if no package index has this version.
+
+    Raises:
+        CliError: The wheel is missing, or cannot be built.
     """
     build, python = spec.build, f"{sys.version_info.major}.{sys.version_info.minor}"
     if not needs_image:
         yield Local(python, "", __version__)
         return
-    with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_directory()) as place:
-        found = build.wheel if build.wheel is not None else _own_wheel(Path(place))
-        if found is not None and not (found.is_file() and found.suffix == ".whl"):
+    with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_directory()) as directory:
+        wheel = build.wheel if build.wheel is not None else _wheel_of_tsx(Path(directory))
+        if wheel is not None and not (wheel.is_file() and wheel.suffix == ".whl"):
             raise CliError(
-                f"build.wheel: {found} is not a wheel; `pip wheel --no-deps DIRECTORY` makes one"
+                f"build.wheel: {wheel} is not a wheel; `pip wheel --no-deps DIRECTORY` makes one"
             )
-        sha = hashlib.sha256(found.read_bytes()).hexdigest() if found is not None else ""
+        sha = hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel is not None else ""
         base, note = pinned_base(base_image(spec, python))
         yield Local(
-            python, metadata.version("torch"), __version__, found, sha, this_platform(), base, note
+            python, metadata.version("torch"), __version__, wheel, sha, this_platform(), base, note
         )
 
 
 def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
-    """None where the image is there already, and where none is needed."""
+    """Return the versions to build an image with, or None if no image is built."""
     return this_machine(spec) if spec.builds_image else nullcontext()
 
 
-def _own_wheel(place: Path) -> Path | None:
-    """None where tsx came from a package index: images get it from there as well."""
+def _wheel_of_tsx(directory: Path) -> Path | None:
+    """Return a wheel of this tsx, or None if tsx came from a package index, as in images."""
     try:
         text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return _built(Path(__file__).parents[4], place)
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        return _built(Path(__file__).parents[4], directory)
     url = urlsplit(json.loads(text)["url"]) if text else None
     if url is None or url.scheme != "file":
         return None
     path = Path(url2pathname(url.path))
-    return path if path.suffix == ".whl" else _built(path, place)
+    return path if path.suffix == ".whl" else _built(path, directory)
 
 
-def _built(source: Path, place: Path) -> Path | None:
-    """The same source gives the same bytes."""
+def _built(source: Path, directory: Path) -> Path | None:
+    """Build a wheel of a source directory; the same source gives the same bytes."""
     if not (source / "pyproject.toml").is_file():
         return None
     command = [
@@ -78,7 +80,7 @@ def _built(source: Path, place: Path) -> Path | None:
         "--quiet",
         "--no-deps",
         "--wheel-dir",
-        str(place),
+        str(directory),
         str(source),
     ]
     pure = os.environ | {"TSX_COMPILE": "0"}
@@ -96,4 +98,4 @@ def _built(source: Path, place: Path) -> Path | None:
             f"no wheel of tsx could be built from {source}, the source that tsx runs from:"
             f" {done.stdout.strip()}"
         )
-    return next(place.glob("*.whl"))
+    return next(directory.glob("*.whl"))

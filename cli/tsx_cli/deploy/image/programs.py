@@ -1,6 +1,4 @@
-"""Runs docker, podman, buildah and kubectl as programs, and shortens their errors to one
-sentence.
-"""
+"""The programs docker, podman, buildah and kubectl, with their errors shortened to a sentence."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ from tsx_cli.deploy.image.recipe import Recipe
 
 BUILDERS = ("docker", "podman", "buildah")
 ENGINES = ("docker", "podman")
-SHOWN_LINES = 25  # lines of a program's output that an error shows
-_INNER = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d")
+MAX_ERROR_LINES = 25  # lines of output that an error shows
+_KUBECTL_LOG = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 QUERIES = (  # programs that ask a registry for the digest of a tag
     ("crane", ("digest",), ""),
@@ -34,7 +32,7 @@ QUERIES = (  # programs that ask a registry for the digest of a tag
     ),
     ("docker", ("buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}"), ""),
 )
-QUERY_TIMEOUT = 20.0  # seconds
+QUERY_TIMEOUT_S = 20.0
 LOGGED = re.compile(r'level=\w+ msg="(.*)"')  # how skopeo prints an error
 MACHINES = {
     "x86_64": "linux/amd64",
@@ -55,21 +53,25 @@ class ProgramError(CloudError):
 @dataclass(frozen=True)
 class Program:
     name: str
-    first: tuple[str, ...] = ()  # words before all others
+    first: tuple[str, ...] = ()  # arguments before all others
 
     def ask(
         self,
-        *words: str,
+        *arguments: str,
         doing: str,
         stdin: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> str:
-        """What it prints. Raises ProgramError."""
-        done = self.try_(*words, stdin=stdin, environment=environment)
+        """Run the program, and return what it prints.
+
+        Raises:
+            ProgramError: It failed, or cannot be started.
+        """
+        done = self.try_(*arguments, stdin=stdin, environment=environment)
         if done.returncode != 0:
             output = last_output(done)
             raise ProgramError(
-                f"{doing}: {self.name} {words[0]} ended with {done.returncode}:"
+                f"{doing}: {self.name} {arguments[0]} ended with {done.returncode}:"
                 f" {output or 'it printed nothing'}{advice(output)}",
                 output,
             )
@@ -77,14 +79,14 @@ class Program:
 
     def try_(
         self,
-        *words: str,
+        *arguments: str,
         stdin: str | None = None,
         environment: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
-                [self.name, *self.first, *words],
+                [self.name, *self.first, *arguments],
                 input=stdin if stdin is not None else "",
                 capture_output=True,
                 text=True,
@@ -100,10 +102,14 @@ class Program:
                 f"{self.name} had not ended after {error.timeout:g} s", ""
             ) from error
 
-    def lines(self, *words: str) -> Generator[str, None, None]:
-        """Of stdout and stderr, as they come, until it ends or the iterator is closed."""
+    def lines(self, *arguments: str) -> Generator[str, None, None]:
+        """Yield the lines of stdout and stderr until the program ends or the iterator is closed.
+
+        Raises:
+            CloudError: The program failed.
+        """
         process = subprocess.Popen(
-            [self.name, *self.first, *words],
+            [self.name, *self.first, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -116,8 +122,8 @@ class Program:
                 yield line.rstrip("\n")
             if (code := process.wait()) != 0:
                 raise CloudError(
-                    f"{self.name} {words[0] if words else ''} ended with {code}; its output is"
-                    " above"
+                    f"{self.name} {arguments[0] if arguments else ''} ended with {code}; its"
+                    " output is above"
                 )
         finally:
             process.terminate()
@@ -126,9 +132,9 @@ class Program:
 
 
 def last_output(done: subprocess.CompletedProcess[str]) -> str:
-    """The end of its output, without kubectl's own debug lines."""
+    """Return the last lines of the output, without debug lines of kubectl."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return "\n".join([line for line in lines if not _INNER.match(line)][-SHOWN_LINES:])
+    return "\n".join([line for line in lines if not _KUBECTL_LOG.match(line)][-MAX_ERROR_LINES:])
 
 
 def advice(output: str) -> str:
@@ -154,8 +160,12 @@ def advice(output: str) -> str:
     return ""
 
 
-def found(choice: str, among: Sequence[str], instead: str) -> Program:
-    """The first that works. Raises CliError, which says of each why it does not."""
+def working_program(choice: str, among: Sequence[str], instead: str) -> Program:
+    """Return the chosen program, or the first one that works.
+
+    Raises:
+        CliError: None works; the message gives the reason for each.
+    """
     output = []
     for name in among if choice == "auto" else (choice,):
         if shutil.which(name) is None:
@@ -172,10 +182,8 @@ def found(choice: str, among: Sequence[str], instead: str) -> Program:
             # podman may have docker's name.
             is_podman = "podman" in Program(name).try_("--version").stdout
             return Program("podman" if is_podman else name)
-        output.append(
-            f"{name}:"
-            f" {((done.stderr.strip() or done.stdout.strip()).splitlines() or ['it does not work'])[-1]}"
-        )
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it does not work"]
+        output.append(f"{name}: {lines[-1]}")
     raise CliError(f"no working container program was found: {'; '.join(output)}. {instead}")
 
 
@@ -187,7 +195,7 @@ class Builder:
 
     @cached_property
     def program(self) -> Program:
-        return found(
+        return working_program(
             self.choice,
             BUILDERS,
             "Install one of them, give --image, or write the files with --emit dockerfile DIR and"
@@ -195,73 +203,82 @@ class Builder:
         )
 
     def build(self, recipe: Recipe, reference: str, machine: str | None) -> None:
-        """`machine` such as linux/amd64, where the image is for another than this."""
-        with tempfile.TemporaryDirectory(prefix="tsx-build-", dir=temporary_directory()) as place:
+        """Build an image.
+
+        Args:
+            recipe: The build files.
+            reference: The name of the image.
+            machine: The platform, such as linux/amd64; None for that of this machine.
+        """
+        with tempfile.TemporaryDirectory(
+            prefix="tsx-build-", dir=temporary_directory()
+        ) as directory:
             for name, text in recipe.files.items():
-                Path(place, name).write_text(text, "utf-8")
+                Path(directory, name).write_text(text, "utf-8")
             for name, source in recipe.copied.items():
-                shutil.copyfile(source, Path(place, name))
-            words = ["build", "--target", recipe.stage, "--tag", reference]
+                shutil.copyfile(source, Path(directory, name))
+            arguments = ["build", "--target", recipe.stage, "--tag", reference]
             if self.program.name != "docker":
-                words += ["--format", "docker"]  # the other form has no health check
+                arguments += ["--format", "docker"]  # OCI images have no health check
             if machine is not None and machine != this_platform():
-                words += ["--platform", machine]
-            # Lambda takes an image, not the list of images that attestations make of it.
+                arguments += ["--platform", machine]
+            # Attestations would turn the image into a list of images, which Lambda rejects.
             environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-            self.program.ask(*words, place, doing=f"building {reference}", environment=environment)
+            self.program.ask(
+                *arguments, directory, doing=f"building {reference}", environment=environment
+            )
 
     def is_here(self, reference: str) -> bool:
-        words = (
+        arguments = (
             ("inspect", "--type", "image", reference)
             if self.program.name == "buildah"
             else ("image", "inspect", reference)
         )
-        return self.program.try_(*words).returncode == 0
+        return self.program.try_(*arguments).returncode == 0
 
     def is_pushed(self, reference: str) -> bool:
-        """Whether the registry has it.
+        """Tell whether the registry has the image.
 
-        Where nothing here can tell, it is pushed again, which the same image takes without harm.
+        If no program here can tell, the image is pushed again, which does no harm.
         """
         if self.program.name == "docker":
             return self.program.try_("manifest", "inspect", reference).returncode == 0
-        if (
-            shutil.which("skopeo") is None
-            # which the others' own words for this are not a match for: they look for lists of
-            # images
-        ):
+        # podman and buildah can only look for lists of images.
+        if shutil.which("skopeo") is None:
             return False
         return Program("skopeo").try_("inspect", "--raw", f"docker://{reference}").returncode == 0
 
     def login(self, registry: str, user: str, password: str) -> None:
-        words = ("login", "--username", user, "--password-stdin", registry)
-        self.program.ask(*words, doing=f"logging in to {registry}", stdin=password)
+        arguments = ("login", "--username", user, "--password-stdin", registry)
+        self.program.ask(*arguments, doing=f"logging in to {registry}", stdin=password)
 
     def push(self, reference: str) -> str:
-        """Its name by the digest that the registry has of it, where the program tells it."""
-        with tempfile.TemporaryDirectory(prefix="tsx-push-", dir=temporary_directory()) as place:
-            file = Path(place, "digest")
-            words = () if self.program.name == "docker" else ("--digestfile", str(file))
-            output = self.program.ask("push", *words, reference, doing=f"pushing {reference}")
+        """Push an image, and return its name with the digest if the program reports it."""
+        with tempfile.TemporaryDirectory(
+            prefix="tsx-push-", dir=temporary_directory()
+        ) as directory:
+            file = Path(directory, "digest")
+            arguments = () if self.program.name == "docker" else ("--digestfile", str(file))
+            output = self.program.ask("push", *arguments, reference, doing=f"pushing {reference}")
             return _by_digest(
                 reference,
                 file.read_text("utf-8") if file.is_file() else output.partition("digest: ")[2],
             )
 
     def pinned(self, reference: str) -> str:
-        """An image that was built here and pushed, by its digest: the registry knows it, or this
-        machine from its own push.
-        """
-        found = pinned(reference)
-        if found != reference or self.program.name == "buildah":
-            return found
+        """Return a pushed image by its digest, from the registry or from this machine's push."""
+        by_digest = pinned(reference)
+        if by_digest != reference or self.program.name == "buildah":
+            return by_digest
         done = self.program.try_("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
         known = re.search(rf'"({re.escape(_repository(reference))}@{DIGEST.pattern})"', done.stdout)
         return reference if known is None else known[1]
 
     def remove(self, reference: str) -> None:
-        words = ("rmi", reference) if self.program.name == "buildah" else ("image", "rm", reference)
-        self.program.ask(*words, doing=f"removing {reference}")
+        arguments = (
+            ("rmi", reference) if self.program.name == "buildah" else ("image", "rm", reference)
+        )
+        self.program.ask(*arguments, doing=f"removing {reference}")
 
 
 def this_platform() -> str:
@@ -270,23 +287,21 @@ def this_platform() -> str:
 
 
 def pinned(reference: str) -> str:
-    """The image by its digest: a tag may mean another image tomorrow.
+    """Return an image by its digest, because a tag may mean another image tomorrow.
 
-    The same name where no program of this machine can tell it.
+    The name stays as it is if no program of this machine can tell the digest.
     """
     return reference if "@" in reference else _by_digest(reference, digest_of(reference)[0])
 
 
 def digest_of(reference: str) -> tuple[str, str]:
-    """Return the digest that the registry has for a tag, or what the programs that asked it
-    report.
-    """
+    """Return the digest of a tag in its registry, or else the errors of the programs."""
     reasons = []
-    for name, words, scheme in QUERIES:
+    for name, arguments, scheme in QUERIES:
         if shutil.which(name) is None:
             continue
         try:
-            done = Program(name).try_(*words, f"{scheme}{reference}", timeout=QUERY_TIMEOUT)
+            done = Program(name).try_(*arguments, f"{scheme}{reference}", timeout=QUERY_TIMEOUT_S)
         except CloudError as error:
             reasons.append(error.message)
             continue
@@ -304,8 +319,8 @@ def digest_of(reference: str) -> tuple[str, str]:
 
 
 def _by_digest(reference: str, output: str) -> str:
-    found = DIGEST.search(output)
-    return reference if found is None else f"{_repository(reference)}@{found[0]}"
+    match = DIGEST.search(output)
+    return reference if match is None else f"{_repository(reference)}@{match[0]}"
 
 
 def _repository(reference: str) -> str:
@@ -314,7 +329,7 @@ def _repository(reference: str) -> str:
 
 
 def engine(choice: str) -> Program:
-    return found(
+    return working_program(
         choice,
         ENGINES,
         "Install one of them, or write the files with --emit compose DIR and start them elsewhere",

@@ -1,5 +1,6 @@
-"""The build files of a deployment's image: pure functions of the specification and this machine's
-versions.
+"""The build files of a deployment's image.
+
+They are pure functions of the specification and the versions of this machine.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_templates.render import locked_names, locked_requirements, render_tree
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-UID = 10001  # of the server's user, by number, as Kubernetes wants to know that it is not root
-COMPILERS = {"g++", "clang", "build-essential"}  # packages of Debian
-UNLOCKED = {"torchserve", "tensorrt"}  # extras whose packages follow from tsx's or torch's version
-# the last SDK with torch-neuronx
+UID = 10001  # user of the server; by its number, Kubernetes knows that it is not root
+COMPILERS = {"g++", "clang", "build-essential"}  # Debian packages
+# Extras whose packages depend on the version of tsx or torch.
+UNLOCKED = {"torchserve", "tensorrt"}
+# The last SDK with torch-neuronx.
 NEURON_BASE = (
     "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.31.0-ubuntu24.04"
 )
-NEURON_TORCH = "2.9"  # in that base
+NEURON_TORCH = "2.9"  # torch in that base
 NO_EXTRAS = {"base", "sbom"}
 STAGES: Mapping[str, str] = {
     "container": "server",
@@ -47,24 +49,23 @@ class Local(NamedTuple):
 
     python: str  # such as 3.12
     torch: str
-    version: str  # of tsx
-    wheel: Path | None = None  # of tsx, where this version is none of the package index's
+    version: str  # version of tsx
+    wheel: Path | None = None  # wheel of tsx, if no package index has this version
     wheel_sha: str = ""
     machine: str = ""  # such as linux/amd64
-    base: str = ""  # with its digest, where one was found
-    base_note: str = ""  # why it has none
+    base: str = ""  # the base with its digest, if known
+    base_note: str = ""  # why the digest is unknown
 
 
 class Recipe(NamedTuple):
-    """The files of a build: texts, and files elsewhere, by their names in the build directory."""
+    """The files of a build, by their names in the build directory."""
 
     files: Mapping[str, str]
-    copied: Mapping[str, Path]
+    copied: Mapping[str, Path]  # files elsewhere
     stage: str
-    # made of all of this and the machine that it is for, so that the same image has the same name
-    tag: str
+    tag: str  # a hash of all files and the platform: the same image has the same name
     machine: str  # such as linux/amd64
-    notes: tuple[str, ...] = ()  # what a reader of the plan should know
+    notes: tuple[str, ...] = ()  # notes below the plan
 
 
 def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
@@ -76,18 +77,18 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
     copied = {archive: facts.archive} if with_model else {}
     if local.wheel is not None:
         copied[local.wheel.name] = local.wheel
-    runs_on = machine(spec) if spec.target in ("lambda", "sagemaker") else local.machine
+    runs_on = target_platform(spec) if spec.target in ("lambda", "sagemaker") else local.machine
     torch = (
         NEURON_TORCH
         if spec.device == NEURON
         else ".".join(re.split(r"[.+]", spec.build.torch or local.torch)[:2])
     )
-    place = ImagePlatform(spec.device, torch, runs_on)
-    _check(spec, facts, place)
+    platform = ImagePlatform(spec.device, torch, runs_on)
+    _check(spec, facts, platform)
     missing = set(_extras()) - set(spec.build.extras)
     added = {
         extra: f"the form {name}"
-        for extra, name in form_extras(facts.forms, place, missing).items()
+        for extra, name in form_extras(facts.forms, platform, missing).items()
     }
     added |= {extra: "the model" for extra in facts.extras if extra in missing}
     files = _rendered(
@@ -100,7 +101,7 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
         stage,
         f"tsx-{digest(made_of, 12)}",
         runs_on,
-        tuple(_notes(spec, facts, local, place, added)),
+        tuple(_notes(spec, facts, local, platform, added)),
     )
 
 
@@ -112,14 +113,14 @@ def _extras() -> list[str]:
     return sorted({*locked_names(), *UNLOCKED} - NO_EXTRAS)
 
 
-def _check(spec: DeploySpec, facts: Facts, place: ImagePlatform) -> None:
+def _check(spec: DeploySpec, facts: Facts, platform: ImagePlatform) -> None:
     if unknown := [extra for extra in spec.build.extras if extra not in _extras()]:
         near = suggestion(unknown[0], _extras()) or "."
         raise UsageError(
             f"build.extras: tsx-serve has no extra '{unknown[0]}' for images{near} There are"
             f" {', '.join(_extras())}"
         )
-    if place.device != NEURON:
+    if platform.device != NEURON:
         return
     if spec.build.torch or spec.build.torch_index:
         raise UsageError(
@@ -127,22 +128,22 @@ def _check(spec: DeploySpec, facts: Facts, place: ImagePlatform) -> None:
             " built for. Set build.base"
         )
     reasons = {
-        form.name: mismatch(form, place) for form in facts.forms if device_of(form) == NEURON
+        form.name: mismatch(form, platform) for form in facts.forms if device_of(form) == NEURON
     }
     if None not in reasons.values():
-        why = (
+        explanation = (
             "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             or "it has no form neuron or neuron-bf16"
         )
         raise UsageError(
-            f"{facts.archive} cannot use AWS's Neuron accelerators: {why}. Run tsx optimize on an"
-            f" inf2 or trn1 instance with torch-neuronx {NEURON_TORCH}, or deploy to GPUs (ml.g…)"
-            " or CPUs (ml.c…)"
+            f"{facts.archive} cannot use AWS's Neuron accelerators: {explanation}. Run tsx optimize"
+            f" on an inf2 or trn1 instance with torch-neuronx {NEURON_TORCH}, or deploy to GPUs"
+            " (ml.g…) or CPUs (ml.c…)"
         )
 
 
-def unpinned(requirements: str) -> list[str]:
-    """The requirements that let pip choose a version."""
+def unpinned_requirements(requirements: str) -> list[str]:
+    """Return the requirements that let pip choose a version."""
     lines = re.sub(r"\\\r?\n", " ", requirements).splitlines()
     wanted = [
         re.split(r"(?:^|\s)#|;|\s--", line)[0].strip()
@@ -150,9 +151,14 @@ def unpinned(requirements: str) -> list[str]:
         if not line.lstrip().startswith("-")
     ]
     return [
-        each
-        for each in wanted
-        if each and not ("@" in each or ".whl" in each or ("==" in each and "*" not in each))
+        requirement
+        for requirement in wanted
+        if requirement
+        and not (
+            "@" in requirement
+            or ".whl" in requirement
+            or ("==" in requirement and "*" not in requirement)
+        )
     ]
 
 
@@ -161,15 +167,15 @@ def _adds_compiler(spec: DeploySpec, facts: Facts) -> bool:
 
 
 def _notes(
-    spec: DeploySpec, facts: Facts, local: Local, place: ImagePlatform, added: Mapping[str, str]
+    spec: DeploySpec, facts: Facts, local: Local, platform: ImagePlatform, added: Mapping[str, str]
 ) -> list[str]:
     notes = [local.base_note] if local.base_note else []
     notes += [
-        f"the image gets the extra {extra} of tsx-serve, which {what} needs"
-        for extra, what in sorted(added.items())
+        f"the image gets the extra {extra} of tsx-serve, which {source} needs"
+        for extra, source in sorted(added.items())
     ]
-    notes += form_notes(facts.forms, place)
-    if place.device == NEURON:
+    notes += form_notes(facts.forms, platform)
+    if platform.device == NEURON:
         notes.append(
             f"AWS's last torch-neuronx needs torch {NEURON_TORCH}, which is older than tsx asks for"
             " (2.10): its loading of weights has the vulnerability CVE-2026-24747, so deploy only"
@@ -179,8 +185,10 @@ def _notes(
         notes.append(
             f"the image gets g++ if its base has none, because {facts.compiles} compiles the model"
         )
-    if left := unpinned(facts.requirements):
-        named = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+    if open_versions := unpinned_requirements(facts.requirements):
+        named = ", ".join(open_versions[:5]) + (
+            f" and {len(open_versions) - 5} more" if len(open_versions) > 5 else ""
+        )
         notes.append(
             f"the archive's requirements leave versions open: {named}. An image that is built later"
             " under the same name may have others; pin them with == (`uv pip compile"
@@ -189,20 +197,18 @@ def _notes(
     return notes
 
 
-def tag_in(repository: str | None, name: str, tag: str) -> str:
-    """In a repository that several deployments may share, a tag says whose image it is:
-    `tsx-NAME-...`.
-    """
+def tag_for_repository(repository: str | None, name: str, tag: str) -> str:
+    """Return the tag of an image, `tsx-NAME-...` in a repository that deployments may share."""
     return tag if repository is None else f"tsx-{name}-{tag.removeprefix('tsx-')}"
 
 
-def own_tag(name: str) -> re.Pattern[str]:
-    """Of a deployment's images in such a repository."""
+def own_tag_pattern(name: str) -> re.Pattern[str]:
+    """Return the pattern of a deployment's tags in a shared repository."""
     return re.compile(f"tsx-{re.escape(name)}-[0-9a-f]{{12}}")
 
 
-def machine(spec: DeploySpec) -> str:
-    """Of AWS: what this machine is does not matter there."""
+def target_platform(spec: DeploySpec) -> str:
+    """Return the platform of a deployment to AWS."""
     arm = (
         spec.lambda_.architecture == "arm64"
         if spec.target == "lambda"
@@ -219,9 +225,13 @@ def _rendered(
     copied: list[str],
     extras: Sequence[str],
 ) -> dict[str, str]:
-    own = spec.build
+    build = spec.build
     index = (
-        own.torch_index if own.torch_index is not None else "" if spec.device == GPU else CPU_INDEX
+        build.torch_index
+        if build.torch_index is not None
+        else ""
+        if spec.device == GPU
+        else CPU_INDEX
     )
     installed = {"base", *extras}
     texts = locked_requirements(installed | ({"sbom", "lambda"} if archive else {"sbom"}))
@@ -231,9 +241,9 @@ def _rendered(
     values = {
         "base": local.base or base_image(spec, local.python),
         "neuron": spec.device == NEURON,
-        "packages": own.packages,
+        "packages": build.packages,
         "compiles": _adds_compiler(spec, facts),
-        "torch": own.torch or local.torch.partition("+")[0],
+        "torch": build.torch or local.torch.partition("+")[0],
         "torch_index": index,
         "extras": f"[{','.join(extras)}]" if extras else "",
         "version": local.version,

@@ -1,19 +1,18 @@
-"""The steps of a canary on Kubernetes, and what the metrics of its pods say of it. Pure functions.
+"""The steps of a canary on Kubernetes, and the metrics of its pods; pure functions.
 
-The new version gets a Deployment and a Service of its own beside the stable ones, and a share of
-the requests by the weights of the HTTPRoute. No request is lost: the route leads to pods only while
-they are ready.
+The new version gets a Deployment and a Service beside the stable ones. The weights of the HTTPRoute
+give it a share of the requests. No request is lost, because the route leads only to ready pods.
 
     start     the canary's objects are applied, and its pods become ready
     route     the route gets its weights
-    bake      the Gateway has taken them: from now on the time counts
-    move      the canary held: the stable Deployment gets the new version, pod by pod, beside the canary
+    bake      the Gateway has accepted the weights, and the bake time begins
+    move      the stable Deployment gets the new version, pod by pod
     unroute   all requests go to the stable Deployment
     remove    the canary's objects are removed
 
-Where an alarm goes off, `end` notes why, and `unroute` and `remove` follow without `move`. How far
-it is stands in an annotation of the route and in the cluster's objects, so that any run can
-continue it. (`kubectl rollout undo` would bring back one of the Deployment.)
+If an alarm goes off, `end` records the reason, and `unroute` and `remove` follow without `move`. An
+annotation of the route holds the progress, so that any run can continue it. (`kubectl rollout undo`
+would restore an annotation of the Deployment.)
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tsx_cli.deploy.engine.resources import State
 from tsx_cli.deploy.kubernetes.gateway import ANNOTATION
 from tsx_runtime.core.telemetry.histogram import quantile
 
-WINDOW = 60.0  # seconds that a bound is about
+WINDOW_S = 60.0  # period of a bound
 _SAMPLE = re.compile(
     r"^(tsx_errors_total|tsx_request_seconds_bucket)\{([^}]*)\} (\S+)", re.MULTILINE
 )
@@ -41,12 +40,12 @@ _BOUND = re.compile(r'\ble="([^"]+)"')
 
 @dataclass(frozen=True)
 class CanaryState:
-    """As the annotation has it."""
+    """The content of the annotation."""
 
-    version: str  # a digest of the pods' template
+    version: str  # digest of the pods' template
     percent: float
-    since: str = ""  # when its share was taken by the Gateway, in ISO form; empty before
-    ended: str = ""  # why it goes back
+    since: str = ""  # ISO time when the Gateway accepted its share; empty before
+    ended: str = ""  # why the canary ends
 
     @property
     def text(self) -> str:
@@ -56,22 +55,23 @@ class CanaryState:
         return replace(self, ended=reason)
 
 
-def read_canary(found: Mapping[str, Any]) -> CanaryState | None:
-    """Of a route."""
-    text = (found["metadata"].get("annotations") or {}).get(ANNOTATION)
+def read_canary(route: Mapping[str, Any]) -> CanaryState | None:
+    """Return the state of the canary in the annotation of a route."""
+    text = (route["metadata"].get("annotations") or {}).get(ANNOTATION)
     return None if text is None else CanaryState(**json.loads(text))
 
 
 class Surroundings(NamedTuple):
-    """What the cluster shows of a canary."""
+    """What the cluster shows about a canary."""
 
     canary: CanaryState | None
-    pods: tuple[State, str]  # of the canary's Deployment
-    percent: float  # of the requests, by the route
-    route: tuple[State, str]  # whether the Gateway has taken it
+    pods: tuple[State, str]  # state of the canary's Deployment
+    percent: float  # share of the requests, as set in the route
+    route: tuple[State, str]  # whether the Gateway has accepted the route
 
     @property
     def ends(self) -> bool:
+        """Whether the canary is to be removed without success."""
         return self.canary is not None and bool(self.canary.ended)
 
 
@@ -87,14 +87,20 @@ def next_step(
     went_off: Mapping[str, str],
     now: datetime,
 ) -> CanaryStep:
-    """`version` is the one that the stable Deployment does not have yet; None where it has what is
-    wanted.
+    """Decide the next step of a canary.
 
-    1. It is over, or has failed: the requests go back before its pods do.
-    2. No canary is asked for any more: all replicas get the new version at once.
-    3. It is not there, or it has another version or share: it starts.
-    4. It does not become ready or stay so, or an alarm goes off: it ends.
-    5. It is ready: it gets its share, bakes, and moves.
+    1. A finished or failed canary loses its requests before its pods.
+    2. If no canary is wanted any more, all replicas get the new version at once.
+    3. A canary that is missing, or has another version or share, starts.
+    4. A canary ends if it does not become or stay ready, or if an alarm goes off.
+    5. A ready canary gets its share, bakes, and moves.
+
+    Args:
+        version: The version that the stable Deployment does not have yet, if any.
+        shift: The wanted canary, if any.
+        seen: What the cluster shows.
+        went_off: The reasons of the alarms that went off, by name.
+        now: The time.
     """
     canary, ready = seen.canary, ("ready", "")
     if canary is not None and (seen.ends or version is None):
@@ -139,14 +145,14 @@ def next_step(
 
 
 class Counters(NamedTuple):
-    """Of one pod since it started, all models together."""
+    """The counters of a pod since its start, over all models."""
 
     errors: float = 0.0
-    below: Mapping[float, float] = {}  # requests that took at most so many seconds
+    below: Mapping[float, float] = {}  # seconds -> number of requests that took at most that long
 
 
 def read_counters(text: str) -> Counters:
-    """From the text of `/metrics`."""
+    """Parse the text of `/metrics`."""
     errors, below = 0.0, dict[float, float]()
     for name, labels, value in _SAMPLE.findall(text):
         bound = _BOUND.search(labels)
@@ -163,27 +169,29 @@ def went_off(
     after: Mapping[str, Counters],
     seconds: float,
 ) -> dict[str, str]:
-    """The bounds that the pods' requests between two looks exceed, with what was measured."""
+    """Return the bounds that the requests between two readings exceed, with the measured values."""
     pairs = [(before.get(pod, Counters()), now) for pod, now in after.items()]
-    errors = sum(now.errors - then.errors for then, now in pairs) / max(1.0, seconds / WINDOW)
+    errors = sum(now.errors - then.errors for then, now in pairs) / max(1.0, seconds / WINDOW_S)
     below: dict[float, float] = {}
     for then, now in pairs:
         for bound, count in now.below.items():
             below[bound] = below.get(bound, 0.0) + count - then.below.get(bound, 0.0)
     off = {}
-    for each in bounds:
+    for alarm_bound in bounds:
         measured = (
             errors
-            if each.metric == "5xx"
-            else 1000 * percentile(float(each.metric[1:]) / 100, below)
+            if alarm_bound.metric == "5xx"
+            else 1000 * percentile(float(alarm_bound.metric[1:]) / 100, below)
         )
-        if measured > each.limit:
-            off[each.text] = f"{measured:.3g}{' in a minute' if each.metric == '5xx' else ' ms'}"
+        if measured > alarm_bound.limit:
+            off[alarm_bound.text] = (
+                f"{measured:.3g}{' in a minute' if alarm_bound.metric == '5xx' else ' ms'}"
+            )
     return off
 
 
 def percentile(share: float, below: Mapping[float, float]) -> float:
-    """Seconds; 0 without requests."""
+    """Return a percentile in seconds, or 0 without requests."""
     bounds = sorted(below)
     counts = [
         round(more - less) for less, more in pairwise([0.0, *(below[bound] for bound in bounds)])

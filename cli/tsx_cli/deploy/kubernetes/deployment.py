@@ -1,4 +1,4 @@
-"""The state of a deployment on a Kubernetes cluster, and its health."""
+"""A deployment on a Kubernetes cluster: its objects, versions and health."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.container.deployment import log_words, predict
+from tsx_cli.deploy.container.deployment import log_arguments, predict
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
@@ -41,7 +41,7 @@ from tsx_cli.deploy.kubernetes.resources import (
 from tsx_cli.deploy.kubernetes.security import TOKENS, token_secret
 from tsx_cli.deploy.spec import DeploySpec
 
-OWN = (
+OBJECT_KINDS = (
     *(
         "Secret",
         "Deployment",
@@ -53,12 +53,12 @@ OWN = (
     ),
     *("NetworkPolicy", "ServiceMonitor", "HTTPRoute"),
 )
-ROUTING = 300  # seconds until a Gateway has taken a route
-MARGIN = 60  # seconds for images to be pulled, beside the time until a model is ready
+ROUTING_S = 300  # bound for a Gateway to accept a route
+PULL_S = 60  # time to pull images, in addition to the start of a model
 
 
 class KubernetesTarget:
-    def wanted(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted_resources(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         if spec.image is None and spec.repository is None:
             ways = (
                 "set --image to an image that your cluster can pull, or --set repository=HOST/NAME"
@@ -68,10 +68,10 @@ class KubernetesTarget:
         tags, notes = tags_of(spec, facts), _notes(spec, facts)
         objects = manifests(spec, facts.image, tags)
         patience = {
-            "InferenceService": spec.kubernetes.startup_timeout + MARGIN,
-            "HTTPRoute": ROUTING,
+            "InferenceService": spec.kubernetes.startup_timeout + PULL_S,
+            "HTTPRoute": ROUTING_S,
         }
-        made = _tokens(cloud, spec, tags, notes)
+        resources = _tokens(cloud, spec, tags, notes)
         for manifest in objects:
             kind = manifest["kind"]
             if (
@@ -84,54 +84,58 @@ class KubernetesTarget:
                     " operator"
                 )
                 continue
-            own = (
-                {} if kind == "ClusterServingRuntime" else tags
-            )  # which every deployment of the cluster shares
+            # All deployments of the cluster share the runtime.
+            object_tags = {} if kind == "ClusterServingRuntime" else tags
             name = manifest["metadata"]["name"]
-            made.append(
+            resources.append(
                 Resource(
                     kind,
                     f"{KIND}{kind}",
                     name,
                     manifest,
                     ("Image",),
-                    own,
+                    object_tags,
                     patience=patience.get(kind, 0),
                 )
             )
-        made[0] = replace(made[0], notes=tuple(notes))
+        resources[0] = replace(resources[0], notes=tuple(notes))
         if spec.kubernetes.kserve:
-            return made
+            return resources
         stable = cloud.find("Deployment", spec.name)
         if stable is None or tags_in(stable).get("tsx:name") != spec.name:
-            return made
-        return [_continued(cloud, spec, facts, each, made, stable) for each in made]
+            return resources
+        return [
+            _adapted_to_cluster(cloud, spec, facts, resource, resources, stable)
+            for resource in resources
+        ]
 
-    def belongings(self, cloud: Cluster, name: str, *, purge: bool = False) -> list[Resource]:
-        found = []
-        for kind in OWN:
-            there = filter(_is_own, cloud.listed(TYPES[kind], name))
-            found += numbered(kind, f"{KIND}{kind}", [each["metadata"]["name"] for each in there])
-        return found
+    def existing_resources(
+        self, cloud: Cluster, name: str, *, purge: bool = False
+    ) -> list[Resource]:
+        existing = []
+        for kind in OBJECT_KINDS:
+            objects = filter(_is_own, cloud.list_objects(TYPES[kind], name))
+            existing += numbered(
+                kind, f"{KIND}{kind}", [manifest["metadata"]["name"] for manifest in objects]
+            )
+        return existing
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cluster, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
-        """What was asked for once and is not any more.
+        """Return objects that are no longer wanted.
 
-        Earlier versions of its pods Kubernetes itself keeps and removes.
-
-        They may read the Secret, so it is kept; and a canary that is under way is removed by the
-        change of the Deployment.
+        Kubernetes itself keeps and removes earlier versions of the pods. The Secret stays, because
+        they may read it. The change of the Deployment removes a running canary.
         """
-        kept = {(each.kind, each.name) for each in wanted} | {
+        kept_keys = {(resource.kind, resource.name) for resource in wanted} | {
             (f"{KIND}Secret", f"{spec.name}-tokens")
         }
         canary = canary_of(spec.name) if canary_in(cloud, spec.name) is not None else None
         return [
-            each
-            for each in self.belongings(cloud, spec.name)
-            if (each.kind, each.name) not in kept and each.name != canary
+            resource
+            for resource in self.existing_resources(cloud, spec.name)
+            if (resource.kind, resource.name) not in kept_keys and resource.name != canary
         ]
 
     def versions(self, cloud: Cluster, name: str) -> list[DeployedVersion]:
@@ -140,38 +144,42 @@ class KubernetesTarget:
             return []
         now = _annotations(deployment).get(REVISION)
         sets = sorted(
-            replica_sets(cloud, name), key=lambda each: int(_annotations(each).get(REVISION, 0))
+            replica_sets(cloud, name),
+            key=lambda replica_set: int(_annotations(replica_set).get(REVISION, 0)),
         )
-        found = [
+        versions = [
             DeployedVersion(
-                int(_annotations(each)[REVISION]),
-                each["metadata"]["name"],
-                _made(each),
-                tags_in(each["spec"]["template"]),
-                _annotations(each)[REVISION] == now,
+                int(_annotations(replica_set)[REVISION]),
+                replica_set["metadata"]["name"],
+                _creation_time(replica_set),
+                tags_in(replica_set["spec"]["template"]),
+                _annotations(replica_set)[REVISION] == now,
             )
-            for each in sets
-            if REVISION in _annotations(each)
+            for replica_set in sets
+            if REVISION in _annotations(replica_set)
         ]
         canary = canary_in(cloud, name)
         if canary is not None and not canary.is_promoted(deployment):
-            number = max((each.number for each in found), default=0) + 1
+            number = max((version.number for version in versions), default=0) + 1
             tags = tags_in(canary.deployment["spec"]["template"])
-            found.append(
+            versions.append(
                 DeployedVersion(
                     number,
                     canary_of(name),
-                    _made(canary.deployment),
+                    _creation_time(canary.deployment),
                     tags,
                     False,
                     canary.state.percent,
                 )
             )
-        return found
+        return versions
 
-    def going_back(self, cloud: Cluster, name: str, version: DeployedVersion) -> list[Resource]:
-        """A canary that is under way is removed first, or last where the stable Deployment has its
-        version already.
+    def rollback_resources(
+        self, cloud: Cluster, name: str, version: DeployedVersion
+    ) -> list[Resource]:
+        """Return the resources of an earlier version.
+
+        A running canary is removed first, or last if the stable Deployment already has its version.
         """
         if version.id == canary_of(name):
             raise CliError(
@@ -187,7 +195,9 @@ class KubernetesTarget:
         if ending and version.is_current:
             return ending
         earlier = next(
-            each for each in replica_sets(cloud, name) if each["metadata"]["name"] == version.id
+            replica_set
+            for replica_set in replica_sets(cloud, name)
+            if replica_set["metadata"]["name"] == version.id
         )
         service = cloud.find("Service", name) or {"spec": {}}
         if (
@@ -208,12 +218,9 @@ class KubernetesTarget:
         is_promoted = canary is not None and stable is not None and canary.is_promoted(stable)
         return [undo, *ending] if is_promoted else [*ending, undo]
 
-    def promoting(self, cloud: Cluster, name: str) -> list[Resource]:
-        """The stable Deployment as the canary's is."""
-        stable, canary = (
-            cloud.find("Deployment", name),
-            canary_in(cloud, name),
-        )
+    def promotion_resources(self, cloud: Cluster, name: str) -> list[Resource]:
+        """Return the stable Deployment with the version of the canary."""
+        stable, canary = (cloud.find("Deployment", name), canary_in(cloud, name))
         if stable is None or canary is None:
             raise CliError(f"{name} has no canary: one version has all requests")
         body = {
@@ -222,7 +229,8 @@ class KubernetesTarget:
             "replicas": stable["spec"].get("replicas", 1),
         }
         if any(
-            cloud.listed(TYPES[each], name) for each in ("HorizontalPodAutoscaler", "ScaledObject")
+            cloud.list_objects(TYPES[kind], name)
+            for kind in ("HorizontalPodAutoscaler", "ScaledObject")
         ):
             del body["replicas"]
         notes = {
@@ -235,8 +243,10 @@ class KubernetesTarget:
             "namespace": cloud.namespace,
             "labels": canary.deployment["metadata"]["labels"],
         }
-        whole = with_instance({"metadata": {**metadata, "annotations": notes}, "spec": body}, name)
-        properties = {"apiVersion": "apps/v1", "kind": "Deployment", **whole, "Canary": NONE}
+        manifest = with_instance(
+            {"metadata": {**metadata, "annotations": notes}, "spec": body}, name
+        )
+        properties = {"apiVersion": "apps/v1", "kind": "Deployment", **manifest, "Canary": NONE}
         return [Resource("Deployment", f"{KIND}Deployment", name, properties)]
 
     def status(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
@@ -244,7 +254,7 @@ class KubernetesTarget:
         if deployment is None:
             return self._served(cloud, name)
         status, annotations = deployment.get("status") or {}, _annotations(deployment)
-        pods = cloud.listed("pods", name)
+        pods = cloud.list_objects("pods", name)
         return {
             "name": name,
             "target": "kubernetes",
@@ -276,20 +286,22 @@ class KubernetesTarget:
         ]
 
     def _served(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
-        """By KServe."""
-        found = next(iter(cloud.listed(TYPES["InferenceService"], name)), None)
-        if found is None:
+        """Return the status of an InferenceService of KServe."""
+        service = next(iter(cloud.list_objects(TYPES["InferenceService"], name)), None)
+        if service is None:
             return None
-        status = found.get("status") or {}
-        conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
+        status = service.get("status") or {}
+        conditions = {
+            condition["type"]: condition["status"] for condition in status.get("conditions") or []
+        }
         shown = {
             "name": name,
             "target": "kubernetes",
             "namespace": cloud.namespace,
-            "model": _annotations(found).get("tsx/model"),
+            "model": _annotations(service).get("tsx/model"),
         }
         return shown | {
-            "storage": found["spec"]["predictor"]["model"].get("storageUri"),
+            "storage": service["spec"]["predictor"]["model"].get("storageUri"),
             "address": status.get("url"),
             "conditions": conditions,
         }
@@ -297,43 +309,50 @@ class KubernetesTarget:
     def invoke(
         self, cloud: Cluster, name: str, body: bytes, content_type: str, accept: str | None
     ) -> Response:
-        """Through the connection that kubectl has to the cluster."""
-        there = cloud.find("Deployment", name)
-        if there is None:
+        """Send a request through kubectl's connection to the cluster."""
+        deployment = cloud.find("Deployment", name)
+        if deployment is None:
             raise CloudError(
                 f"there is no Deployment {name} in {cloud.region}; `tsx deploy status` shows the"
                 " address of an InferenceService"
             )
-        model = _annotations(there).get("tsx/model", name).partition("/")[0]
-        token = cloud.token(there, "TSX_INFERENCE_TOKEN")
+        model = _annotations(deployment).get("tsx/model", name).partition("/")[0]
+        token = cloud.token(deployment, "TSX_INFERENCE_TOKEN")
         with cloud.forwarded(f"service/{name}", HTTP) as address:
             return predict(address, model, body, content_type, accept, token)
 
     def logs(
         self, cloud: Cluster, name: str, *, lines: int, since: str | None, follow: bool
     ) -> Iterator[str]:
-        """Of all its pods, each line with its pod's name."""
+        """Yield the log lines of all pods, with the names of the pods."""
         pods = ("--namespace", cloud.namespace, "--selector", selector({NAME: name}))
-        words = log_words(lines, since, follow=follow)
-        return cloud.program.lines("logs", *pods, "--prefix", "--max-log-requests", "50", *words)
+        arguments = log_arguments(lines, since, follow=follow)
+        return cloud.program.lines(
+            "logs", *pods, "--prefix", "--max-log-requests", "50", *arguments
+        )
 
 
-def _is_own(found: Mapping[str, Any]) -> bool:
-    """KEDA makes an autoscaler of its own, with the labels of the ScaledObject, which owns it."""
-    metadata = found["metadata"]
+def _is_own(manifest: Mapping[str, Any]) -> bool:
+    """Tell whether tsx created an object.
+
+    An autoscaler of KEDA has the labels of the ScaledObject, and that as its owner.
+    """
+    metadata = manifest["metadata"]
     return (metadata.get("labels") or {}).get(MANAGED_BY) == "tsx" and not metadata.get(
         "ownerReferences"
     )
 
 
 def _scales(cloud: Cluster, name: str) -> list[str]:
-    own = filter(_is_own, cloud.listed(TYPES["HorizontalPodAutoscaler"], name))
-    found = [
-        f"{each['spec'].get('minReplicas', 1)} to {each['spec']['maxReplicas']}" for each in own
+    autoscalers = filter(_is_own, cloud.list_objects(TYPES["HorizontalPodAutoscaler"], name))
+    ranges = [
+        f"{autoscaler['spec'].get('minReplicas', 1)} to {autoscaler['spec']['maxReplicas']}"
+        for autoscaler in autoscalers
     ]
-    for scaled in cloud.listed(TYPES["ScaledObject"], name):
+    for scaled in cloud.list_objects(TYPES["ScaledObject"], name):
         conditions = {
-            each["type"]: each for each in (scaled.get("status") or {}).get("conditions") or []
+            condition["type"]: condition
+            for condition in (scaled.get("status") or {}).get("conditions") or []
         }
         is_stuck = conditions.get("Ready", {}).get("status") == "False"
         problem = (
@@ -341,32 +360,32 @@ def _scales(cloud: Cluster, name: str) -> list[str]:
             if is_stuck
             else ""
         )
-        found.append(
+        ranges.append(
             f"{scaled['spec']['minReplicaCount']} to {scaled['spec']['maxReplicaCount']}{problem}"
         )
-    return found
+    return ranges
 
 
-def _annotations(found: Mapping[str, Any]) -> dict[str, str]:
-    return dict(found["metadata"].get("annotations") or {})
+def _annotations(manifest: Mapping[str, Any]) -> dict[str, str]:
+    return dict(manifest["metadata"].get("annotations") or {})
 
 
-def _made(found: Mapping[str, Any]) -> datetime:
-    return datetime.fromisoformat(found["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
+def _creation_time(manifest: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(manifest["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
 
 
 def _secret_of(deployment: Mapping[str, Any]) -> str | None:
     variables = deployment["spec"]["template"]["spec"]["containers"][0].get("env") or []
     places = [
-        (each.get("valueFrom") or {}).get("secretKeyRef")
-        for each in variables
-        if each["name"] in TOKENS
+        (variable.get("valueFrom") or {}).get("secretKeyRef")
+        for variable in variables
+        if variable["name"] in TOKENS
     ]
-    return next((f"in the Secret {place['name']}" for place in places if place), None)
+    return next((f"in the Secret {reference['name']}" for reference in places if reference), None)
 
 
 def _notes(spec: DeploySpec, facts: Facts) -> list[str]:
-    """What a plan warns about."""
+    """Return the notes of a plan."""
     notes = []
     if spec.kubernetes.kserve:
         notes.append(
@@ -390,15 +409,15 @@ def _notes(spec: DeploySpec, facts: Facts) -> list[str]:
 def _tokens(
     cloud: Cluster, spec: DeploySpec, tags: Mapping[str, str], notes: list[str]
 ) -> list[Resource]:
-    """The Secret that is created where none is named.
+    """Return the Secret that is created if none is named, and add to `notes`.
 
-    One that a person has created under its name is used as it is. Adds to `notes`.
+    An existing Secret of that name that somebody else created is used as it is.
     """
     name = token_secret(spec)
     if name is None or spec.kubernetes.token_secret is not None:
         return []
     try:
-        found = cloud.find("Secret", name)
+        secret = cloud.find("Secret", name)
     except ProgramError as error:
         if FORBIDDEN not in error.output:
             raise
@@ -407,31 +426,37 @@ def _tokens(
             " to exist"
         )
         return []
-    if found is None:
+    if secret is None:
         notes.append(
             f"requests must carry the token in the Secret {name}, key inference; `tsx deploy"
             " invoke` reads it by itself"
         )
-    elif not tags_in(found):
+    elif not tags_in(secret):
         return []
-    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}
+    secret_tags = {key: tags[key] for key in ("tsx:name", "tsx:target")}
     return [
         Resource(
-            "Secret", f"{KIND}Secret", name, {"Keys": dict.fromkeys(TOKENS.values(), True)}, (), own
+            "Secret",
+            f"{KIND}Secret",
+            name,
+            {"Keys": dict.fromkeys(TOKENS.values(), True)},
+            (),
+            secret_tags,
         )
     ]
 
 
-def _continued(
+def _adapted_to_cluster(
     cloud: Cluster,
     spec: DeploySpec,
     facts: Facts,
     resource: Resource,
-    made: Sequence[Resource],
+    resources: Sequence[Resource],
     stable: Mapping[str, Any],
 ) -> Resource:
-    """As it fits the existing Deployment, whose selector cannot be changed, and a canary that is
-    under way, which keeps its share.
+    """Adapt a resource to the existing Deployment, and to a running canary.
+
+    The selector of a Deployment cannot change, and a canary keeps its share.
     """
     if resource.id == "HTTPRoute":
         return replace(resource, properties=with_share(cloud, resource.properties))
@@ -444,25 +469,28 @@ def _continued(
     properties = {**resource.properties, "spec": body, "Canary": NONE}
     if spec.canary is None and canary_in(cloud, spec.name) is None:
         return replace(resource, properties=properties)
-    others = tuple(
-        each.id for each in made if each.id != "Deployment"
-    )  # a canary needs its route, and all of them serve both versions
+    # A canary needs its route, and all other objects serve both versions.
+    other_ids = tuple(resource.id for resource in resources if resource.id != "Deployment")
     if spec.canary is None:
-        return replace(resource, properties=properties, needs=(*resource.needs, *others))
-    properties["Beside"] = _canary(cloud, spec, facts, "ServiceMonitor" in others, stable)
-    how = {
+        return replace(resource, properties=properties, needs=(*resource.needs, *other_ids))
+    properties["Beside"] = _canary(cloud, spec, facts, "ServiceMonitor" in other_ids, stable)
+    change_settings = {
         "percent": spec.canary.percent,
         "bake": spec.canary.bake,
         "alarms": list(spec.canary.alarms),
     }
-    return replace(resource, properties=properties, needs=(*resource.needs, *others), how=how)
+    return replace(
+        resource, properties=properties, needs=(*resource.needs, *other_ids), how=change_settings
+    )
 
 
 def _canary(
     cloud: Cluster, spec: DeploySpec, facts: Facts, monitored: bool, stable: Mapping[str, Any]
 ) -> list[Manifest]:
-    """The objects of the new version: a deployment of its own, with as many pods as its share
-    needs. Raises CliError.
+    """Return the objects of a canary, with as many pods as its share needs.
+
+    Raises:
+        CliError: The existing objects do not allow a canary.
     """
     name = canary_of(spec.name)
     if INSTANCE not in stable["spec"]["template"]["metadata"].get("labels", {}):
@@ -471,8 +499,8 @@ def _canary(
             " deploy once without a canary"
         )
     for kind in ("Deployment", "Service"):
-        there = cloud.find(kind, name)
-        if there is not None and tags_in(there).get("tsx:name") != spec.name:
+        existing = cloud.find(kind, name)
+        if existing is not None and tags_in(existing).get("tsx:name") != spec.name:
             raise CliError(
                 f"{kind} {name} already exists, and it is not the canary of {spec.name}; choose"
                 " another --name"
@@ -487,9 +515,9 @@ def _canary(
         "hostnames": (),
         "monitoring": monitored,
     }
-    own = spec.kubernetes.model_copy(update={**fields, "token_secret": token_secret(spec)})
+    settings = spec.kubernetes.model_copy(update={**fields, "token_secret": token_secret(spec)})
     return manifests(
-        spec.model_copy(update={"name": name, "canary": None, "kubernetes": own}),
+        spec.model_copy(update={"name": name, "canary": None, "kubernetes": settings}),
         facts.image,
         tags_of(spec, facts),
     )

@@ -1,8 +1,6 @@
-"""Objects of a Kubernetes cluster, by kubectl: applied on the server side, and compared with the
-current state.
+"""Objects of a Kubernetes cluster, applied by kubectl on the server side.
 
-What a pod template was is kept by Kubernetes itself, as replica sets, so going back is `kubectl
-rollout undo`.
+Kubernetes keeps earlier pod templates as replica sets, so a rollback is `kubectl rollout undo`.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from tsx_cli.deploy.image.programs import Program, ProgramError
 from tsx_cli.deploy.kubernetes.gateway import canary_of
 from tsx_cli.deploy.kubernetes.resources import INSTANCE, MANAGED_BY, NAME
 
-KIND = "Kubernetes::"  # before the name of an object's kind
-TYPES = {  # as kubectl is asked for them
+KIND = "Kubernetes::"  # prefix of the kinds of objects
+TYPES = {  # kind -> type for kubectl
     "Deployment": "deployments.v1.apps",
     "Secret": "secrets",
     "Service": "services",
@@ -56,13 +54,11 @@ ADVICE = {
         "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment"
     ),
 }
-MANAGER = "tsx"  # the owner of the fields that are applied
-KEEPER = (  # that of a Deployment's number of pods between this manager and an autoscaler
-    "tsx-replicas"
-)
+MANAGER = "tsx"  # field manager of applied objects
+REPLICAS_MANAGER = "tsx-replicas"  # owns the number of pods until an autoscaler does
 REVISION = "deployment.kubernetes.io/revision"
-UNKNOWN, FORBIDDEN = "doesn't have a resource type", "(Forbidden)"  # how kubectl says it
-LEFT = (
+UNKNOWN, FORBIDDEN = "doesn't have a resource type", "(Forbidden)"  # texts of kubectl
+WHEN_INTERRUPTED = (
     "the cluster continues what has started. A canary that has begun keeps its share of the"
     " requests, and nobody watches it until this command runs again. `tsx deploy promote` gives it"
     " all requests, `tsx deploy rollback` removes it"
@@ -72,7 +68,7 @@ _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster and the namespace that deployments are in."""
+    """A namespace of a cluster, which deployments are in."""
 
     program: Program
     namespace: str
@@ -81,12 +77,12 @@ class Cluster:
     def region(self) -> str:
         return f"the namespace {self.namespace}"
 
-    def get(self, type_: str, *words: str, doing: str) -> dict[str, Any] | None:
-        """None where there is none."""
+    def get(self, type_: str, *arguments: str, doing: str) -> dict[str, Any] | None:
+        """Return an object, or None if there is none."""
         output = self.program.ask(
             "get",
             type_,
-            *words,
+            *arguments,
             "--namespace",
             self.namespace,
             "--output",
@@ -99,11 +95,12 @@ class Cluster:
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
         return self.get(TYPES[kind], name, doing=f"looking for the {kind} {name}")
 
-    def listed(
+    def list_objects(
         self, type_: str, name: str, labels: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
-        """Of one deployment, those with these labels; none where the cluster does not know this
-        type.
+        """Return the objects of a deployment with these labels.
+
+        There are none if the cluster does not know the type.
         """
         return self._items(type_, name, labels or {}) or []
 
@@ -113,62 +110,71 @@ class Cluster:
     def _items(
         self, type_: str, name: str, labels: Mapping[str, str]
     ) -> list[dict[str, Any]] | None:
-        words = ("--selector", selector({NAME: name} | dict(labels)))
+        arguments = ("--selector", selector({NAME: name} | dict(labels)))
         try:
-            found = self.get(
-                type_, *words, doing=f"listing the {type_.partition('.')[0]} of {name}"
+            response = self.get(
+                type_, *arguments, doing=f"listing the {type_.partition('.')[0]} of {name}"
             )
         except ProgramError as error:
             # Credentials that may not list Secrets have created none.
             if UNKNOWN in error.output or (FORBIDDEN in error.output and type_ == TYPES["Secret"]):
                 return None
             raise
-        return list((found or {}).get("items", []))
+        return list((response or {}).get("items", []))
 
     def token(self, deployment: Mapping[str, Any], variable: str) -> str | None:
-        """What the pods of a Deployment have in this variable, from the Secret that it names.
+        """Return the value of a pod's variable, which may come from a Secret.
 
-        Raises CloudError.
+        Raises:
+            CloudError: The Secret or its key is missing.
         """
         variables = deployment["spec"]["template"]["spec"]["containers"][0].get("env") or []
-        found: Mapping[str, Any] = next(
-            (each for each in variables if each["name"] == variable), {}
+        entry: Mapping[str, Any] = next(
+            (candidate for candidate in variables if candidate["name"] == variable), {}
         )
-        place = (found.get("valueFrom") or {}).get("secretKeyRef")
-        if place is None:
-            return found.get("value")
+        reference = (entry.get("valueFrom") or {}).get("secretKeyRef")
+        if reference is None:
+            return entry.get("value")
         secret = self.get(
-            TYPES["Secret"], place["name"], doing=f"reading the token in the Secret {place['name']}"
+            TYPES["Secret"],
+            reference["name"],
+            doing=f"reading the token in the Secret {reference['name']}",
         )
-        value = ((secret or {}).get("data") or {}).get(place["key"])
+        value = ((secret or {}).get("data") or {}).get(reference["key"])
         if value is None:
             raise CloudError(
-                f"{self.region} has no Secret {place['name']} with the key {place['key']}, which"
-                f" {variable} is read from"
+                f"{self.region} has no Secret {reference['name']} with the key {reference['key']},"
+                f" which {variable} is read from"
             )
         return base64.b64decode(value).decode()
 
     @contextlib.contextmanager
     def forwarded(self, which: str, port: int) -> Generator[str, None, None]:
-        """The address on this machine of a port of `pod/NAME` or `service/NAME`, through the
-        connection that kubectl has.
+        """Forward a port of `pod/NAME` or `service/NAME`, and yield its address on this machine.
+
+        Raises:
+            CloudError: The port cannot be reached.
         """
         lines = self.program.lines("port-forward", "--namespace", self.namespace, which, f":{port}")
         with contextlib.closing(lines):
             first = next(lines, "kubectl port-forward printed nothing")
-            found = _FORWARDED.match(first)
-            if found is None:
+            match = _FORWARDED.match(first)
+            if match is None:
                 raise CloudError(f"{which.partition('/')[2]} cannot be reached: {first}")
-            yield f"http://127.0.0.1:{found[1]}"
+            yield f"http://127.0.0.1:{match[1]}"
 
 
 def replica_sets(cloud: Cluster, name: str) -> list[dict[str, Any]]:
-    """Of the stable Deployment.
+    """Return the replica sets of the stable Deployment.
 
-    A canary's have the same name label, and may have the same revision.
+    Those of a canary have the same name label, and may have the same revision.
     """
-    sets = cloud.listed("replicasets.v1.apps", name)
-    return [each for each in sets if each["metadata"]["labels"].get(INSTANCE) != canary_of(name)]
+    sets = cloud.list_objects("replicasets.v1.apps", name)
+    return [
+        replica_set
+        for replica_set in sets
+        if replica_set["metadata"]["labels"].get(INSTANCE) != canary_of(name)
+    ]
 
 
 def selector(labels: Mapping[str, str]) -> str:
@@ -176,25 +182,28 @@ def selector(labels: Mapping[str, str]) -> str:
 
 
 def apply(cloud: Cluster, manifest: Mapping[str, Any], manager: str = MANAGER, *more: str) -> None:
-    words = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *more]
-    words += ["--namespace", cloud.namespace, "--filename", "-"]
+    arguments = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *more]
+    arguments += ["--namespace", cloud.namespace, "--filename", "-"]
     cloud.program.ask(
-        *words,
+        *arguments,
         doing=f"applying the {manifest['kind']} {manifest['metadata']['name']}",
         stdin=json.dumps(manifest),
     )
 
 
 def remove(cloud: Cluster, kind: str, name: str) -> None:
-    words = ("delete", TYPES[kind], name, "--namespace", cloud.namespace, "--ignore-not-found")
-    cloud.program.ask(*words, doing=f"deleting the {kind} {name}")
+    arguments = ("delete", TYPES[kind], name, "--namespace", cloud.namespace, "--ignore-not-found")
+    cloud.program.ask(*arguments, doing=f"deleting the {kind} {name}")
 
 
 class KubernetesObject(ResourceKind):
-    """An object of one kind. Its properties are the object itself."""
+    """An object of a kind; its properties are its manifest."""
 
     traits = Traits(
-        is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True, left=LEFT
+        is_tagged=False,
+        unseen=frozenset({"apiVersion", "kind"}),
+        updates_failed=True,
+        when_interrupted=WHEN_INTERRUPTED,
     )
     poll, patience = 2.0, 7200.0
 
@@ -203,7 +212,7 @@ class KubernetesObject(ResourceKind):
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
         try:
-            found = cloud.find(self._kind, name)
+            manifest = cloud.find(self._kind, name)
         except ProgramError as error:
             if UNKNOWN in error.output:
                 raise ProgramError(
@@ -211,17 +220,17 @@ class KubernetesObject(ResourceKind):
                     error.output,
                 ) from error
             raise
-        if found is None:
+        if manifest is None:
             return None
-        state, reason = STATES[self._kind](found) if self._kind in STATES else ("ready", "")
+        state, reason = STATES[self._kind](manifest) if self._kind in STATES else ("ready", "")
         if state == "failed" and self._kind == "Deployment":
-            labels = found["spec"]["selector"].get("matchLabels") or {}
-            pods = cloud.listed("pods", labels.get(NAME, name), labels)
-            reason = "; ".join([reason, *(f"{pod}: {why}" for pod, why in waiting(pods))])
+            labels = manifest["spec"]["selector"].get("matchLabels") or {}
+            pods = cloud.list_objects("pods", labels.get(NAME, name), labels)
+            reason = "; ".join([reason, *(f"{pod}: {cause}" for pod, cause in waiting(pods))])
         return Observed(
             name,
-            {"metadata": found["metadata"], "spec": found.get("spec", {})},
-            tags_in(found),
+            {"metadata": manifest["metadata"], "spec": manifest.get("spec", {})},
+            tags_in(manifest),
             {"Ref": name},
             state,
             reason,
@@ -231,7 +240,7 @@ class KubernetesObject(ResourceKind):
         apply(cloud, resource.properties)
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
+        self, cloud: Cluster, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
         if self._kind == "Deployment" and "replicas" not in resource.properties["spec"]:
             self._keep_replicas(cloud, resource)
@@ -239,35 +248,36 @@ class KubernetesObject(ResourceKind):
         return None
 
     def _keep_replicas(self, cloud: Cluster, resource: Resource) -> None:
-        """Until the autoscaler decides: a number of pods that its only owner does not apply any
-        more becomes 1.
+        """Keep the number of pods until the autoscaler decides.
+
+        Otherwise it would become 1 when its only field manager no longer applies it.
         """
         doing = f"looking for the owner of the number of pods of {resource.name}"
-        found = cloud.get(TYPES[self._kind], resource.name, "--show-managed-fields", doing=doing)
-        owners = (found or {}).get("metadata", {}).get("managedFields") or []
-        if found is not None and any(
-            each.get("manager") == MANAGER
-            and "f:replicas" in each.get("fieldsV1", {}).get("f:spec", {})
-            for each in owners
+        manifest = cloud.get(TYPES[self._kind], resource.name, "--show-managed-fields", doing=doing)
+        owners = (manifest or {}).get("metadata", {}).get("managedFields") or []
+        if manifest is not None and any(
+            owner.get("manager") == MANAGER
+            and "f:replicas" in owner.get("fieldsV1", {}).get("f:spec", {})
+            for owner in owners
         ):
-            kept = {key: found[key] for key in ("apiVersion", "kind")} | {
+            head = {key: manifest[key] for key in ("apiVersion", "kind")} | {
                 "metadata": {"name": resource.name}
             }
             apply(
                 cloud,
-                kept | {"spec": {"replicas": found["spec"]["replicas"]}},
-                KEEPER,
+                head | {"spec": {"replicas": manifest["spec"]["replicas"]}},
+                REPLICAS_MANAGER,
                 "--validate=false",
             )
 
-    def delete(self, cloud: Cluster, found: Observed) -> None:
-        remove(cloud, self._kind, found.name)
+    def delete(self, cloud: Cluster, observed: Observed) -> None:
+        remove(cloud, self._kind, observed.name)
 
 
 class TokenSecret(KubernetesObject):
-    """Random tokens, created once and kept.
+    """A Secret with random tokens, created once and kept.
 
-    Their values are in no plan: `Keys` says which there are.
+    Plans hold the keys (`Keys`), without the values.
     """
 
     traits = Traits(is_tagged=False)
@@ -276,18 +286,18 @@ class TokenSecret(KubernetesObject):
         super().__init__("Secret")
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
-        found = cloud.find("Secret", name)
-        if found is None:
+        secret = cloud.find("Secret", name)
+        if secret is None:
             return None
         return Observed(
             name,
-            {"Keys": dict.fromkeys(found.get("data") or {}, True)},
-            tags_in(found),
+            {"Keys": dict.fromkeys(secret.get("data") or {}, True)},
+            tags_in(secret),
             {"Ref": name},
         )
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        """Not by `apply`, which would replace the tokens of one that is there."""
+        """Create the Secret; `apply` would replace the tokens of an existing one."""
         notes = {key.replace(":", "/"): value for key, value in resource.tags.items()}
         labels = {NAME: resource.tags["tsx:name"], MANAGED_BY: "tsx"}
         body = {
@@ -305,16 +315,16 @@ class TokenSecret(KubernetesObject):
                 for key in resource.properties["Keys"]
             },
         }
-        words = ("create", "--namespace", cloud.namespace, "--filename", "-")
+        arguments = ("create", "--namespace", cloud.namespace, "--filename", "-")
         cloud.program.ask(
-            *words, doing=f"creating the Secret {resource.name}", stdin=json.dumps(body)
+            *arguments, doing=f"creating the Secret {resource.name}", stdin=json.dumps(body)
         )
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
+        self, cloud: Cluster, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
         missing = ", ".join(
-            key for key in resource.properties["Keys"] if key not in found.properties["Keys"]
+            key for key in resource.properties["Keys"] if key not in observed.properties["Keys"]
         )
         raise CloudError(
             f"the Secret {resource.name} has no {missing}; add it, or delete the Secret: the next"
@@ -323,9 +333,7 @@ class TokenSecret(KubernetesObject):
 
 
 class Revision(ResourceKind):
-    """An earlier revision of a Deployment's pods: one of its replica sets, the target of a
-    rollback.
-    """
+    """An earlier revision of a Deployment's pods, the target of a rollback: a replica set."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)
     poll, patience = 2.0, 7200.0
@@ -337,9 +345,9 @@ class Revision(ResourceKind):
         now = (deployment.properties["metadata"].get("annotations") or {}).get(REVISION)
         current = next(
             (
-                each
-                for each in replica_sets(cloud, name)
-                if each["metadata"]["annotations"].get(REVISION) == now
+                replica_set
+                for replica_set in replica_sets(cloud, name)
+                if replica_set["metadata"]["annotations"].get(REVISION) == now
             ),
             None,
         )
@@ -352,26 +360,26 @@ class Revision(ResourceKind):
         raise AssertionError("a rollback needs an existing resource")
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
+        self, cloud: Cluster, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
-        words = (
+        arguments = (
             "rollout",
             "undo",
             f"deployment/{resource.name}",
             f"--to-revision={resource.properties['Revision']}",
         )
         cloud.program.ask(
-            *words, "--namespace", cloud.namespace, doing=f"rolling {resource.name} back"
+            *arguments, "--namespace", cloud.namespace, doing=f"rolling {resource.name} back"
         )
 
-    def delete(self, cloud: Cluster, found: Observed) -> None:
+    def delete(self, cloud: Cluster, observed: Observed) -> None:
         raise AssertionError("a Deployment is removed as a whole")
 
 
-def _deployment(found: Mapping[str, Any]) -> tuple[State, str]:
-    """As `kubectl rollout status` says it."""
-    status, wanted = found.get("status") or {}, found["spec"].get("replicas", 1)
-    if status.get("observedGeneration", 0) < found["metadata"].get("generation", 0):
+def _deployment(manifest: Mapping[str, Any]) -> tuple[State, str]:
+    """Return the state of a Deployment, as `kubectl rollout status` shows it."""
+    status, wanted = manifest.get("status") or {}, manifest["spec"].get("replicas", 1)
+    if status.get("observedGeneration", 0) < manifest["metadata"].get("generation", 0):
         return "changing", "has not been observed yet"
     for condition in status.get("conditions") or []:
         if condition.get("reason") == "ProgressDeadlineExceeded":
@@ -389,13 +397,14 @@ def _deployment(found: Mapping[str, Any]) -> tuple[State, str]:
     return "ready", ""
 
 
-def _service(found: Mapping[str, Any]) -> tuple[State, str]:
-    """KServe's own:
+def _service(manifest: Mapping[str, Any]) -> tuple[State, str]:
+    """Return the state of an InferenceService.
+
     https://kserve.github.io/website/docs/reference/crd-api#servingkserveiov1beta1
     """
-    status = found.get("status") or {}
+    status = manifest.get("status") or {}
     model = status.get("modelStatus") or {}
-    generation = found["metadata"].get("generation", 0)
+    generation = manifest["metadata"].get("generation", 0)
     if status.get("observedGeneration", generation) < generation:
         return "changing", "has not been observed yet"
     if model.get("transitionStatus") in ("BlockedByFailedLoad", "InvalidSpec"):
@@ -407,7 +416,10 @@ def _service(found: Mapping[str, Any]) -> tuple[State, str]:
                 f" {last.get('message') or last.get('reason', '')}"
             ),
         )
-    ready = next((each for each in status.get("conditions") or [] if each["type"] == "Ready"), None)
+    ready = next(
+        (condition for condition in status.get("conditions") or [] if condition["type"] == "Ready"),
+        None,
+    )
     if ready is None or ready["status"] == "Unknown":
         return "changing", (
             "is not ready yet" if ready is None else str(ready.get("message") or "is not ready yet")
@@ -419,26 +431,28 @@ def _service(found: Mapping[str, Any]) -> tuple[State, str]:
     )
 
 
-def _route(found: Mapping[str, Any]) -> tuple[State, str]:
-    """Whether a Gateway has taken this generation of it:
+def _route(manifest: Mapping[str, Any]) -> tuple[State, str]:
+    """Return whether a Gateway has accepted this generation of a route.
+
     https://gateway-api.sigs.k8s.io/guides/implementers/#standard-status-fields-and-conditions
     """
-    parents = (found.get("status") or {}).get("parents") or []
+    parents = (manifest.get("status") or {}).get("parents") or []
     conditions = [
-        each
+        condition
         for parent in parents
-        for each in parent.get("conditions") or []
-        if each["type"] in ("Accepted", "ResolvedRefs")
+        for condition in parent.get("conditions") or []
+        if condition["type"] in ("Accepted", "ResolvedRefs")
     ]
     if not conditions:
         return "changing", "no Gateway has taken it yet"
-    for each in conditions:
-        if each.get("observedGeneration", 0) < found["metadata"].get("generation", 0):
+    for condition in conditions:
+        if condition.get("observedGeneration", 0) < manifest["metadata"].get("generation", 0):
             return "changing", "its Gateway has not taken its newest state yet"
-        if each["status"] != "True":
+        if condition["status"] != "True":
             return (
                 "changing",
-                f"its Gateway does not take it: {each.get('reason', '')} {each.get('message', '')}".rstrip(),
+                f"its Gateway does not take it: {condition.get('reason', '')}"
+                f" {condition.get('message', '')}".rstrip(),
             )
     return "ready", ""
 
@@ -450,8 +464,8 @@ STATES: Mapping[str, Callable[[Mapping[str, Any]], tuple[State, str]]] = {
 }
 
 
-def tags_in(found: Mapping[str, Any]) -> dict[str, str]:
-    annotations = found["metadata"].get("annotations") or {}
+def tags_in(manifest: Mapping[str, Any]) -> dict[str, str]:
+    annotations = manifest["metadata"].get("annotations") or {}
     return {
         key.replace("/", ":", 1): value
         for key, value in annotations.items()
@@ -460,7 +474,7 @@ def tags_in(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _containers(pods: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The status of each, with the name of its pod."""
+    """Yield the statuses of all containers, with the names of their pods."""
     for pod in pods:
         for status in (pod.get("status") or {}).get("containerStatuses") or []:
             yield pod["metadata"]["name"], status
@@ -471,13 +485,13 @@ def restarts(pods: Sequence[Mapping[str, Any]]) -> int:
 
 
 def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Of each container that does not run, why."""
+    """Return the containers that do not run, with the reasons."""
     states = [(pod, status.get("state") or {}) for pod, status in _containers(pods)]
-    found = [(pod, state.get("waiting") or state.get("terminated")) for pod, state in states]
+    stopped = [(pod, state.get("waiting") or state.get("terminated")) for pod, state in states]
     return [
-        (pod, f"{why.get('reason', '')} {why.get('message', '')}".strip())
-        for pod, why in found
-        if why
+        (pod, f"{details.get('reason', '')} {details.get('message', '')}".strip())
+        for pod, details in stopped
+        if details
     ]
 
 

@@ -1,6 +1,4 @@
-"""A Deployment that is updated by way of a canary: carries out the steps of `canary.py`, and
-watches the canary's pods.
-"""
+"""A Deployment that is updated with a canary, by the steps of `canary.py`."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from typing import Any, NamedTuple
 
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.alarms import read_bound
+from tsx_cli.deploy.aws.alarms import parse_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.plan import differences
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits, digest
 from tsx_cli.deploy.kubernetes.canary import (
-    WINDOW,
+    WINDOW_S,
     CanaryState,
     CanaryStep,
     Counters,
@@ -32,11 +30,11 @@ from tsx_cli.deploy.kubernetes.gateway import (
     backends,
     canary_of,
     canary_percent,
-    weighted,
+    with_weights,
 )
 from tsx_cli.deploy.kubernetes.kinds import (
-    LEFT,
     TYPES,
+    WHEN_INTERRUPTED,
     Cluster,
     KubernetesObject,
     apply,
@@ -47,29 +45,22 @@ from tsx_cli.deploy.kubernetes.kinds import (
 )
 from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, METRICS, NAME
 
-MANAGER = "tsx-canary"  # the owner of the annotation that says how far a canary is
-OWN = (
-    "Deployment",
-    "PodDisruptionBudget",
-    "NetworkPolicy",
-    "ServiceMonitor",
-    "Service",
-)  # a canary's objects, as they are removed
-LINES = "20"  # of the log of a canary that goes back
-EVERY = 10.0  # seconds between two looks at the metrics
-# seconds without metrics, or without a Gateway that takes its share, after which a canary goes back
-STUCK = 300.0
-NONE = "none"  # the property `Canary` where there is none
+MANAGER = "tsx-canary"  # field manager of the annotation with the canary's state
+# The objects of a canary, in the order of their removal.
+CANARY_KINDS = ("Deployment", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "Service")
+LOG_LINES = "20"  # last lines of a canary that ends
+METRICS_INTERVAL_S = 10.0
+# A canary ends if its metrics cannot be read, or no Gateway accepts its share, for so long.
+MAX_BLOCKED_S = 300.0
+NONE = "none"  # value of the property `Canary` without a canary
 
 
 class CanaryWatch:
-    """What to do next with a canary, from what is seen of it now and what its metrics have been."""
+    """Decides the next step of a canary from its current state and the history of its metrics."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[datetime, Mapping[str, Counters]]] = []
-        self._stuck: datetime | None = (
-            None  # since when its metrics cannot be read, or no Gateway takes its share
-        )
+        self._readings: list[tuple[datetime, Mapping[str, Counters]]] = []
+        self._blocked_since: datetime | None = None
 
     def step(
         self,
@@ -79,8 +70,14 @@ class CanaryWatch:
         counters: Callable[[], Mapping[str, Counters]],
         broken: Callable[[], dict[str, str]] = dict,
     ) -> CanaryStep:
-        """`counters` are those of its replicas by their names; they raise CliError where they
-        cannot be read. `broken` ends it at once.
+        """Return the next step.
+
+        Args:
+            version: The version that the stable Deployment does not have yet, if any.
+            shift: The wanted canary, if any.
+            seen: What the cluster shows.
+            counters: Reads the counters of the replicas by their names, or raises CliError.
+            broken: Returns reasons to end the canary at once.
         """
         canary, off, unread = seen.canary, dict[str, str](), ""
         if (
@@ -91,10 +88,8 @@ class CanaryWatch:
             and canary.version == version
         ):
             try:
-                off = broken() or self._look(canary, shift, counters)
-            except (
-                CliError
-            ) as error:  # it has its share, and stays where it is until it can be seen again
+                off = broken() or self._check_bounds(canary, shift, counters)
+            except CliError as error:  # the canary keeps its share until the metrics are back
                 unread = f"the canary's metrics cannot be read: {error.message}"
         moment = now()
         step = next_step(version, shift, seen, off, moment)
@@ -103,61 +98,74 @@ class CanaryWatch:
         is_blocked = bool(unread) or (
             seen.route[0] != "ready" and version is not None and not seen.ends
         )
-        self._stuck = (self._stuck or moment) if step.action == "wait" and is_blocked else None
-        if self._stuck is not None and (moment - self._stuck).total_seconds() > STUCK:
+        self._blocked_since = (
+            (self._blocked_since or moment) if step.action == "wait" and is_blocked else None
+        )
+        if (
+            self._blocked_since is not None
+            and (moment - self._blocked_since).total_seconds() > MAX_BLOCKED_S
+        ):
             step = CanaryStep("end", step.text)
         if step.action == "start":
-            self._looks = []
+            self._readings = []
         return step
 
-    def _look(
+    def _check_bounds(
         self, canary: CanaryState, shift: Shift, counters: Callable[[], Mapping[str, Counters]]
     ) -> dict[str, str]:
-        """What went off in the last minute, or since the canary began."""
+        """Return the bounds exceeded in the last minute, or since the canary began."""
         time, since = now(), datetime.fromisoformat(canary.since)
         is_over = (time - since).total_seconds() >= shift.bake
-        if self._looks and (time - self._looks[-1][0]).total_seconds() < EVERY and not is_over:
+        if (
+            self._readings
+            and (time - self._readings[-1][0]).total_seconds() < METRICS_INTERVAL_S
+            and not is_over
+        ):
             return {}
         counted = counters()
-        earlier = [look for look in self._looks if (time - look[0]).total_seconds() >= WINDOW]
+        earlier = [
+            reading for reading in self._readings if (time - reading[0]).total_seconds() >= WINDOW_S
+        ]
         begin, before = earlier[-1] if earlier else (since, {})
-        self._looks = [
+        self._readings = [
             *earlier[-1:],
-            *(look for look in self._looks if look not in earlier),
+            *(reading for reading in self._readings if reading not in earlier),
             (time, counted),
         ]
-        bounds = [bound for text in shift.alarms if (bound := read_bound(text)) is not None]
+        bounds = [bound for text in shift.alarms if (bound := parse_bound(text)) is not None]
         return went_off(bounds, before, counted, (time - begin).total_seconds())
 
 
 class LiveCanary(NamedTuple):
-    """A canary that is under way."""
+    """A running canary."""
 
     state: CanaryState
-    deployment: Mapping[str, Any]  # its own
-    share: float  # percent of the requests that it gets now
+    deployment: Mapping[str, Any]  # Deployment of the canary
+    share: float  # its current percentage of the requests
 
     def is_promoted(self, stable: Mapping[str, Any]) -> bool:
-        """Whether the stable Deployment has its version, though not all pods may be replaced
-        yet.
-        """
-        own, other = (
-            each["spec"]["template"]
-            for each in (with_instance(self.deployment, stable["metadata"]["name"]), stable)
+        """Tell whether the stable Deployment has its version, even if pods are still old."""
+        canary_template, stable_template = (
+            manifest["spec"]["template"]
+            for manifest in (with_instance(self.deployment, stable["metadata"]["name"]), stable)
         )
-        return (own["spec"], tags_in(own)) == (other["spec"], tags_in(other))
+        return (canary_template["spec"], tags_in(canary_template)) == (
+            stable_template["spec"],
+            tags_in(stable_template),
+        )
 
 
 class Release(KubernetesObject):
-    """Its property `Canary` is what a canary beside it has of the requests, and `Beside` the
-    canary's objects.
+    """A Deployment with a canary beside it.
+
+    The property `Canary` is the share of the canary, and `Beside` holds its objects.
     """
 
     traits = Traits(
         is_tagged=False,
         unseen=frozenset({"apiVersion", "kind", "Beside"}),
         updates_failed=True,
-        left=LEFT,
+        when_interrupted=WHEN_INTERRUPTED,
     )
 
     def __init__(self) -> None:
@@ -166,45 +174,43 @@ class Release(KubernetesObject):
         self._log = ""
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
-        found = super().observe(cloud, name)
-        if found is None:
+        observed = super().observe(cloud, name)
+        if observed is None:
             return None
         canary = canary_in(cloud, name)
         if canary is None:
-            return replace(found, properties={**found.properties, "Canary": NONE})
+            return replace(observed, properties={**observed.properties, "Canary": NONE})
         state = canary.state
-        shown = (
-            f"{state.percent:g}"
-            f" %{f' since {state.since}' if state.since else ''}{', which goes back' if state.ended else ''}"
-        )
+        since = f" since {state.since}" if state.since else ""
+        shown = f"{state.percent:g} %{since}{', which goes back' if state.ended else ''}"
         seen = replace(
-            found,
-            properties={**found.properties, "Canary": shown},
-            outputs={**found.outputs, UNDER_WAY: state},
+            observed,
+            properties={**observed.properties, "Canary": shown},
+            outputs={**observed.outputs, UNDER_WAY: state},
         )
-        # A stable Deployment that scales, or has failed before, must not keep the canary from being
-        # watched.
+        # The canary is watched even if the stable Deployment scales or has failed.
         return (
             seen
-            if canary.is_promoted(found.properties)
+            if canary.is_promoted(observed.properties)
             else replace(seen, state="ready", reason="")
         )
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        super().create(cloud, _alone(resource))
+        super().create(cloud, _without_canary(resource))
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
+        self, cloud: Cluster, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
-        canary: CanaryState | None = found.outputs.get(UNDER_WAY)
+        canary: CanaryState | None = observed.outputs.get(UNDER_WAY)
         shift = Shift(**resource.how) if resource.how else None
-        old, new = (each.get("spec", {}) for each in (found.properties, resource.properties))
+        old, new = (
+            properties.get("spec", {}) for properties in (observed.properties, resource.properties)
+        )
         changes = bool(differences(old.get("template"), new.get("template", {}), {}, set()))
         if canary is None and not (changes and shift is not None):
-            if (
-                "spec" in resource.properties
-            ):  # else the canary was to end, and has ended since the plan was made
-                super().update(cloud, _alone(resource), found, changed)
+            # Without a spec, the canary was to end, and has already ended since the plan.
+            if "spec" in resource.properties:
+                super().update(cloud, _without_canary(resource), observed, changed)
             return None
         version = digest(resource.properties["spec"]["template"], 16) if changes else None
         seen = _surroundings(cloud, resource.name, canary)
@@ -215,16 +221,16 @@ class Release(KubernetesObject):
             lambda: _counters(cloud, resource.name),
             broken=lambda: _restarts(cloud, resource.name),
         )
-        self._carry_out(cloud, resource, found, canary, version, step)
-        if step.action == "remove" and changed - {"Canary"}:  # such as another number of pods
-            super().update(cloud, _alone(resource), found, changed)
+        self._take_step(cloud, resource, observed, canary, version, step)
+        if step.action == "remove" and changed - {"Canary"}:  # another number of pods, for instance
+            super().update(cloud, _without_canary(resource), observed, changed)
         return step.text or "the canary is removed"
 
-    def _carry_out(
+    def _take_step(
         self,
         cloud: Cluster,
         resource: Resource,
-        found: Observed,
+        observed: Observed,
         canary: CanaryState | None,
         version: str | None,
         step: CanaryStep,
@@ -234,40 +240,43 @@ class Release(KubernetesObject):
             assert version is not None
             for manifest in resource.properties["Beside"]:
                 apply(cloud, manifest)
-            _note(cloud, name, CanaryState(version, float(resource.how["percent"])))
+            _set_annotation(cloud, name, CanaryState(version, float(resource.how["percent"])))
         elif step.action == "route":
             _route(cloud, name, float(resource.how["percent"]))
         elif step.action == "bake":
             assert canary is not None
-            _note(cloud, name, replace(canary, since=now().isoformat(timespec="seconds")))
+            _set_annotation(cloud, name, replace(canary, since=now().isoformat(timespec="seconds")))
         elif step.action == "end":
             assert canary is not None
-            words = (
+            arguments = (
                 "--selector",
                 selector({NAME: name, INSTANCE: canary_of(name)}),
                 "--prefix",
                 "--tail",
-                LINES,
+                LOG_LINES,
             )
             self._log = cloud.program.try_(
-                "logs", "--namespace", cloud.namespace, *words
+                "logs", "--namespace", cloud.namespace, *arguments
             ).stdout.strip()
-            _note(cloud, name, canary.ending(step.text))
+            _set_annotation(cloud, name, canary.ending(step.text))
         elif step.action == "move":
-            super().update(cloud, _alone(resource), found, set())
+            super().update(cloud, _without_canary(resource), observed, set())
         elif step.action == "unroute":
             _route(cloud, name, 0)
         elif step.action == "remove":
             self._remove(cloud, name, canary)
 
     def _remove(self, cloud: Cluster, name: str, canary: CanaryState | None) -> None:
-        """Raises CloudError where it went back."""
-        _note(
-            cloud, name, None
-        )  # before its pods go: a canary without a note is removed by the next run
-        for kind in OWN:
-            for each in cloud.listed(TYPES[kind], name, {INSTANCE: canary_of(name)}):
-                remove(cloud, kind, each["metadata"]["name"])
+        """Remove the objects of a canary.
+
+        Raises:
+            CloudError: The canary has ended without success.
+        """
+        # The annotation goes first, so that the next run removes the rest if this one stops.
+        _set_annotation(cloud, name, None)
+        for kind in CANARY_KINDS:
+            for manifest in cloud.list_objects(TYPES[kind], name, {INSTANCE: canary_of(name)}):
+                remove(cloud, kind, manifest["metadata"]["name"])
         if canary is not None and canary.ended:
             log = f". The end of its log:\n{self._log}" if self._log else ""
             raise CloudError(
@@ -276,19 +285,21 @@ class Release(KubernetesObject):
 
 
 def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
-    """None also where the cluster has no Gateway API."""
+    """Return a route, or None if there is none or the cluster has no Gateway API."""
     return next(
         (
-            each
-            for each in cloud.listed(TYPES["HTTPRoute"], name)
-            if each["metadata"]["name"] == name
+            route
+            for route in cloud.list_objects(TYPES["HTTPRoute"], name)
+            if route["metadata"]["name"] == name
         ),
         None,
     )
 
 
 def canary_in(cloud: Cluster, name: str) -> LiveCanary | None:
-    """Reads routes only if the canary has a Deployment: without a Gateway, neither the permission
+    """Return the running canary of a deployment, if any.
+
+    Routes are read only if the canary has a Deployment. Without a Gateway, neither the permission
     nor the API may exist.
     """
     deployment = cloud.get(
@@ -302,17 +313,17 @@ def canary_in(cloud: Cluster, name: str) -> LiveCanary | None:
 
 
 def with_instance(value: Any, name: str) -> Any:
-    """The manifest of another instance: wherever its label stands."""
+    """Replace the instance label everywhere in a manifest."""
     if isinstance(value, Mapping):
         return {
-            key: name if key == INSTANCE else with_instance(each, name)
-            for key, each in value.items()
+            key: name if key == INSTANCE else with_instance(item, name)
+            for key, item in value.items()
         }
-    return [with_instance(each, name) for each in value] if isinstance(value, list) else value
+    return [with_instance(item, name) for item in value] if isinstance(value, list) else value
 
 
 def with_share(cloud: Cluster, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A route with the share that a canary has now: none if its pods have been deleted by hand."""
+    """Return a route with the current share of a canary, which is 0 without its Deployment."""
     name = manifest["metadata"]["name"]
     canary = canary_in(cloud, name)
     rules = [{"backendRefs": backends(name, HTTP, 0.0 if canary is None else canary.share)}]
@@ -320,13 +331,13 @@ def with_share(cloud: Cluster, manifest: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 class WeightedRoute(KubernetesObject):
+    """A route whose weights follow the canary."""
+
     def __init__(self) -> None:
         super().__init__("HTTPRoute")
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        """With the share of now: since the plan was made, the canary may have ended and its pods
-        may be gone.
-        """
+        """Apply the route with the current share, because the canary may have ended meanwhile."""
         super().create(cloud, replace(resource, properties=with_share(cloud, resource.properties)))
 
 
@@ -334,8 +345,8 @@ def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _alone(resource: Resource) -> Resource:
-    """What is applied of it."""
+def _without_canary(resource: Resource) -> Resource:
+    """Return a Deployment without the properties of the canary."""
     properties = {
         key: value for key, value in resource.properties.items() if key not in ("Canary", "Beside")
     }
@@ -360,10 +371,10 @@ def _route(cloud: Cluster, name: str, percent: float) -> None:
             f"{cloud.region} has no HTTPRoute {name} any more, which divides the requests; run the"
             " same command again"
         )
-    apply(cloud, weighted(route, name, HTTP, percent))
+    apply(cloud, with_weights(route, name, HTTP, percent))
 
 
-def _note(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
+def _set_annotation(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
     notes = {} if canary is None else {"annotations": {ANNOTATION: canary.text}}
     manifest = {
         "apiVersion": "gateway.networking.k8s.io/v1",
@@ -374,13 +385,14 @@ def _note(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
 
 
 def _restarts(cloud: Cluster, name: str) -> dict[str, str]:
-    count = restarts(cloud.listed("pods", name, {INSTANCE: canary_of(name)}))
+    count = restarts(cloud.list_objects("pods", name, {INSTANCE: canary_of(name)}))
     return {"restarts>0": f"{count} of its containers"} if count else {}
 
 
 def _counters(cloud: Cluster, name: str) -> dict[str, Counters]:
     pods = [
-        pod["metadata"]["name"] for pod in cloud.listed("pods", name, {INSTANCE: canary_of(name)})
+        pod["metadata"]["name"]
+        for pod in cloud.list_objects("pods", name, {INSTANCE: canary_of(name)})
     ]
     deployment: Mapping[str, Any] | None = cloud.get(
         TYPES["Deployment"], canary_of(name), doing="looking for the canary"
@@ -392,7 +404,7 @@ def _counters(cloud: Cluster, name: str) -> dict[str, Counters]:
     for pod in pods:
         with cloud.forwarded(f"pod/{pod}", METRICS) as address:
             text = (
-                Server(address, token, role="management", timeout=EVERY)
+                Server(address, token, role="management", timeout=METRICS_INTERVAL_S)
                 .call("GET", "/metrics")
                 .body()
                 .decode(errors="replace")

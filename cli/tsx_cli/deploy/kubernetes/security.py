@@ -1,4 +1,4 @@
-"""The tokens of a deployment on Kubernetes. Pure functions."""
+"""The tokens of a deployment on Kubernetes; pure functions."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ TOKENS = {  # variable -> key of the Secret
 }
 
 
-def is_open(spec: DeploySpec) -> bool:
+def is_token_free(spec: DeploySpec) -> bool:
     return spec.env.get(OPEN, "").lower() == "true"
 
 
 def token_secret(spec: DeploySpec) -> str | None:
-    """The Secret that tokens are read from; None where none are needed, or where `env` and
-    `secrets` set them.
+    """Return the Secret with the tokens.
+
+    There is none if no tokens are needed, or if `env` and `secrets` set them.
     """
-    own = spec.kubernetes
-    given = {*spec.env, *own.secrets}
-    if not own.tokens or own.kserve or is_open(spec) or given >= TOKENS.keys():
+    settings = spec.kubernetes
+    names = {*spec.env, *settings.secrets}
+    if not settings.tokens or settings.kserve or is_token_free(spec) or names >= TOKENS.keys():
         return None
-    return own.token_secret or f"{spec.name}-tokens"
+    return settings.token_secret or f"{spec.name}-tokens"
 
 
 def secret_variables(spec: DeploySpec) -> dict[str, str]:
-    """Each variable that is read from a Secret, with SECRET/KEY."""
+    """Return the variables that are read from a Secret, with SECRET/KEY."""
     secret = token_secret(spec)
     tokens = {} if secret is None else {name: f"{secret}/{key}" for name, key in TOKENS.items()}
     return {
-        name: place
-        for name, place in (tokens | spec.kubernetes.secrets).items()
+        name: reference
+        for name, reference in (tokens | spec.kubernetes.secrets).items()
         if name not in spec.env
     }
 
 
 def secret_step(spec: DeploySpec) -> str:
-    """The command that creates the Secret of files that are applied by hand: tokens do not belong
-    in files that are committed.
+    """Return the command that creates the Secret, for files that are applied by hand.
+
+    Tokens do not belong in committed files.
     """
     secret = token_secret(spec)
     if secret is None or spec.kubernetes.token_secret is not None:

@@ -1,1 +1,1 @@
-"""The checks before a deployment: limits, credentials."""
+"""The checks before a deployment: limits, predictions, and the diagnosis of a failed start."""

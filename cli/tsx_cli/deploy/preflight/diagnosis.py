@@ -1,8 +1,7 @@
-"""Diagnoses a failed start: rules over the platform's message and the container's log, with what to
-do.
+"""The diagnosis of a failed start: rules for the platform's message and the container's log.
 
-A pure function. The first rule that knows a line of the log goes before those that only know the
-platform's sentence, which often says no more than that nothing answered.
+`diagnose` is a pure function. Rules that match a line of the log go first, because the platform
+often reports only that nothing answered.
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_cli.deploy.engine.shapes import shapes
+from tsx_cli.deploy.engine.shapes import read_shapes
 
 
 class DiagnosisRule(NamedTuple):
     pattern: re.Pattern[str]
-    cause: str  # `{0}` is what the pattern's group found
+    cause: str  # `{0}` is the group of the pattern
     way: str
     image: bool = False  # whether the image is at fault
 
 
 def rules(group: str) -> list[DiagnosisRule]:
-    found = shapes(Path(__file__).with_name("diagnosis.yaml"))[group]
+    entries = read_shapes(Path(__file__).with_name("diagnosis.yaml"))[group]
     return [
         DiagnosisRule(**{**rule, "pattern": re.compile(rule["pattern"], re.IGNORECASE)})
-        for rule in found
+        for rule in entries
     ]
 
 
@@ -35,44 +34,45 @@ SILENT = (
     " The role needs logs:CreateLogStream and logs:PutLogEvents; check the image's ENTRYPOINT and"
     " platform as well."
 )
-MOST_CAUSES = 3  # more are likely to follow from the first ones
+MAX_CAUSES = 3  # further causes are likely to follow from the first
 
 
 class Diagnosis(NamedTuple):
     cause: str
     way: str
-    line: str  # that gave it away
+    line: str  # the line that shows it
 
     def __str__(self) -> str:
         return f"{self.cause[:1].upper()}{self.cause[1:]}. {self.way}."
 
 
 def diagnose(reason: str, lines: Sequence[str]) -> list[Diagnosis]:
-    """The likely causes, what the log shows first; none where no rule knows anything of it."""
-    found: dict[str, Diagnosis] = {}
+    """Return the likely causes, those that the log shows first."""
+    causes: dict[str, Diagnosis] = {}
     of_lines, of_platform = rules("lines"), rules("said")
-    _look(found, rules("engine"), lines)
-    if found:  # an engine's message is about this machine, unless it names the image's own program
+    _match_rules(causes, rules("engine"), lines)
+    # An engine's message is about this machine, unless it names a program of the image.
+    if causes:
         of_image: dict[str, Diagnosis] = {}
-        _look(of_image, [rule for rule in of_lines if rule.image], lines)
-        return list((of_image or found).values())
-    _look(found, of_lines, lines)
-    _look(found, of_lines + of_platform, [reason])
-    _look(found, of_platform, lines)
+        _match_rules(of_image, [rule for rule in of_lines if rule.image], lines)
+        return list((of_image or causes).values())
+    _match_rules(causes, of_lines, lines)
+    _match_rules(causes, of_lines + of_platform, [reason])
+    _match_rules(causes, of_platform, lines)
     for last, texts in (("not loaded", lines), ("no ping", [reason])):
-        if not found:
-            _look(found, rules(last), texts)
-    return list(found.values())[:MOST_CAUSES]
+        if not causes:
+            _match_rules(causes, rules(last), texts)
+    return list(causes.values())[:MAX_CAUSES]
 
 
-def _look(
-    found: dict[str, Diagnosis], rules: Sequence[DiagnosisRule], texts: Sequence[str]
+def _match_rules(
+    causes: dict[str, Diagnosis], rules: Sequence[DiagnosisRule], texts: Sequence[str]
 ) -> None:
     for rule in rules:
         for text in texts:
             match = rule.pattern.search(text)
-            if match is not None and rule.way not in found:
-                what = next((group for group in match.groups() if group), "")
-                found[rule.way] = Diagnosis(
-                    rule.cause.format(what.rstrip(". ")), rule.way, text.strip()
+            if match is not None and rule.way not in causes:
+                detail = next((group for group in match.groups() if group), "")
+                causes[rule.way] = Diagnosis(
+                    rule.cause.format(detail.rstrip(". ")), rule.way, text.strip()
                 )

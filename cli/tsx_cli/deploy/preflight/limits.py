@@ -1,8 +1,7 @@
-"""The limits of each target, with their sources, compared with the facts of an archive: pure
-functions.
+"""The limits of each target, with their sources, compared with the facts of an archive.
 
-A finding is an error where the platform would refuse or fail for certain, and else something to
-know before money is spent.
+A finding is an error if the platform is certain to refuse or fail, and otherwise a warning before
+money is spent. The functions are pure.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ SET = "what you have set"
 
 
 class TargetLimit(NamedTuple):
-    """`most` is in bytes, seconds, or a number of things."""
+    """A limit of a target. `most` is a number of bytes, seconds or items."""
 
     most: float
     source: str
-    key: str = ""  # of [deploy] that raises it; empty: nothing does
+    key: str = ""  # the key of [deploy] that raises it, if any
 
 
-_ENVIRONMENT = {  # of a SageMaker container, of whichever kind of endpoint
+_ENVIRONMENT = {  # limits of SageMaker containers, for every kind of endpoint
     "env": TargetLimit(32 * KIB, _CONTAINER),
     "env_each": TargetLimit(1024, _CONTAINER),
     "env_count": TargetLimit(100, _CONTAINER),
 }
 
-# What is limited: request, answer (bytes of one), time (seconds of one), start (seconds until it
-# must be well), memory, disk (bytes), image (bytes), env (bytes of all variables together),
-# env_each (bytes of one value), env_count.
+# Keys: request and answer (bytes), time (seconds of a request), start (seconds until healthy),
+# memory, disk and image (bytes), env (bytes of all variables), env_each (bytes of one value) and
+# env_count.
 LIMITS: Mapping[str, Mapping[str, TargetLimit]] = {
     "sagemaker": {
         "request": TargetLimit(6 * MIB, _OPTIONS),
@@ -72,9 +71,9 @@ LIMITS: Mapping[str, Mapping[str, TargetLimit]] = {
         "env": TargetLimit(4 * KIB, _QUOTAS),
     },
 }
-IN_BASE64 = {"lambda"}  # where a body that is no text travels in base64, a third longer
+IN_BASE64 = {"lambda"}  # targets that receive binary bodies in base64, a third larger
 TEXT = re.compile(r"text/|application/(json|xml|javascript)|[^;]*\+json")
-NEARLY = 0.8  # of a limit: from here on a finding says so
+WARNING_SHARE = 0.8  # share of a limit from which a finding warns
 NEURON_MACHINES = re.compile(r"ml\.(inf|trn)\d")
 ARM = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")  # c7g, m7gd: Graviton
 
@@ -83,7 +82,7 @@ ARM = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")  # c7g, m7gd: Graviton
 class TargetProfile:
     """A target with the options of one deployment. None means unknown."""
 
-    target: str  # of LIMITS
+    target: str  # a key of LIMITS
     limits: Mapping[str, TargetLimit]
     env: Mapping[str, str] = field(default_factory=dict)
     device: str | None = None
@@ -102,18 +101,15 @@ class ModelProfile:
 
     packed: int  # bytes of the archive
     unpacked: int
-    samples: Mapping[str, int] = field(
-        default_factory=dict
-    )  # content types and the bytes of their largest
-    measured: Mapping[str, int] = field(
-        default_factory=dict
-    )  # the same of the requests of its benchmark
+    # Bytes of the largest sample, and of the largest benchmark request, by content type.
+    samples: Mapping[str, int] = field(default_factory=dict)
+    measured: Mapping[str, int] = field(default_factory=dict)
     p99_ms: float | None = None
-    device: str | None = None  # cpu or gpu, as it is configured or was measured
+    device: str | None = None  # cpu or gpu, as configured or measured
     has_neuron_form: bool = False
     response_timeout: int | None = None  # seconds
-    load_seconds: float | None = None  # on this machine
-    image_bytes: int | None = None  # packed, as the registry has it
+    load_seconds: float | None = None  # time to load on this machine
+    image_bytes: int | None = None  # compressed size in the registry
 
 
 class LimitFinding(NamedTuple):
@@ -129,22 +125,22 @@ class LimitFinding(NamedTuple):
         }
 
 
-def findings(place: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
-    """Errors first."""
-    found = [
+def find_problems(profile: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
+    """Return the findings, errors first."""
+    results = [
         finding
-        for what, rule in RULES.items()
-        if what in place.limits
-        for finding in rule(place.limits[what], place, known)
+        for key, rule in RULES.items()
+        if key in profile.limits
+        for finding in rule(profile.limits[key], profile, known)
     ]
-    found += [*_environment(place, known), *_device(place, known)]
-    return sorted(found, key=lambda finding: not finding.is_error)
+    results += [*_environment(profile, known), *_device(profile, known)]
+    return sorted(results, key=lambda finding: not finding.is_error)
 
 
-def _held(
+def _compare(
     limit: TargetLimit, value: float, near: float, error: str, warning: str
 ) -> Iterator[LimitFinding]:
-    """`warning` from this share of the limit on."""
+    """Yield an error above the limit, or a warning above the share `near` of it."""
     if value > limit.most:
         yield LimitFinding(True, error, limit.source)
     elif value > near * limit.most:
@@ -152,36 +148,36 @@ def _held(
 
 
 def _payload(
-    limit: TargetLimit, place: TargetProfile, known: ModelProfile
+    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
 ) -> Iterator[LimitFinding]:
-    for whose, sizes in (
+    for subject, sizes in (
         ("its sample", known.samples),
         ("a request of its benchmark", known.measured),
     ):
         for content_type, size in sizes.items():
-            wide = place.target in IN_BASE64 and not TEXT.match(content_type)
+            wide = profile.target in IN_BASE64 and not TEXT.match(content_type)
             most = limit._replace(most=limit.most * 3 / 4) if wide else limit
-            how = " (this type is sent as base64, a third larger)" if wide else ""
-            has, text = (
-                f"{whose} has {size_of(size)}",
-                f"{place.name} takes requests of {size_of(most.most)}{how}",
-            )
-            yield from _held(
+            encoding = " (this type is sent as base64, a third larger)" if wide else ""
+            has = f"{subject} has {size_of(size)}"
+            text = f"{profile.name} takes requests of {size_of(most.most)}{encoding}"
+            yield from _compare(
                 most,
                 size,
-                NEARLY,
-                f"{has}, and {text}. {_smaller(place)}",
+                WARNING_SHARE,
+                f"{has}, and {text}. {_advice_to_shrink(profile)}",
                 f"{has}, close to the limit: {text}",
             )
 
 
-def _smaller(place: TargetProfile) -> str:
-    if place.target == "sagemaker asynchronous":
+def _advice_to_shrink(profile: TargetProfile) -> str:
+    if profile.target == "sagemaker asynchronous":
         return "Send smaller inputs"
-    if place.target == "lambda":
+    if profile.target == "lambda":
         return "Send smaller inputs, or deploy with --target sagemaker"
     serverless = (
-        ", remove sagemaker.serverless for 6 MiB" if place.target == "sagemaker serverless" else ""
+        ", remove sagemaker.serverless for 6 MiB"
+        if profile.target == "sagemaker serverless"
+        else ""
     )
     return (
         f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB"
@@ -189,12 +185,14 @@ def _smaller(place: TargetProfile) -> str:
     )
 
 
-def _time(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _time(
+    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+) -> Iterator[LimitFinding]:
     if known.p99_ms is not None:
-        seconds, way = known.p99_ms / 1000, _longer(place, limit)
+        seconds, way = known.p99_ms / 1000, _advice_to_speed_up(profile, limit)
         text = f"in its benchmark, one request in a hundred took {seconds:.3g} s or more"
-        ends = f"{place.name} ends one after {limit.most:g} s"
-        yield from _held(
+        ends = f"{profile.name} ends one after {limit.most:g} s"
+        yield from _compare(
             limit,
             seconds,
             1 / 2,
@@ -203,42 +201,42 @@ def _time(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iter
         )
     if known.response_timeout is not None and known.response_timeout > limit.most:
         text = (
-            f"responseTimeout of the archive is {known.response_timeout} s, but {place.name} gives"
-            f" a request up after {limit.most:g} s"
+            f"responseTimeout of the archive is {known.response_timeout} s, but {profile.name}"
+            f" gives a request up after {limit.most:g} s"
         )
         yield LimitFinding(False, text, limit.source)
 
 
-def _longer(place: TargetProfile, limit: TargetLimit) -> str:
+def _advice_to_speed_up(profile: TargetProfile, limit: TargetLimit) -> str:
     if limit.key:
         return f"Raise {limit.key}, make batches smaller, or use a faster machine"
     asynchronous = (
         ", or set sagemaker.asynchronous, which allows an hour"
-        if place.target.startswith("sagemaker")
+        if profile.target.startswith("sagemaker")
         else ""
     )
     return f"Make batches smaller, use a faster machine{asynchronous}"
 
 
-def _start(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _start(
+    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+) -> Iterator[LimitFinding]:
     if known.load_seconds is None:
         return
-    text, gives = (
-        f"it took {known.load_seconds:.1f} s to load on this machine",
-        f"{place.name} gives it {limit.most:g} s to start",
-    )
+    text = f"it took {known.load_seconds:.1f} s to load on this machine"
+    gives = f"{profile.name} gives it {limit.most:g} s to start"
     way = f"raise {limit.key}" if limit.key else "make the model smaller"
     warning = f"{text}; {gives}, its image and model downloaded: {way} if it fails"
-    yield from _held(limit, known.load_seconds, 1 / 3, f"{text}, and {gives}: {way}", warning)
+    yield from _compare(limit, known.load_seconds, 1 / 3, f"{text}, and {gives}: {way}", warning)
 
 
 def _memory(
-    limit: TargetLimit, place: TargetProfile, known: ModelProfile
+    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
 ) -> Iterator[LimitFinding]:
     way = f"raise {limit.key}" if limit.key else "choose one with more"
-    has = f"{place.instance_type or place.name} has {size_of(limit.most)} of memory"
+    has = f"{profile.instance_type or profile.name} has {size_of(limit.most)} of memory"
     text = f"the content of the archive has {size_of(known.unpacked)}, and {has}"
-    yield from _held(
+    yield from _compare(
         limit,
         known.unpacked,
         1 / 2,
@@ -247,7 +245,9 @@ def _memory(
     )
 
 
-def _disk(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _disk(
+    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+) -> Iterator[LimitFinding]:
     if known.packed + known.unpacked > limit.most:
         text = f"the archive and its content take {size_of(known.packed + known.unpacked)} of disk"
         way = (
@@ -258,55 +258,58 @@ def _disk(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iter
         )
 
 
-def _image(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _image(
+    limit: TargetLimit, profile: TargetProfile, known: ModelProfile
+) -> Iterator[LimitFinding]:
     if known.image_bytes is None:
         return
     text = (
-        f"the image has {size_of(known.image_bytes)} compressed, and {place.name} accepts"
+        f"the image has {size_of(known.image_bytes)} compressed, and {profile.name} accepts"
         f" {size_of(limit.most)} uncompressed"
     )
     way = "Build it with torch's CPU wheels (TORCH_INDEX_URL) and with fewer other packages"
-    # torch unpacks to about two and a half times its packed size
-    yield from _held(
+    # torch unpacks to about two and a half times its packed size.
+    yield from _compare(
         limit, known.image_bytes, 0.4, f"{text}. {way}", f"{text}: it may be too large. {way}"
     )
 
 
-def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
-    count, each, total = (place.limits.get(what) for what in ("env_count", "env_each", "env"))
-    if count is not None and len(place.env) > count.most:
+def _environment(profile: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+    count, single, total = (profile.limits.get(key) for key in ("env_count", "env_each", "env"))
+    if count is not None and len(profile.env) > count.most:
         yield LimitFinding(
             True,
-            f"env has {len(place.env)} variables, and {place.name} takes {count.most:g}",
+            f"env has {len(profile.env)} variables, and {profile.name} takes {count.most:g}",
             count.source,
         )
-    for name, value in place.env.items():
-        if each is not None and max(len(name.encode()), len(value.encode())) > each.most:
+    for name, value in profile.env.items():
+        if single is not None and max(len(name.encode()), len(value.encode())) > single.most:
             yield LimitFinding(
                 True,
-                f"env.{name} is longer than {each.most:g} bytes: put it into a file in the archive",
-                each.source,
+                f"env.{name} is longer than {single.most:g} bytes: put it into a file in the"
+                " archive",
+                single.source,
             )
-    size = sum(len(name.encode()) + len(value.encode()) for name, value in place.env.items())
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in profile.env.items())
     if total is not None and size > total.most:
         text = (
-            f"env has {size_of(size)}, and {place.name} accepts {size_of(total.most)} in all: put"
+            f"env has {size_of(size)}, and {profile.name} accepts {size_of(total.most)} in all: put"
             " part of it into a file in the archive"
         )
         yield LimitFinding(True, text, total.source)
 
 
-def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
-    kind = place.instance_type or ""
+def _device(profile: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+    kind = profile.instance_type or ""
     if NEURON_MACHINES.match(kind) and not NEURON_INSTANCES.match(kind):
         yield LimitFinding(
             True,
             f"{kind} has AWS's first accelerators, which torch-neuronx does not compile for: choose"
             " ml.inf2…",
         )
-    elif place.device == NEURON and not known.has_neuron_form:
+    elif profile.device == NEURON and not known.has_neuron_form:
         text = (
-            f"{kind or place.name} has AWS's Neuron accelerators, and the archive has no form for"
+            f"{kind or profile.name} has AWS's Neuron accelerators, and the archive has no form for"
             " them: run tsx optimize on such a machine"
         )
         yield LimitFinding(True, f"{text}, or choose ml.g… for GPUs, or ml.c… for CPUs")
@@ -314,16 +317,16 @@ def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]
         yield LimitFinding(
             False, f"{kind} is an ARM machine: the image must be built for linux/arm64"
         )
-    if known.device == "gpu" and place.device in (NEURON, "cpu"):
-        where = f"{kind} has" if kind else f"{place.name} has here"
+    if known.device == "gpu" and profile.device in (NEURON, "cpu"):
+        where = f"{kind} has" if kind else f"{profile.name} has here"
         yield LimitFinding(
             False,
             f"the archive is configured for a GPU, but {where} none: it will run on the CPU, slower"
             " than measured",
         )
-    if known.device == "cpu" and place.device == GPU:
+    if known.device == "cpu" and profile.device == GPU:
         text = (
-            f"{kind or place.name} has a GPU, and the archive is configured for the CPU"
+            f"{kind or profile.name} has a GPU, and the archive is configured for the CPU"
             " (deviceType): measure it there with tsx bench"
         )
         yield LimitFinding(False, text)
@@ -341,7 +344,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def size_of(size: float) -> str:
-    """Bytes in the units in which limits are set."""
+    """Format bytes in the units of the limits."""
     for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"

@@ -1,8 +1,6 @@
-"""Applies an archive's benchmark to a deployment: the throughput of its instances, and the load at
-which to scale.
+"""What an archive's benchmark predicts: throughput, and the load at which to scale.
 
-Figures of one machine hold for machines like it, so they are shown with the machine they were
-measured on.
+Figures hold for machines like the measured one, so they are shown with that machine.
 """
 
 from __future__ import annotations
@@ -18,28 +16,26 @@ from tsx_cli.common.output import milliseconds, rounded
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.core.placement.hardware import describe
 
-SHARE = 0.8  # of what one instance answered within its bounds: where another one should come
-SHOWN = 6  # points of the curve
+SCALING_SHARE = 0.8  # share of the capacity of an instance at which another should start
+MAX_POINTS = 6  # shown points of the curve
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """`fewest` and `most` are instances; None where the target counts none. `in_flight` is of one,
-    at its best.
-    """
+    """The prediction. `fewest` and `most` are numbers of instances, None if the target has none."""
 
-    kept: ArchiveRecord
+    record: ArchiveRecord
     archive: str
     fewest: int | None
     most: int | None
-    target: float | None  # of scaling, as it is asked for
-    scales: bool = True  # by requests in flight
+    target: float | None  # the wanted target of scaling
+    scales: bool = True  # whether requests in flight decide the scaling
     key: str = "autoscaling.target"
 
     @property
     def in_flight(self) -> float:
-        """Requests at a time, by Little's law where they came at a rate."""
-        best = self.kept.best
+        """Concurrent requests of one instance at its best, by Little's law for an open load."""
+        best = self.record.best
         return (
             float(best.offered.connections)
             if best.offered.mode == "closed"
@@ -48,38 +44,39 @@ class Outlook:
 
     @property
     def fitting_target(self) -> int:
-        return max(1, math.floor(SHARE * self.in_flight))
+        """The target of scaling that fits the measured capacity."""
+        return max(1, math.floor(SCALING_SHARE * self.in_flight))
 
     @property
     def alone_ms(self) -> float:
-        """How long the model works on one request by itself."""
+        """The duration of a request without batching."""
         curve = self._curve
         first = (
             next((point.median_ms for point in curve.points if point.batch_size == 1), None)
             if curve is not None
             else None
         )
-        return first if first is not None else self.kept.best.p50_ms
+        return first if first is not None else self.record.best.p50_ms
 
     @property
     def _curve(self) -> Curve | None:
-        variant = Configuration(**self.kept.best.configuration).variant
-        return next((curve for curve in self.kept.curves if curve.variant == variant), None)
+        variant = Configuration(**self.record.best.configuration).variant
+        return next((curve for curve in self.record.curves if curve.variant == variant), None)
 
     @property
     def where(self) -> str:
         return describe(
-            self.kept.environment.cpu,
-            self.kept.environment.cores,
-            tuple(self.kept.environment.gpus),
+            self.record.environment.cpu,
+            self.record.environment.cores,
+            tuple(self.record.environment.gpus),
         )
 
     def as_json(self) -> dict[str, Any]:
-        best, curve = self.kept.best, self._curve
+        best, curve = self.record.best, self._curve
         data: dict[str, Any] = {
-            "date": self.kept.measured,
+            "date": self.record.measured,
             "on": self.where,
-            "slo": self.kept.slo,
+            "slo": self.record.slo,
             "configuration": best.configuration,
         }
         data |= {
@@ -97,15 +94,15 @@ class Outlook:
         return data
 
     def lines(self) -> list[str]:
-        best, bound = self.kept.best, f" under {self.kept.slo}" if self.kept.slo else ""
+        best, bound = self.record.best, f" under {self.record.slo}" if self.record.slo else ""
         figures = (
             f"{rounded(best.throughput)} requests/s, p99 {milliseconds(best.p99_ms)}{bound}, with"
             f" {best.describes}"
         )
-        lines = [f"measured {self.kept.measured[:10]} on {self.where}: {figures}"]
+        lines = [f"measured {self.record.measured[:10]} on {self.where}: {figures}"]
         curve = self._curve
         if curve is not None and curve.points:
-            step = max(1, math.ceil(len(curve.points) / SHOWN))
+            step = max(1, math.ceil(len(curve.points) / MAX_POINTS))
             shown = ", ".join(
                 f"{point.batch_size}: {point.median_ms:,.3g}" for point in curve.points[::step]
             )
@@ -113,9 +110,9 @@ class Outlook:
         if self.fewest is not None:
             most = self.most if self.most not in (None, self.fewest) else None
             upto = f", {most} {rounded(most * best.throughput)}" if most is not None else ""
-            word = "instance" if self.fewest == 1 else "instances"
+            noun = "instance" if self.fewest == 1 else "instances"
             together = (
-                f"{self.fewest} {word} like that machine: {rounded(self.fewest * best.throughput)}"
+                f"{self.fewest} {noun} like that machine: {rounded(self.fewest * best.throughput)}"
                 f" requests/s{upto}"
             )
             lines.append(f"      {together}; for another rate: tsx plan {self.archive} --rps N")
@@ -140,20 +137,20 @@ class Outlook:
         return []
 
 
-def outlook(kept: ArchiveRecord | None, spec: DeploySpec) -> Outlook | None:
-    """None where the archive was never measured."""
-    if kept is None:
+def outlook(record: ArchiveRecord | None, spec: DeploySpec) -> Outlook | None:
+    """Return the prediction, or None if the archive was never measured."""
+    if record is None:
         return None
     fewest, most, target = _instances(spec)
     scales = spec.target == "sagemaker" and spec.sagemaker.multi_model is None
     key = "autoscaling.target"
-    if spec.target == "ray":  # where none is set, the one that fits is taken
+    if spec.target == "ray":  # a missing target is set to a fitting one
         scales, key = target is not None, "ray.target_ongoing_requests"
-    return Outlook(kept, spec.model.name, fewest, most, target, scales, key)
+    return Outlook(record, spec.model.name, fewest, most, target, scales, key)
 
 
 def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:
-    own = spec.sagemaker
+    endpoint = spec.sagemaker
     if spec.target == "container":
         return 1, None, None
     if spec.target == "ray":
@@ -166,10 +163,10 @@ def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:
     if spec.target == "kubernetes":
         pod = spec.kubernetes
         return pod.replicas, pod.most_replicas if pod.most_replicas > pod.replicas else None, None
-    if spec.target == "lambda" or own.serverless is not None:
+    if spec.target == "lambda" or endpoint.serverless is not None:
         return None, None, None
-    if own.component is not None and own.autoscaling is None:
-        return own.component.copies, None, None
-    if own.autoscaling is not None:
-        return own.autoscaling.min, own.autoscaling.max, own.autoscaling.target
-    return own.instances, None, None
+    if endpoint.component is not None and endpoint.autoscaling is None:
+        return endpoint.component.copies, None, None
+    if endpoint.autoscaling is not None:
+        return endpoint.autoscaling.min, endpoint.autoscaling.max, endpoint.autoscaling.target
+    return endpoint.instances, None, None

@@ -1,7 +1,6 @@
-"""The checks before anything is created: the archive is intact, within the target's limits, and
-loads on this machine.
+"""The checks before anything is created, and what the archive's benchmark predicts.
 
-It also says what the archive's own benchmark promises.
+The archive must be intact, within the limits of the target, and load on this machine.
 """
 
 from __future__ import annotations
@@ -32,58 +31,67 @@ from tsx_cli.deploy.preflight.limits import (
     ModelProfile,
     TargetLimit,
     TargetProfile,
-    findings,
+    find_problems,
 )
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
 from tsx_cli.deploy.spec import GPU, NEURON, DeploySpec
 from tsx_runtime.errors import LoadFailed
 
-ALL_THE_SAME = "--no-check deploys it anyway"
-TOLERANCE = 1e-4
+NO_CHECK_HINT = "--no-check deploys it anyway"
+TOLERANCE = 1e-4  # between responses alone and in a batch
 
 
 @dataclass(frozen=True)
 class Preflight:
     spec: DeploySpec
-    place: TargetProfile
+    profile: TargetProfile
     known: ModelProfile
     outlook: Outlook | None
-    found: tuple[LimitFinding, ...] = ()
+    findings: tuple[LimitFinding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         measured = None if self.outlook is None else self.outlook.as_json()
-        return {"findings": [each.as_json() for each in self.found], "measured": measured}
+        return {"findings": [finding.as_json() for finding in self.findings], "measured": measured}
 
     def lines(self) -> list[str]:
-        """What stands below a plan."""
+        """Return the lines below a plan."""
         measured = [
             f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and"
             " writes it into the archive"
         ]
         shown = measured if self.outlook is None else self.outlook.lines()
-        return [one_line(line) for line in [*shown, *(f"note: {each.text}" for each in self.found)]]
+        return [
+            one_line(line)
+            for line in [*shown, *(f"note: {finding.text}" for finding in self.findings)]
+        ]
 
-    def noted(self, resources: Sequence[Resource]) -> Preflight:
-        """With what the resources of the plan have to say."""
+    def with_notes(self, resources: Sequence[Resource]) -> Preflight:
+        """Return the result with the notes of the plan's resources."""
         more = (LimitFinding(False, note) for resource in resources for note in resource.notes)
-        return replace(self, found=(*self.found, *more))
+        return replace(self, findings=(*self.findings, *more))
 
-    def loaded(self, result: CheckResult) -> Preflight:
-        """With what loading it has shown."""
+    def with_load_result(self, result: CheckResult) -> Preflight:
+        """Return the result with the findings of a load on this machine."""
         known = replace(self.known, load_seconds=result.load_seconds)
         more = [
             LimitFinding(False, f"answers alone and in a batch differ: {text}")
             for text in result.findings
         ]
-        news = [each for each in findings(self.place, known) if each not in self.found]
-        return replace(self, known=known, found=(*self.found, *news, *more))
+        news = [
+            finding
+            for finding in find_problems(self.profile, known)
+            if finding not in self.findings
+        ]
+        return replace(self, known=known, findings=(*self.findings, *news, *more))
 
 
-def look_ahead(
+def run_preflight(
     spec: DeploySpec, inspection: Inspection, image_bytes: int | None, *, strict: bool
 ) -> Preflight:
-    """Raises CliError for a damaged archive, and where `strict` for what the target would
-    refuse.
+    """Check an archive before it is deployed.
+
+    Raises:
+        CliError: The archive is damaged; or, if `strict`, the target would refuse it.
     """
     faults = [
         finding.text for finding in verify_archive(spec.model, archive_limits()) if finding.is_fault
@@ -93,99 +101,102 @@ def look_ahead(
             f"{spec.model} is damaged or incomplete: {re.sub(r'[.]$', '', '; '.join(faults))}. Pack"
             " it again with tsx archive"
         )
-    kept = read_record(spec.model)
-    place, known = place_of(spec), model_profile(inspection, kept, image_bytes)
-    view = outlook(kept, spec)
-    found = findings(place, known)
-    errors = [each for each in found if each.is_error]
+    record = read_record(spec.model)
+    profile, known = target_profile(spec), model_profile(inspection, record, image_bytes)
+    view = outlook(record, spec)
+    results = find_problems(profile, known)
+    errors = [finding for finding in results if finding.is_error]
     if errors and strict:
         problems = "; ".join(
-            f"{each.text}{f' ({each.source})' if each.source else ''}" for each in errors
+            f"{finding.text}{f' ({finding.source})' if finding.source else ''}"
+            for finding in errors
         )
         raise CliError(
-            f"{spec.model} does not fit {place.name}: {problems}. Nothing was changed;"
-            f" {ALL_THE_SAME}"
+            f"{spec.model} does not fit {profile.name}: {problems}. Nothing was changed;"
+            f" {NO_CHECK_HINT}"
         )
-    return Preflight(spec, place, known, view, tuple(found))
+    return Preflight(spec, profile, known, view, tuple(results))
 
 
-def load(path: Path) -> CheckResult:
-    """In a worker, as a server does, with its samples alone and in batches. Raises CliError."""
-    from tsx_cli.archive.packing import (
-        Packed,
-        check,
-    )  # here, as it imports the front end, which a plan does without
+def load_archive(path: Path) -> CheckResult:
+    """Load an archive in a worker, and send its samples alone and in batches.
+
+    Raises:
+        CliError: The archive does not load.
+    """
+    # This imports the front end, which a plan does not need.
+    from tsx_cli.archive.packing import Packed, check
 
     try:
         result = check(Packed(str(path)), [], TOLERANCE, quiet=True).check
     except LoadFailed as error:
         way = "If it needs something that only the image has (a package, a GPU)"
         raise CliError(
-            f"{error.message.rstrip('.')}. Nothing was changed. {way}, {ALL_THE_SAME}",
+            f"{error.message.rstrip('.')}. Nothing was changed. {way}, {NO_CHECK_HINT}",
             traceback=error.traceback,
         ) from error
     assert result is not None
     return result
 
 
-def place_of(spec: DeploySpec) -> TargetProfile:
-    """The target with the limits that the deployment itself sets."""
+def target_profile(spec: DeploySpec) -> TargetProfile:
+    """Return the target with the limits that the deployment sets."""
     if spec.target == "lambda":
         return _function(spec)
     if spec.target == "sagemaker":
         return _endpoint(spec)
-    own: Any = getattr(spec, spec.target)
+    settings: Any = getattr(spec, spec.target)
     device: str | None = spec.device
-    limits = _set("start", own.startup_timeout, f"{spec.target}.startup_timeout")
-    if own.memory:
-        limits |= _set("memory", _bytes(own.memory), f"{spec.target}.memory")
+    limits = _set("start", settings.startup_timeout, f"{spec.target}.startup_timeout")
+    if settings.memory:
+        limits |= _set("memory", _bytes(settings.memory), f"{spec.target}.memory")
     if spec.target == "ray":
-        device = None if own.num_gpus is None else GPU if own.num_gpus else "cpu"
+        device = None if settings.num_gpus is None else GPU if settings.num_gpus else "cpu"
     return TargetProfile(spec.target, limits, spec.env, device)
 
 
-def _set(what: str, most: float, key: str) -> dict[str, TargetLimit]:
-    return {what: TargetLimit(most, SET, key)}
+def _set(name: str, most: float, key: str) -> dict[str, TargetLimit]:
+    return {name: TargetLimit(most, SET, key)}
 
 
 def _function(spec: DeploySpec) -> TargetProfile:
-    """The model is in the image, so /tmp need not hold it."""
-    own = spec.lambda_
+    """Return the profile of a function; the model is in its image, not in /tmp."""
+    settings = spec.lambda_
     limits = {
         **LIMITS["lambda"],
-        **_set("time", own.timeout, "lambda.timeout"),
-        **_set("start", own.timeout, "lambda.timeout"),
-        **_set("memory", own.memory * MIB, "lambda.memory"),
+        **_set("time", settings.timeout, "lambda.timeout"),
+        **_set("start", settings.timeout, "lambda.timeout"),
+        **_set("memory", settings.memory * MIB, "lambda.memory"),
     }
     return TargetProfile("lambda", limits, spec.env, spec.device)
 
 
 def _endpoint(spec: DeploySpec) -> TargetProfile:
-    own, component = spec.sagemaker, spec.sagemaker.component
-    form = "serverless" if own.serverless else "asynchronous" if own.asynchronous else ""
+    settings, component = spec.sagemaker, spec.sagemaker.component
+    form = "serverless" if settings.serverless else "asynchronous" if settings.asynchronous else ""
     kind = f"sagemaker {form}".rstrip()
     limits = dict(LIMITS[kind])
-    if own.serverless is not None:
-        limits |= _set("memory", own.serverless.memory * MIB, "sagemaker.serverless.memory")
+    if settings.serverless is not None:
+        limits |= _set("memory", settings.serverless.memory * MIB, "sagemaker.serverless.memory")
         return TargetProfile(kind, limits, spec.env, spec.device)
-    limits |= _set("start", own.startup_timeout, "sagemaker.startup_timeout")
+    limits |= _set("start", settings.startup_timeout, "sagemaker.startup_timeout")
     if component is None:
-        return TargetProfile(kind, limits, spec.env, spec.device, own.instance_type)
-    # It has a part of the instance, and no GPU but those that it asks for.
+        return TargetProfile(kind, limits, spec.env, spec.device, settings.instance_type)
+    # A component has a part of the instance, and only the GPUs that it asks for.
     if component.gpus is not None:
-        return TargetProfile(kind, limits, spec.env, GPU, own.instance_type)
+        return TargetProfile(kind, limits, spec.env, GPU, settings.instance_type)
     limits |= _set("memory", component.memory * MIB, "sagemaker.component.memory")
     return TargetProfile(kind, limits, spec.env, "cpu")
 
 
 def _bytes(text: str) -> int:
-    """`4g`, `512m` as docker says it, `4Gi`, `512Mi` as Kubernetes does."""
+    """Parse a size as docker (`4g`, `512m`) or Kubernetes (`4Gi`, `512Mi`) writes it."""
     number = re.sub("[a-z]+", "", text, flags=re.IGNORECASE)
     return int(number) * (GIB if "g" in text.lower() else MIB)
 
 
 def model_profile(
-    inspection: Inspection, kept: ArchiveRecord | None, image_bytes: int | None = None
+    inspection: Inspection, record: ArchiveRecord | None, image_bytes: int | None = None
 ) -> ModelProfile:
     unpacked = sum(member.size for member in inspection.members)
     samples = _largest(
@@ -204,11 +215,11 @@ def model_profile(
         else "gpu"
     )
     measured: dict[str, int] = {}
-    if kept is not None:
-        device = device or ("cpu" if kept.best.configuration.get("device") == "cpu" else "gpu")
-        kinds = kept.inputs.content_types or {"application/octet-stream": 1}
-        measured = {max(kinds, key=lambda kind: kinds[kind]): kept.inputs.largest}
-    p99 = None if kept is None else kept.best.p99_ms
+    if record is not None:
+        device = device or ("cpu" if record.best.configuration.get("device") == "cpu" else "gpu")
+        kinds = record.inputs.content_types or {"application/octet-stream": 1}
+        measured = {max(kinds, key=lambda kind: kinds[kind]): record.inputs.largest}
+    p99 = None if record is None else record.best.p99_ms
     neuron = any(device_of(form) == NEURON for form in kept_forms(inspection))
     return ModelProfile(
         inspection.size,
@@ -224,8 +235,8 @@ def model_profile(
 
 
 def _largest(sizes: Mapping[str, int]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    largest: dict[str, int] = {}
     for name, size in sizes.items():
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        found[kind] = max(size, found.get(kind, 0))
-    return found
+        largest[kind] = max(size, largest.get(kind, 0))
+    return largest

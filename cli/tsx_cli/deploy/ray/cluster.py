@@ -1,5 +1,6 @@
-"""A Ray cluster as a deployment sees it: what Ray Serve runs, the records of versions in its
-key-value store, and tasks on its nodes.
+"""A Ray cluster: what Ray Serve runs, the records of versions, and tasks on the nodes.
+
+The records are in the cluster's key-value store.
 """
 
 from __future__ import annotations
@@ -36,32 +37,40 @@ from tsx_cli.deploy.ray.spec import Ray
 from tsx_runtime.errors import TsxError
 from tsx_runtime.targets.ray.config import NAMESPACE
 
-CONNECT, ANSWER = 5.0, 60.0  # seconds
-RECORDS = "deployments/"  # before the key of a version's record, NAME/NAME-DIGEST
+CONNECT_TIMEOUT_S, RESPONSE_TIMEOUT_S = 5.0, 60.0
+RECORDS = "deployments/"  # prefix of the keys NAME/NAME-DIGEST of records
 CLIENT_PORT = 10001
 
 
 @dataclass(frozen=True)
 class RayCluster:
-    own: Ray
-    account: Callable[[], Cloud]  # of AWS, where archives go to S3
+    settings: Ray
+    account: Callable[[], Cloud]  # the AWS account, if archives go to S3
 
     @property
     def region(self) -> str:
-        return f"the Ray cluster {self.own.address}"
+        return f"the Ray cluster {self.settings.address}"
 
     @cached_property
     def aws(self) -> Cloud:
         return self.account()
 
     def connect(self) -> None:
-        """Raises CliError."""
+        """Connect to the cluster once.
+
+        Raises:
+            CliError: The cluster does not answer, or refuses this machine.
+        """
         if not ray.is_initialized():
-            connect(self.own.address)
+            connect(self.settings.address)
 
     def details(self) -> dict[str, Any]:
-        """As `GET /api/serve/applications/` of the cluster's dashboard has them; empty where Ray
-        Serve does not run. Raises CliError.
+        """Return the content of the dashboard's `GET /api/serve/applications/`.
+
+        It is empty if Ray Serve does not run.
+
+        Raises:
+            CliError: The cluster cannot be reached.
         """
         self.connect()
         try:
@@ -69,39 +78,44 @@ class RayCluster:
         except ValueError:
             return {}
         with self.translated("asking Ray Serve what it runs"):
-            shown = ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER)
-        found: dict[str, Any] = json.loads(json.dumps(shown))  # the values of its enums
-        return found
+            shown = ray.get(
+                controller.get_serve_instance_details.remote(), timeout=RESPONSE_TIMEOUT_S
+            )
+        result: dict[str, Any] = json.loads(json.dumps(shown))  # enums become their values
+        return result
 
     def application(self, name: str) -> RunningApplication | None:
-        found = self.details().get("applications", {}).get(name)
-        return None if found is None else RunningApplication(found)
+        details = self.details().get("applications", {}).get(name)
+        return None if details is None else RunningApplication(details)
 
     def owned(self, application: str, name: str) -> RunningApplication | None:
-        """Where it belongs to the deployment of this name."""
-        found = self.application(application)
-        return found if found is not None and found.tags.get(OWNER) == name else None
+        """Return an application if it belongs to the deployment of this name."""
+        running = self.application(application)
+        return running if running is not None and running.tags.get(OWNER) == name else None
 
     def nodes(self) -> list[dict[str, float]]:
-        """The resources of each, in all."""
+        """Return the total resources of each node."""
         self.connect()
         return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
     def start(self) -> None:
-        """Ray Serve, if it does not run.
+        """Start Ray Serve if it does not run.
 
-        Raises CliError where it does, without the gRPC that is asked for.
+        Raises:
+            CliError: It runs without the wanted gRPC.
         """
         running = self.details()
         if not running:
-            grpc = {"grpc_options": {"grpc_servicer_functions": [GRPC]}} if self.own.grpc else {}
+            grpc = (
+                {"grpc_options": {"grpc_servicer_functions": [GRPC]}} if self.settings.grpc else {}
+            )
             with self.translated("starting Ray Serve"):
                 serve.start(
                     proxy_location="EveryNode",
-                    http_options={"host": self.own.host, "port": self.own.port},
+                    http_options={"host": self.settings.host, "port": self.settings.port},
                     **grpc,
                 )
-        elif self.own.grpc and GRPC not in (
+        elif self.settings.grpc and GRPC not in (
             running["grpc_options"].get("grpc_servicer_functions") or ()
         ):
             raise CliError(
@@ -118,7 +132,11 @@ class RayCluster:
         node: str | None = None,
         env: Mapping[str, Any] | None = None,
     ) -> Any:
-        """On a node of the cluster, which may be named. Raises CliError."""
+        """Run a function on a node of the cluster.
+
+        Raises:
+            CliError: The function or the cluster failed.
+        """
         self.connect()
         options: dict[str, Any] = {
             "num_cpus": 0,
@@ -138,11 +156,11 @@ class RayCluster:
     def record(self, version: str) -> dict[str, Any] | None:
         self.connect()
         content = _internal_kv_get(_key(version), namespace=NAMESPACE)
-        found: dict[str, Any] | None = None if content is None else json.loads(content)
-        return found
+        result: dict[str, Any] | None = None if content is None else json.loads(content)
+        return result
 
     def records(self, name: str = "") -> dict[str, dict[str, Any]]:
-        """By their versions, of one deployment or of all, the oldest first."""
+        """Return the records of one or all deployments by their versions, oldest first."""
         self.connect()
         keys = [
             key.decode()
@@ -150,18 +168,18 @@ class RayCluster:
                 f"{RECORDS}{name}/" if name else RECORDS, namespace=NAMESPACE
             )
         ]
-        found = {
+        records_by_version = {
             version: record
             for key in keys
             if (record := self.record(version := key.rpartition("/")[2])) is not None
         }
-        return dict(sorted(found.items(), key=lambda item: str(item[1]["made"])))
+        return dict(sorted(records_by_version.items(), key=lambda item: str(item[1]["made"])))
 
-    def keep(self, version: str, record: Mapping[str, Any]) -> None:
+    def put_record(self, version: str, record: Mapping[str, Any]) -> None:
         self.connect()
         _internal_kv_put(_key(version), json.dumps(record), namespace=NAMESPACE)
 
-    def forget(self, version: str) -> None:
+    def delete_record(self, version: str) -> None:
         self.connect()
         _internal_kv_del(_key(version), namespace=NAMESPACE)
 
@@ -187,18 +205,21 @@ class RayCluster:
 
 
 def connect(address: str) -> None:
-    """Raises CliError, which says what to do."""
+    """Connect to the cluster at an address.
+
+    Raises:
+        CliError: The cluster does not answer, or refuses this machine.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if host:  # Ray itself tries for minutes
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+        if host:  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         ray.init(
             address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
         )
-        logging.getLogger("ray.serve").setLevel(
-            logging.ERROR
-        )  # it writes a line for what this command says itself
-    except (OSError, OverflowError) as error:  # the latter for a port beyond 65535
+        # Ray Serve logs what this command prints itself.
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    except (OSError, OverflowError) as error:  # OverflowError: a port beyond 65535
         raise CliError(
             f"no Ray cluster answers at {address}: {error}. {_advice(address)}"
         ) from error

@@ -1,4 +1,4 @@
-"""The state of a deployment on a Ray cluster: its versions, its application, and its answers."""
+"""A deployment on a Ray cluster: its application, versions and responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.engine.facts import Facts, look_at
+from tsx_cli.deploy.engine.facts import Facts, read_archive
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource, numbered
@@ -23,21 +23,26 @@ from tsx_cli.deploy.ray.resources import (
     ARCHIVE,
     UPLOAD,
     VERSION,
-    as_canary,
     canary_name,
     resources,
     route_prefix,
+    split_into_canary,
 )
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import OBJECT, S3
 
-FOLLOW = 1.0  # seconds between two looks at the log files of a node
+FOLLOW_S = 1.0  # interval between readings of a node's log files
 
 
 class RayTarget:
-    def wanted(self, cloud: RayCluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
-        """Raises UsageError and CliError."""
+    def wanted_resources(self, cloud: RayCluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        """Return the resources of a deployment.
+
+        Raises:
+            UsageError: The target does not support the specification.
+            CliError: The cluster cannot be reached.
+        """
         if spec.canary is not None and spec.canary.model_fields_set & {"bake", "alarms"}:
             raise UsageError(
                 "--bake, --alarm: a canary on Ray keeps its share until `tsx deploy promote` or"
@@ -49,51 +54,58 @@ class RayTarget:
                 " RayService. Remove it"
             )
         _refuse_conflicts(cloud.details().get("applications", {}), spec)
-        archives = [facts, *(look_at(each)[1] for each in spec.ray.models)]
-        *made, application = resources(spec, archives, read_record(spec.model))
+        archives = [facts, *(read_archive(archive)[1] for archive in spec.ray.models)]
+        *carried, application = resources(spec, archives, read_record(spec.model))
         notes = _notes(
             cloud, spec, archives, application.properties["Config"]["Application"]["replica"]
         )
-        application, stable = (
-            replace(application, notes=tuple(notes)),
-            cloud.owned(spec.name, spec.name),
-        )
+        application = replace(application, notes=tuple(notes))
+        stable = cloud.owned(spec.name, spec.name)
         if (
             spec.canary is None
             or stable is None
             or stable.version == application.properties["Version"]
         ):
-            return [*made, application]
-        return [*made, *as_canary(application, spec.canary.percent)]
+            return [*carried, application]
+        return [*carried, *split_into_canary(application, spec.canary.percent)]
 
-    def belongings(self, cloud: RayCluster, name: str, *, purge: bool = False) -> list[Resource]:
-        """An archive of the object store that no other deployment uses goes as well: it takes
-        memory of the nodes.
+    def existing_resources(
+        self, cloud: RayCluster, name: str, *, purge: bool = False
+    ) -> list[Resource]:
+        """Return the resources of a deployment.
+
+        They include archives in the object store that no other deployment uses.
         """
         records = cloud.records()
-        own = {version for version in records if version.rpartition("-")[0] == name}
-        found = [
-            *_unused(records, own),
-            *numbered("Version", VERSION, sorted(own)),
+        own_versions = {version for version in records if version.rpartition("-")[0] == name}
+        existing = [
+            *_unused_archives(records, own_versions),
+            *numbered("Version", VERSION, sorted(own_versions)),
         ]
-        there = [each for each in (canary_name(name), name) if cloud.owned(each, name) is not None]
-        found += numbered("Application", APPLICATION, there)
-        return [*(uploads(cloud, name) if purge else []), *found]
+        applications = [
+            application
+            for application in (canary_name(name), name)
+            if cloud.owned(application, name) is not None
+        ]
+        existing += numbered("Application", APPLICATION, applications)
+        return [*(uploaded_archives(cloud, name) if purge else []), *existing]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: RayCluster, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
-        names = {each.name for each in wanted}
+        names = {resource.name for resource in wanted}
         records = cloud.records()
         applications = [
-            found
-            for each in (spec.name, canary_name(spec.name))
-            if (found := cloud.owned(each, spec.name)) is not None
+            running
+            for application in (spec.name, canary_name(spec.name))
+            if (running := cloud.owned(application, spec.name)) is not None
         ]
-        kept = names | {each.version for each in applications}
-        others = [version for version in cloud.records(spec.name) if version not in kept]
-        gone = others[: -(spec.keep - 1) or None]
-        archives = [each for each in _unused(records, set(gone)) if each.name not in names]
+        kept_names = names | {application.version for application in applications}
+        former = [version for version in cloud.records(spec.name) if version not in kept_names]
+        gone = former[: -(spec.keep - 1) or None]
+        archives = [
+            archive for archive in _unused_archives(records, set(gone)) if archive.name not in names
+        ]
         return [*archives, *numbered("Version", VERSION, gone)]
 
     def versions(self, cloud: RayCluster, name: str) -> list[DeployedVersion]:
@@ -109,25 +121,27 @@ class RayTarget:
         return [
             DeployedVersion(
                 n,
-                each,
+                version,
                 datetime.fromisoformat(record["made"]),
                 record["tags"],
-                each == application.version,
-                shares.get(each, 0.0),
+                version == application.version,
+                shares.get(version, 0.0),
             )
-            for n, (each, record) in enumerate(cloud.records(name).items(), start=1)
+            for n, (version, record) in enumerate(cloud.records(name).items(), start=1)
         ]
 
-    def going_back(self, cloud: RayCluster, name: str, version: DeployedVersion) -> list[Resource]:
-        """A canary ends with it."""
+    def rollback_resources(
+        self, cloud: RayCluster, name: str, version: DeployedVersion
+    ) -> list[Resource]:
+        """Return the resources of an earlier version; a canary ends with it."""
         if version.percent:
             raise CliError(
                 f"version {version.number} of {name} is its canary; `tsx deploy promote` gives it"
                 " all requests"
             )
-        return [_as_recorded(cloud, name, version.id)]
+        return [_recorded_application(cloud, name, version.id)]
 
-    def promoting(self, cloud: RayCluster, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: RayCluster, name: str) -> list[Resource]:
         canary = cloud.owned(canary_name(name), name)
         if canary is None or canary.is_ending or canary.version is None:
             raise CliError(f"{name} has no canary: one version has all requests")
@@ -136,7 +150,7 @@ class RayTarget:
             raise CliError(
                 f"the canary of {name} is not ready: {reason}. `tsx deploy rollback` ends it"
             )
-        return [_as_recorded(cloud, name, canary.version)]
+        return [_recorded_application(cloud, name, canary.version)]
 
     def status(self, cloud: RayCluster, name: str) -> dict[str, Any] | None:
         application, canary = cloud.owned(name, name), cloud.owned(canary_name(name), name)
@@ -146,30 +160,34 @@ class RayTarget:
         return {
             "name": name,
             "target": "ray",
-            "cluster": cloud.own.address,
+            "cluster": cloud.settings.address,
             "status": str(application.shown["status"]),
             "reason": reason if state == "failed" else "",
             "waiting": reason if state == "changing" else "",
             "model": application.tags.get("tsx:model"),
             "version": application.version,
             "replicas": (
-                f"{sum(each['state'] == 'RUNNING' for each in application.replicas)} of"
+                f"{sum(replica['state'] == 'RUNNING' for replica in application.replicas)} of"
                 f" {application.wanted} running"
             ),
             "nodes": sorted(
-                {str(each["node_ip"]) for each in application.replicas if each.get("node_ip")}
+                {
+                    str(replica["node_ip"])
+                    for replica in application.replicas
+                    if replica.get("node_ip")
+                }
             ),
             "canary": [] if canary is None else [_canary(application, canary)],
             "address": [
-                f"{each}{application.shown['route_prefix'] or ''}"
-                for each in _addresses(cloud.details()).values()
+                f"{address}{application.shown['route_prefix'] or ''}"
+                for address in _addresses(cloud.details()).values()
             ],
         }
 
     def invoke(
         self, cloud: RayCluster, name: str, body: bytes, content_type: str, accept: str | None
     ) -> Response:
-        """On a node of the cluster, as this machine may not reach the port of Ray Serve."""
+        """Send a request from a node, because this machine may not reach the port of Ray Serve."""
         application, addresses = cloud.owned(name, name), _addresses(cloud.details())
         if application is None or not addresses:
             raise CloudError(f"{name} does not run; see `tsx deploy status`")
@@ -191,8 +209,10 @@ class RayTarget:
     def logs(
         self, cloud: RayCluster, name: str, *, lines: int | None, since: str | None, follow: bool
     ) -> Iterator[str]:
-        """Of all replicas, each line with its replica's name. Raises CliError where there is
-        none.
+        """Yield the log lines of all replicas, with the names of the replicas.
+
+        Raises:
+            CliError: There is no such deployment.
         """
         start = None if since is None else float(since.rstrip("s"))
         read: dict[str, dict[str, int]] = {}
@@ -200,7 +220,7 @@ class RayTarget:
             application = cloud.owned(name, name)
             if application is None:
                 raise CliError(f"there is no deployment '{name}' on {cloud.region}")
-            found = Lines()
+            lines_read = Lines()
             for node, patterns in application.logs().items():
                 new, read[node] = cloud.run(
                     read_logs,
@@ -211,17 +231,17 @@ class RayTarget:
                     doing=f"reading the log of {name}",
                     node=node,
                 )
-                found += new
+                lines_read += new
             yield from (
                 text
-                for _, text in sorted(found, key=lambda line: line[0])[
+                for _, text in sorted(lines_read, key=lambda line: line[0])[
                     -lines if lines is not None else 0 :
                 ]
             )
             if not follow:
                 return
             lines = start = None
-            time.sleep(FOLLOW)
+            time.sleep(FOLLOW_S)
 
 
 def _refuse_conflicts(applications: Mapping[str, Mapping[str, Any]], spec: DeploySpec) -> None:
@@ -238,7 +258,7 @@ def _refuse_conflicts(applications: Mapping[str, Mapping[str, Any]], spec: Deplo
 def _notes(
     cloud: RayCluster, spec: DeploySpec, archives: Sequence[Facts], replica: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What a plan warns about."""
+    """Yield the notes of a plan."""
     wanted = {
         "CPU": replica["num_cpus"],
         "GPU": replica["num_gpus"],
@@ -263,14 +283,14 @@ def _notes(
             "the archive is kept in the memory of the cluster's head node, and no replica starts"
             f" without it; to outlive it: {instead}"
         )
-    if any(each.requirements for each in archives) and not spec.ray.runtime_env:
+    if any(archive.requirements for archive in archives) and not spec.ray.runtime_env:
         yield (
             "the archive has requirements: the nodes must have them, or ray.runtime_env installs"
             " them: {pip = ['NAME==VERSION']}"
         )
 
 
-def _as_recorded(cloud: RayCluster, name: str, version: str) -> Resource:
+def _recorded_application(cloud: RayCluster, name: str, version: str) -> Resource:
     record = cloud.record(version)
     if record is None:
         raise CliError(f"the cluster has no record of {version} any more; deploy its archive again")
@@ -278,8 +298,8 @@ def _as_recorded(cloud: RayCluster, name: str, version: str) -> Resource:
     return Resource("Application", APPLICATION, name, properties, tags=record["tags"], patience=600)
 
 
-def _unused(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Resource]:
-    """The archives in the object store that only these versions name."""
+def _unused_archives(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Resource]:
+    """Return the archives in the object store that only the given versions name."""
 
     def named(versions: set[str]) -> set[str]:
         models = [
@@ -293,17 +313,22 @@ def _unused(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Re
             if model["source"].startswith(OBJECT)
         }
 
-    left = named(gone) - named(records.keys() - gone)
-    return [Resource(f"Archive{n}Unused", ARCHIVE, each, {}) for n, each in enumerate(sorted(left))]
+    unused = named(gone) - named(records.keys() - gone)
+    return [
+        Resource(f"Archive{n}Unused", ARCHIVE, archive, {})
+        for n, archive in enumerate(sorted(unused))
+    ]
 
 
-def uploads(cloud: RayCluster, name: str) -> list[Resource]:
-    """All that was ever uploaded for it, where the specification says to which bucket."""
-    if not cloud.own.archives.startswith(S3):
+def uploaded_archives(cloud: RayCluster, name: str) -> list[Resource]:
+    """Return all uploads of a deployment, if the specification names the bucket."""
+    if not cloud.settings.archives.startswith(S3):
         return []
-    bucket, _, prefix = f"{cloud.own.archives.removeprefix(S3).rstrip('/')}/{name}/".partition("/")
-    own = re.compile(re.escape(prefix) + r"[0-9a-f]{16}/[^/]+")
-    found = cloud.aws.listed(
+    bucket, _, prefix = f"{cloud.settings.archives.removeprefix(S3).rstrip('/')}/{name}/".partition(
+        "/"
+    )
+    pattern = re.compile(re.escape(prefix) + r"[0-9a-f]{16}/[^/]+")
+    objects = cloud.aws.list_items(
         "s3",
         "list_objects_v2",
         "Contents",
@@ -312,23 +337,24 @@ def uploads(cloud: RayCluster, name: str) -> list[Resource]:
         Prefix=prefix,
     )
     return [
-        Resource(f"Upload{n}", UPLOAD, f"{bucket}/{each['Key']}", {})
-        for n, each in enumerate(found)
-        if own.fullmatch(each["Key"])
+        Resource(f"Upload{n}", UPLOAD, f"{bucket}/{item['Key']}", {})
+        for n, item in enumerate(objects)
+        if pattern.fullmatch(item["Key"])
     ]
 
 
 def _addresses(details: Mapping[str, Any]) -> dict[str, str]:
-    """Where each node takes requests, by the node; on one that listens on its loopback alone only
-    that node itself is answered.
+    """Return the address of Ray Serve on each node.
+
+    A loopback address can only be reached from that node.
     """
     options = details.get("http_options") or {}
     host = str(options.get("host") or "127.0.0.1")
     inside = host in ("127.0.0.1", "localhost", "::1")
     nodes = {
-        str(node): str(each["node_ip"])
-        for node, each in (details.get("proxies") or {}).items()
-        if each["status"] == "HEALTHY"
+        str(node): str(proxy["node_ip"])
+        for node, proxy in (details.get("proxies") or {}).items()
+        if proxy["status"] == "HEALTHY"
     }
     return {
         node: f"http://{host if inside else ip}:{options.get('port', 8000)}"

@@ -1,8 +1,7 @@
-"""What a deployment has on a Ray cluster: archives that travel, the records of versions, and the
-application of Ray Serve.
+"""The resources on a Ray cluster: archives, records of versions, and applications of Ray Serve.
 
-The application runs under the deployment's name, a canary beside it under `NAME-canary`. What runs,
-its tags and the canary's share are in the application's own `user_config`, which Ray Serve shows.
+The application has the name of the deployment, and a canary is `NAME-canary`. The `user_config` of
+the application holds the version, its tags and the share of the canary.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, UPLOAD, VERSION, 
 from tsx_cli.deploy.ray.running import RELEASE
 from tsx_runtime.targets.ray.archives import get_holder, has_archive, upload
 
-LEFT = "Ray Serve continues what has started"
+WHEN_INTERRUPTED = "Ray Serve continues what has started"
 
 
 class Archive(ResourceKind):
-    """In the cluster's object store, under its sha-256."""
+    """An archive in the cluster's object store, under its SHA-256."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"Path", "Sha256"}), left=LEFT)
+    traits = Traits(
+        is_tagged=False, unseen=frozenset({"Path", "Sha256"}), when_interrupted=WHEN_INTERRUPTED
+    )
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
         cloud.connect()
@@ -42,13 +43,13 @@ class Archive(ResourceKind):
         with cloud.translated(f"uploading {resource.properties['Path']}"):
             upload(Path(resource.properties["Path"]))
 
-    def delete(self, cloud: RayCluster, found: Observed) -> None:
+    def delete(self, cloud: RayCluster, observed: Observed) -> None:
         with cloud.translated("removing the archive"):
-            ray.get(get_holder().remove.remote(found.name))
+            ray.get(get_holder().remove.remote(observed.name))
 
 
 class Upload(S3Object):
-    """An archive in a bucket that the nodes read, as it is. Its name is `bucket/key`."""
+    """An archive in a bucket that the nodes read; its name is `bucket/key`."""
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
         return super().observe(cloud.aws, name)
@@ -61,25 +62,24 @@ class Upload(S3Object):
                 resource.properties["Path"], bucket, key, ExtraArgs=extra
             )
 
-    def delete(self, cloud: Any, found: Observed) -> None:
-        super().delete(cloud.aws, found)
+    def delete(self, cloud: Any, observed: Observed) -> None:
+        super().delete(cloud.aws, observed)
 
 
 class Version(ResourceKind):
-    """The record of what was deployed once, which a rollback reads.
+    """The record of a version, which a rollback reads; its name contains a hash of its content."""
 
-    Its name is made of what it says.
-    """
-
-    traits = Traits(left=LEFT)
+    traits = Traits(when_interrupted=WHEN_INTERRUPTED)
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
-        found = cloud.record(name)
-        return None if found is None else Observed(name, {"Config": found["config"]}, found["tags"])
+        record = cloud.record(name)
+        return (
+            None if record is None else Observed(name, {"Config": record["config"]}, record["tags"])
+        )
 
     def create(self, cloud: RayCluster, resource: Resource) -> None:
         earlier = cloud.record(resource.name) or {"made": datetime.now(timezone.utc).isoformat()}
-        cloud.keep(
+        cloud.put_record(
             resource.name,
             {
                 "made": earlier["made"],
@@ -88,46 +88,49 @@ class Version(ResourceKind):
             },
         )
 
-    def delete(self, cloud: RayCluster, found: Observed) -> None:
-        cloud.forget(found.name)
+    def delete(self, cloud: RayCluster, observed: Observed) -> None:
+        cloud.delete_record(observed.name)
 
 
 class Application(ResourceKind):
-    """A stable one has the property `Canary`: the version beside it, with its share.
+    """An application of Ray Serve.
 
-    A canary has `Percent`: the share it is to have.
+    A stable application has the property `Canary`: the version beside it, and its share. A canary
+    has `Percent`: its wanted share.
     """
 
-    traits = Traits(updates_failed=True, left=LEFT)
+    traits = Traits(updates_failed=True, when_interrupted=WHEN_INTERRUPTED)
     poll = 0.5
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
-        found, other = cloud.application(name), cloud.owned(canary_name(name), name)
-        if found is None:
+        application, canary = cloud.application(name), cloud.owned(canary_name(name), name)
+        if application is None:
             return None
-        record = cloud.record(found.version) if found.version else None
+        record = cloud.record(application.version) if application.version else None
         properties = {
-            "Version": found.version,
+            "Version": application.version,
             "Config": record["config"] if record else {},
-            "Percent": found.release.get("percent"),
+            "Percent": application.release.get("percent"),
         }
-        is_alone = other is None and not found.share
+        is_alone = canary is None and not application.share
         properties["Canary"] = (
-            None if is_alone else {"Version": other and other.version, "Percent": found.share}
+            None
+            if is_alone
+            else {"Version": canary and canary.version, "Percent": application.share}
         )
-        if other is not None and other.is_ending:
-            return Observed(name, properties, found.tags, {}, "changing", "its canary ends")
-        return Observed(name, properties, found.tags, {}, *found.condition)
+        if canary is not None and canary.is_ending:
+            return Observed(name, properties, application.tags, {}, "changing", "its canary ends")
+        return Observed(name, properties, application.tags, {}, *application.condition)
 
     def create(self, cloud: RayCluster, resource: Resource) -> None:
         cloud.start()
         _run(cloud, resource.name, resource.properties, resource.tags)
 
     def update(
-        self, cloud: RayCluster, resource: Resource, found: Observed, changed: set[str]
+        self, cloud: RayCluster, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
-        """The requests of a canary go back before it ends."""
-        canary = found.properties["Canary"]
+        """Update an application; the requests of a canary go back before it ends."""
+        canary = observed.properties["Canary"]
         if (
             canary is not None
             and not canary["Percent"]
@@ -136,32 +139,28 @@ class Application(ResourceKind):
         ):
             cloud.delete(canary_name(resource.name))
             return None
-        properties = {
-            **found.properties,
-            **resource.properties,
-        }  # the stable one stays what it is while it gets a canary
+        # The stable application keeps its version when it gets a canary.
+        properties = {**observed.properties, **resource.properties}
         _run(
             cloud,
             resource.name,
             properties,
-            resource.tags if "Version" in resource.properties else found.tags,
+            resource.tags if "Version" in resource.properties else observed.tags,
         )
         return (
             "its canary ends next" if canary is not None and properties["Canary"] is None else None
         )
 
-    def delete(self, cloud: RayCluster, found: Observed) -> None:
-        cloud.delete(found.name)
+    def delete(self, cloud: RayCluster, observed: Observed) -> None:
+        cloud.delete(observed.name)
 
 
 def _run(
     cloud: RayCluster, name: str, properties: Mapping[str, Any], tags: Mapping[str, str]
 ) -> None:
-    config, percent, canary = (
-        properties["Config"],
-        properties.get("Percent"),
-        properties.get("Canary"),
-    )
+    config = properties["Config"]
+    percent = properties.get("Percent")
+    canary = properties.get("Canary")
     if not config:
         raise CloudError(
             f"the cluster has no record of the version of {name} that runs; deploy it once without"

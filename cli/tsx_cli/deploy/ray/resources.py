@@ -1,6 +1,4 @@
-"""A deployment as resources of a Ray cluster: the archives, a version with all that it says, and
-the application. Pure functions.
-"""
+"""The resources of a deployment on a Ray cluster: archives, version and application (pure)."""
 
 from __future__ import annotations
 
@@ -26,35 +24,35 @@ from tsx_runtime.targets.ray.config import (
     parse_application,
 )
 
-ARCHIVE, UPLOAD, VERSION, APPLICATION = (
-    "Tsx::Ray::Archive",
-    "Tsx::Ray::Upload",
-    "Tsx::Ray::Version",
-    "Tsx::Ray::Application",
-)
+ARCHIVE = "Tsx::Ray::Archive"
+UPLOAD = "Tsx::Ray::Upload"
+VERSION = "Tsx::Ray::Version"
+APPLICATION = "Tsx::Ray::Application"
 GRPC = "tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"
-# seconds for packages to be installed and archives to be copied, beside the time until a model is
-# ready
-MARGIN = 120
+MARGIN_S = 120  # time to install packages and copy archives, beyond the start of a model
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
 def resources(
     spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None
 ) -> list[Resource]:
-    """`archives`: that of `model` first. Raises UsageError."""
+    """Return the resources of a deployment; the archive of `model` is the first of `archives`.
+
+    Raises:
+        UsageError: Two archives have the same model name.
+    """
     config = configuration(spec, archives, measured)
     tags = tags_of(spec, archives[0])
-    made = {
-        each.id: each
-        for each in (_carried(spec, facts, n) for n, facts in enumerate(archives))
-        if each is not None
+    archives_by_id = {
+        resource.id: resource
+        for resource in (_archive_resource(spec, facts, n) for n, facts in enumerate(archives))
+        if resource is not None
     }
     version = f"{spec.name}-{digest(config, 12)}"
     properties = {"Version": version, "Config": config, "Canary": None}
     return [
-        *made.values(),
-        Resource("Version", VERSION, version, {"Config": config}, tuple(made), tags),
+        *archives_by_id.values(),
+        Resource("Version", VERSION, version, {"Config": config}, tuple(archives_by_id), tags),
         Resource(
             "Application",
             APPLICATION,
@@ -62,20 +60,23 @@ def resources(
             properties,
             ("Version",),
             tags,
-            patience=spec.ray.startup_timeout + MARGIN,
+            patience=spec.ray.startup_timeout + MARGIN_S,
         ),
     ]
 
 
-def as_canary(application: Resource, percent: float) -> list[Resource]:
-    """What `application` is beside the stable version: an application of its own, and a share of
-    the other's requests.
-    """
+def split_into_canary(application: Resource, percent: float) -> list[Resource]:
+    """Return an application as a canary, and the stable application with the canary's share."""
     version, config = application.properties["Version"], application.properties["Config"]
-    own = {"Version": version, "Config": config, "Percent": percent}
+    canary_properties = {"Version": version, "Config": config, "Percent": percent}
     share = {"Canary": {"Version": version, "Percent": percent}}
     return [
-        replace(application, id="Canary", name=canary_name(application.name), properties=own),
+        replace(
+            application,
+            id="Canary",
+            name=canary_name(application.name),
+            properties=canary_properties,
+        ),
         replace(
             application,
             properties=share,
@@ -87,14 +88,17 @@ def as_canary(application: Resource, percent: float) -> list[Resource]:
 
 
 def canary_name(name: str) -> str:
-    """The application of its canary."""
+    """Return the name of the application of a deployment's canary."""
     return f"{name}-canary"
 
 
 def configuration(
     spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None
 ) -> dict[str, Any]:
-    """What Ray Serve is given: `Application` are the arguments of `application.build`."""
+    """Return the configuration for Ray Serve.
+
+    `Application` holds the arguments of `application.build`.
+    """
     variables = {"env_vars": dict(spec.env)} if spec.env else {}
     arguments = _arguments(spec, archives, measured).model_dump(mode="json", exclude_unset=True)
     environment = {**spec.ray.runtime_env, **variables}
@@ -113,12 +117,10 @@ def source_of(spec: DeploySpec, facts: Facts) -> str:
     return f"{spec.ray.archives.rstrip('/')}/{spec.name}/{facts.sha256[:16]}/{facts.archive.name}"
 
 
-def _carried(spec: DeploySpec, facts: Facts, number: int) -> Resource | None:
-    """What brings an archive to the nodes; None where they see its path."""
-    source, properties = (
-        source_of(spec, facts),
-        {"Path": str(facts.archive), "Sha256": facts.sha256},
-    )
+def _archive_resource(spec: DeploySpec, facts: Facts, number: int) -> Resource | None:
+    """Return the resource that brings an archive to the nodes; None if they see its path."""
+    source = source_of(spec, facts)
+    properties = {"Path": str(facts.archive), "Sha256": facts.sha256}
     if source.startswith(S3):
         return Resource(f"Archive{number}", UPLOAD, source.removeprefix(S3), properties)
     return (
@@ -131,57 +133,64 @@ def _carried(spec: DeploySpec, facts: Facts, number: int) -> Resource | None:
 def _arguments(
     spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None
 ) -> RayApplication:
-    own, best = spec.ray, None if measured is None else Configuration(**measured.best.configuration)
+    settings = spec.ray
+    best = None if measured is None else Configuration(**measured.best.configuration)
     names = [facts.model_name for facts in archives]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(
             f"ray.models: several archives have the model name {', '.join(twice)}, which requests"
             " name; pack one under another"
         )
-    cpus, gpus = own.num_cpus, own.num_gpus
+    cpus, gpus = settings.num_cpus, settings.num_gpus
     if best is not None and measured is not None:
         on_gpu = best.device != "cpu"
         cores = (
             best.workers if on_gpu else best.workers * best.threads_each(measured.environment.cores)
         )
-        cpus, gpus = (
-            cpus if cpus is not None else float(cores),
-            gpus if gpus is not None else float(on_gpu),
-        )
-    target = own.target_ongoing_requests
+        cpus = cpus if cpus is not None else float(cores)
+        gpus = gpus if gpus is not None else float(on_gpu)
+    target = settings.target_ongoing_requests
     if target is None and measured is not None:
         target = Outlook(measured, spec.model.name, None, None, None).fitting_target
     usual = ReplicaResources.model_validate({})
-    most = own.max_ongoing_requests or max(usual.max_ongoing_requests, math.ceil(2 * (target or 0)))
+    most = settings.max_ongoing_requests or max(
+        usual.max_ongoing_requests, math.ceil(2 * (target or 0))
+    )
     replica = {
         "num_cpus": usual.num_cpus if cpus is None else cpus,
         "num_gpus": usual.num_gpus if gpus is None else gpus,
         "max_ongoing_requests": most,
-        **({"memory": _bytes(own.memory)} if own.memory else {}),
-        **({"resources": own.resources} if own.resources else {}),
+        **({"memory": _bytes(settings.memory)} if settings.memory else {}),
+        **({"resources": settings.resources} if settings.resources else {}),
     }
-    scaling: dict[str, Any] = {"replicas": own.replicas}
-    if own.max_replicas is not None:
+    scaling: dict[str, Any] = {"replicas": settings.replicas}
+    if settings.max_replicas is not None:
         aim = {} if target is None else {"target_ongoing_requests": float(target)}
         scaling = {
             "autoscaling": {
-                "min_replicas": own.min_replicas,
-                "max_replicas": own.max_replicas,
+                "min_replicas": settings.min_replicas,
+                "max_replicas": settings.max_replicas,
                 **aim,
             }
         }
     models = [
-        {"name": each.model_name, "source": source_of(spec, each), "sha256": each.sha256}
-        for each in archives
+        {"name": facts.model_name, "source": source_of(spec, facts), "sha256": facts.sha256}
+        for facts in archives
     ]
-    shared: dict[str, Any] = {"repeat": own.repeat, "ingress_replicas": own.ingress_replicas}
-    shared |= {"surge": math.ceil(own.surge), "drain": own.grace}
-    shared |= {} if own.models_per_replica is None else {"multiplexed": own.models_per_replica}
+    shared: dict[str, Any] = {
+        "repeat": settings.repeat,
+        "ingress_replicas": settings.ingress_replicas,
+    }
+    shared |= {"surge": math.ceil(settings.surge), "drain": settings.grace}
+    shared |= (
+        {} if settings.models_per_replica is None else {"multiplexed": settings.models_per_replica}
+    )
     return parse_application(
         {"name": spec.name, "models": models, "replica": replica, **scaling, **shared}
     )
 
 
 def _bytes(memory: str) -> int:
-    number, unit = re.fullmatch(r"(\d+)(\w+)", memory).groups()  # type: ignore[union-attr]  # as the specification has checked
+    # The specification has checked the text.
+    number, unit = re.fullmatch(r"(\d+)(\w+)", memory).groups()  # type: ignore[union-attr]
     return int(number) * UNITS[unit]

@@ -1,6 +1,4 @@
-"""What Ray Serve shows of an application: which version it is, how it is, and where its replicas
-are. Pure.
-"""
+"""What Ray Serve reports about an application: its version, state and replicas."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any
 from tsx_cli.deploy.engine.resources import State
 from tsx_runtime.targets.ray.config import MODEL
 
-# the key of the user_config that the deployer writes: version, tags, and of a canary the percentage
+# The key of the user_config with version and tags, and the percentage of a canary.
 RELEASE = "release"
 
 
@@ -21,10 +19,10 @@ class RunningApplication:
 
     @property
     def _routing(self) -> Mapping[str, Any]:
-        """Empty where tsx deploy did not make it."""
+        """The `user_config` of the ingress; empty if tsx did not deploy the application."""
         configs = (
-            each["deployment_config"].get("user_config")
-            for each in self.shown["deployments"].values()
+            deployment["deployment_config"].get("user_config")
+            for deployment in self.shown["deployments"].values()
         )
         return next(
             (config for config in configs if isinstance(config, Mapping) and config.get(RELEASE)),
@@ -45,7 +43,7 @@ class RunningApplication:
 
     @property
     def share(self) -> float:
-        """The percentage of its requests that its canary gets."""
+        """The percentage of requests for the canary."""
         return float((self._routing.get("canary") or {}).get("percent", 0.0))
 
     @property
@@ -54,13 +52,7 @@ class RunningApplication:
         if status == "RUNNING":
             return "ready", ""
         return (
-            "failed"
-            if status
-            in (
-                "DEPLOY_FAILED",
-                "UNHEALTHY",
-            )
-            else "changing"
+            "failed" if status in ("DEPLOY_FAILED", "UNHEALTHY") else "changing"
         ), self.message or f"is {status.lower()}"
 
     @property
@@ -69,28 +61,30 @@ class RunningApplication:
 
     @property
     def message(self) -> str:
-        """Ray Serve's own words, the most precise ones first, or what its replicas wait for."""
-        said = [last_line(each["message"]) for each in self.shown["deployments"].values()]
-        for each in self.shown["deployments"].values():
+        """The message of Ray Serve, or what the replicas wait for."""
+        messages = [
+            last_line(deployment["message"]) for deployment in self.shown["deployments"].values()
+        ]
+        for deployment in self.shown["deployments"].values():
             unplaced = [
                 replica
-                for replica in each["replicas"]
+                for replica in deployment["replicas"]
                 if replica["state"] == "STARTING" and not replica.get("node_id")
             ]
             if unplaced:
                 needs = ", ".join(
                     f"{amount:g} {resource}"
-                    for resource, amount in each["required_resources"].items()
+                    for resource, amount in deployment["required_resources"].items()
                 )
-                said.append(
+                messages.append(
                     f"{len(unplaced)} of its replicas ({needs or 'no resources'} each) have no"
                     " node yet"
                 )
-        return next((text for text in (*said, self.shown["message"]) if text), "")
+        return next((text for text in (*messages, self.shown["message"]) if text), "")
 
     @property
     def replicas(self) -> list[Mapping[str, Any]]:
-        """Those of the model; the ingress in front of them holds none."""
+        """The replicas of the model, without those of the ingress."""
         return list(self._model.get("replicas", ()))
 
     @property
@@ -99,22 +93,23 @@ class RunningApplication:
 
     @property
     def _model(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.shown["deployments"].get(MODEL, {})
-        return found
+        model: Mapping[str, Any] = self.shown["deployments"].get(MODEL, {})
+        return model
 
     def logs(self) -> dict[str, dict[str, list[str]]]:
-        """By node, the log files of each replica, of those that died lately as well."""
-        found: dict[str, dict[str, list[str]]] = {}
+        """Return the log files of replicas by node, recently dead replicas included."""
+        files_by_node: dict[str, dict[str, list[str]]] = {}
         for part in self.shown["deployments"].values():
-            for each in (*part.get("recent_dead_replicas", ()), *part["replicas"]):
-                if each.get("node_id") and each.get("worker_id"):
-                    files = [
-                        f"worker-{each['worker_id']}-*.{kind}" for kind in ("err", "out")
-                    ]  # which Ray Serve's own lines go to as well
-                    found.setdefault(str(each["node_id"]), {})[str(each["replica_id"])] = files
-        return found
+            for replica in (*part.get("recent_dead_replicas", ()), *part["replicas"]):
+                if replica.get("node_id") and replica.get("worker_id"):
+                    # Ray Serve writes to these files as well.
+                    files = [f"worker-{replica['worker_id']}-*.{kind}" for kind in ("err", "out")]
+                    files_by_node.setdefault(str(replica["node_id"]), {})[
+                        str(replica["replica_id"])
+                    ] = files
+        return files_by_node
 
 
 def last_line(text: str) -> str:
-    """Of a traceback, what was raised; any other text as a whole."""
+    """Return the exception of a traceback, and other texts unchanged."""
     return text.strip().splitlines()[-1].rstrip(".") if "\n  File " in text else text

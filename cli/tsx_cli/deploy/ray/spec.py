@@ -8,72 +8,58 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from tsx_cli.deploy.spec_values import MEMORY, Percent, Seconds, SpecSection, table, words
+from tsx_cli.deploy.spec_values import MEMORY, Percent, Seconds, SpecSection, split_list, table
 
 RAY_ADDRESS = r"^(auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:]+\]):\d+)$"
 ARCHIVES = r"^(object-store|path|s3://[^/\s]+(/\S+)?)$"
 
 
 class Ray(SpecSection):
-    """An application of Ray Serve, on a cluster that runs."""
+    """An application of Ray Serve on a running cluster."""
 
-    address: str = Field(
-        default="auto", pattern=RAY_ADDRESS
-    )  # ray://HOST:10001 from anywhere; on one of its nodes HOST:6379 or auto
-    # where each node listens, if this deployment is what starts Ray Serve; 0.0.0.0: clients on
-    # other machines
+    # ray://HOST:10001 from anywhere; HOST:6379 or auto on a node of the cluster.
+    address: str = Field(default="auto", pattern=RAY_ADDRESS)
+    # The address of each node if this deployment starts Ray Serve; 0.0.0.0 for other machines.
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65_535)
-    route_prefix: str | None = Field(
-        default=None, pattern=r"^/([\w.~-]+(/[\w.~-]+)*)?$"
-    )  # /NAME, if not set
-    archives: str = Field(
-        default="object-store", pattern=ARCHIVES
-    )  # how they reach the nodes; path: all nodes see the archive's path
-    models: Annotated[
-        tuple[Path, ...], BeforeValidator(words)
-    ] = ()  # more archives, which share the replicas with `model`
-    models_per_replica: int | None = Field(default=None, ge=1)  # that are loaded at a time
-    num_cpus: float | None = Field(
-        default=None, ge=0
-    )  # of a replica; if not set, what the archive was measured with, or 1
-    num_gpus: float | None = Field(
-        default=None, ge=0
-    )  # 0.25 shares one GPU; if not set, 1 where the archive was measured on a GPU
+    # The default is /NAME.
+    route_prefix: str | None = Field(default=None, pattern=r"^/([\w.~-]+(/[\w.~-]+)*)?$")
+    # How archives reach the nodes; path: all nodes see the path of the archive.
+    archives: str = Field(default="object-store", pattern=ARCHIVES)
+    # More archives, which share the replicas with `model`.
+    models: Annotated[tuple[Path, ...], BeforeValidator(split_list)] = ()
+    models_per_replica: int | None = Field(default=None, ge=1)  # models loaded at a time
+    # CPUs of a replica; by default as in the archive's benchmark, or 1.
+    num_cpus: float | None = Field(default=None, ge=0)
+    # 0.25 shares a GPU; by default 1 if the archive was measured on a GPU.
+    num_gpus: float | None = Field(default=None, ge=0)
     memory: str | None = Field(default=None, pattern=MEMORY)
-    resources: Annotated[dict[str, float], BeforeValidator(table)] = Field(
-        default_factory=dict
-    )  # of the cluster's own kinds
+    # Custom resources of the cluster.
+    resources: Annotated[dict[str, float], BeforeValidator(table)] = Field(default_factory=dict)
     replicas: int = Field(default=1, ge=1)
     min_replicas: int | None = Field(default=None, ge=0)
-    max_replicas: int | None = Field(default=None, ge=1)  # Ray Serve scales between the two
-    target_ongoing_requests: float | None = Field(
-        default=None, gt=0
-    )  # of a replica; if not set, what the archive's benchmark says
-    max_ongoing_requests: int | None = Field(
-        default=None, ge=1
-    )  # of a replica, those that wait in it included
-    ingress_replicas: int = Field(
-        default=2, ge=1
-    )  # which forward requests to the replicas; best one for each node that takes requests
-    repeat: Literal["idempotent", "all"] = (
-        # requests that are repeated if their replica is lost; all: POST without a key too
-        "idempotent"
-    )
-    surge: Annotated[Percent, Field(ge=0, le=100)] = (
-        25  # more replicas during an update; 0: a replica ends before the next starts
-    )
-    # of Ray: packages that the nodes lack, such as {pip = ["pillow"]}
+    max_replicas: int | None = Field(default=None, ge=1)  # bounds of the scaling
+    # Requests in flight of a replica; by default as the archive's benchmark predicts.
+    target_ongoing_requests: float | None = Field(default=None, gt=0)
+    # Requests of a replica, waiting ones included.
+    max_ongoing_requests: int | None = Field(default=None, ge=1)
+    # Replicas that forward requests; best one for each node that takes requests.
+    ingress_replicas: int = Field(default=2, ge=1)
+    # Requests that are repeated if their replica is lost; all: POST without a key as well.
+    repeat: Literal["idempotent", "all"] = "idempotent"
+    # Additional replicas during an update; 0: a replica ends before the next starts.
+    surge: Annotated[Percent, Field(ge=0, le=100)] = 25
+    # Ray's runtime environment: packages that the nodes lack, such as {pip = ["pillow"]}.
     runtime_env: Annotated[dict[str, Any], BeforeValidator(table)] = Field(default_factory=dict)
-    grpc: bool = False  # if this deployment is what starts Ray Serve, it also listens for gRPC
+    grpc: bool = False  # whether Ray Serve listens for gRPC, if this deployment starts it
     grace: Annotated[Seconds, Field(ge=1)] = (
-        30  # in which a replica that ends answers what it has accepted
+        30  # seconds for accepted requests of a stopping replica
     )
     startup_timeout: Annotated[Seconds, Field(ge=1)] = 600
 
     @field_validator("num_gpus")
     @classmethod
-    def _share(cls, gpus: float | None) -> float | None:
+    def _check_gpus(cls, gpus: float | None) -> float | None:
         if gpus is not None and gpus > 1 and gpus != int(gpus):
             raise ValueError(
                 "Ray gives a replica a share of one GPU or whole GPUs: write 0.5, 1 or 2"
@@ -82,15 +68,15 @@ class Ray(SpecSection):
 
     @field_validator("runtime_env")
     @classmethod
-    def _remote(cls, env: dict[str, Any]) -> dict[str, Any]:
+    def _check_runtime_env(cls, env: dict[str, Any]) -> dict[str, Any]:
         modules = env.get("py_modules", [])
-        for place in [
+        for uri in [
             env.get("working_dir", "s3://"),
             *(modules if isinstance(modules, list) else [modules]),
         ]:
-            if "://" not in str(place):
+            if "://" not in str(uri):
                 raise ValueError(
-                    f"the nodes cannot read {place}: upload it as a zip, and give its URI, such as"
+                    f"the nodes cannot read {uri}: upload it as a zip, and give its URI, such as"
                     " s3://bucket/code.zip"
                 )
         if "env_vars" in env:
@@ -98,7 +84,7 @@ class Ray(SpecSection):
         return env
 
     @model_validator(mode="after")
-    def _scaling(self) -> Ray:
+    def _check_scaling(self) -> Ray:
         if (self.min_replicas is None) != (self.max_replicas is None):
             raise ValueError(
                 "min_replicas and max_replicas belong together: set both to scale, or replicas"

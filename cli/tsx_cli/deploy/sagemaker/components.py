@@ -1,5 +1,6 @@
-"""A deployment as an inference component: its model, its part of a shared endpoint, the scaling of
-its copies, and what wakes it.
+"""A deployment as an inference component of a shared endpoint.
+
+The component has a model, a part of the instances for each copy, and rules that scale the copies.
 """
 
 from __future__ import annotations
@@ -14,37 +15,37 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     TARGET,
     ScalableTarget,
+    only_own_scaling,
     policies,
     predefined,
-    scales,
-    scaling,
-    without_others,
+    scaled_dimensions,
+    scaling_resources,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
-from tsx_cli.deploy.engine.facts import Facts, lasting
+from tsx_cli.deploy.engine.facts import Facts, owner_tags
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest, numbered
-from tsx_cli.deploy.engine.shapes import filled, shapes
+from tsx_cli.deploy.engine.shapes import fill, read_shapes
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
-from tsx_cli.deploy.sagemaker.kinds import COMPONENT, LONGEST_UPDATE, InferenceComponent
+from tsx_cli.deploy.sagemaker.kinds import COMPONENT, MAX_UPDATE_S, InferenceComponent
 from tsx_cli.deploy.sagemaker.resources import (
     SHAPES,
     VARIANT,
+    archive_in_bucket,
     canary_alarms,
     model_properties,
-    network,
-    prefix,
-    rolled_back,
+    name_prefix,
+    rollback_config,
     scaling_rule,
     server_values,
-    uploaded,
-    uploads,
+    upload_prefix,
+    vpc_config,
 )
 from tsx_cli.deploy.sagemaker.shared_endpoints import (
     COMPONENTS,
@@ -55,17 +56,16 @@ from tsx_cli.deploy.sagemaker.shared_endpoints import (
 from tsx_cli.deploy.spec import ACCELERATED, Autoscaling, Canary, Component, DeploySpec, SageMaker
 
 LOG = "/aws/sagemaker/InferenceComponents/{}"
-# the tag of a model that says what a copy of it takes, so that a rollback restores that too
+# The tag of a model with the resources of a copy, which a rollback restores.
 RESOURCES = "tsx:resources"
 METRIC = "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution"
-# As many instances as SageMaker has started for the copies stay when the endpoint gets another
-# configuration.
-KEPT = {
+# With another configuration, the endpoint keeps the instances that the copies need.
+RETAINED = {
     "RetainAllVariantProperties": True,
     "ExcludeRetainedVariantProperties": [{"VariantPropertyType": "DesiredWeight"}],
 }
-LEAST_STEP = 5  # percent of the copies that an update replaces at a time
-KEYS = {  # by the words of that tag, the place in a component's specification
+MIN_STEP_PERCENT = 5  # copies that an update replaces at a time
+KEYS = {  # key of the tag -> key of a component's specification, and type
     "cpus": ("ComputeResourceRequirements", "NumberOfCpuCoresRequired", float),
     "memory": ("ComputeResourceRequirements", "MinMemoryRequiredInMb", int),
     "gpus": ("ComputeResourceRequirements", "NumberOfAcceleratorDevicesRequired", float),
@@ -75,43 +75,55 @@ KEYS = {  # by the words of that tag, the place in a component's specification
 
 
 def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
-    """Raises UsageError for what SageMaker does not do."""
-    own, component = spec.sagemaker, spec.sagemaker.component
+    """Return the resources of a component.
+
+    Raises:
+        UsageError: SageMaker does not support the specification.
+    """
+    settings, component = spec.sagemaker, spec.sagemaker.component
     assert component is not None
     member = EndpointMembership(COMPONENTS, component.endpoint)
     _check(spec, component)
     tags = shared.member_tags(spec, facts, member)
-    made, url = uploaded(spec, facts, tags, f"{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz")
-    # The network is the endpoint's.
+    wanted_resources, url = archive_in_bucket(
+        spec, facts, tags, f"{upload_prefix(spec.name)}{facts.sha256[:16]}/model.tar.gz"
+    )
+    # The network is a setting of the endpoint.
     alone = spec.model_copy(
-        update={"sagemaker": own.model_copy(update={"subnets": (), "network_isolation": False})}
+        update={
+            "sagemaker": settings.model_copy(update={"subnets": (), "network_isolation": False})
+        }
     )
     properties = model_properties(alone, facts, url)
-    if own.role is None:
+    if settings.role is None:
         del properties["ExecutionRoleArn"]
-    takes = _takes(spec, component)
-    name = prefix(spec.name) + digest([properties, takes])
-    made.append(
-        Resource("Model", MODEL, name, properties, ("ModelData",), {**tags, RESOURCES: takes})
+    resources_text = _resources_text(spec, component)
+    name = name_prefix(spec.name) + digest([properties, resources_text])
+    wanted_resources.append(
+        Resource(
+            "Model", MODEL, name, properties, ("ModelData",), {**tags, RESOURCES: resources_text}
+        )
     )
     if component.manage_endpoint:
-        made += shared.endpoint_resources(member, _config(own, component), KEPT, ("Model",))
+        wanted_resources += shared.endpoint_resources(
+            member, _config(settings, component), RETAINED, ("Model",)
+        )
     watched = canary_alarms(spec, tags, {"InferenceComponentName": spec.name})
     wanted: dict[str, Any] = {"EndpointName": component.endpoint, "VariantName": component.variant}
-    wanted["Specification"] = {"ModelName": name, **_specification(takes)}
-    fewest = 0 if own.autoscaling is None else own.autoscaling.min
+    wanted["Specification"] = {"ModelName": name, **_specification(resources_text)}
+    fewest = 0 if settings.autoscaling is None else settings.autoscaling.min
     copies = {"RuntimeConfig": {"CopyCount": max(component.copies, fewest)}}
-    wanted |= copies if own.autoscaling is None else {}
+    wanted |= copies if settings.autoscaling is None else {}
     if spec.canary is not None:
         wanted["DeploymentConfig"] = _rolling(spec.canary, watched.names)
     log = log_group(spec, tags, LOG.format(spec.name))
     needs = (
         "Model",
         *(["Endpoint"] if component.manage_endpoint else []),
-        *(each.id for each in (*watched.made, *log)),
+        *(resource.id for resource in (*watched.resources, *log)),
     )
-    made += [
-        *watched.made,
+    wanted_resources += [
+        *watched.resources,
         *log,
         Resource(
             "Component",
@@ -120,14 +132,16 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
             wanted,
             needs,
             tags,
-            {} if own.autoscaling is None else copies,
+            {} if settings.autoscaling is None else copies,
         ),
     ]
-    return made + ([] if own.autoscaling is None else _scaling(spec.name, own.autoscaling, tags))
+    return wanted_resources + (
+        [] if settings.autoscaling is None else _scaling(spec.name, settings.autoscaling, tags)
+    )
 
 
 def _check(spec: DeploySpec, component: Component) -> None:
-    own, canary = spec.sagemaker, spec.canary
+    settings, canary = spec.sagemaker, spec.canary
     if component.manage_endpoint:
         shared.check_role(spec, component.endpoint)
     if component.manage_endpoint and component.variant != VARIANT:
@@ -135,30 +149,30 @@ def _check(spec: DeploySpec, component: Component) -> None:
             f"sagemaker.component.variant is {component.variant}: only an endpoint with"
             " manage_endpoint=false has another"
         )
-    if NEURON_MACHINES.match(own.instance_type):
+    if NEURON_MACHINES.match(settings.instance_type):
         raise UsageError(
-            f"sagemaker.component: tsx shares no {own.instance_type} between components; give the"
-            " model an endpoint of its own"
+            f"sagemaker.component: tsx shares no {settings.instance_type} between components; give"
+            " the model an endpoint of its own"
         )
-    if component.gpus is not None and not ACCELERATED.match(own.instance_type):
+    if component.gpus is not None and not ACCELERATED.match(settings.instance_type):
         raise UsageError(
-            f"sagemaker.component.gpus is {component.gpus}, and {own.instance_type} has none: set"
-            " sagemaker.instance_type"
+            f"sagemaker.component.gpus is {component.gpus}, and {settings.instance_type} has none:"
+            " set sagemaker.instance_type"
         )
     if canary is None:
         return
-    if steps(canary.percent) * canary.bake > LONGEST_UPDATE:
+    if number_of_steps(canary.percent) * canary.bake > MAX_UPDATE_S:
         raise UsageError(
             f"--canary {canary.percent:g}% --bake {canary.bake}s: SageMaker waits after each of"
-            f" {steps(canary.percent)} steps, and allows {LONGEST_UPDATE // 3600} hours for all."
-            " Raise the share, or lower the time"
+            f" {number_of_steps(canary.percent)} steps, and allows {MAX_UPDATE_S // 3600} hours for"
+            " all. Raise the share, or lower the time"
         )
-    if canary.percent < LEAST_STEP:
+    if canary.percent < MIN_STEP_PERCENT:
         raise UsageError(
-            f"--canary {canary.percent:g}%: SageMaker replaces {LEAST_STEP} to 50 % of a"
+            f"--canary {canary.percent:g}%: SageMaker replaces {MIN_STEP_PERCENT} to 50 % of a"
             " component's copies at a time"
         )
-    if own.autoscaling is None and component.copies < 2:
+    if settings.autoscaling is None and component.copies < 2:
         raise UsageError(
             "--canary: SageMaker replaces up to half of a component's copies at a time, and"
             f" sagemaker.component.copies is {component.copies}. Set it to 2 or more, or remove"
@@ -166,52 +180,52 @@ def _check(spec: DeploySpec, component: Component) -> None:
         )
 
 
-def steps(percent: float) -> int:
+def number_of_steps(percent: float) -> int:
     return math.ceil(100 / percent)
 
 
-def _takes(spec: DeploySpec, component: Component) -> str:
-    """As the value of a tag, which has no quotes or braces."""
-    own = spec.sagemaker
-    words = {"cpus": component.cpus, "memory": component.memory, "gpus": component.gpus}
-    words |= {"startup": own.startup_timeout, "download": own.download_timeout}
-    return " ".join(f"{key}={value:.9g}" for key, value in words.items() if value is not None)
+def _resources_text(spec: DeploySpec, component: Component) -> str:
+    """Return the resources of a copy as the value of a tag, without quotes and braces."""
+    settings = spec.sagemaker
+    sizes = {"cpus": component.cpus, "memory": component.memory, "gpus": component.gpus}
+    sizes |= {"startup": settings.startup_timeout, "download": settings.download_timeout}
+    return " ".join(f"{key}={value:.9g}" for key, value in sizes.items() if value is not None)
 
 
-def _specification(takes: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for word in takes.split():
-        key, _, value = word.partition("=")
+def _specification(resources_text: str) -> dict[str, Any]:
+    specification: dict[str, Any] = {}
+    for pair in resources_text.split():
+        key, _, value = pair.partition("=")
         part, name, kind = KEYS[key]
-        found.setdefault(part, {})[name] = kind(value)
-    return found
+        specification.setdefault(part, {})[name] = kind(value)
+    return specification
 
 
-def _config(own: SageMaker, component: Component) -> dict[str, Any]:
-    instances = min(max(own.instances, component.min_instances), component.max_instances)
+def _config(settings: SageMaker, component: Component) -> dict[str, Any]:
+    instances = min(max(settings.instances, component.min_instances), component.max_instances)
     values = {
-        **server_values(own),
+        **server_values(settings),
         **component.model_dump(include={"min_instances", "max_instances"}),
         "instances": instances,
-        "role": own.role,
-        "network": network(own),
-        "isolated": own.network_isolation or None,
-        "kms_key": own.kms_key,
+        "role": settings.role,
+        "network": vpc_config(settings),
+        "isolated": settings.network_isolation or None,
+        "kms_key": settings.kms_key,
     }
-    found: dict[str, Any] = filled(shapes(SHAPES)["shared config"], values)
-    return found
+    config: dict[str, Any] = fill(read_shapes(SHAPES)["shared config"], values)
+    return config
 
 
 def _rolling(canary: Canary, names: list[str]) -> dict[str, Any]:
     policy = {
         "MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": round(canary.percent)},
         "WaitIntervalInSeconds": canary.bake,
-        "MaximumExecutionTimeoutInSeconds": LONGEST_UPDATE,
+        "MaximumExecutionTimeoutInSeconds": MAX_UPDATE_S,
     }
-    return {"RollingUpdatePolicy": policy, **rolled_back(names)}
+    return {"RollingUpdatePolicy": policy, **rollback_config(names)}
 
 
-def scaled(name: str) -> str:
+def scaling_target(name: str) -> str:
     return f"sagemaker|inference-component/{name}|sagemaker:inference-component:DesiredCopyCount"
 
 
@@ -220,29 +234,30 @@ def waking_rule(name: str) -> str:
 
 
 def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Resource]:
-    """Tracking a metric cannot leave zero: there a request that finds no copy sets off an alarm,
-    which adds the first one.
+    """Return the rules that scale the copies.
+
+    Tracking a metric cannot leave zero. An alarm adds the first copy when a request finds none.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html
     """
-    place, kinds = scaled(name), shapes(SHAPES)
-    made = scaling(place, scaling_rule(name), wanted, predefined(METRIC), "Component")
+    target, kinds = scaling_target(name), read_shapes(SHAPES)
+    rules = scaling_resources(target, scaling_rule(name), wanted, predefined(METRIC), "Component")
     if wanted.min > 0:
-        return made
-    rule = {"policy": waking_rule(name), "resource": place.split("|")[1]}
+        return rules
+    rule = {"policy": waking_rule(name), "resource": target.split("|")[1]}
     text = f"A request found no copy of {name}: the first one is started"
     action = {"description": text, "name": name, "policy": Ref("WakePolicy", "Ref")}
-    policy, alarm = filled(kinds["wake policy"], rule), filled(kinds["wake alarm"], action)
+    policy, alarm = fill(kinds["wake policy"], rule), fill(kinds["wake alarm"], action)
     return [
-        *made,
-        Resource("WakePolicy", POLICY, f"{place}|{rule['policy']}", policy, ("ScalableTarget",)),
+        *rules,
+        Resource("WakePolicy", POLICY, f"{target}|{rule['policy']}", policy, ("ScalableTarget",)),
         Resource(
             "WakeAlarm",
             "AWS::CloudWatch::Alarm",
             f"{rule['policy']}-{digest(alarm, 4)}",
             alarm,
             ("WakePolicy",),
-            lasting(tags),
+            owner_tags(tags),
         ),
     ]
 
@@ -256,65 +271,71 @@ class ComponentTarget(SageMakerTarget):
     def log_group(self, name: str) -> str:
         return LOG.format(name)
 
-    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
-        return shared.noted(cloud, self.member, resources(spec, facts))
+    def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return shared.with_change_note(cloud, self.member, resources(spec, facts))
 
-    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
-        """A component takes its copies with it; the endpoint goes with the last component."""
+    def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+        """Return the resources of a component; the endpoint goes with its last component."""
         models = numbered("Model", MODEL, shared.models_of(cloud, name))
         is_last = not shared.other_components(cloud, self.member.endpoint, name)
-        endpoint = shared.endpoint_belongings(cloud, self.member, models, is_last=is_last)
-        found = [*(objects_of(cloud, name, models) if purge else []), *models, *endpoint]
+        endpoint = shared.existing_endpoint_resources(cloud, self.member, models, is_last=is_last)
+        existing = [*(objects_of(cloud, name, models) if purge else []), *models, *endpoint]
         if _component(cloud, name) is not None:
-            found.append(
+            existing.append(
                 Resource(
                     "Component",
                     COMPONENT,
                     name,
                     {},
-                    tuple(each.id for each in (*models, *endpoint)),
+                    tuple(resource.id for resource in (*models, *endpoint)),
                 )
             )
-        return [*found, *_beside(cloud, name)]
+        return [*existing, *_alarms_and_scaling(cloud, name)]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
-        names = {each.name for each in wanted}
-        gone = shared.superseded(self.versions(cloud, spec.name), spec.keep, names)
-        beside = [each for each in _beside(cloud, spec.name) if each.name not in names]
-        beside = without_others(cloud, beside, scaling_rule(spec.name))
-        is_managed = any(each.kind == ENDPOINT for each in wanted)
-        configs = shared.former(cloud, self.member, tuple(names)) if is_managed else []
-        return [
-            *numbered("Model", MODEL, gone),
-            *configs,
-            *beside,
+        names = {resource.name for resource in wanted}
+        gone = shared.superseded_models(self.versions(cloud, spec.name), spec.keep, names)
+        beside = [
+            resource
+            for resource in _alarms_and_scaling(cloud, spec.name)
+            if resource.name not in names
         ]
+        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
+        is_managed = any(resource.kind == ENDPOINT for resource in wanted)
+        configs = (
+            shared.former_endpoint_resources(cloud, self.member, tuple(names)) if is_managed else []
+        )
+        return [*numbered("Model", MODEL, gone), *configs, *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
-        found = _component(cloud, name)
+        component = _component(cloud, name)
         return shared.versions_of(
             shared.models_of(cloud, name),
-            None if found is None else found.properties["Specification"].get("ModelName"),
+            None if component is None else component.properties["Specification"].get("ModelName"),
         )
 
-    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
-        """Raises CliError while SageMaker changes the component: when that is over, another version
-        may be the one before.
+    def rollback_resources(
+        self, cloud: Cloud, name: str, version: DeployedVersion
+    ) -> list[Resource]:
+        """Return the resources of an earlier version.
+
+        Raises:
+            CliError: SageMaker is changing the component, so the previous version is not certain.
         """
-        found = _component(cloud, name)
-        if found is not None and found.state == "changing":
+        component = _component(cloud, name)
+        if component is not None and component.state == "changing":
             raise CliError(
-                f"{name} is {found.outputs['status']}, and SageMaker accepts no changes until that"
-                " ends. `tsx deploy status` shows its progress: roll back after that"
+                f"{name} is {component.outputs['status']}, and SageMaker accepts no changes until"
+                " that ends. `tsx deploy status` shows its progress: roll back after that"
             )
         wanted = {"ModelName": version.id, **_specification(version.tags.get(RESOURCES, ""))}
         return [
             Resource("Component", COMPONENT, name, {"Specification": wanted}, tags=version.tags)
         ]
 
-    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         raise CliError(
             f"SageMaker replaces the copies of {name} by itself, a part of them at a time, and"
             " cannot be hurried; `tsx deploy status` shows its progress. To replace all at once"
@@ -322,18 +343,18 @@ class ComponentTarget(SageMakerTarget):
         )
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
-        found = _component(cloud, name)
-        if found is None:
+        component = _component(cloud, name)
+        if component is None:
             return None
-        specification = found.properties["Specification"]
+        specification = component.properties["Specification"]
         return {
-            **shared.common_status(cloud, name, found, self.member),
+            **shared.common_status(cloud, name, component, self.member),
             "model name": specification.get("ModelName"),
-            "copies": found.outputs["copies"],
-            "desired copies": found.properties["RuntimeConfig"]["CopyCount"],
+            "copies": component.outputs["copies"],
+            "desired copies": component.properties["RuntimeConfig"]["CopyCount"],
             "resources": specification.get("ComputeResourceRequirements"),
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "InferenceComponentName")),
-            "scales": scales(_beside(cloud, name)),
+            "scales": scaled_dimensions(_alarms_and_scaling(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
@@ -355,20 +376,24 @@ class ComponentTarget(SageMakerTarget):
 
 
 def _component(cloud: Cloud, name: str) -> Observed | None:
-    found = InferenceComponent().observe(cloud, name)
-    return found if found is not None and found.tags.get(OWNER) == name else None
+    component = InferenceComponent().observe(cloud, name)
+    return component if component is not None and component.tags.get(OWNER) == name else None
 
 
-def _beside(cloud: Cloud, name: str) -> list[Resource]:
-    """Its alarms, and how it scales."""
+def _alarms_and_scaling(cloud: Cloud, name: str) -> list[Resource]:
+    """Return the alarms and the scaling rules of a component."""
     names = alarms_of(cloud, name, "InferenceComponentName")
-    found = numbered("Alarm", "AWS::CloudWatch::Alarm", names)
-    if ScalableTarget().observe(cloud, scaled(name)) is None:
-        return found
-    own = [
-        f"{scaled(name)}|{each['PolicyName']}"
-        for each in policies(cloud, scaled(name))
-        if each["PolicyName"] in (scaling_rule(name), waking_rule(name))
+    alarms = numbered("Alarm", "AWS::CloudWatch::Alarm", names)
+    if ScalableTarget().observe(cloud, scaling_target(name)) is None:
+        return alarms
+    rule_names = [
+        f"{scaling_target(name)}|{rule['PolicyName']}"
+        for rule in policies(cloud, scaling_target(name))
+        if rule["PolicyName"] in (scaling_rule(name), waking_rule(name))
     ]
-    rules = numbered("ScalingPolicy", POLICY, own, ("ScalableTarget",))
-    return [*found, Resource("ScalableTarget", TARGET, scaled(name), {}, ("Component",)), *rules]
+    rules = numbered("ScalingPolicy", POLICY, rule_names, ("ScalableTarget",))
+    return [
+        *alarms,
+        Resource("ScalableTarget", TARGET, scaling_target(name), {}, ("Component",)),
+        *rules,
+    ]

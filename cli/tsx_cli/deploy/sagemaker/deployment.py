@@ -1,4 +1,4 @@
-"""The state of a SageMaker endpoint: its resources, its earlier versions, its health."""
+"""A deployment with a SageMaker endpoint of its own: its resources, versions and health."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     SERVICE,
     TARGET,
-    scales,
-    scaling_of,
-    without_others,
+    existing_scaling,
+    only_own_scaling,
+    scaled_dimensions,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
@@ -25,10 +25,16 @@ from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource, numbered
 from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
-from tsx_cli.deploy.sagemaker.resources import VARIANT, prefix, resources, scaling_rule, uploads
+from tsx_cli.deploy.sagemaker.resources import (
+    VARIANT,
+    name_prefix,
+    resources,
+    scaling_rule,
+    upload_prefix,
+)
 from tsx_cli.deploy.spec import DeploySpec
 
-BESIDE = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
+SCALING_AND_ALARMS = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
 
 
 class SageMakerTarget:
@@ -37,96 +43,103 @@ class SageMakerTarget:
     def log_group(self, name: str) -> str:
         return GROUPS["sagemaker"].format(name)
 
-    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 
-    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+    def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         role = own_role(cloud, name, "sagemaker")
-        after = tuple(each.id for each in role)  # the endpoint runs with it to its end
+        role_ids = tuple(resource.id for resource in role)  # the endpoint needs the role to its end
         models = numbered(
-            "Model", "AWS::SageMaker::Model", names_of(cloud, "model", prefix(name)), after
+            "Model", "AWS::SageMaker::Model", names_of(cloud, "model", name_prefix(name)), role_ids
         )
-        needs = tuple(each.id for each in models)
-        names = names_of(cloud, "endpoint_config", prefix(name))
+        needs = tuple(resource.id for resource in models)
+        names = names_of(cloud, "endpoint_config", name_prefix(name))
         configs = numbered("Config", "AWS::SageMaker::EndpointConfig", names, needs)
         alarms = numbered("Alarm", "AWS::CloudWatch::Alarm", alarms_of(cloud, name, "EndpointName"))
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
-        found = [*role, *models, *configs, *alarms]
+        existing = [*role, *models, *configs, *alarms]
         if endpoint is not None and endpoint.tags.get("tsx:name") == name:
-            needs = tuple(each.id for each in (*configs, *alarms))
-            found += [
+            needs = tuple(resource.id for resource in (*configs, *alarms))
+            existing += [
                 Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs),
                 *_scaling(cloud, name),
             ]
-        return [*(objects_of(cloud, name, models) if purge else []), *found]
+        return [*(objects_of(cloud, name, models) if purge else []), *existing]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
-        """Configurations beyond the newest `keep`, models that no other configuration names,
-        unwanted alarms and scaling.
-        """
-        names = {each.name for each in wanted}
-        others = [each for each in self.versions(cloud, spec.name) if each.id not in names]
-        gone = {
-            each.id for each in others[: -(spec.keep - 1) or None]
-        }  # none is current by then: deletions come last
-        belongings = self.belongings(cloud, spec.name)
-        configs = [each for each in belongings if each.kind == "AWS::SageMaker::EndpointConfig"]
+        """Return surplus configurations with their models, and unwanted alarms and scaling."""
+        names = {resource.name for resource in wanted}
+        former = [version for version in self.versions(cloud, spec.name) if version.id not in names]
+        # Deletions come last, when none of these is current.
+        gone = {version.id for version in former[: -(spec.keep - 1) or None]}
+        existing = self.existing_resources(cloud, spec.name)
+        configs = [
+            resource for resource in existing if resource.kind == "AWS::SageMaker::EndpointConfig"
+        ]
         used = {
             model
-            for each in configs
-            if each.name not in gone
-            for model in _models_of(cloud, each.name)
+            for resource in configs
+            if resource.name not in gone
+            for model in _models_of(cloud, resource.name)
         } | names
         models = [
-            each
-            for each in belongings
-            if each.kind == "AWS::SageMaker::Model" and each.name not in used
+            resource
+            for resource in existing
+            if resource.kind == "AWS::SageMaker::Model" and resource.name not in used
         ]
-        beside = [each for each in belongings if each.kind in BESIDE and each.name not in names]
-        beside = without_others(cloud, beside, scaling_rule(spec.name))
-        return [*models, *(each for each in configs if each.name in gone), *beside]
+        beside = [
+            resource
+            for resource in existing
+            if resource.kind in SCALING_AND_ALARMS and resource.name not in names
+        ]
+        beside = only_own_scaling(cloud, beside, scaling_rule(spec.name))
+        return [*models, *(resource for resource in configs if resource.name in gone), *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         current = None if endpoint is None else endpoint.properties["EndpointConfigName"]
         with translated_errors(f"listing the configurations of {name}"):
             client = cloud.client("sagemaker")
-            found = [
-                client.describe_endpoint_config(EndpointConfigName=each)
-                for each in names_of(cloud, "endpoint_config", prefix(name))
+            configs = [
+                client.describe_endpoint_config(EndpointConfigName=config_name)
+                for config_name in names_of(cloud, "endpoint_config", name_prefix(name))
             ]
             tags = [
-                tag_map(client.list_tags(ResourceArn=each["EndpointConfigArn"])["Tags"])
-                for each in found
+                tag_map(client.list_tags(ResourceArn=config["EndpointConfigArn"])["Tags"])
+                for config in configs
             ]
-        pairs = sorted(zip(found, tags, strict=True), key=lambda pair: pair[0]["CreationTime"])
+        pairs = sorted(zip(configs, tags, strict=True), key=lambda pair: pair[0]["CreationTime"])
         return [
             DeployedVersion(
                 number,
-                each["EndpointConfigName"],
-                each["CreationTime"],
-                own,
-                each["EndpointConfigName"] == current,
+                config["EndpointConfigName"],
+                config["CreationTime"],
+                config_tags,
+                config["EndpointConfigName"] == current,
             )
-            for number, (each, own) in enumerate(pairs, start=1)
+            for number, (config, config_tags) in enumerate(pairs, start=1)
         ]
 
-    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
-        """Raises CliError while SageMaker moves the endpoint elsewhere: when that is over, another
-        version may be the one before.
+    def rollback_resources(
+        self, cloud: Cloud, name: str, version: DeployedVersion
+    ) -> list[Resource]:
+        """Return the resources of an earlier version.
+
+        Raises:
+            CliError: SageMaker is moving the endpoint, so the previous version is not certain.
         """
-        found = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
+        endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         if (
-            found is not None
-            and found.state == "changing"
-            and found.outputs["pending"] != version.id
+            endpoint is not None
+            and endpoint.state == "changing"
+            and endpoint.outputs["pending"] != version.id
         ):
             raise CliError(
-                f"{name} is {found.outputs['status']}, and SageMaker accepts no changes until that"
-                " ends; a canary goes back by itself when an alarm goes off. `tsx deploy status`"
-                " shows its progress: roll back after that"
+                f"{name} is {endpoint.outputs['status']}, and SageMaker accepts no changes until"
+                " that ends; a canary goes back by itself when an alarm goes off. `tsx deploy"
+                " status` shows its progress: roll back after that"
             )
         return [
             Resource(
@@ -138,7 +151,7 @@ class SageMakerTarget:
             )
         ]
 
-    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         if endpoint is None or endpoint.state != "changing":
             raise CliError(f"{name} has no canary: no traffic is being moved")
@@ -156,62 +169,64 @@ class SageMakerTarget:
             cloud, endpoint.properties["EndpointConfigName"]
         )
         variants = [] if config is None else config.properties["ProductionVariants"]
-        now = {each["VariantName"]: each for each in endpoint.outputs["variants"]}
+        now = {variant["VariantName"]: variant for variant in endpoint.outputs["variants"]}
         return {
             "name": name,
             "target": "sagemaker",
             "region": cloud.region,
             "status": endpoint.outputs["status"],
-            "reason": (
-                "" if endpoint.reason in CHANGING else endpoint.reason
-            ),  # a state on its way needs no diagnosis
+            # A changing endpoint needs no diagnosis.
+            "reason": "" if endpoint.reason in CHANGING else endpoint.reason,
             "model": endpoint.tags.get("tsx:model"),
             "image": endpoint.tags.get("tsx:image-digest"),
             "configuration": endpoint.properties["EndpointConfigName"],
             "moving to": endpoint.outputs["pending"],
-            "variants": [_variant(each, now.get(each["VariantName"], {})) for each in variants],
+            "variants": [
+                _variant(variant, now.get(variant["VariantName"], {})) for variant in variants
+            ],
             "alarms": alarm_states(cloud, alarms_of(cloud, name, "EndpointName")),
-            "scales": scales(_scaling(cloud, name)),
+            "scales": scaled_dimensions(_scaling(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
-        """What a request must name to reach the deployment."""
+        """Return the parameters that lead a request to the deployment."""
         return {"EndpointName": name}
 
     def invoke(
         self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None
     ) -> Response:
         with translated_errors(f"asking {name}"):
-            given = {
+            request = {
                 **self.address(cloud, name),
                 "Body": body,
                 "ContentType": content_type,
                 **({"Accept": accept} if accept else {}),
             }
-            answer = cloud.client("sagemaker-runtime").invoke_endpoint(**given)
+            answer = cloud.client("sagemaker-runtime").invoke_endpoint(**request)
             return Response.complete(answer["Body"].read(), answer.get("ContentType"))
 
 
-def names_of(cloud: Cloud, what: str, beginning: str) -> list[str]:
-    """Of models or configurations that begin so: behind it there are eight digits of a hash, so
-    that `tsx-a-` has none of `tsx-a-b-`.
+def names_of(cloud: Cloud, kind: str, beginning: str) -> list[str]:
+    """Return the names of models or configurations with a prefix.
+
+    Eight digits of a hash follow the prefix, so `tsx-a-` does not match `tsx-a-b-`.
     """
-    key = "".join(map(str.title, what.split("_")))
-    own = re.compile(re.escape(beginning) + "[0-9a-f]{8}")
-    found = cloud.listed(
+    key = "".join(map(str.title, kind.split("_")))
+    pattern = re.compile(re.escape(beginning) + "[0-9a-f]{8}")
+    items = cloud.list_items(
         "sagemaker",
-        f"list_{what}s",
+        f"list_{kind}s",
         f"{key}s",
         f"listing what begins with {beginning}",
         NameContains=beginning,
     )
-    return sorted(each[f"{key}Name"] for each in found if own.fullmatch(each[f"{key}Name"]))
+    return sorted(item[f"{key}Name"] for item in items if pattern.fullmatch(item[f"{key}Name"]))
 
 
 def _models_of(cloud: Cloud, config: str) -> Iterator[str]:
-    found = KINDS["AWS::SageMaker::EndpointConfig"].observe(cloud, config)
-    if found is not None:
-        yield from (variant["ModelName"] for variant in found.properties["ProductionVariants"])
+    observed = KINDS["AWS::SageMaker::EndpointConfig"].observe(cloud, config)
+    if observed is not None:
+        yield from (variant["ModelName"] for variant in observed.properties["ProductionVariants"])
 
 
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
@@ -220,29 +235,27 @@ def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     targets = cloud.call(
         SERVICE, "describe_scalable_targets", f"looking for what scales {name}", **asked
     )["ScalableTargets"]
-    places = [f"sagemaker|{which}|{each['ScalableDimension']}" for each in targets]
+    places = [f"sagemaker|{which}|{target['ScalableDimension']}" for target in targets]
     return [
-        each
-        for n, place in enumerate(places)
-        for each in scaling_of(place, scaling_rule(name), ("Endpoint",), n)
+        resource
+        for n, target_name in enumerate(places)
+        for resource in existing_scaling(target_name, scaling_rule(name), ("Endpoint",), n)
     ]
 
 
 def objects_of(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Resource]:
-    """All that was ever uploaded for it, also for versions that are not kept any more."""
-    bucket, own = (
-        own_bucket(cloud.account, cloud.region),
-        re.compile(re.escape(uploads(name)) + "[0-9a-f]{16}/model.tar.gz"),
+    """Return all objects that were uploaded for a deployment, for all versions."""
+    bucket = own_bucket(cloud.account, cloud.region)
+    pattern = re.compile(re.escape(upload_prefix(name)) + "[0-9a-f]{16}/model.tar.gz")
+    doing = f"listing s3://{bucket}/{upload_prefix(name)}"
+    objects = cloud.list_items(
+        "s3", "list_objects_v2", "Contents", doing, Bucket=bucket, Prefix=upload_prefix(name)
     )
-    doing = f"listing s3://{bucket}/{uploads(name)}"
-    found = cloud.listed(
-        "s3", "list_objects_v2", "Contents", doing, Bucket=bucket, Prefix=uploads(name)
-    )
-    urls = {f"{bucket}/{each['Key']}" for each in found if own.fullmatch(each["Key"])}
+    urls = {f"{bucket}/{item['Key']}" for item in objects if pattern.fullmatch(item["Key"])}
     for model in models:
-        there = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
-        if there is not None:
-            urls.add(there.properties["PrimaryContainer"]["ModelDataUrl"].removeprefix("s3://"))
+        observed = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
+        if observed is not None:
+            urls.add(observed.properties["PrimaryContainer"]["ModelDataUrl"].removeprefix("s3://"))
     return numbered("ModelData", "Tsx::S3::Object", sorted(urls))
 
 

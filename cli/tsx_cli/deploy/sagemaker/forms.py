@@ -1,5 +1,6 @@
-"""The ways in which a model is deployed to SageMaker: an endpoint of its own, a component, a model
-of a multi-model endpoint.
+"""The forms of a deployment to SageMaker.
+
+A model has an endpoint of its own, is a component, or is a model of a multi-model endpoint.
 """
 
 from __future__ import annotations
@@ -27,13 +28,19 @@ KINDS: Mapping[str, ResourceKind] = {
 
 
 def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
-    """Raises UsageError for what SageMaker does not do."""
-    own = spec.sagemaker
+    """Return the resources of a deployment.
+
+    Raises:
+        UsageError: SageMaker does not support the specification.
+    """
+    settings = spec.sagemaker
     wanted_membership(spec)
-    if own.component is not None:
+    if settings.component is not None:
         return components.resources(spec, facts)
     return (
-        own_endpoint(spec, facts) if own.multi_model is None else multi_model.resources(spec, facts)
+        own_endpoint(spec, facts)
+        if settings.multi_model is None
+        else multi_model.resources(spec, facts)
     )
 
 

@@ -1,6 +1,6 @@
 """SageMaker's models, endpoint configurations, endpoints and inference components.
 
-The first two cannot be changed once they are there, so their names are made of what they say; an
+Models and configurations cannot be changed, so their names contain a hash of their content. An
 endpoint moves from one configuration to another.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tsx_cli.deploy.aws.kinds.iam import call_with_role
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import ResourceKind, only, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import ResourceKind, pick, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
 MODEL = ("PrimaryContainer", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
@@ -28,7 +28,7 @@ CONFIG = (
 CHANGING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
 BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
 COMPONENT = "AWS::SageMaker::InferenceComponent"
-LONGEST_UPDATE = 28_800  # seconds that SageMaker allows for a rolling update of a component
+MAX_UPDATE_S = 28_800  # bound of SageMaker for a rolling update of a component
 
 
 class Immutable(ResourceKind):
@@ -36,55 +36,57 @@ class Immutable(ResourceKind):
 
     poll, patience = 2.0, 120.0
 
-    def __init__(self, what: str, key: str, operation: str, shown: tuple[str, ...]) -> None:
+    def __init__(self, noun: str, key: str, operation: str, shown: tuple[str, ...]) -> None:
         self.traits = Traits(fixed=frozenset(shown))
-        self._what, self._key, self._operation, self._shown = what, key, operation, shown
+        self._what, self._key, self._operation, self._shown = noun, key, operation, shown
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         which = {f"{self._key}Name": name}
-        found = cloud.find(
+        response = cloud.find(
             "sagemaker",
             f"describe_{self._operation}",
             f"looking for the {self._what} {name}",
             **which,
         )
-        if found is None:
+        if response is None:
             return None
-        arn = found[f"{self._key}Arn"]
+        arn = response[f"{self._key}Arn"]
         return Observed(
             name,
-            only(found, self._shown),
+            pick(response, self._shown),
             tags_of_arn(cloud, arn),
-            {**which, "Ref": arn, "made": found["CreationTime"]},
+            {**which, "Ref": arn, "made": response["CreationTime"]},
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         named = {f"{self._key}Name": resource.name, "Tags": tag_list(resource.tags)}
         doing = f"creating the {self._what} {resource.name}"
-        role, operation = (
-            str(resource.properties.get("ExecutionRoleArn")),
-            f"create_{self._operation}",
-        )
+        role = str(resource.properties.get("ExecutionRoleArn"))
+        operation = f"create_{self._operation}"
         return call_with_role(
             cloud, "sagemaker", operation, doing, role, **named, **resource.properties
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
-        put_tags(cloud, found.outputs["Ref"], resource)
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
+        put_tags(cloud, observed.outputs["Ref"], resource)
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        which = {f"{self._key}Name": found.name}
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        which = {f"{self._key}Name": observed.name}
         cloud.call(
             "sagemaker",
             f"delete_{self._operation}",
-            f"deleting the {self._what} {found.name}",
+            f"deleting the {self._what} {observed.name}",
             **which,
         )
 
 
 class SageMakerEndpoint(ResourceKind):
-    """Moves to a new configuration with traffic shifted as `DeploymentConfig` says, and back by
-    itself when an alarm goes off.
+    """An endpoint.
+
+    It moves to a new configuration as `DeploymentConfig` says. SageMaker moves it back when an
+    alarm goes off.
     """
 
     traits = Traits(
@@ -95,89 +97,92 @@ class SageMakerEndpoint(ResourceKind):
     poll, patience = 10.0, 3 * 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        found = cloud.find(
+        response = cloud.find(
             "sagemaker", "describe_endpoint", f"looking for the endpoint {name}", EndpointName=name
         )
-        if found is None:
+        if response is None:
             return None
-        status = found["EndpointStatus"]
+        status = response["EndpointStatus"]
         state: State = (
             "changing" if status in CHANGING else "failed" if status in BROKEN else "ready"
         )
-        reason = found.get("FailureReason") or (status if state != "ready" else "")
-        variants = found.get("ProductionVariants", [])
+        reason = response.get("FailureReason") or (status if state != "ready" else "")
+        variants = response.get("ProductionVariants", [])
         outputs = {
             "EndpointName": name,
-            "Ref": found["EndpointArn"],
+            "Ref": response["EndpointArn"],
             "status": status,
             "variants": variants,
         }
-        outputs["pending"] = found.get("PendingDeploymentSummary", {}).get("EndpointConfigName")
-        config = {"EndpointConfigName": found["EndpointConfigName"]}
+        outputs["pending"] = response.get("PendingDeploymentSummary", {}).get("EndpointConfigName")
+        config = {"EndpointConfigName": response["EndpointConfigName"]}
         return Observed(
-            name, config, tags_of_arn(cloud, found["EndpointArn"]), outputs, state, reason
+            name, config, tags_of_arn(cloud, response["EndpointArn"]), outputs, state, reason
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         wanted = {
             "EndpointName": resource.name,
             "Tags": tag_list(resource.tags),
-            **only(resource.properties, ["EndpointConfigName"]),
+            **pick(resource.properties, ["EndpointConfigName"]),
         }
         cloud.call(
             "sagemaker", "create_endpoint", f"creating the endpoint {resource.name}", **wanted
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
         if "EndpointConfigName" in changed:
             wanted = {"EndpointName": resource.name, **resource.properties}
             cloud.call(
                 "sagemaker", "update_endpoint", f"updating the endpoint {resource.name}", **wanted
             )
-        put_tags(cloud, found.outputs["Ref"], resource)
+        put_tags(cloud, observed.outputs["Ref"], resource)
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        if found.outputs["status"] != "Deleting":
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        if observed.outputs["status"] != "Deleting":
             cloud.call(
                 "sagemaker",
                 "delete_endpoint",
-                f"deleting the endpoint {found.name}",
-                EndpointName=found.name,
+                f"deleting the endpoint {observed.name}",
+                EndpointName=observed.name,
             )
 
 
 class InferenceComponent(ResourceKind):
-    """Another specification replaces its copies as `DeploymentConfig` says; SageMaker restores the
-    former one when an alarm goes off.
+    """An inference component.
 
-    `how` has the number of copies to begin with where scaling decides it afterwards.
+    A new specification replaces the copies as `DeploymentConfig` says. SageMaker restores the
+    former one when an alarm goes off. `how` has the first number of copies if scaling decides it
+    later.
     """
 
     traits = Traits(
         fixed=frozenset({"EndpointName", "VariantName"}), unseen=frozenset({"DeploymentConfig"})
     )
-    poll, patience = 10.0, LONGEST_UPDATE + 3600.0
+    poll, patience = 10.0, MAX_UPDATE_S + 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         doing = f"looking for the component {name}"
-        found = cloud.find(
+        response = cloud.find(
             "sagemaker", "describe_inference_component", doing, InferenceComponentName=name
         )
-        if found is None:
+        if response is None:
             return None
-        status, copies = found["InferenceComponentStatus"], found.get("RuntimeConfig", {})
+        status, copies = response["InferenceComponentStatus"], response.get("RuntimeConfig", {})
         state: State = (
             "changing" if status in CHANGING else "failed" if status in BROKEN else "ready"
         )
-        reason = found.get("FailureReason") or (status if state != "ready" else "")
-        properties = only(found, ("EndpointName", "VariantName", "Specification"))
+        reason = response.get("FailureReason") or (status if state != "ready" else "")
+        properties = pick(response, ("EndpointName", "VariantName", "Specification"))
         properties["RuntimeConfig"] = {"CopyCount": copies.get("DesiredCopyCount", 0)}
-        arn = found["InferenceComponentArn"]
+        arn = response["InferenceComponentArn"]
         outputs = {"Ref": arn, "status": status, "copies": copies.get("CurrentCopyCount", 0)}
         return Observed(name, properties, tags_of_arn(cloud, arn), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = only(
+        wanted = pick(
             {**resource.properties, **resource.how},
             ("EndpointName", "VariantName", "Specification", "RuntimeConfig"),
         )
@@ -190,11 +195,13 @@ class InferenceComponent(ResourceKind):
             **wanted,
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
         name = {"InferenceComponentName": resource.name}
-        put_tags(cloud, found.outputs["Ref"], resource)
+        put_tags(cloud, observed.outputs["Ref"], resource)
         if "Specification" in changed:
-            wanted = only(
+            wanted = pick(
                 resource.properties, ("Specification", "RuntimeConfig", "DeploymentConfig")
             )
             cloud.call(
@@ -205,10 +212,8 @@ class InferenceComponent(ResourceKind):
                 **wanted,
             )
         elif "RuntimeConfig" in changed:
-            doing, wanted = (
-                f"setting the copies of {resource.name}",
-                resource.properties["RuntimeConfig"],
-            )
+            doing = f"setting the copies of {resource.name}"
+            wanted = resource.properties["RuntimeConfig"]
             cloud.call(
                 "sagemaker",
                 "update_inference_component_runtime_config",
@@ -217,9 +222,9 @@ class InferenceComponent(ResourceKind):
                 DesiredRuntimeConfig=wanted,
             )
 
-    def delete(self, cloud: Cloud, found: Observed) -> str | None:
-        """SageMaker refuses it while the component starts, or gets more copies or fewer."""
-        now = self.observe(cloud, found.name)
+    def delete(self, cloud: Cloud, observed: Observed) -> str | None:
+        """Delete a component; SageMaker refuses that while the component changes."""
+        now = self.observe(cloud, observed.name)
         if now is None or now.outputs["status"] == "Deleting":
             return None
         if now.state == "changing":
@@ -227,14 +232,16 @@ class InferenceComponent(ResourceKind):
         cloud.call(
             "sagemaker",
             "delete_inference_component",
-            f"deleting the component {found.name}",
-            InferenceComponentName=found.name,
+            f"deleting the component {observed.name}",
+            InferenceComponentName=observed.name,
         )
         return None
 
 
 def tags_of_arn(cloud: Cloud, arn: str) -> dict[str, str]:
-    return tag_map(cloud.listed("sagemaker", "list_tags", "Tags", "reading tags", ResourceArn=arn))
+    return tag_map(
+        cloud.list_items("sagemaker", "list_tags", "Tags", "reading tags", ResourceArn=arn)
+    )
 
 
 def put_tags(cloud: Cloud, arn: str, resource: Resource) -> None:

@@ -1,9 +1,7 @@
-"""A deployment as one model of a multi-model endpoint: an archive under the endpoint's prefix in
-S3.
+"""A deployment as a model of a multi-model endpoint: an archive under the endpoint's prefix in S3.
 
-SageMaker keeps a model that it has loaded under its key, so each archive gets a key of its own. A
-SageMaker model of the same archive stands for each version: it holds the tags, and batch transform
-jobs can use it.
+SageMaker caches a loaded model under its key, so each archive has a key of its own. Each version is
+also a SageMaker model, which holds the tags. Batch transform jobs can use it.
 """
 
 from __future__ import annotations
@@ -25,35 +23,37 @@ from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.kinds import MODEL as MODEL_PROPERTIES
 from tsx_cli.deploy.sagemaker.kinds import Immutable
 from tsx_cli.deploy.sagemaker.resources import (
+    archive_in_bucket,
     config_properties,
     model_properties,
-    prefix,
-    uploaded,
-    uploads,
+    name_prefix,
+    upload_prefix,
 )
 from tsx_cli.deploy.sagemaker.shared_endpoints import MODEL, MODELS, EndpointMembership
 from tsx_cli.deploy.spec import ACCELERATED, DeploySpec, MultiModelEndpoint
 
-VERSION, TARGET_MODEL, OBJECT = (
-    "Tsx::SageMaker::ModelVersion",
-    "Tsx::SageMaker::TargetModel",
-    "Tsx::S3::Object",
-)
-SINCE = "tsx:since"  # the tag of a model with the time when it became the current version
+VERSION = "Tsx::SageMaker::ModelVersion"
+TARGET_MODEL = "Tsx::SageMaker::TargetModel"
+OBJECT = "Tsx::S3::Object"
+SINCE = "tsx:since"  # tag of a model with the time when it became current
 
 
 def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
-    """Raises UsageError for what SageMaker does not do."""
+    """Return the resources of a model.
+
+    Raises:
+        UsageError: SageMaker does not support the specification.
+    """
     multi = spec.sagemaker.multi_model
     assert multi is not None
     _check(spec, multi)
     member = EndpointMembership(MODELS, multi.endpoint)
     tags = shared.member_tags(spec, facts, member)
-    key = f"{archives(multi.endpoint)}{spec.name}-{facts.sha256[:16]}.tar.gz"
-    made, url = uploaded(spec, facts, tags, key)
+    key = f"{archive_prefix(multi.endpoint)}{spec.name}-{facts.sha256[:16]}.tar.gz"
+    archive, url = archive_in_bucket(spec, facts, tags, key)
     alone = model_properties(spec, facts, url)
     version = Resource(
-        "ModelVersion", VERSION, prefix(spec.name) + digest(url), alone, ("ModelData",), tags
+        "ModelVersion", VERSION, name_prefix(spec.name) + digest(url), alone, ("ModelData",), tags
     )
     container = {
         **alone["PrimaryContainer"],
@@ -62,48 +62,50 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     }
     if not multi.cache:
         container["MultiModelConfig"] = {"ModelCacheSetting": "Disabled"}
-    whole = {**alone, "PrimaryContainer": container}
-    own = shared.endpoint_prefix(multi.endpoint) + digest(whole)
-    model = Resource("Model", MODEL, own, whole, ("ModelVersion",), shared.endpoint_tags(member))
+    properties = {**alone, "PrimaryContainer": container}
+    name = shared.endpoint_prefix(multi.endpoint) + digest(properties)
+    model = Resource(
+        "Model", MODEL, name, properties, ("ModelVersion",), shared.endpoint_tags(member)
+    )
     config = config_properties(spec, model.name)
     endpoint = shared.endpoint_resources(member, config, {}, ("Model",))
     current = Resource(
         "TargetModel", TARGET_MODEL, spec.name, {"ModelName": version.name}, ("Endpoint",)
     )
-    return [*made, version, model, *endpoint, current]
+    return [*archive, version, model, *endpoint, current]
 
 
-def archives(endpoint: str) -> str:
-    """The prefix of an endpoint's archives."""
-    return f"{uploads(endpoint)}models/"
+def archive_prefix(endpoint: str) -> str:
+    """Return the prefix of an endpoint's archives."""
+    return f"{upload_prefix(endpoint)}models/"
 
 
 def _check(spec: DeploySpec, multi: MultiModelEndpoint) -> None:
-    own = spec.sagemaker
+    settings = spec.sagemaker
     if spec.canary is not None:
         raise UsageError(
             "canary: the clients of a multi-model endpoint name the version that they want"
             " (TargetModel), so SageMaker cannot give it a share of the requests. Remove canary;"
             " use sagemaker.component for updates that are rolled back"
         )
-    if own.autoscaling is not None:
+    if settings.autoscaling is not None:
         raise UsageError(
             "sagemaker.autoscaling: tsx deploy does not scale a multi-model endpoint; set"
             " sagemaker.instances"
         )
-    if ACCELERATED.match(own.instance_type) or NEURON_MACHINES.match(own.instance_type):
+    if ACCELERATED.match(settings.instance_type) or NEURON_MACHINES.match(settings.instance_type):
         raise UsageError(
-            f"sagemaker.instance_type is {own.instance_type}, and a multi-model endpoint runs on"
-            " CPUs with an image like this: choose ml.c… or ml.m…, or share a GPU with"
+            f"sagemaker.instance_type is {settings.instance_type}, and a multi-model endpoint runs"
+            " on CPUs with an image like this: choose ml.c… or ml.m…, or share a GPU with"
             " sagemaker.component"
         )
     shared.check_role(spec, multi.endpoint)
 
 
 class MultiModelVersion(Immutable):
-    """One archive of a deployment.
+    """A version of a deployment.
 
-    Its image is that of the endpoint when it was created, and is not compared.
+    Its image is the one that the endpoint had at its creation, and is not compared.
     """
 
     def __init__(self) -> None:
@@ -114,14 +116,14 @@ class MultiModelVersion(Immutable):
 class TargetModel(ResourceKind):
     """The current version of a deployment: the model with the latest time in its tag.
 
-    Its name is the deployment's.
+    Its name is that of the deployment.
     """
 
     traits = Traits(is_tagged=False)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        found = current_of(shared.models_of(cloud, name))
-        return None if found is None else Observed(name, {"ModelName": found.name})
+        current = current_model(shared.models_of(cloud, name))
+        return None if current is None else Observed(name, {"ModelName": current.name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         model = shared.models_of(cloud, resource.name)[resource.properties["ModelName"]]
@@ -134,14 +136,14 @@ class TargetModel(ResourceKind):
             Tags=[tag],
         )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        """It goes with its models."""
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        """Do nothing: the tag is deleted with its model."""
 
 
-def current_of(models: Mapping[str, Observed]) -> Observed | None:
+def current_model(models: Mapping[str, Observed]) -> Observed | None:
     return max(
-        (each for each in models.values() if SINCE in each.tags),
-        key=lambda each: each.tags[SINCE],
+        (model for model in models.values() if SINCE in model.tags),
+        key=lambda model: model.tags[SINCE],
         default=None,
     )
 
@@ -153,74 +155,80 @@ class MultiModelTarget(SageMakerTarget):
         self.member = member
 
     def log_group(self, name: str) -> str:
-        """That of the endpoint, for all of its models."""
+        """Return the log group of the endpoint, which all its models share."""
         return super().log_group(self.member.endpoint)
 
-    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
-        return shared.noted(cloud, self.member, resources(spec, facts))
+    def wanted_resources(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return shared.with_change_note(cloud, self.member, resources(spec, facts))
 
-    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
-        """Its archives always: a client can ask for whatever is under the prefix.
+    def existing_resources(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+        """Return the resources of a model; the endpoint goes with its last archive.
 
-        The endpoint goes with the last archive.
+        The archives are always included, because clients can request everything under the prefix.
         """
-        there = shared.models_of(cloud, name)
-        models = numbered("Model", MODEL, there)
-        bucket = _url(next(iter(there.values()))).partition("/")[0]
-        doing, place = (
-            f"listing the models of {self.member.endpoint}",
-            archives(self.member.endpoint),
-        )
-        found = [
-            each["Key"]
-            for each in cloud.listed(
-                "s3", "list_objects_v2", "Contents", doing, Bucket=bucket, Prefix=place
+        models_by_name = shared.models_of(cloud, name)
+        models = numbered("Model", MODEL, models_by_name)
+        bucket = _url(next(iter(models_by_name.values()))).partition("/")[0]
+        doing = f"listing the models of {self.member.endpoint}"
+        directory = archive_prefix(self.member.endpoint)
+        keys = [
+            item["Key"]
+            for item in cloud.list_items(
+                "s3", "list_objects_v2", "Contents", doing, Bucket=bucket, Prefix=directory
             )
         ]
-        own = [
-            each
-            for each in found
-            if re.fullmatch(re.escape(f"{place}{name}-") + r"[0-9a-f]{16}\.tar\.gz", each)
+        own_keys = [
+            key
+            for key in keys
+            if re.fullmatch(re.escape(f"{directory}{name}-") + r"[0-9a-f]{16}\.tar\.gz", key)
         ]
-        needs = tuple(each.id for each in models)
-        objects = numbered("ModelData", OBJECT, [f"{bucket}/{key}" for key in own], needs)
+        needs = tuple(resource.id for resource in models)
+        objects = numbered("ModelData", OBJECT, [f"{bucket}/{key}" for key in own_keys], needs)
         return [
             *models,
             *objects,
-            *shared.endpoint_belongings(
-                cloud, self.member, [*models, *objects], is_last=len(own) == len(found)
+            *shared.existing_endpoint_resources(
+                cloud, self.member, [*models, *objects], is_last=len(own_keys) == len(keys)
             ),
         ]
 
-    def obsolete(
+    def obsolete_resources(
         self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
     ) -> list[Resource]:
-        names = {each.name for each in wanted}
-        there = shared.models_of(cloud, spec.name)
-        gone = shared.superseded(self.versions(cloud, spec.name), spec.keep, names)
+        names = {resource.name for resource in wanted}
+        models_by_name = shared.models_of(cloud, spec.name)
+        gone = shared.superseded_models(self.versions(cloud, spec.name), spec.keep, names)
         objects = [
-            Resource(f"FormerData{n}", OBJECT, _url(there[each]), {}, (f"FormerModel{n}",))
-            for n, each in enumerate(gone)
+            Resource(
+                f"FormerData{n}", OBJECT, _url(models_by_name[model]), {}, (f"FormerModel{n}",)
+            )
+            for n, model in enumerate(gone)
         ]
         models = numbered("FormerModel", MODEL, gone)
-        return [*models, *objects, *shared.former(cloud, self.member, tuple(names))]
+        return [
+            *models,
+            *objects,
+            *shared.former_endpoint_resources(cloud, self.member, tuple(names)),
+        ]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         models = shared.models_of(cloud, name)
-        current = current_of(models)
+        current = current_model(models)
         return shared.versions_of(models, None if current is None else current.name)
 
-    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
+    def rollback_resources(
+        self, cloud: Cloud, name: str, version: DeployedVersion
+    ) -> list[Resource]:
         return [Resource("TargetModel", TARGET_MODEL, name, {"ModelName": version.id})]
 
-    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+    def promotion_resources(self, cloud: Cloud, name: str) -> list[Resource]:
         raise CliError(
             f"{name} is {self.member}, which has no canary: its clients name the version that they"
             " want"
         )
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
-        current = current_of(shared.models_of(cloud, name))
+        current = current_model(shared.models_of(cloud, name))
         if current is None:
             return None
         return {
@@ -230,17 +238,17 @@ class MultiModelTarget(SageMakerTarget):
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
-        current = current_of(shared.models_of(cloud, name))
+        current = current_model(shared.models_of(cloud, name))
         if current is None:
             raise CliError(f"{name} has no current version: deploy it again")
         return {"EndpointName": self.member.endpoint, "TargetModel": _file(current)}
 
 
 def _file(model: Observed) -> str:
-    """By what a client names it."""
+    """Return the name by which clients request a model."""
     return _url(model).rpartition("/")[2]
 
 
 def _url(model: Observed) -> str:
-    """Of its archive, as bucket/key."""
+    """Return bucket and key of a model's archive."""
     return str(model.properties["PrimaryContainer"]["ModelDataUrl"]).removeprefix("s3://")

@@ -1,8 +1,7 @@
-"""Endpoints that several deployments share, as inference components or as the models of a
-multi-model endpoint.
+"""Endpoints that several deployments share, as components or as models of a multi-model endpoint.
 
-The first deployment creates the endpoint, and the last one that is destroyed removes it. The tags
-of a deployment's models say how it is served and on which endpoint.
+The first deployment creates the endpoint, and destroying the last one removes it. The tags of a
+deployment's models hold its form and its endpoint.
 """
 
 from __future__ import annotations
@@ -20,26 +19,24 @@ from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Resource, digest, numbered
 from tsx_cli.deploy.sagemaker.deployment import names_of
 from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
-from tsx_cli.deploy.sagemaker.resources import prefix
+from tsx_cli.deploy.sagemaker.resources import name_prefix
 from tsx_cli.deploy.spec import DeploySpec
 
-# the tag of such an endpoint that tsx created, and of the models of its deployments: COMPONENTS or
-# MODELS
+# The tag, COMPONENTS or MODELS, of endpoints that tsx created and of their deployments' models.
 SHARED = "tsx:shared"
-PLACE = "tsx:endpoint"  # the tag of a deployment's models that names the endpoint
+ENDPOINT_TAG = "tsx:endpoint"  # tag of a deployment's models with the name of the endpoint
 COMPONENTS, MODELS = "components", "models"
-MODEL, CONFIG, ENDPOINT = (
-    "AWS::SageMaker::Model",
-    "AWS::SageMaker::EndpointConfig",
-    "AWS::SageMaker::Endpoint",
-)
-OWN_VARIABLES = frozenset(
-    {"TSX_TARGET", "TSX_SAGEMAKER_MODE", "TSX_DEFAULTS"}
-)  # which tsx deploy sets itself
+MODEL = "AWS::SageMaker::Model"
+CONFIG = "AWS::SageMaker::EndpointConfig"
+ENDPOINT = "AWS::SageMaker::Endpoint"
+# Variables that tsx deploy sets itself.
+OWN_VARIABLES = frozenset({"TSX_TARGET", "TSX_SAGEMAKER_MODE", "TSX_DEFAULTS"})
 
 
 class EndpointMembership(NamedTuple):
-    form: str
+    """The shared endpoint of a deployment."""
+
+    form: str  # COMPONENTS or MODELS
     endpoint: str
 
     def __str__(self) -> str:
@@ -50,24 +47,27 @@ class EndpointMembership(NamedTuple):
 
 
 def wanted_membership(spec: DeploySpec) -> EndpointMembership | None:
-    """None for an endpoint with one model.
+    """Return the shared endpoint that a specification asks for, if any.
 
-    Raises UsageError for what a shared endpoint does not have.
+    Raises:
+        UsageError: A shared endpoint does not support the specification.
     """
-    own = spec.sagemaker
-    if own.component is not None and own.multi_model is not None:
+    settings = spec.sagemaker
+    if settings.component is not None and settings.multi_model is not None:
         raise UsageError(
             "sagemaker.component and sagemaker.multi_model are two ways to share an endpoint:"
             " remove one of them"
         )
-    found = own.component or own.multi_model
-    if found is None:
+    shared = settings.component or settings.multi_model
+    if shared is None:
         return None
-    member = EndpointMembership(MODELS if own.component is None else COMPONENTS, found.endpoint)
+    member = EndpointMembership(
+        MODELS if settings.component is None else COMPONENTS, shared.endpoint
+    )
     clashes = {
-        "serverless": own.serverless,
-        "asynchronous": own.asynchronous,
-        "data_capture": own.data_capture,
+        "serverless": settings.serverless,
+        "asynchronous": settings.asynchronous,
+        "data_capture": settings.data_capture,
     }
     fields = [f"sagemaker.{key}" for key, value in clashes.items() if value]
     if fields:
@@ -93,50 +93,56 @@ def check_role(spec: DeploySpec, endpoint: str) -> None:
 
 
 def membership(cloud: Cloud, name: str) -> EndpointMembership | None:
-    """How a deployment shares an endpoint; None where it has one of its own, or where there is no
-    such deployment.
-    """
-    tags = (each.tags for each in models_of(cloud, name).values())
+    """Return the shared endpoint of an existing deployment, if any."""
+    tags = (model.tags for model in models_of(cloud, name).values())
     return next(
-        (EndpointMembership(each[SHARED], each[PLACE]) for each in tags if SHARED in each), None
+        (
+            EndpointMembership(model_tags[SHARED], model_tags[ENDPOINT_TAG])
+            for model_tags in tags
+            if SHARED in model_tags
+        ),
+        None,
     )
 
 
 def models_of(cloud: Cloud, name: str) -> dict[str, Observed]:
-    """A deployment's models by their names."""
-    found = {
-        each: KINDS[MODEL].observe(cloud, each) for each in names_of(cloud, "model", prefix(name))
+    """Return the models of a deployment by their names."""
+    observed = {
+        model_name: KINDS[MODEL].observe(cloud, model_name)
+        for model_name in names_of(cloud, "model", name_prefix(name))
     }
-    return {each: model for each, model in found.items() if model is not None}
+    return {model_name: model for model_name, model in observed.items() if model is not None}
 
 
-def completed(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
-    """`spec` with the settings of the endpoint that is shared where it names none: a deployment
-    changes only what it names.
+def complete_spec(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
+    """Complete a specification with the settings of the existing shared endpoint.
 
-    Raises CliError where the deployment is served in another way now, or the endpoint is not one
-    that it can share; and UsageError.
+    A deployment changes only settings that it names.
+
+    Raises:
+        CliError: The deployment has another form now, or cannot share the endpoint.
+        UsageError: A shared endpoint does not support the specification.
     """
     member = wanted_membership(spec)
-    there: object = membership(cloud, spec.name)
-    if member is not None and there is None:
-        own = KINDS[ENDPOINT].observe(cloud, spec.name)
-        there = (
+    current: object = membership(cloud, spec.name)
+    if member is not None and current is None:
+        endpoint = KINDS[ENDPOINT].observe(cloud, spec.name)
+        current = (
             "an endpoint of its own"
-            if own is not None and own.tags.get(OWNER) == spec.name
+            if endpoint is not None and endpoint.tags.get(OWNER) == spec.name
             else None
         )
-    if there is not None and there != member:
+    if current is not None and current != member:
         asked = "an endpoint of its own" if member is None else member
         raise CliError(
-            f"{spec.name} is {there} now, and the specification asks for {asked}. Its clients would"
-            " have to follow: deploy it under another --name, and then destroy this one"
+            f"{spec.name} is {current} now, and the specification asks for {asked}. Its clients"
+            " would have to follow: deploy it under another --name, and then destroy this one"
         )
     return spec if member is None else _with_settings(cloud, spec, member)
 
 
 def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -> DeploySpec:
-    own, component = spec.sagemaker, spec.sagemaker.component
+    section, component = spec.sagemaker, spec.sagemaker.component
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     is_managed = component is None or component.manage_endpoint
     if endpoint is None:
@@ -151,7 +157,7 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -
                 " image. Build it once (--emit dockerfile) and give --image"
             )
         return spec
-    coming = endpoint.outputs["pending"]  # another deployment's change, which this one waits for
+    coming = endpoint.outputs["pending"]  # the change of another deployment
     config = KINDS[CONFIG].observe(cloud, coming or endpoint.properties["EndpointConfigName"])
     if config is None:
         raise CliError(
@@ -160,11 +166,11 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -
         )
     variant = config.properties["ProductionVariants"][0]
     _check_endpoint(endpoint, variant, member, is_managed)
-    others = other_components(cloud, member.endpoint, spec.name)
-    if endpoint.state == "failed" and (not is_managed or others):
+    other_names = other_components(cloud, member.endpoint, spec.name)
+    if endpoint.state == "failed" and (not is_managed or other_names):
         on_it = (
-            f". Destroy {', '.join(others)} on it first: it has to be created again"
-            if others
+            f". Destroy {', '.join(other_names)} on it first: it has to be created again"
+            if other_names
             else ""
         )
         raise CliError(
@@ -173,52 +179,64 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -
         )
     if component is not None:
         scaling = variant.get("ManagedInstanceScaling", {})
-        found = {
+        bounds = {
             "min_instances": scaling.get("MinInstanceCount"),
             "max_instances": scaling.get("MaxInstanceCount"),
         }
-        found |= {} if is_managed else {"variant": variant["VariantName"]}
-        component = component.model_copy(update=_unnamed(found, component.model_fields_set))
-        own = own.model_copy(update={"component": component})
+        bounds |= {} if is_managed else {"variant": variant["VariantName"]}
+        component = component.model_copy(update=_without_named(bounds, component.model_fields_set))
+        section = section.model_copy(update={"component": component})
         return spec.model_copy(
             update={
-                "sagemaker": own.model_copy(
-                    update=_unnamed(_settings(config.properties), own.model_fields_set)
+                "sagemaker": section.model_copy(
+                    update=_without_named(_settings(config.properties), section.model_fields_set)
                 )
             }
         )
     model = KINDS[MODEL].observe(cloud, variant["ModelName"])
-    if model is None or own.multi_model is None:
+    if model is None or section.multi_model is None:
         raise CliError(
             f"the endpoint {member.endpoint} has no model {variant['ModelName']} any more: delete"
             " it, and deploy again"
         )
     container = model.properties["PrimaryContainer"]
     bucket = container["ModelDataUrl"].removeprefix("s3://").partition("/")[0]
-    if own.bucket not in (None, bucket):
+    if section.bucket not in (None, bucket):
         raise CliError(
-            f"sagemaker.bucket is {own.bucket}, and the models of {member.endpoint} are in"
+            f"sagemaker.bucket is {section.bucket}, and the models of {member.endpoint} are in"
             f" {bucket}: remove sagemaker.bucket"
         )
     settings = _settings({**config.properties, **model.properties})
     settings["bucket"] = None if bucket == own_bucket(cloud.account, cloud.region) else bucket
     cache = {"cache": container.get("MultiModelConfig", {}).get("ModelCacheSetting") != "Disabled"}
-    multi = own.multi_model.model_copy(update=_unnamed(cache, own.multi_model.model_fields_set))
-    own = own.model_copy(update={"multi_model": multi, **_unnamed(settings, own.model_fields_set)})
+    multi = section.multi_model.model_copy(
+        update=_without_named(cache, section.multi_model.model_fields_set)
+    )
+    section = section.model_copy(
+        update={"multi_model": multi, **_without_named(settings, section.model_fields_set)}
+    )
     env = {
         key: value
         for key, value in container.get("Environment", {}).items()
         if key not in OWN_VARIABLES
     }
     return spec.model_copy(
-        update={"sagemaker": own, "image": spec.image or container["Image"], "env": spec.env or env}
+        update={
+            "sagemaker": section,
+            "image": spec.image or container["Image"],
+            "env": spec.env or env,
+        }
     )
 
 
 def _check_endpoint(
     endpoint: Observed, variant: Mapping[str, Any], member: EndpointMembership, is_managed: bool
 ) -> None:
-    """Raises CliError where the deployment cannot be on it."""
+    """Check that a deployment can share an existing endpoint.
+
+    Raises:
+        CliError: It cannot.
+    """
     if is_managed and endpoint.tags.get(SHARED) != member.form:
         way = (
             "; to use one of somebody else, set sagemaker.component.manage_endpoint=false"
@@ -242,7 +260,7 @@ def _check_endpoint(
 
 def other_components(cloud: Cloud, endpoint: str, name: str) -> list[str]:
     doing = f"listing the components of {endpoint}"
-    found = cloud.listed(
+    components = cloud.list_items(
         "sagemaker",
         "list_inference_components",
         "InferenceComponents",
@@ -250,12 +268,14 @@ def other_components(cloud: Cloud, endpoint: str, name: str) -> list[str]:
         EndpointNameEquals=endpoint,
     )
     return sorted(
-        each["InferenceComponentName"] for each in found if each["InferenceComponentName"] != name
+        component["InferenceComponentName"]
+        for component in components
+        if component["InferenceComponentName"] != name
     )
 
 
 def _settings(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """An endpoint's settings, by their keys under `sagemaker`. None where it has none."""
+    """Return the settings of an endpoint by their keys under `sagemaker`; None if absent."""
     [variant, *_], network = properties["ProductionVariants"], properties.get("VpcConfig", {})
     return {
         "role": properties.get("ExecutionRoleArn"),
@@ -272,26 +292,26 @@ def _settings(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unnamed(settings: Mapping[str, Any], named: set[str]) -> dict[str, Any]:
+def _without_named(settings: Mapping[str, Any], named: set[str]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None and key not in named}
 
 
 def member_tags(spec: DeploySpec, facts: Facts, member: EndpointMembership) -> dict[str, str]:
-    """Without what changes with the endpoint, and so with other deployments."""
-    left = {"tsx:spec-sha"} | ({"tsx:image-digest"} if member.form == MODELS else set())
-    tags = {key: value for key, value in tags_of(spec, facts).items() if key not in left}
-    return {**tags, SHARED: member.form, PLACE: member.endpoint}
+    """Return the tags of a deployment, without those that other deployments change."""
+    omitted = {"tsx:spec-sha"} | ({"tsx:image-digest"} if member.form == MODELS else set())
+    tags = {key: value for key, value in tags_of(spec, facts).items() if key not in omitted}
+    return {**tags, SHARED: member.form, ENDPOINT_TAG: member.endpoint}
 
 
 def endpoint_tags(member: EndpointMembership) -> dict[str, str]:
-    """It belongs to no single deployment, so there is no tsx:name."""
+    """Return the tags of a shared endpoint, which has no owner (tsx:name)."""
     return {"tsx:target": "sagemaker", SHARED: member.form}
 
 
 def endpoint_prefix(endpoint: str) -> str:
-    """Of its configurations and models.
+    """Return the prefix of the names of an endpoint's configurations and models.
 
-    The names of deployments have no two hyphens together: none is taken for a deployment's.
+    Names of deployments do not contain two hyphens in a row, so they cannot clash.
     """
     return f"tsx-{endpoint}--"
 
@@ -302,9 +322,12 @@ def endpoint_resources(
     update: Mapping[str, Any],
     needs: tuple[str, ...],
 ) -> list[Resource]:
-    """`update`: how it moves to another configuration."""
+    """Return an endpoint with its configuration.
+
+    `update` holds the properties of a move to another configuration.
+    """
     tags = endpoint_tags(member)
-    made = Resource(
+    config_resource = Resource(
         "EndpointConfig",
         CONFIG,
         endpoint_prefix(member.endpoint) + digest(config),
@@ -313,59 +336,62 @@ def endpoint_resources(
         tags,
     )
     return [
-        made,
+        config_resource,
         Resource(
             "Endpoint",
             ENDPOINT,
             member.endpoint,
-            {"EndpointConfigName": made.name, **update},
+            {"EndpointConfigName": config_resource.name, **update},
             ("EndpointConfig",),
             tags,
         ),
     ]
 
 
-def noted(cloud: Cloud, member: EndpointMembership, made: list[Resource]) -> list[Resource]:
-    """With a note of what changes for the other deployments on the endpoint."""
+def with_change_note(
+    cloud: Cloud, member: EndpointMembership, resources: list[Resource]
+) -> list[Resource]:
+    """Add a note about what changes for the other deployments on the endpoint."""
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
-    config = next((each for each in made if each.id == "EndpointConfig"), None)
+    config = next((resource for resource in resources if resource.id == "EndpointConfig"), None)
     before = (
         None
         if endpoint is None
         else KINDS[CONFIG].observe(cloud, endpoint.properties["EndpointConfigName"])
     )
     if config is None or before is None or before.name == config.name:
-        return made
-    old, new = (
-        before.properties["ProductionVariants"][0],
-        config.properties["ProductionVariants"][0],
-    )
+        return resources
+    old = before.properties["ProductionVariants"][0]
+    new = config.properties["ProductionVariants"][0]
     changes = ", ".join(
-        f"{each.path} {each.old} -> {each.new}" for each in differences(old, new, {}, set())
+        f"{field.path} {field.old} -> {field.new}" for field in differences(old, new, {}, set())
     )
     note = (
         f"the endpoint {member.endpoint} changes for all {member.form} on it:"
         f" {changes or 'its role, network or key'}"
     )
-    return [replace(each, notes=(*each.notes, note)) if each is config else each for each in made]
+    return [
+        replace(resource, notes=(*resource.notes, note)) if resource is config else resource
+        for resource in resources
+    ]
 
 
-def endpoint_belongings(
+def existing_endpoint_resources(
     cloud: Cloud, member: EndpointMembership, models: Sequence[Resource], *, is_last: bool
 ) -> list[Resource]:
-    """The endpoint and what was created for it, where nothing else is on it; nothing where tsx did
-    not create it.
+    """Return the endpoint and what was created for it, if the last deployment on it goes.
 
-    The deployment's own models go after all of it: they say which endpoint it is.
+    Nothing is returned if tsx did not create it. The models of the deployment are deleted last,
+    because their tags name the endpoint.
     """
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     if not is_last or (endpoint is not None and endpoint.tags.get(SHARED) != member.form):
         return []
-    needs = tuple(each.id for each in models)
-    found = former(cloud, member, (), needs)
-    after = tuple(each.id for each in found)
+    needs = tuple(resource.id for resource in models)
+    former_resources = former_endpoint_resources(cloud, member, (), needs)
+    after = tuple(resource.id for resource in former_resources)
     return [
-        *found,
+        *former_resources,
         *(
             []
             if endpoint is None
@@ -374,62 +400,62 @@ def endpoint_belongings(
     ]
 
 
-def former(
-    cloud: Cloud, member: EndpointMembership, kept: Sequence[str], needs: tuple[str, ...] = ()
+def former_endpoint_resources(
+    cloud: Cloud, member: EndpointMembership, kept_names: Sequence[str], needs: tuple[str, ...] = ()
 ) -> list[Resource]:
-    """Models and configurations of the endpoint itself, without `kept`."""
+    """Return models and configurations of the endpoint itself, except `kept_names`."""
     beginning = endpoint_prefix(member.endpoint)
-    names = [each for each in names_of(cloud, "model", beginning) if each not in kept]
+    names = [name for name in names_of(cloud, "model", beginning) if name not in kept_names]
     models = numbered("EndpointModel", MODEL, names, needs)
-    after = (*needs, *(each.id for each in models))
-    names = [each for each in names_of(cloud, "endpoint_config", beginning) if each not in kept]
+    after = (*needs, *(model.id for model in models))
+    names = [
+        name for name in names_of(cloud, "endpoint_config", beginning) if name not in kept_names
+    ]
     return [*models, *numbered("EndpointConfig", CONFIG, names, after)]
 
 
 def versions_of(models: Mapping[str, Observed], current: str | None) -> list[DeployedVersion]:
-    """The oldest first."""
-    found = sorted(models.items(), key=lambda each: (each[1].outputs["made"], each[0]))
+    """Return the versions of a deployment, oldest first."""
+    ordered = sorted(models.items(), key=lambda pair: (pair[1].outputs["made"], pair[0]))
     return [
         DeployedVersion(number, name, model.outputs["made"], model.tags, name == current)
-        for number, (name, model) in enumerate(found, start=1)
+        for number, (name, model) in enumerate(ordered, start=1)
     ]
 
 
-def superseded(versions: Sequence[DeployedVersion], keep: int, names: set[str]) -> list[str]:
-    """The models of the versions beyond the newest `keep`; those that are wanted are among
-    `names`.
-    """
-    others = [each.id for each in versions if each.id not in names]
-    return others[: -(keep - 1) or None]
+def superseded_models(versions: Sequence[DeployedVersion], keep: int, names: set[str]) -> list[str]:
+    """Return the models of versions beyond the newest `keep`; `names` are the wanted ones."""
+    former_ids = [version.id for version in versions if version.id not in names]
+    return former_ids[: -(keep - 1) or None]
 
 
 def common_status(
-    cloud: Cloud, name: str, found: Observed, member: EndpointMembership
+    cloud: Cloud, name: str, observed: Observed, member: EndpointMembership
 ) -> dict[str, Any]:
-    """The beginning of what `tsx deploy status` shows; `found` has the state of the deployment."""
+    """Return the first fields of `tsx deploy status`; `observed` is the state of the deployment."""
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
-    there = "absent" if endpoint is None else endpoint.outputs["status"]
+    endpoint_status = "absent" if endpoint is None else endpoint.outputs["status"]
     return {
         "name": name,
         "target": "sagemaker",
         "region": cloud.region,
-        "status": found.outputs.get("status", there),
+        "status": observed.outputs.get("status", endpoint_status),
         "reason": next(
             (
-                each.reason
-                for each in (found, endpoint)
-                if each and each.reason and each.reason not in CHANGING
+                source.reason
+                for source in (observed, endpoint)
+                if source and source.reason and source.reason not in CHANGING
             ),
             "",
         ),
-        "model": found.tags.get("tsx:model"),
-        "image": found.tags.get("tsx:image-digest"),
+        "model": observed.tags.get("tsx:model"),
+        "image": observed.tags.get("tsx:image-digest"),
         "endpoint": member.endpoint,
-        "endpoint status": there,
+        "endpoint status": endpoint_status,
         "instances": next(
             (
-                each.get("CurrentInstanceCount")
-                for each in (endpoint.outputs["variants"] if endpoint else ())
+                variant.get("CurrentInstanceCount")
+                for variant in (endpoint.outputs["variants"] if endpoint else ())
             ),
             None,
         ),

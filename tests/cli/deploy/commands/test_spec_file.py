@@ -8,7 +8,7 @@ import pytest
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.commands.spec_file import read_spec
-from tsx_cli.deploy.emit.github import command_words
+from tsx_cli.deploy.emit.github import command_arguments
 
 HEAD = '[deploy]\ntarget = "kubernetes"\nmodel = "digits.mar"\nimage = "a"\n'
 
@@ -63,7 +63,7 @@ def test_labels_with_dots_can_be_given_as_a_table() -> None:
     spec = read_spec(None, settings | kubernetes)
     assert spec.kubernetes.node_selector == {"eks.amazonaws.com/capacityType": "SPOT"}
     assert spec.tags == {"example.com/team": "vision"}
-    arguments = command_words(None, kubernetes)
+    arguments = command_arguments(None, kubernetes)
     assert arguments == ["--set", f"kubernetes.node_selector={labels}"]
     for wrong in ("SPOT", '{"a": "b"}', '{"a" = 1}'):
         with pytest.raises(UsageError, match=r"kubernetes\.node_selector"):

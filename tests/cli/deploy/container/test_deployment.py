@@ -13,7 +13,7 @@ from tests.support.platforms.docker import Engine
 from tests.support.wheels import make_wheel
 from tsx_cli.deploy.container import kinds as container_kinds
 from tsx_cli.deploy.container.deployment import _time
-from tsx_cli.deploy.container.resources import engine_words
+from tsx_cli.deploy.container.resources import engine_arguments
 
 LOCKS = ["locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"]
 UPDATE = {"Image": "same", "Container": "update"}
@@ -25,7 +25,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(container_kinds, "POLL", 0.0)
+    monkeypatch.setattr(container_kinds, "POLL_S", 0.0)
     return tmp_path
 
 
@@ -186,9 +186,9 @@ def test_a_container_that_other_machines_reach_needs_tokens(
 
 
 def test_podman_and_an_older_docker_get_only_options_that_they_have() -> None:
-    arguments = engine_words("podman", "", 1)
+    arguments = engine_arguments("podman", "", 1)
     assert arguments == ["--log-opt", "max-size=20m", "--device", "nvidia.com/gpu=0"]
-    arguments = engine_words("docker", "--health-start-period duration", 0)
+    arguments = engine_arguments("docker", "--health-start-period duration", 0)
     assert "--health-start-interval" not in arguments
 
 

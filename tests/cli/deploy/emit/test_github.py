@@ -19,7 +19,7 @@ from tests.support.deploying import FACTS, HANDLER, LOCAL, a_spec
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.emit.github import command_words
+from tsx_cli.deploy.emit.github import command_arguments
 from tsx_cli.deploy.emit.render import emit
 from tsx_cli.main import main
 
@@ -328,12 +328,12 @@ def test_the_options_of_a_canary_are_written_as_words() -> None:
         "region": None,
     }
     arguments = ["--alarm", "5xx>0", "--alarm", "p95>1s", "--role", "r", "--canary", "10%"]
-    assert command_words(None, settings) == arguments
+    assert command_arguments(None, settings) == arguments
 
 
 def test_a_secret_does_not_get_into_the_workflow() -> None:
     with pytest.raises(UsageError, match=r"env\.API_TOKEN would be in a file"):
-        command_words(None, {"env": {"API_TOKEN": "s3cret"}})
+        command_arguments(None, {"env": {"API_TOKEN": "s3cret"}})
 
 
 @pytest.mark.parametrize(

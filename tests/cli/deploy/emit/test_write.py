@@ -21,7 +21,7 @@ from tests.support.models import make_model
 from tests.support.wheels import make_wheel
 from tsx_archiver.metadata.forms import FormRecord
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.container.resources import run_words
+from tsx_cli.deploy.container.resources import run_arguments
 from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.image import local
@@ -327,7 +327,7 @@ def test_a_container_that_other_machines_reach_asks_for_tokens() -> None:
     assert environment["TSX_INFERENCE_TOKEN"].startswith("${TSX_INFERENCE_TOKEN:?")
     assert environment["TSX_DEFAULTS"] == defaults
     reached = spec("container", container={"host": "0.0.0.0"})
-    arguments = run_words(reached, "image", name="digits", labels={})
+    arguments = run_arguments(reached, "image", name="digits", labels={})
     # The value is in no list of processes.
     assert arguments[arguments.index("TSX_INFERENCE_TOKEN") - 1] == "--env"
 

@@ -13,9 +13,9 @@ from tests.support.deploying import FACTS, HANDLER, a_spec
 from tests.support.models import make_model
 from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.engine.facts import Facts, look_at
+from tsx_cli.deploy.engine.facts import Facts, read_archive
 from tsx_cli.deploy.image.recipe import NEURON_BASE, Local, recipe
-from tsx_cli.deploy.preflight.preflight import model_profile, place_of
+from tsx_cli.deploy.preflight.preflight import model_profile, target_profile
 from tsx_cli.deploy.spec import DeploySpec
 
 LOCAL = Local("3.12", "2.13.0+cpu", "0.1.0", machine="linux/amd64")
@@ -59,13 +59,13 @@ def test_the_forms_that_a_server_tries_are_read_from_the_archive(tmp_path: Path)
     compiled = FormRecord("compile-bf16", {**CPU, "torch": "2.13", "compiles": True})
     forms = KeptForms((INT8, compiled, ENGINE)).content()
     config = "forms: [compile-bf16, onnx-int8, reference]\n"
-    _, facts = look_at(archive(tmp_path, config, forms))
+    _, facts = read_archive(archive(tmp_path, config, forms))
     assert [form.name for form in facts.forms] == ["compile-bf16", "onnx-int8"]
     assert facts.compiles == "the form compile-bf16"
-    _, facts = look_at(archive(tmp_path, "", forms))
+    _, facts = read_archive(archive(tmp_path, "", forms))
     assert facts.forms == ()
     with pytest.raises(CliError, match=r"tsx-forms\.json cannot be read"):
-        look_at(archive(tmp_path, "forms: onnx-int8\n", b"{}"))
+        read_archive(archive(tmp_path, "forms: onnx-int8\n", b"{}"))
 
 
 def test_an_image_gets_the_extras_of_a_hugging_face_model() -> None:
@@ -158,7 +158,7 @@ def test_an_image_for_cpus_has_no_form_for_neuron() -> None:
 
 def test_the_preflight_knows_neuron_machines_and_forms(tmp_path: Path) -> None:
     path = archive(tmp_path, "forms: neuron-bf16\n", KeptForms((NEURON,)).content())
-    inspection, _ = look_at(path)
+    inspection, _ = read_archive(path)
     assert model_profile(inspection, None).has_neuron_form
     for target, more in (("sagemaker", INF2), ("kubernetes", PODS)):
-        assert place_of(spec(target, **more)).device == "neuron"
+        assert target_profile(spec(target, **more)).device == "neuron"

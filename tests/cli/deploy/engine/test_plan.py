@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.engine.plan import Plan, in_order, plan, resolved
+from tsx_cli.deploy.engine.plan import Plan, plan, resolve_refs, sort_by_needs
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, Traits, digest
 
 TRAITS = {
@@ -131,19 +131,19 @@ def test_a_value_that_is_not_yet_known_differs() -> None:
 
 def test_references_are_resolved_at_any_depth() -> None:
     outputs = {"a": {"Arn": "arn:a"}}
-    assert resolved({"x": [Ref("a", "Arn"), {"y": (Ref("a", "Arn"),)}], "z": 1}, outputs) == {
+    assert resolve_refs({"x": [Ref("a", "Arn"), {"y": (Ref("a", "Arn"),)}], "z": 1}, outputs) == {
         "x": ["arn:a", {"y": ["arn:a"]}],
         "z": 1,
     }
     with pytest.raises(KeyError):
-        resolved(Ref("b", "Arn"), outputs)
+        resolve_refs(Ref("b", "Arn"), outputs)
 
 
 def test_resources_that_need_one_another_are_refused() -> None:
     with pytest.raises(ValueError, match="in a cycle:"):
-        in_order([resource("a", needs=("b",)), resource("b", needs=("a",))])
+        sort_by_needs([resource("a", needs=("b",)), resource("b", needs=("a",))])
     with pytest.raises(ValueError, match="have the same id"):
-        in_order([resource("a"), resource("a")])
+        sort_by_needs([resource("a"), resource("a")])
 
 
 def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tsx_cli.deploy.engine.plan import HIDDEN, Change, Field, Plan, hidden, narrowed
+from tsx_cli.deploy.engine.plan import HIDDEN, Change, Field, Plan, changed_parts, hide_secrets
 from tsx_cli.deploy.engine.resources import Resource
 
 
@@ -34,7 +34,7 @@ from tsx_cli.deploy.engine.resources import Resource
     ],
 )
 def test_values_of_secret_variables_are_hidden_and_no_others(value: Any, shown: Any) -> None:
-    assert hidden(value) == shown
+    assert hide_secrets(value) == shown
 
 
 def test_a_value_that_stands_alone_is_hidden_by_its_path() -> None:
@@ -68,14 +68,14 @@ def test_only_changed_variables_of_containers_are_shown_and_no_secret() -> None:
         {"name": "B", "value": "c"},
     ]
     new = [{"name": "tsx", "image": "digits:2", "env": changed}]
-    assert narrowed(Field("spec.containers", old, new)) == [
+    assert changed_parts(Field("spec.containers", old, new)) == [
         ("spec.containers.tsx.image", "digits:1", "digits:2"),
         ("spec.containers.tsx.env.A.value", "a", "b"),
         ("spec.containers.tsx.env.API_TOKEN.value", HIDDEN, HIDDEN),
         ("spec.containers.tsx.env.GONE", {"name": "GONE", "value": "x"}, None),
         ("spec.containers.tsx.env.B", None, {"name": "B", "value": "c"}),
     ]
-    assert narrowed(Field("Memory", 1, 2)) == [("Memory", 1, 2)]
-    assert narrowed(Field("Layers", ["a"], ["b"])) == [("Layers", ["a"], ["b"])]
+    assert changed_parts(Field("Memory", 1, 2)) == [("Memory", 1, 2)]
+    assert changed_parts(Field("Layers", ["a"], ["b"])) == [("Layers", ["a"], ["b"])]
     rotated = [variables[2], *variables[:2]]
-    assert [path for path, _, _ in narrowed(Field("env", variables, rotated))] == ["env"]
+    assert [path for path, _, _ in changed_parts(Field("env", variables, rotated))] == ["env"]

@@ -12,8 +12,8 @@ import pytest
 from tests.support.deploying import FACTS, HANDLER, LOCAL, a_spec
 from tests.support.models import make_model
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.engine.facts import Facts, look_at
-from tsx_cli.deploy.image.recipe import recipe, unpinned
+from tsx_cli.deploy.engine.facts import Facts, read_archive
+from tsx_cli.deploy.image.recipe import recipe, unpinned_requirements
 
 
 def test_only_images_of_the_same_content_have_the_same_name() -> None:
@@ -64,7 +64,7 @@ def test_no_package_changes_torch_and_no_layer_holds_pips_cache() -> None:
 
 def test_requirements_without_an_exact_version_are_named() -> None:
     text = "tqdm\nsix==1.*  # any\nnumpy==2.2.6 ; python_version > '3'\n-r more.txt\ntorchvision>=0.2 \\\n  --hash=sha256:00\na @ https://b/c.whl\n"
-    assert unpinned(text) == ["tqdm", "six==1.*", "torchvision>=0.2"]
+    assert unpinned_requirements(text) == ["tqdm", "six==1.*", "torchvision>=0.2"]
     (note,) = recipe(a_spec("container"), replace(FACTS, requirements=text), LOCAL).notes
     assert "leave versions open: tqdm, six==1.*, torchvision>=0.2. " in note
 
@@ -85,7 +85,7 @@ def test_requirements_without_an_exact_version_are_named() -> None:
 def test_only_an_archive_that_compiles_gets_a_compiler(
     tmp_path: Path, config: str, handler: str, reason: str
 ) -> None:
-    _, facts = look_at(make_model(tmp_path / "digits.mar", handler, config=config))
+    _, facts = read_archive(make_model(tmp_path / "digits.mar", handler, config=config))
     assert facts.compiles == reason
     image = recipe(a_spec("container"), facts, LOCAL)
     assert ("g++" in image.files["Dockerfile"]) is bool(reason)

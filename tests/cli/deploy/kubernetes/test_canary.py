@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.aws.alarms import AlarmBound, read_bound
+from tsx_cli.deploy.aws.alarms import AlarmBound, parse_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.resources import State
 from tsx_cli.deploy.kubernetes.canary import (
@@ -137,7 +137,7 @@ def metrics(*models: str) -> str:
 
 
 def bounds(*texts: str) -> list[AlarmBound]:
-    return [bound for text in texts if (bound := read_bound(text)) is not None]
+    return [bound for text in texts if (bound := parse_bound(text)) is not None]
 
 
 def test_metrics_are_summed_over_models_and_read_as_the_server_writes_them() -> None:

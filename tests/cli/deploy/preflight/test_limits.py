@@ -16,7 +16,7 @@ from tsx_cli.deploy.preflight.limits import (
     ModelProfile,
     TargetLimit,
     TargetProfile,
-    findings,
+    find_problems,
     size_of,
 )
 
@@ -31,7 +31,7 @@ def reported(
 ) -> list[tuple[bool, str]]:
     """Return whether each finding is an error, and its text."""
     profile = TargetProfile(target, {**LIMITS[target], **(limits or {})}, **settings)
-    breaches = findings(profile, ModelProfile(**{**SMALL, **archive}))
+    breaches = find_problems(profile, ModelProfile(**{**SMALL, **archive}))
     return [(finding.is_error, finding.text) for finding in breaches]
 
 

@@ -16,9 +16,9 @@ from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 from tsx_archiver import rewrite_archive
 from tsx_cli.bench.report.archive_record import record_of
-from tsx_cli.deploy.preflight.limits import ModelProfile, findings
+from tsx_cli.deploy.preflight.limits import ModelProfile, find_problems
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
-from tsx_cli.deploy.preflight.preflight import place_of
+from tsx_cli.deploy.preflight.preflight import target_profile
 
 
 @pytest.fixture
@@ -128,11 +128,11 @@ def test_a_function_has_the_limits_of_its_specification() -> None:
         "timeout": "20s",
         "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6},
     }
-    profile = place_of(a_spec("lambda", **{"lambda": settings}))
+    profile = target_profile(a_spec("lambda", **{"lambda": settings}))
     most = [profile.limits[name].most for name in ("memory", "time", "request")]
     assert most == [1 << 30, 20, 6 << 20]
     assert profile.device == "cuda"
-    finding = findings(profile, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))[0]
+    finding = find_problems(profile, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))[0]
     assert "Lambda ends one after 20 s. Raise lambda.timeout" in finding.text
 
 
@@ -148,11 +148,11 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
     component: dict[str, Any], memory: int | None, device: str
 ) -> None:
     settings = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
-    profile = place_of(a_spec("sagemaker", sagemaker=settings))
+    profile = target_profile(a_spec("sagemaker", sagemaker=settings))
     assert getattr(profile.limits.get("memory"), "most", None) == memory
     assert profile.device == device
     assert profile.limits["request"].most == 6 << 20
-    breaches = findings(profile, ModelProfile(packed=1, unpacked=2 << 30))
+    breaches = find_problems(profile, ModelProfile(packed=1, unpacked=2 << 30))
     remedies = ["raise sagemaker.component.memory"] if memory else []
     assert [finding.text.rpartition(": ")[2] for finding in breaches] == remedies
 
@@ -167,7 +167,7 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
 )
 def test_the_memory_of_a_container_is_its_limit(target: str, size: str, memory: int) -> None:
     settings = {"memory": size, "gpus": 1, "startup_timeout": "2m"}
-    profile = place_of(a_spec(target, **{target: settings}))
+    profile = target_profile(a_spec(target, **{target: settings}))
     limit = profile.limits["memory"]
     assert (limit.most, limit.key) == (memory, f"{target}.memory")
     assert (profile.limits["start"].most, profile.device) == (120, "cuda")

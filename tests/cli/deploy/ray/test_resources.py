@@ -14,13 +14,13 @@ from tests.support.benchmarked import results
 from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.commands.locations import named, place
+from tsx_cli.deploy.commands.locations import locate, locate_named
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.ray import on_nodes
 from tsx_cli.deploy.ray.cluster import RayCluster
-from tsx_cli.deploy.ray.deployment import RayTarget, uploads
+from tsx_cli.deploy.ray.deployment import RayTarget, uploaded_archives
 from tsx_cli.deploy.ray.kinds import Upload
 from tsx_cli.deploy.ray.resources import ARCHIVE, UPLOAD, VERSION, configuration, resources
 from tsx_cli.deploy.ray.running import RunningApplication
@@ -80,9 +80,9 @@ def test_replicas_have_the_size_and_the_scaling_of_the_archives_benchmark() -> N
 
 def test_a_specification_that_scales_names_its_cluster() -> None:
     ray = {"min_replicas": 0, "max_replicas": 2}
-    assert place(spec(ray=ray)).cloud.own.max_replicas == 2
+    assert locate(spec(ray=ray)).cloud.settings.max_replicas == 2
     settings = {"name": "digits", "target": "ray", "ray": ray}
-    assert named(None, settings).cloud.own.max_replicas == 2
+    assert locate_named(None, settings).cloud.settings.max_replicas == 2
 
 
 def test_several_archives_share_replicas() -> None:
@@ -149,9 +149,9 @@ def test_an_uploaded_archive_is_listed_until_it_is_removed(tmp_path: Path) -> No
     assert observed is not None
     assert observed.properties == {"Sha256": SHA}
     assert s3.get_object(Bucket="models", Key=key)["Body"].read() == b"archive"
-    assert [upload.name for upload in uploads(cloud, "digits")] == [name]
+    assert [upload.name for upload in uploaded_archives(cloud, "digits")] == [name]
     kind.delete(cloud, observed)
-    assert uploads(cloud, "digits") == []
+    assert uploaded_archives(cloud, "digits") == []
 
 
 def test_former_versions_are_removed_with_the_archives_that_only_they_use() -> None:
@@ -172,7 +172,7 @@ def test_former_versions_are_removed_with_the_archives_that_only_they_use() -> N
         owned=lambda *_: None,
     )
     wanted = [Resource("Archive0", ARCHIVE, "d", {}), Resource("Version", VERSION, "digits-4", {})]
-    obsolete = RayTarget().obsolete(cloud, spec(keep=2), wanted)
+    obsolete = RayTarget().obsolete_resources(cloud, spec(keep=2), wanted)
     assert [resource.name for resource in obsolete] == ["a", "digits-1", "digits-2"]
 
 

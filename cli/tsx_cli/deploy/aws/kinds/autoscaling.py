@@ -1,6 +1,6 @@
 """Application Auto Scaling: scalable targets and scaling policies.
 
-One call creates or replaces each of them.
+The same call creates and replaces them.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import ResourceKind, only
+from tsx_cli.deploy.engine.kind import ResourceKind, pick
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.spec import Autoscaling
 
 SERVICE = "application-autoscaling"
-PLACE = ("ServiceNamespace", "ResourceId", "ScalableDimension")
-TARGET, POLICY = (
-    "AWS::ApplicationAutoScaling::ScalableTarget",
-    "AWS::ApplicationAutoScaling::ScalingPolicy",
-)
+TARGET_KEYS = ("ServiceNamespace", "ResourceId", "ScalableDimension")
+TARGET = "AWS::ApplicationAutoScaling::ScalableTarget"
+POLICY = "AWS::ApplicationAutoScaling::ScalingPolicy"
 
 
 class ScalableTarget(ResourceKind):
-    """Its name is `namespace|resource|dimension`: there is one target for each."""
+    """A target that can be scaled; its name is `namespace|resource|dimension`."""
 
-    traits = Traits(is_tagged=False, fixed=frozenset(PLACE), unseen=frozenset({"RoleARN"}))
+    traits = Traits(is_tagged=False, fixed=frozenset(TARGET_KEYS), unseen=frozenset({"RoleARN"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         namespace, resource, dimension = name.split("|")
@@ -33,7 +31,7 @@ class ScalableTarget(ResourceKind):
             "ResourceIds": [resource],
             "ScalableDimension": dimension,
         }
-        found = cloud.call(
+        targets = cloud.call(
             SERVICE,
             "describe_scalable_targets",
             f"looking for the scalable target {resource}",
@@ -42,10 +40,10 @@ class ScalableTarget(ResourceKind):
         return (
             Observed(
                 name,
-                only(found[0], (*PLACE, "MinCapacity", "MaxCapacity", "RoleARN")),
+                pick(targets[0], (*TARGET_KEYS, "MinCapacity", "MaxCapacity", "RoleARN")),
                 outputs={"Ref": name},
             )
-            if found
+            if targets
             else None
         )
 
@@ -57,52 +55,54 @@ class ScalableTarget(ResourceKind):
             **resource.properties,
         )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        doing = f"no longer scaling {found.properties['ResourceId']}"
-        cloud.call(SERVICE, "deregister_scalable_target", doing, **only(found.properties, PLACE))
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        doing = f"no longer scaling {observed.properties['ResourceId']}"
+        cloud.call(
+            SERVICE, "deregister_scalable_target", doing, **pick(observed.properties, TARGET_KEYS)
+        )
 
 
 class ScalingPolicy(ResourceKind):
-    """Its name is `namespace|resource|dimension|policy`."""
+    """A rule of a target; its name is `namespace|resource|dimension|policy`."""
 
-    traits = Traits(is_tagged=False, fixed=frozenset({"PolicyName", "PolicyType", *PLACE}))
+    traits = Traits(is_tagged=False, fixed=frozenset({"PolicyName", "PolicyType", *TARGET_KEYS}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        place, _, policy = name.rpartition("|")
-        found = next(
-            (each for each in policies(cloud, place) if each["PolicyName"] == policy), None
+        target_name, _, policy = name.rpartition("|")
+        details = next(
+            (rule for rule in policies(cloud, target_name) if rule["PolicyName"] == policy), None
         )
         shown = (
             "PolicyName",
             "PolicyType",
-            *PLACE,
+            *TARGET_KEYS,
             "TargetTrackingScalingPolicyConfiguration",
             "StepScalingPolicyConfiguration",
         )
         return (
             None
-            if found is None
-            else Observed(name, only(found, shown), outputs={"Ref": found["PolicyARN"]})
+            if details is None
+            else Observed(name, pick(details, shown), outputs={"Ref": details["PolicyARN"]})
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         doing = f"setting the scaling rule of {resource.properties['ResourceId']}"
         cloud.call(SERVICE, "put_scaling_policy", doing, **resource.properties)
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        doing = f"removing the scaling rule of {found.properties['ResourceId']}"
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        doing = f"removing the scaling rule of {observed.properties['ResourceId']}"
         cloud.call(
             SERVICE,
             "delete_scaling_policy",
             doing,
-            **only(found.properties, ("PolicyName", *PLACE)),
+            **pick(observed.properties, ("PolicyName", *TARGET_KEYS)),
         )
 
 
-def policies(cloud: Cloud, place: str) -> list[dict[str, Any]]:
-    """The rules of a target, which its name says."""
-    which = dict(zip(PLACE, place.split("|"), strict=True))
-    return cloud.listed(
+def policies(cloud: Cloud, target_name: str) -> list[dict[str, Any]]:
+    """Return the rules of a scalable target."""
+    which = dict(zip(TARGET_KEYS, target_name.split("|"), strict=True))
+    return cloud.list_items(
         SERVICE,
         "describe_scaling_policies",
         "ScalingPolicies",
@@ -111,27 +111,32 @@ def policies(cloud: Cloud, place: str) -> list[dict[str, Any]]:
     )
 
 
-def without_others(cloud: Cloud, found: Sequence[Resource], policy: str) -> list[Resource]:
-    """Without the scaling that others have set: a target has no tags, but rules have names."""
+def only_own_scaling(cloud: Cloud, resources: Sequence[Resource], policy: str) -> list[Resource]:
+    """Leave out targets and rules that somebody else has set.
+
+    Targets have no tags, so a target belongs to the deployment if its rule has the right name.
+    """
 
     def is_own(name: str) -> bool:
         names = [rule["PolicyName"] for rule in policies(cloud, "|".join(name.split("|")[:3]))]
         return not names or policy in names
 
-    return [each for each in found if each.kind not in (TARGET, POLICY) or is_own(each.name)]
+    return [
+        resource
+        for resource in resources
+        if resource.kind not in (TARGET, POLICY) or is_own(resource.name)
+    ]
 
 
 def predefined(metric: str) -> dict[str, Any]:
     return {"PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
 
 
-def scaling(
-    place: str, policy: str, wanted: Autoscaling, metric: dict[str, Any], needs: str
+def scaling_resources(
+    target_name: str, policy: str, wanted: Autoscaling, metric: dict[str, Any], needs: str
 ) -> list[Resource]:
-    """A target and its rule, which keeps `metric` at what is wanted; `place` is the target's
-    name.
-    """
-    which = dict(zip(PLACE, place.split("|"), strict=True))
+    """Return a scalable target, and the rule that keeps `metric` at the wanted value."""
+    which = dict(zip(TARGET_KEYS, target_name.split("|"), strict=True))
     rule = {
         "TargetValue": float(wanted.target),
         **metric,
@@ -148,25 +153,25 @@ def scaling(
         Resource(
             "ScalableTarget",
             TARGET,
-            place,
+            target_name,
             {**which, "MinCapacity": wanted.min, "MaxCapacity": wanted.max},
             (needs,),
         ),
-        Resource("ScalingPolicy", POLICY, f"{place}|{policy}", tracking, ("ScalableTarget",)),
+        Resource("ScalingPolicy", POLICY, f"{target_name}|{policy}", tracking, ("ScalableTarget",)),
     ]
 
 
-def scales(found: Sequence[Resource]) -> list[str]:
-    """What of a deployment scales."""
-    return [each.name.split("|")[2] for each in found if each.kind == TARGET]
+def scaled_dimensions(resources: Sequence[Resource]) -> list[str]:
+    """Return the dimensions that are scaled."""
+    return [resource.name.split("|")[2] for resource in resources if resource.kind == TARGET]
 
 
-def scaling_of(
-    place: str, policy: str, needs: tuple[str, ...], number: int | str = ""
+def existing_scaling(
+    target_name: str, policy: str, needs: tuple[str, ...], number: int | str = ""
 ) -> list[Resource]:
-    """The same pair, where only its names are known."""
-    target = Resource(f"ScalableTarget{number}", TARGET, place, {}, needs)
+    """Return an existing target and its rule, of which only the names are known."""
+    target = Resource(f"ScalableTarget{number}", TARGET, target_name, {}, needs)
     return [
         target,
-        Resource(f"ScalingPolicy{number}", POLICY, f"{place}|{policy}", {}, (target.id,)),
+        Resource(f"ScalingPolicy{number}", POLICY, f"{target_name}|{policy}", {}, (target.id,)),
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import ResourceKind, only, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import ResourceKind, pick, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
 PROPERTIES = (
@@ -36,14 +36,14 @@ class CloudWatchAlarm(ResourceKind):
         )["MetricAlarms"]
         if not alarms:
             return None
-        [found] = alarms
+        [alarm] = alarms
         tags = tag_map(
             cloud.call(
-                "cloudwatch", "list_tags_for_resource", doing, ResourceARN=found["AlarmArn"]
+                "cloudwatch", "list_tags_for_resource", doing, ResourceARN=alarm["AlarmArn"]
             )["Tags"]
         )
-        outputs = {"Arn": found["AlarmArn"], "Ref": name, "status": found.get("StateValue", "")}
-        return Observed(name, only(found, PROPERTIES), tags, outputs)
+        outputs = {"Arn": alarm["AlarmArn"], "Ref": name, "status": alarm.get("StateValue", "")}
+        return Observed(name, pick(alarm, PROPERTIES), tags, outputs)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         named = {"AlarmName": resource.name, "Tags": tag_list(resource.tags)}
@@ -55,46 +55,51 @@ class CloudWatchAlarm(ResourceKind):
             **resource.properties,
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
-        self.create(cloud, resource)  # which leaves the tags of one that is there as they are
-        which = {"ResourceARN": found.outputs["Arn"], "Tags": tag_list(resource.tags)}
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
+        # This call does not change the tags of an existing alarm.
+        self.create(cloud, resource)
+        which = {"ResourceARN": observed.outputs["Arn"], "Tags": tag_list(resource.tags)}
         cloud.call("cloudwatch", "tag_resource", f"tagging the alarm {resource.name}", **which)
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
         cloud.call(
             "cloudwatch",
             "delete_alarms",
-            f"removing the alarm {found.name}",
-            AlarmNames=[found.name],
+            f"removing the alarm {observed.name}",
+            AlarmNames=[observed.name],
         )
 
 
 def alarms_of(cloud: Cloud, name: str, dimension: str) -> list[str]:
-    """Those that were made for a deployment, of either form: `tsx-NAME-...` by name, and they watch
-    what the dimension calls NAME.
+    """Return the names of the alarms that were created for a deployment.
+
+    Such an alarm is called `tsx-NAME-...`, and its metric has the dimension with the value NAME.
     """
-    own = re.compile(re.escape(f"tsx-{name}-") + "[0-9a-z-]+-[0-9a-f]{4}")
+    pattern = re.compile(re.escape(f"tsx-{name}-") + "[0-9a-z-]+-[0-9a-f]{4}")
     doing = f"listing the alarms of {name}"
-    found = cloud.listed(
+    alarms = cloud.list_items(
         "cloudwatch", "describe_alarms", "MetricAlarms", doing, AlarmNamePrefix=f"tsx-{name}-"
     )
     of = {"Name": dimension, "Value": name}
     return [
-        each["AlarmName"]
-        for each in found
-        if own.fullmatch(each["AlarmName"]) and of in _dimensions(each)
+        alarm["AlarmName"]
+        for alarm in alarms
+        if pattern.fullmatch(alarm["AlarmName"]) and of in _dimensions(alarm)
     ]
 
 
 def alarm_states(cloud: Cloud, names: Iterable[str]) -> dict[str, str]:
-    found = {name: CloudWatchAlarm().observe(cloud, name) for name in names}
+    alarms = {name: CloudWatchAlarm().observe(cloud, name) for name in names}
     return {
-        name: "" if alarm is None else str(alarm.outputs["status"]) for name, alarm in found.items()
+        name: "" if alarm is None else str(alarm.outputs["status"])
+        for name, alarm in alarms.items()
     }
 
 
 def _dimensions(alarm: Mapping[str, Any]) -> list[dict[str, str]]:
     several = [
-        each["MetricStat"]["Metric"] for each in alarm.get("Metrics", []) if "MetricStat" in each
+        query["MetricStat"]["Metric"] for query in alarm.get("Metrics", []) if "MetricStat" in query
     ]
     return [dimension for metric in (alarm, *several) for dimension in metric.get("Dimensions", [])]

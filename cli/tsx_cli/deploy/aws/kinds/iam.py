@@ -23,24 +23,26 @@ class Role(ResourceKind):
         answer = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
         if answer is None:
             return None
-        found, doing, policies = (
-            answer["Role"],
-            f"looking for the permissions of the role {name}",
-            [],
-        )
-        for each in cloud.call("iam", "list_role_policies", doing, RoleName=name)["PolicyNames"]:
-            policy = cloud.call("iam", "get_role_policy", doing, RoleName=name, PolicyName=each)
-            policies.append({"PolicyName": each, "PolicyDocument": policy["PolicyDocument"]})
+        role = answer["Role"]
+        doing = f"looking for the permissions of the role {name}"
+        policies = []
+        for policy_name in cloud.call("iam", "list_role_policies", doing, RoleName=name)[
+            "PolicyNames"
+        ]:
+            policy = cloud.call(
+                "iam", "get_role_policy", doing, RoleName=name, PolicyName=policy_name
+            )
+            policies.append({"PolicyName": policy_name, "PolicyDocument": policy["PolicyDocument"]})
         properties = {
-            "AssumeRolePolicyDocument": found["AssumeRolePolicyDocument"],
+            "AssumeRolePolicyDocument": role["AssumeRolePolicyDocument"],
             "Policies": policies,
         }
         return Observed(
-            name, properties, tag_map(found.get("Tags", [])), {"Arn": found["Arn"], "Ref": name}
+            name, properties, tag_map(role.get("Tags", [])), {"Arn": role["Arn"], "Ref": name}
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        """Without its policy, which the call after this one gives it."""
+        """Create the role; a following `update` gives it its policy."""
         wanted = {
             "AssumeRolePolicyDocument": json.dumps(resource.properties["AssumeRolePolicyDocument"]),
             "Tags": tag_list(resource.tags),
@@ -54,7 +56,9 @@ class Role(ResourceKind):
             **wanted,
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
         client = cloud.client("iam")
         with translated_errors(f"giving the role {resource.name} its permissions"):
             if "AssumeRolePolicyDocument" in changed:
@@ -68,26 +72,27 @@ class Role(ResourceKind):
             if "tags" in changed:
                 client.tag_role(RoleName=resource.name, Tags=tag_list(resource.tags))
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
         client = cloud.client("iam")
-        with translated_errors(f"deleting the role {found.name}"):
-            for policy in found.properties["Policies"]:
-                client.delete_role_policy(RoleName=found.name, PolicyName=policy["PolicyName"])
-            client.delete_role(RoleName=found.name)
+        with translated_errors(f"deleting the role {observed.name}"):
+            for policy in observed.properties["Policies"]:
+                client.delete_role_policy(RoleName=observed.name, PolicyName=policy["PolicyName"])
+            client.delete_role(RoleName=observed.name)
 
 
 def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
-    """The role that was made for a deployment, where one was: not by an identity that may not even
-    look for it.
+    """Return the role that was created for a deployment, if there is one.
+
+    An identity without the permission to look for roles cannot have created one.
     """
     role = Resource("Role", "AWS::IAM::Role", role_name(name, target), {})
     try:
-        found = Role().observe(cloud, role.name)
+        observed = Role().observe(cloud, role.name)
     except CloudError as error:
         if "AccessDenied" not in error.code:
             raise
         return []
-    return [role] if found is not None and found.tags.get("tsx:name") == name else []
+    return [role] if observed is not None and observed.tags.get("tsx:name") == name else []
 
 
 def call_with_role(
@@ -95,15 +100,18 @@ def call_with_role(
 ) -> str | None:
     """Call a service that has to assume a role.
 
-    A text says that it cannot do so yet, with the likely reason. Raises CloudError where that will
-    not pass.
+    Returns:
+        None, or the likely reason why the service cannot assume the role yet.
+
+    Raises:
+        CloudError: The call failed, and waiting does not help.
     """
     try:
         cloud.call(target, operation, doing, **arguments)
     except CloudError as error:
         if REFUSALS[target] not in error.message.lower():
             raise
-        reason, may_pass = _why_not_assumed(cloud, arn, target)
+        reason, may_pass = _reason_not_assumed(cloud, arn, target)
         text = f"{error.message.rstrip('.')}. {reason}"
         if may_pass:
             return text
@@ -111,8 +119,11 @@ def call_with_role(
     return None
 
 
-def _why_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]:
-    """Whether it may pass: a new role, or a new trust policy, reaches all of AWS with a delay."""
+def _reason_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]:
+    """Return the reason why a role was not assumed, and whether waiting may help.
+
+    New roles and new trust policies reach all of AWS with a delay.
+    """
     service, name = SERVICES[target], arn.rpartition("/")[2]
     owner = arn.split(":")[4]
     if owner != cloud.account:
@@ -124,19 +135,19 @@ def _why_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]:
             False,
         )
     try:
-        found = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
+        response = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
     except CloudError as error:
         return (
             f"Its trust policy must name {service}, which could not be checked ({error.message})",
             True,
         )
-    if found is None:
+    if response is None:
         return (
             f"There is no role {name}: correct --role, or have one created with --create-role",
             False,
         )
     shown = f"`aws iam get-role --role-name {name} --query Role.AssumeRolePolicyDocument` shows it"
-    statements = _trusting(found["Role"]["AssumeRolePolicyDocument"], service)
+    statements = _trusting(response["Role"]["AssumeRolePolicyDocument"], service)
     if not statements:
         sets = (
             f"`aws iam update-assume-role-policy --role-name {name} --policy-document"
@@ -151,7 +162,7 @@ def _why_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]:
         )
     conditions = (
         ", but its conditions may exclude it"
-        if all("Condition" in each for each in statements)
+        if all("Condition" in statement for statement in statements)
         else ""
     )
     return (
@@ -164,19 +175,19 @@ def _why_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]:
 
 
 def _trusting(policy: Mapping[str, Any], service: str) -> list[Mapping[str, Any]]:
-    """The statements that allow a service to assume a role."""
+    """Return the statements that allow a service to assume a role."""
 
-    def listed(value: Any) -> list[Any]:
+    def as_list(value: Any) -> list[Any]:
         return value if isinstance(value, list) else [value]
 
     def names(statement: Mapping[str, Any]) -> bool:
         who = statement.get("Principal", {})
-        services = ["*"] if who == "*" else listed(who.get("Service", []))
-        actions = listed(statement.get("Action", []))
+        services = ["*"] if who == "*" else as_list(who.get("Service", []))
+        actions = as_list(statement.get("Action", []))
         return (
             statement["Effect"] == "Allow"
             and bool({"*", service} & set(services))
             and bool({"*", "sts:*", "sts:AssumeRole"} & set(actions))
         )
 
-    return [each for each in listed(policy["Statement"]) if names(each)]
+    return [statement for statement in as_list(policy["Statement"]) if names(statement)]

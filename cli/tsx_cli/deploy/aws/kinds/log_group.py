@@ -1,4 +1,4 @@
-"""CloudWatch log groups: for how many days their lines are kept."""
+"""Log groups of CloudWatch, and how many days they keep their lines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
-from tsx_cli.deploy.engine.facts import lasting
-from tsx_cli.deploy.engine.kind import ResourceKind, only
+from tsx_cli.deploy.engine.facts import owner_tags
+from tsx_cli.deploy.engine.kind import ResourceKind, pick
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -16,33 +16,37 @@ KIND = "AWS::Logs::LogGroup"
 
 
 class LogGroup(ResourceKind):
-    """The platform creates one at the first line that is written, and keeps its lines for ever:
-    such a group is taken over.
+    """A log group.
+
+    The platform creates one with the first line, and keeps the lines for ever. Such a group is
+    taken over.
     """
 
     traits = Traits(adopted=True)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         doing = f"looking for the log group {name}"
-        groups = cloud.listed(
+        groups = cloud.list_items(
             "logs", "describe_log_groups", "logGroups", doing, logGroupNamePrefix=name
         )
-        found = next((each for each in groups if each["logGroupName"] == name), None)
-        if found is None:
+        group = next((candidate for candidate in groups if candidate["logGroupName"] == name), None)
+        if group is None:
             return None
-        arn = found["arn"].removesuffix(":*")
+        arn = group["arn"].removesuffix(":*")
         tags = cloud.call("logs", "list_tags_for_resource", doing, resourceArn=arn)["tags"]
-        days = only({"RetentionInDays": found.get("retentionInDays")}, ["RetentionInDays"])
+        days = pick({"RetentionInDays": group.get("retentionInDays")}, ["RetentionInDays"])
         return Observed(name, days, tags, {"Arn": arn, "Ref": name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        """Without its retention, which the call after this one sets."""
+        """Create the group; a following `update` sets its retention."""
         doing = f"creating the log group {resource.name}"
         cloud.call(
             "logs", "create_log_group", doing, logGroupName=resource.name, tags=dict(resource.tags)
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
         days = resource.properties["RetentionInDays"]
         doing = f"keeping the lines of {resource.name} for {days} days"
         cloud.call(
@@ -52,43 +56,47 @@ class LogGroup(ResourceKind):
             "logs",
             "tag_resource",
             doing,
-            resourceArn=found.outputs["Arn"],
+            resourceArn=observed.outputs["Arn"],
             tags=dict(resource.tags),
         )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
         cloud.call(
             "logs",
             "delete_log_group",
-            f"deleting the log group {found.name}",
-            logGroupName=found.name,
+            f"deleting the log group {observed.name}",
+            logGroupName=observed.name,
         )
 
 
 def log_group(spec: DeploySpec, tags: Mapping[str, str], name: str = "") -> list[Resource]:
-    """With the target's usual name, if no other is given.
+    """Return the log group of a deployment, or nothing if `log_retention` is 0.
 
-    None where `log_retention` is 0, which leaves the group alone.
+    Its name is the usual one of the target, if no other is given.
     """
     if spec.log_retention == 0:
         return []
     group = name or GROUPS[spec.target].format(spec.name)
     return [
         Resource(
-            "LogGroup", KIND, group, {"RetentionInDays": spec.log_retention}, tags=lasting(tags)
+            "LogGroup", KIND, group, {"RetentionInDays": spec.log_retention}, tags=owner_tags(tags)
         )
     ]
 
 
 def own_log_group(cloud: Cloud, name: str, group_name: str, *, exists: bool) -> list[Resource]:
-    """That of a deployment, where there is one.
+    """Return the log group of a deployment, if there is one.
 
-    `exists`: the deployment does, and then a group without an owner is its own.
+    Args:
+        cloud: The session.
+        name: The name of the deployment.
+        group_name: The name of the group.
+        exists: Whether the deployment exists. A group without an owner then belongs to it.
     """
     group = Resource("LogGroup", KIND, group_name, {})
-    found = LogGroup().observe(cloud, group.name)
+    observed = LogGroup().observe(cloud, group.name)
     return (
         [group]
-        if found is not None and found.tags.get(OWNER, name if exists else "") == name
+        if observed is not None and observed.tags.get(OWNER, name if exists else "") == name
         else []
     )

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.engine.facts import model_data
+from tsx_cli.deploy.engine.facts import write_model_data
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
-SHA = "tsx-sha256"  # an object's metadata: what it holds
+SHA = "tsx-sha256"  # the metadata of an object with the digest of its content
 
 
 class Bucket(ResourceKind):
     traits = Traits(is_tagged=False)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        """That it is there, and closed to the public: what is done last to one that is made."""
+        """Return the bucket, with its block of public access, which is set last."""
         if cloud.find("s3", "head_bucket", f"looking for the bucket {name}", Bucket=name) is None:
             return None
         closed: dict[str, bool] = {}
@@ -48,8 +48,10 @@ class Bucket(ResourceKind):
             **where,
         )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
-        """Also the second half of making one."""
+    def update(
+        self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
+    ) -> None:
+        """Set tags and block public access; this also completes the creation."""
         client, closed = cloud.client("s3"), resource.properties["PublicAccessBlockConfiguration"]
         with translated_errors(f"blocking public access to the bucket {resource.name}"):
             client.put_bucket_tagging(
@@ -59,20 +61,17 @@ class Bucket(ResourceKind):
                 Bucket=resource.name, PublicAccessBlockConfiguration=closed
             )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
         cloud.call(
             "s3",
             "delete_bucket",
-            f"deleting the bucket {found.name}; it must be empty",
-            Bucket=found.name,
+            f"deleting the bucket {observed.name}; it must be empty",
+            Bucket=observed.name,
         )
 
 
 class S3Object(ResourceKind):
-    """An archive in a bucket, within a `model.tar.gz` as SageMaker wants it.
-
-    Its name there is `bucket/key`.
-    """
+    """An archive in a bucket, in a `model.tar.gz` for SageMaker; its name is `bucket/key`."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Path"}))
 
@@ -96,9 +95,9 @@ class S3Object(ResourceKind):
             translated_errors(f"uploading {archive.name} to s3://{resource.name}"),
         ):
             cloud.client("s3").upload_file(
-                str(model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra
+                str(write_model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra
             )
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        bucket, _, key = found.name.partition("/")
-        cloud.call("s3", "delete_object", f"deleting s3://{found.name}", Bucket=bucket, Key=key)
+    def delete(self, cloud: Cloud, observed: Observed) -> None:
+        bucket, _, key = observed.name.partition("/")
+        cloud.call("s3", "delete_object", f"deleting s3://{observed.name}", Bucket=bucket, Key=key)
