@@ -77,7 +77,7 @@ class Optimization:
                         f"{proof.rows} of {len(self.held_out)} held-out rows were used, as the time"
                         " was short"
                     )
-                self.progress.found(
+                self.progress.print_line(
                     f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}"
                 )
                 self.progress.doing("finding the forms that apply")
@@ -129,7 +129,7 @@ class Optimization:
         if form.state != "not tried":
             self.journal.form(form)
             self.journal.form(self.results.reference)
-        self.progress.found(outcome(form))
+        self.progress.print_line(outcome(form))
 
     def _end_of_time(self) -> None:
         left = [form for form in self.results.forms if form.state == "not tried"]
@@ -146,7 +146,7 @@ class Optimization:
                 " continues"
             )
             self.results.notes.append(note)
-            self.progress.found(note)
+            self.progress.print_line(note)
 
     def _examine(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
         built = self._build(form)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.support.models import make_model
 from tsx_archiver import inspect_archive
-from tsx_cli.bench.commands.session import sizes
+from tsx_cli.bench.commands.session import size_limits_of
 from tsx_cli.bench.load.inputs import KINDS, choose_payloads, generated, kind_of, parse_shape
 from tsx_cli.bench.load.payloads import MOST_BYTES, Payload, mix, read_payloads
 from tsx_cli.common.failure import CliError, UsageError
@@ -120,8 +120,11 @@ def test_too_large_an_input_is_refused_before_it_fills_the_memory(tmp_path: Path
 
 def test_the_server_takes_inputs_of_any_size_and_keeps_its_limit_of_answers() -> None:
     settings = Settings.model_validate({"max_request_size": 100, "max_response_size": 200})
-    assert sizes(settings, [Payload(b"x")]) == {"max_request_size": 100, "max_response_size": 200}
-    assert sizes(settings, [Payload(b"x"), Payload(bytes(101))])["max_request_size"] == 101
+    assert size_limits_of(settings, [Payload(b"x")]) == {
+        "max_request_size": 100,
+        "max_response_size": 200,
+    }
+    assert size_limits_of(settings, [Payload(b"x"), Payload(bytes(101))])["max_request_size"] == 101
 
 
 def test_a_recording_keeps_its_spacing_and_its_headers_but_no_secret(tmp_path: Path) -> None:
