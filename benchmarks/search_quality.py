@@ -80,9 +80,11 @@ def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str
     )
     table = rows(results)
     took = time.monotonic() - began
-    left = [str(trial.how()) for trial in results.trials if trial.state == "predicted"]
+    left = [str(trial.as_configuration()) for trial in results.trials if trial.state == "predicted"]
     if not left and took > limit - START:
-        left = [str(results.trials[-1].how())]  # which was begun, and perhaps not at its best load
+        left = [
+            str(results.trials[-1].as_configuration())
+        ]  # which was begun, and perhaps not at its best load
     content = {
         "machine": machine.describe(),
         "seconds": round(before + took, 1),
@@ -117,7 +119,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
         point = trial.chosen
         found.append(
             {
-                **trial.how().as_json(),
+                **trial.as_configuration().as_json(),
                 "throughput": 0.0 if point is None else round(point.throughput.value, 2),
                 "p99_ms": None if point is None else round(point.p99_ms.value, 2),
                 "load": None if point is None else str(point.offered),
@@ -169,7 +171,7 @@ def searches(
             bench([str(archive), *words, "--output", f"{place}/run"], limit)
             took = time.monotonic() - began
             results = read_results(Path(place) / "run" / "results.json")
-        how = None if results.winner is None else results.trials[results.winner].how()
+        how = None if results.winner is None else results.trials[results.winner].as_configuration()
         share = 0.0 if how is None else quiet.get(how, 0.0) / quiet[best]
         good += share >= needed
         chosen = "none" if how is None else str(how)

@@ -109,13 +109,13 @@ def profile_best(
         return
     try:
         report = profile_worker(
-            archive, results.trials[at].how(), payloads, directory / PROFILE_FOLDER
+            archive, results.trials[at].as_configuration(), payloads, directory / PROFILE_FOLDER
         )
     except (WorkerFailed, OSError, ValueError) as error:
         results.notes.append(f"The profile failed: {error}")
         return
     results.notes.append(
-        f"{results.trials[at].how()} was profiled:"
+        f"{results.trials[at].as_configuration()} was profiled:"
         f" {', '.join(f'{PROFILE_FOLDER}/{file.name}' for file in report.files)}"
     )
     results.notes += report.notes

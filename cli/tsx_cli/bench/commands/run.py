@@ -115,7 +115,8 @@ class Bench:
                 )
                 reason = self.trial(winner).reason
                 self.note(
-                    f"--ramp ended as {self.trial(winner).how()} failed: {_first_line(reason)}"
+                    f"--ramp ended as {self.trial(winner).as_configuration()} failed:"
+                    f" {_first_line(reason)}"
                     if reason
                     else short
                 )
@@ -340,7 +341,9 @@ class Bench:
                         "failed",
                         f"its answers differ: {trial.accuracy.worst}",
                     )
-                    self.progress.print_line(f"{trial.how()} cannot win: {trial.reason}")
+                    self.progress.print_line(
+                        f"{trial.as_configuration()} cannot win: {trial.reason}"
+                    )
                     self.journal.trial(at, trial)
                     return
                 self.journal.trial(at, trial)
@@ -375,7 +378,7 @@ class Bench:
 
     def _round(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
         trial = self.results.trials[at]
-        self.progress.doing(f"{trial.how()}, {offered}")
+        self.progress.doing(f"{trial.as_configuration()}, {offered}")
         if candidate.start is not None and candidate.start not in trial.starts:
             trial.starts.append(candidate.start)
         with self.watch(self._probes) as watch:
@@ -396,7 +399,7 @@ class Bench:
         self.journal.point(at, number, point)
         self.journal.trial(at, trial)
         if fresh.generator.limited:
-            self.note(f"{trial.how()}, {offered}: {fresh.generator.limited}")
+            self.note(f"{trial.as_configuration()}, {offered}: {fresh.generator.limited}")
         holds = (
             ""
             if point.holds
@@ -416,11 +419,11 @@ class Bench:
             )
             reached += f", {rounded(stream.tokens_per_second)} tokens/s, {times}"
         marked = f"; disturbed: {disturbed[0]}" if disturbed else ""
-        self.progress.print_line(f"{trial.how()}, {offered}: {reached}{holds}{marked}")
+        self.progress.print_line(f"{trial.as_configuration()}, {offered}: {reached}{holds}{marked}")
 
     def _trial(self, proposal: Proposal) -> int:
         for at, trial in enumerate(self.results.trials):
-            if trial.how() == proposal.configuration:
+            if trial.as_configuration() == proposal.configuration:
                 return at
         trial = Trial(configuration=proposal.configuration.as_json(), predicted=proposal.predicted)
         self.results.trials.append(trial)
@@ -434,9 +437,11 @@ class Bench:
         except TrialFailed as error:
             trial = self.results.trials[at]
             trial.state, trial.reason = "failed", str(error)
-            self.servers.end(trial.how())
+            self.servers.end(trial.as_configuration())
             self.journal.trial(at, trial)
-            self.progress.print_line(f"{trial.how()} failed: {_first_line(str(error))}")
+            self.progress.print_line(
+                f"{trial.as_configuration()} failed: {_first_line(str(error))}"
+            )
 
     def _judge(self, trial: Trial) -> bool:
         """Tell whether a trial answers differently and may not.
@@ -445,7 +450,7 @@ class Bench:
         """
         if trial.accuracy is None or trial.accuracy.allowed or self.options.allow_different:
             return False
-        configuration = trial.how()
+        configuration = trial.as_configuration()
         if (
             configuration.variant != baseline(self.space).variant
             and configuration.variant not in self.excluded
@@ -482,7 +487,7 @@ class Bench:
             (
                 at
                 for at, trial in enumerate(self.results.trials)
-                if trial.how() == first and trial.points
+                if trial.as_configuration() == first and trial.points
             ),
             None,
         )
@@ -490,7 +495,9 @@ class Bench:
     def attempt(self, at: int, offered: OfferedLoad) -> bool:
         """Measure one more round beside running servers; return whether it succeeded."""
         with self._failures(at):
-            self.load(at, self._server(self.results.trials[at].how(), beside=True), offered)
+            self.load(
+                at, self._server(self.results.trials[at].as_configuration(), beside=True), offered
+            )
         return self.results.trials[at].state == "measured"
 
     def seconds_left(self) -> float:

@@ -347,7 +347,7 @@ class Trial(Part):
     def chosen(self) -> Point | None:
         return None if self.best is None else self.points[self.best]
 
-    def how(self) -> Configuration:
+    def as_configuration(self) -> Configuration:
         return Configuration(
             **{name: value for name, value in self.configuration.items() if name in CONFIGURED}
         )
@@ -517,7 +517,7 @@ def read_results(path: Path) -> Results:
     try:
         found = Results.model_validate(given)
         for trial in found.trials:
-            _CONFIGURATION.validate_python(asdict(trial.how()))
+            _CONFIGURATION.validate_python(asdict(trial.as_configuration()))
     except ValidationError as error:
         first = error.errors()[0]
         raise CliError(

@@ -230,7 +230,7 @@ def choose(
 
     def simplest(at: int) -> tuple[int, float]:
         point = trial(at).points[confirmed_best(trial(at).points) or 0]
-        return trial(at).how().workers, point.latency.p99_ms
+        return trial(at).as_configuration().workers, point.latency.p99_ms
 
     winner = min([leader, *equals], key=simplest)
     return winner, [at for at in [leader, *rivals] if at != winner]

@@ -94,7 +94,7 @@ class State:
     @cached_property
     def tried(self) -> set[Configuration]:
         """The configurations that were begun; not those that an earlier run only predicted."""
-        return {trial.how() for trial in self.trials if trial.state != "predicted"}
+        return {trial.as_configuration() for trial in self.trials if trial.state != "predicted"}
 
     @cached_property
     def best(self) -> float:
@@ -115,7 +115,8 @@ class State:
             )
             for trial in self.trials
             for point in trial.points
-            if (prediction := predict_load(self, trial.how(), point.offered)) is not None
+            if (prediction := predict_load(self, trial.as_configuration(), point.offered))
+            is not None
             and worth(point) > 0
         ]
         sound = [ratio for ratio, disturbed in ratios if not disturbed]
@@ -192,7 +193,7 @@ def _ordered(state: State) -> list[Forecast]:
     """
     forecasts = [forecast(state, each) for each in state.configurations]
     most = max(each.expected for each in forecasts)
-    failed = [trial.how() for trial in state.trials if trial.state == "failed"]
+    failed = [trial.as_configuration() for trial in state.trials if trial.state == "failed"]
     limit = min((each.workers * each.batch_size for each in failed), default=math.inf) / 2
 
     def promise(one: Forecast) -> tuple[float, ...]:
@@ -277,7 +278,7 @@ def ruled_out(state: State, configuration: Configuration) -> str | None:
     ):
         return f"a batch of that size did not run by itself: {curve.failed}"
     for trial in state.trials:
-        other = trial.how()
+        other = trial.as_configuration()
         smaller = (
             other.workers <= configuration.workers and other.batch_size <= configuration.batch_size
         )
@@ -298,7 +299,7 @@ def _too_slow_alone(state: State, configuration: Configuration) -> bool:
     slacks = [
         _rung(state, point).slack
         for trial in state.trials
-        if kind_of(state, trial.how()) == kind_of(state, configuration)
+        if kind_of(state, trial.as_configuration()) == kind_of(state, configuration)
         for point in trial.points
         if not any(each.disturbed for each in point.counted)
         and (point.offered.mode, point.offered.connections) == ("closed", 1)
@@ -345,7 +346,7 @@ def _climb(state: State, trial: Trial) -> Candidate | None:
     """Return the next load of a configuration that is being measured; None once what it can do is
     known, or known not to win.
     """
-    configuration = trial.how()
+    configuration = trial.as_configuration()
     one = forecast(state, configuration)
     leads = state.exhaustive or state.loads or _highest(trial) >= state.best
     if trial.state != "measured" or not (leads or one.most > state.best * GAIN):
@@ -416,8 +417,19 @@ def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = No
     for position, trial in enumerate(trials):
         point = chosen(trial)
         wrong = trial.accuracy is not None and not trial.accuracy.allowed and excluded is not None
-        if point is not None and not wrong and trial.how().variant not in (excluded or {}):
-            may.append((-worth(point), trial.how().workers, trial.how().batch_size, position))
+        if (
+            point is not None
+            and not wrong
+            and trial.as_configuration().variant not in (excluded or {})
+        ):
+            may.append(
+                (
+                    -worth(point),
+                    trial.as_configuration().workers,
+                    trial.as_configuration().batch_size,
+                    position,
+                )
+            )
     return [position for *_, position in sorted(may)]
 
 

@@ -123,7 +123,10 @@ def test_the_best_row_is_chosen_and_the_sentence_has_its_figures(data: st.DataOb
         assert chosen.throughput.value == max(point.throughput.value for point in rows.values())
     tied = [trials[at] for at in results.tied]
     if FEWEST in reason:
-        assert all(trials[results.winner].how().workers < trial.how().workers for trial in tied)
+        assert all(
+            trials[results.winner].as_configuration().workers < trial.as_configuration().workers
+            for trial in tied
+        )
     if LOWEST in reason:
         assert all(chosen.latency.p99_ms <= rows[at].latency.p99_ms for at in results.tied)
     figures = set(re.findall(r"([\d,.]+) requests/s with", results.why))

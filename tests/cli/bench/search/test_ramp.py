@@ -166,4 +166,4 @@ def test_a_ramp_of_which_the_winner_dies_says_so(tmp_path: Path) -> None:
     results = search(FragileMachine(3), 300, tmp_path, ramp=True)
     (note,) = [note for note in results.notes if "--ramp" in note]
     (failed,) = [trial for trial in results.trials if trial.state == "failed"]
-    assert note == f"--ramp ended as {failed.how()} failed: a worker died"
+    assert note == f"--ramp ended as {failed.as_configuration()} failed: a worker died"

@@ -118,7 +118,11 @@ def run(
             return state
         trials = list(state.trials)
         position = next(
-            (at for at, trial in enumerate(trials) if trial.how() == candidate.configuration),
+            (
+                at
+                for at, trial in enumerate(trials)
+                if trial.as_configuration() == candidate.configuration
+            ),
             len(trials),
         )
         if position == len(trials):
@@ -199,7 +203,9 @@ def won(state: State) -> tuple[float, Configuration | None]:
     if not order:
         return 0.0, None
     trial = state.trials[order[0]]
-    return max(point.throughput.value for point in trial.points if point.holds), trial.how()
+    return max(
+        point.throughput.value for point in trial.points if point.holds
+    ), trial.as_configuration()
 
 
 def points(state: State) -> int:
@@ -282,10 +288,10 @@ def test_a_configuration_that_is_worse_by_its_curve_is_not_measured() -> None:
         return modelled(curves[configuration.precision == "bf16"], 4)(configuration, offered)
 
     state = run(State([*full, *half], curves, slo=parse_slo("p99<200ms"), cores=4), machine)
-    assert {trial.how().precision for trial in state.trials} == {"as is"}
+    assert {trial.as_configuration().precision for trial in state.trials} == {"as is"}
     reported = passed_over(state)
     assert {configuration for configuration, _, _ in reported} == {*full, *half} - {
-        trial.how() for trial in state.trials
+        trial.as_configuration() for trial in state.trials
     }
     assert all("at most" in reason and predicted is not None for _, predicted, reason in reported)
 
@@ -333,7 +339,7 @@ def test_where_even_the_baseline_fails_the_search_ends() -> None:
 def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
     state = State(space(), [curve(20, 0.1, failed_after=8)], cores=8)
     ended = run(state, modelled(curve(20, 0.1), 8))
-    assert max(trial.how().batch_size for trial in ended.trials) == 8
+    assert max(trial.as_configuration().batch_size for trial in ended.trials) == 8
     assert any("out of memory" in reason for _, _, reason in passed_over(ended))
 
 
@@ -432,7 +438,7 @@ def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
         return modelled(curves[configuration.precision == "fp16"], 4)(configuration, offered)
 
     ended = run(state, machine)
-    assert {trial.how().precision for trial in ended.trials} == {"as is"}
+    assert {trial.as_configuration().precision for trial in ended.trials} == {"as is"}
     assert any(reason == "its answers differ" for _, _, reason in passed_over(ended))
 
 
@@ -454,7 +460,7 @@ def test_everything_is_measured_if_that_is_asked_for() -> None:
         space((1, 2), (1, 4)), [curve(20, 2)], slo=parse_slo("p99<100ms"), cores=2, exhaustive=True
     )
     ended = run(state, modelled(curve(20, 2), 2))
-    assert {trial.how() for trial in ended.trials} == set(state.configurations)
+    assert {trial.as_configuration() for trial in ended.trials} == set(state.configurations)
 
 
 def test_without_a_curve_the_search_measures_all_and_ends() -> None:

@@ -31,7 +31,7 @@ def regained(machine: SimulatedMachine, results: Results) -> float:
     """Return the chosen configuration's share of the best throughput on the quiet machine."""
     if results.winner is None:
         return 0.0
-    return machine.best(results.trials[results.winner].how()) / max(
+    return machine.best(results.trials[results.winner].as_configuration()) / max(
         map(machine.best, machine.space)
     )
 
@@ -86,7 +86,7 @@ def test_the_first_configurations_are_measured_before_anything_is_measured_twice
         assert order[: len(new)].count(BASELINE) == 1
     assert machine.now <= 1.1 * seconds
     assert len(configurations) >= min(FIRST + 1, seconds // 12)
-    if results.winner is not None and results.trials[results.winner].how() == BASELINE:
+    if results.winner is not None and results.trials[results.winner].as_configuration() == BASELINE:
         assert len(configurations) > 2, "the baseline alone is no choice"
 
 
@@ -123,5 +123,5 @@ def test_an_exhaustive_search_measures_each_configuration_twice_at_its_best_load
     )
     assert all(trial.state == "measured" for trial in results.trials)
     for trial in results.trials:
-        assert trial.chosen is None or len(trial.chosen.rounds) >= 2, trial.how()
+        assert trial.chosen is None or len(trial.chosen.rounds) >= 2, trial.as_configuration()
     assert regained(machine, results) >= 0.85
