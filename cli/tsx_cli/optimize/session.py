@@ -22,7 +22,7 @@ from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.session import model_info, new_directory
 from tsx_cli.bench.load.configuration import parse_numbers
-from tsx_cli.bench.load.inputs import choose_payloads, of_archive
+from tsx_cli.bench.load.inputs import choose_payloads, payloads_of_archive
 from tsx_cli.bench.load.payloads import Payload, mix
 from tsx_cli.bench.load.results import Inputs, now
 from tsx_cli.bench.search.machine import environment
@@ -124,7 +124,9 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
         inputs = [Path(each) for each in options.inputs]
         if (
             not inputs
-            and of_archive(inspect_archive(archive.source, limits=settings.archive_limits()))
+            and payloads_of_archive(
+                inspect_archive(archive.source, limits=settings.archive_limits())
+            )
             is None
         ):
             raise UsageError(

@@ -8,11 +8,11 @@ from functools import partial
 from itertools import count
 
 from tsx_archiver.metadata.slo import Slo
-from tsx_cli.bench.load.generator import LoadProgress, measure, most_connections
+from tsx_cli.bench.load.generator import LoadProgress, max_connections, measure
 from tsx_cli.bench.load.payloads import mix
 from tsx_cli.bench.load.plan import Arrivals, LoadPlan
 from tsx_cli.bench.load.results import ModelInfo, PinnedCores, Point, Results, Round, Trial, now
-from tsx_cli.bench.load.statistics import FEWEST
+from tsx_cli.bench.load.statistics import MIN_ROUNDS
 from tsx_cli.bench.report import facts, show_details, shown
 from tsx_cli.bench.report.tables import loads
 from tsx_cli.bench.search.confirm import to_the_knee
@@ -77,7 +77,7 @@ def run_against(
     ended: list[str] = []
     if ramp:
         connections, throughput = (
-            min(OPEN_LOOP_CONNECTIONS, most_connections()),
+            min(OPEN_LOOP_CONNECTIONS, max_connections()),
             points[0].throughput.value,
         )
         if throughput <= 0:
@@ -96,7 +96,7 @@ def run_against(
                 ended.append(f"the ramp ended at {rate:g} requests/s: {error.message}")
                 return None
 
-        to_the_knee(at_rate, throughput, max(rounds, FEWEST))
+        to_the_knee(at_rate, throughput, max(rounds, MIN_ROUNDS))
     held = knee_of(points).held if ramp else None
     best = best_point(points) if held is None else points.index(held)
     return Results(

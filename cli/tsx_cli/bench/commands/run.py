@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.load.configuration import Configuration, Variant
-from tsx_cli.bench.load.generator import most_connections
+from tsx_cli.bench.load.generator import max_connections
 from tsx_cli.bench.load.results import Curve, OfferedLoad, Results, Trial, now
 from tsx_cli.bench.report.journal import Journal
 from tsx_cli.bench.report.verdict import conclude
@@ -24,7 +24,7 @@ from tsx_cli.bench.search.options import BenchOptions, configurations
 from tsx_cli.bench.search.points import best_point, choose, confirmed_best, with_round
 from tsx_cli.bench.search.search import (
     FIRST,
-    MOST_CONNECTIONS,
+    MAX_CONNECTIONS,
     State,
     baseline,
     by_use,
@@ -212,7 +212,7 @@ class Bench:
             seconds_per_point=point_s,
             seconds_to_start=self._start_s,
             running=self._running,
-            most_connections=min(MOST_CONNECTIONS, most_connections()),
+            max_connections=min(MAX_CONNECTIONS, max_connections()),
         )
 
     def _measure_curves(self) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tsx_cli.bench.load.plan import AUTO_SECONDS
+from tsx_cli.bench.load.plan import MAX_AUTO_WARM_UP_S
 from tsx_cli.bench.load.results import OfferedLoad, PairedComparison, Point, Trial
-from tsx_cli.bench.load.statistics import enough, real_difference
+from tsx_cli.bench.load.statistics import is_precise, real_difference
 from tsx_cli.bench.search.ladder import AIM, bisected, three_digits
 from tsx_cli.bench.search.machine import correction
 from tsx_cli.bench.search.options import BenchOptions
@@ -38,7 +38,7 @@ def round_cost(seconds: float) -> float:
     """What a round takes whose figures are of so many seconds; its warm-up counts as well where it
     turns out to be none.
     """
-    return seconds + min(AUTO_SECONDS, seconds) + BESIDE
+    return seconds + min(MAX_AUTO_WARM_UP_S, seconds) + BESIDE
 
 
 def seconds_in_search(
@@ -266,7 +266,7 @@ class ConfirmationRounds:
         return (
             late
             or common >= MOST_ROUNDS
-            or enough(_point(self.run, winner, loads[winner]).counted, self.run.options.width)
+            or is_precise(_point(self.run, winner, loads[winner]).counted, self.run.options.width)
         )
 
 

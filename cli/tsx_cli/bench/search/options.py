@@ -234,7 +234,7 @@ def _threads(
     """
     if options.threads is not None:
         return parse_numbers(options.threads, "--threads")
-    given = Configuration(workers=workers).threads_each(cores, config.threads)
+    given = Configuration(workers=workers).threads_per_worker(cores, config.threads)
     fewer = {1, 2 ** (cores.bit_length() // 2)} if device == "cpu" else set()
     return [None, *sorted(each for each in fewer if each < given)]
 

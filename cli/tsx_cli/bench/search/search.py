@@ -50,7 +50,7 @@ HOPE = 0.57  # times a predicted latency: the least that is thought possible
 LEAST_CORRECTION, MOST_CORRECTION = 0.25, 2.0
 GAIN = 1.01  # a configuration that cannot exceed the best by this factor is not measured
 CLEARLY = 1.1  # times the bound: less may be noise
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 
 
 class Forecast(NamedTuple):
@@ -89,7 +89,7 @@ class State:
     seconds_per_point: float = 0.0
     seconds_to_start: float = 0.0  # a server
     running: Configuration | None = None  # the one whose server runs
-    most_connections: int = MOST_CONNECTIONS
+    max_connections: int = MAX_CONNECTIONS
 
     @cached_property
     def tried(self) -> set[Configuration]:
@@ -219,7 +219,7 @@ def forecast(state: State, configuration: Configuration) -> Forecast:
     if curve is None:
         # as many connections as its workers can have in hand, or a rate that something else held
         hands = configuration.workers * configuration.batch_size + 1
-        level = float(min(state.most_connections, hands))
+        level = float(min(state.max_connections, hands))
         level = (state.best or 10.0) if state.mode == "open" else level
         return Forecast(configuration, level, None, 0.0, math.inf)
     level, prediction = _best_load(state, curve, configuration, CAUTION)
@@ -259,7 +259,7 @@ def _best_load(
     given = curve, configuration, state.slo, state.overhead_ms, state.cores, times
     if state.mode == "open":
         return best_rate(*given)
-    return best_connections(*given, state.most_connections)
+    return best_connections(*given, state.max_connections)
 
 
 def ruled_out(state: State, configuration: Configuration) -> str | None:
@@ -362,7 +362,7 @@ def _climb(state: State, trial: Trial) -> Candidate | None:
             rungs,
             start=1.0 if rungs else one.level,
             whole=state.mode == "closed",
-            most=state.most_connections if state.mode == "closed" else math.inf,
+            most=state.max_connections if state.mode == "closed" else math.inf,
             beat=0.0 if state.exhaustive else state.best,
         )
     if level is not None:
@@ -437,7 +437,7 @@ def curve_of(state: State, configuration: Configuration) -> Curve | None:
     """Return the curve of a worker with as many threads as its have, or with the next number of
     them that was timed.
     """
-    threads = configuration.threads_each(state.cores, state.threads)
+    threads = configuration.threads_per_worker(state.cores, state.threads)
     key = configuration.variant, threads
     if key not in state.sound_curves:
 
@@ -464,4 +464,7 @@ def by_use(configurations: Sequence[Configuration], state: State) -> list[Varian
 
 def kind_of(state: State, configuration: Configuration) -> tuple[Any, ...]:
     """Return what its workers are: the variant, but with the threads that they come to have."""
-    return (configuration.variant.kind, configuration.threads_each(state.cores, state.threads))
+    return (
+        configuration.variant.kind,
+        configuration.threads_per_worker(state.cores, state.threads),
+    )

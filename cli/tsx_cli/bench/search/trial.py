@@ -18,7 +18,7 @@ import psutil
 from tsx_archiver import OpenArchive
 from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.load.configuration import Configuration
-from tsx_cli.bench.load.generator import LoadProgress, OnProgress, measure, most_connections
+from tsx_cli.bench.load.generator import LoadProgress, OnProgress, max_connections, measure
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.plan import LoadPlan, recorded_rate
 from tsx_cli.bench.load.results import ColdStart, OfferedLoad, Round, Stages, Usage
@@ -99,7 +99,7 @@ class RunningCandidate:
             payloads=target.payloads,
             mode=offered.mode,
             connections=(
-                min(OPEN_CONNECTIONS, most_connections())
+                min(OPEN_CONNECTIONS, max_connections())
                 if offered.mode == "open"
                 else offered.connections
             ),

@@ -302,7 +302,7 @@ def test_ctrl_c_ends_a_run_with_the_finished_reports(
         trial = Trial(configuration=case.configuration.as_json(), points=[point_], best=0)
         return run.CaseResult(case, trial, row(case, point_, {}))
 
-    monkeypatch.setattr(run, "_measured", measured)
+    monkeypatch.setattr(run, "_measure_case", measured)
     assert main(["bench", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130
     assert (tmp_path / "out" / "eager_mode_echo_w1_b1" / "ab_report.csv").exists()
     assert not read_results(tmp_path / "out" / "eager_mode_echo" / "results.json").complete
@@ -324,7 +324,7 @@ def test_a_file_runs_against_a_server_of_its_own(
         file.read_text().replace('  - "echo.yaml", gone.yaml', '  - "echo.yaml"\n  - gone.yaml')
     )
     (tmp_path / "models_config" / "gone.yaml").write_text(absent.format(url="gone.mar"))
-    monkeypatch.setattr(run, "PILOT", 0.3)
+    monkeypatch.setattr(run, "PILOT_S", 0.3)
     monkeypatch.setenv("TSX_WORKER_PRELOAD", "false")
     assert main(["bench", str(file), "-o", str(tmp_path / "out")]) == 1, (
         "one of the two has no archive"

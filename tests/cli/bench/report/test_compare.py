@@ -35,7 +35,7 @@ LOADS = (1, 2)
 def _fewer_draws() -> Iterator[None]:
     """Draw 60 times only: tests/cli/bench/load/test_statistics.py covers the intervals."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tsx_cli.bench.load.statistics.DRAWS", 60)
+        patch.setattr("tsx_cli.bench.load.statistics.BOOTSTRAP_DRAWS", 60)
         yield
 
 

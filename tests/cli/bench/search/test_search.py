@@ -364,7 +364,7 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
     )
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        threads = configuration.threads_each(2)
+        threads = configuration.threads_per_worker(2)
         reported = predict(
             curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2
         )
