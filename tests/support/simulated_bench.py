@@ -34,7 +34,7 @@ from tsx_cli.bench.load.results import (
     Stages,
 )
 from tsx_cli.bench.report.journal import Journal
-from tsx_cli.bench.search.confirm import BESIDE
+from tsx_cli.bench.search.confirm import ROUND_OVERHEAD_S
 from tsx_cli.bench.search.options import BenchOptions, configurations
 from tsx_cli.bench.search.predict import predict
 from tsx_cli.bench.search.trial import LoadMeasurement
@@ -153,7 +153,7 @@ class SimulatedMachine:
         self, configuration: Configuration, offered: OfferedLoad, seconds: float
     ) -> LoadMeasurement:
         self.log.append((self.now, configuration, offered))
-        self.now += BESIDE
+        self.now += ROUND_OVERHEAD_S
         shares = self.passes(2 * seconds, configuration)
         rate, p99 = self.truth(configuration, offered)
         mean = sum(shares) / len(shares)

@@ -17,7 +17,7 @@ from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.results import now
-from tsx_cli.bench.search.machine import NOISY, Watch
+from tsx_cli.bench.search.machine import NOISY_VARIATION, Watch
 from tsx_cli.bench.search.usage import MEBI, memory_of
 from tsx_cli.bench.search.worker import (
     StandaloneWorker,
@@ -218,7 +218,7 @@ class Optimization:
                 f"{len(disturbed)} of {len(self._rounds)} rounds were disturbed, the first since"
                 f" {disturbed[0]}"
             )
-        if (results.environment.noise or 0.0) > NOISY:
+        if (results.environment.noise or 0.0) > NOISY_VARIATION:
             varies = f"a fixed computation varies by {results.environment.noise:.0%}"
             results.notes.append(
                 f"this machine is not quiet: {varies}; small differences mean little"

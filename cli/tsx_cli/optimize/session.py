@@ -26,7 +26,7 @@ from tsx_cli.bench.load.inputs import choose_payloads, payloads_of_archive
 from tsx_cli.bench.load.payloads import Payload, mix
 from tsx_cli.bench.load.results import Inputs, now
 from tsx_cli.bench.search.machine import environment
-from tsx_cli.bench.search.options import DEVICES, command_line, plain, words
+from tsx_cli.bench.search.options import DEVICES, command_line, parse_words, plain
 from tsx_cli.bench.search.worker import items_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import INDEX_TO_NAME
@@ -248,7 +248,7 @@ def device_of(given: str | None, archive: OpenArchive) -> str:
     """Raises UsageError."""
     if given is None:
         return "cuda" if gpu_count() and archive.config.device_type != "cpu" else "cpu"
-    device, *others = words(given, DEVICES, "--device")
+    device, *others = parse_words(given, DEVICES, "--device")
     if others:
         raise UsageError(f"--device: '{given}' is more than one; forms are built for one device")
     if device == "cuda" and not gpu_count():

@@ -15,7 +15,7 @@ from tsx_cli.bench.load.results import ModelInfo, PinnedCores, Point, Results, R
 from tsx_cli.bench.load.statistics import MIN_ROUNDS
 from tsx_cli.bench.report import facts, show_details, shown
 from tsx_cli.bench.report.tables import loads
-from tsx_cli.bench.search.confirm import to_the_knee
+from tsx_cli.bench.search.confirm import measure_knee
 from tsx_cli.bench.search.machine import environment
 from tsx_cli.bench.search.options import plain
 from tsx_cli.bench.search.points import best_point, failures, knee_of, open_loops, with_round
@@ -96,7 +96,7 @@ def run_against(
                 ended.append(f"the ramp ended at {rate:g} requests/s: {error.message}")
                 return None
 
-        to_the_knee(at_rate, throughput, max(rounds, MIN_ROUNDS))
+        measure_knee(at_rate, throughput, max(rounds, MIN_ROUNDS))
     held = knee_of(points).held if ramp else None
     best = best_point(points) if held is None else points.index(held)
     return Results(

@@ -143,7 +143,7 @@ def bench_against(
     from tsx_cli.bench.report import write_report
     from tsx_cli.bench.report.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.search.options import command_line, finite, seconds
-    from tsx_cli.bench.search.server import chosen
+    from tsx_cli.bench.search.server import choose_cores
 
     if json_to not in (None, "-") and (
         Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()
@@ -166,7 +166,7 @@ def bench_against(
         check_junit(junit, slo, "--slo")
     if price_per_hour is not None:
         finite(price_per_hour, "--price-per-hour")
-    pinning = chosen(None, generator_cores, running=True)
+    pinning = choose_cores(None, generator_cores, running=True)
     shape = None if input_shape is None else parse_shape(input_shape)
     bounds = None if slo is None else parse_slo(slo)
     payloads, source = choose_payloads(

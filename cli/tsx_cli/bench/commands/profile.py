@@ -21,7 +21,7 @@ from tsx_archiver import OpenArchive
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.results import CurvePoint, Results
-from tsx_cli.bench.search.latency_curve import CHUNK, chunk_of, point_of
+from tsx_cli.bench.search.latency_curve import CHUNK_S, measure_chunk, point_of
 from tsx_cli.bench.search.worker import (
     StandaloneWorker,
     WorkerFailed,
@@ -159,8 +159,11 @@ def steps_table(point: CurvePoint, title: str) -> str:
 def _measure_steps(
     worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float
 ) -> CurvePoint:
-    chunk_of(worker, items, size, 0, seconds)
-    used, samples = worker.cpu_seconds(), chunk_of(worker, items, size, 1, max(seconds, CHUNK))
+    measure_chunk(worker, items, size, 0, seconds)
+    used, samples = (
+        worker.cpu_seconds(),
+        measure_chunk(worker, items, size, 1, max(seconds, CHUNK_S)),
+    )
     return point_of(size, samples, (worker.cpu_seconds() - used) / len(samples))
 
 
@@ -184,7 +187,7 @@ def _record_flame_graph(
     try:
         batches, ends = 0, time.monotonic() + 10 * max(1.0, seconds)
         while process.poll() is None and time.monotonic() < ends:
-            batches += len(chunk_of(worker, items, size, batches, CHUNK / 2))
+            batches += len(measure_chunk(worker, items, size, batches, CHUNK_S / 2))
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -206,7 +209,7 @@ def _record_cprofile(
     """Profile a worker by TorchServe's switch for cProfile."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         with start_worker(spec, {"TS_BENCHMARK": "true", "TMPDIR": scratch}) as worker:
-            chunk_of(worker, items, size, 0, seconds)
+            measure_chunk(worker, items, size, 0, seconds)
         written = next(Path(scratch).glob("tsPythonProfile-*.prof"), None)
         return None if written is None else Path(shutil.move(written, directory / PROFILE))
 

@@ -17,21 +17,21 @@ from tsx_cli.bench.report.journal import Journal
 from tsx_cli.bench.report.verdict import conclude
 from tsx_cli.bench.search import confirm as budget
 from tsx_cli.bench.search.accuracy import AccuracyGuard, verdicts_of
-from tsx_cli.bench.search.confirm import RAMP_SHARE, confirm, ramp_of
+from tsx_cli.bench.search.confirm import RAMP_SHARE, confirm, measure_ramp
 from tsx_cli.bench.search.latency_curve import measure_curve
-from tsx_cli.bench.search.machine import NOISY, Watch, again, judge, summary
+from tsx_cli.bench.search.machine import NOISY_VARIATION, Watch, judge, should_repeat, summary
 from tsx_cli.bench.search.options import BenchOptions, configurations
 from tsx_cli.bench.search.points import best_point, choose, confirmed_best, with_round
 from tsx_cli.bench.search.search import (
-    FIRST,
+    GROUP_SIZE,
     MAX_CONNECTIONS,
     State,
     baseline,
-    by_use,
     faster_unmeasured,
     next_trial,
     passed_over,
     ranking,
+    variants_by_use,
 )
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
@@ -108,7 +108,7 @@ class Bench:
                 self._confirm()
             self.ends += ramp_s
             winner, _ = choose(self.order(), self.trial, self.results.paired)
-            if self.options.ramp and winner is not None and not ramp_of(self, winner):
+            if self.options.ramp and winner is not None and not measure_ramp(self, winner):
                 short = (
                     "the time was too short for --ramp to find the knee; --resume with a longer"
                     " --time-limit goes on"
@@ -145,7 +145,7 @@ class Bench:
         results.baseline = self.first()
         if self.guard.note:
             self.note(self.guard.note)
-        if (results.environment.noise or 0.0) > NOISY:
+        if (results.environment.noise or 0.0) > NOISY_VARIATION:
             result = f"a fixed computation varies by {results.environment.noise:.0%}"
             self.note(f"this machine is not quiet: {result}; small differences mean little")
         curves = sum(bool(curve.disturbed) for curve in results.curves)
@@ -192,7 +192,7 @@ class Bench:
             reserved = budget.reserved_for_end(
                 self.options.duration, rounds, self.ends - self._began, self._start_s
             )
-        point_s = budget.round_cost(self.options.duration or budget.SHORT)
+        point_s = budget.round_cost(self.options.duration or budget.SHORT_ROUND_S)
         if self.first() is None:  # Without the baseline, the results say nothing.
             remaining_s = max(remaining_s, self._start_s + point_s)
         return State(
@@ -228,7 +228,9 @@ class Bench:
             return
         known = {curve.variant for curve in self.results.curves}
         variants = [
-            variant for variant in by_use(self.space, self._state()) if variant not in known
+            variant
+            for variant in variants_by_use(self.space, self._state())
+            if variant not in known
         ]
         # With so few configurations there is nothing to predict, but forms may not fit.
         if len(self.space) == len(variants) and not self.options.exhaustive:
@@ -238,8 +240,8 @@ class Bench:
         if any(variant.device != "cpu" for variant in variants):
             self.servers.close()  # An idle server occupies memory of the GPU.
         curve_s, max_s = (
-            budget.of_a_curve(self.seconds_left(), len(variants)),
-            budget.FOR_LOADING * self.seconds_left(),
+            budget.curve_seconds(self.seconds_left(), len(variants)),
+            budget.MAX_CURVES_SHARE * self.seconds_left(),
         )
         started_at = self.clock()
         for number, variant in enumerate(variants):
@@ -366,10 +368,10 @@ class Bench:
         """
         self._round(at, candidate, offered)
         state = self._state()  # It knows the reserved time.
-        first = max(0, min(FIRST, len(self.space) - 1) - len(self.results.trials) + 1) * (
+        first = max(0, min(GROUP_SIZE, len(self.space) - 1) - len(self.results.trials) + 1) * (
             state.seconds_to_start + state.seconds_per_point
         )
-        if again(
+        if should_repeat(
             self._disturbed,
             self.seconds_left() - (0.0 if self._comparing else first + state.seconds_reserved),
             self.round_seconds,
@@ -467,7 +469,11 @@ class Bench:
         )
         if not has_several and faster_unmeasured(self._state()):
             return  # Nothing can be compared or chosen.
-        if has_several and self.seconds_left() < self._start_s + budget.FEWEST * self.round_seconds:
+        if (
+            has_several
+            and self.seconds_left()
+            < self._start_s + budget.MIN_COMPARISON_ROUNDS * self.round_seconds
+        ):
             return  # So short a comparison would show nothing.
         self._comparing = True
         self.results.paired = confirm(self)

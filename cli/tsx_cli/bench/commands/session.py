@@ -21,10 +21,10 @@ from tsx_cli.bench.load.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.load.payloads import Payload, mix
 from tsx_cli.bench.load.results import ModelInfo, Results, now
 from tsx_cli.bench.report.journal import Journal, PastRun, read_journal
-from tsx_cli.bench.search.confirm import FULL
+from tsx_cli.bench.search.confirm import FULL_ROUND_S
 from tsx_cli.bench.search.machine import Watch, environment
 from tsx_cli.bench.search.options import BenchOptions, command_line, plain
-from tsx_cli.bench.search.server import chosen, pinned, sweep
+from tsx_cli.bench.search.server import choose_cores, pinned, sweep
 from tsx_cli.bench.search.trial import TrialTarget
 from tsx_cli.bench.search.variants import kept_forms
 from tsx_cli.common.failure import CliError, UsageError
@@ -111,7 +111,7 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
     and results.json.
     """
     sweep()
-    pinning = chosen(request.options.server_cores, request.options.generator_cores)
+    pinning = choose_cores(request.options.server_cores, request.options.generator_cores)
     # The cores of this process too, which waits while the generator runs.
     cores = () if pinning is None else tuple(pinning.server)
     with (
@@ -137,7 +137,7 @@ def run_bench(request: RunRequest, settings: Settings) -> Results:
                     fingerprint=results.environment.fingerprint,
                     started=results.started,
                 )
-            seconds = request.options.duration or FULL
+            seconds = request.options.duration or FULL_ROUND_S
             generator = () if pinning is None else tuple(pinning.generator)
             size_limits = size_limits_of(settings, payloads)
             target = TrialTarget(

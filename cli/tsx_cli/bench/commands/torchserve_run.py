@@ -31,7 +31,7 @@ from tsx_cli.bench.load.results import (
 from tsx_cli.bench.report import write_report
 from tsx_cli.bench.search.machine import environment
 from tsx_cli.bench.search.points import point_of
-from tsx_cli.bench.search.server import NotStarted, new_place, serving
+from tsx_cli.bench.search.server import NotStarted, scratch_directory, serving
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.interruption import interruptible
@@ -144,7 +144,7 @@ def _measure_case(case: Case, against: MeasuredServer | None, seconds: float) ->
             )
             time.sleep(LOG_DELAY_S)
         else:
-            with new_place("torchserve") as directory:
+            with scratch_directory("torchserve") as directory:
                 with _own_server(case, directory) as (server, url):
                     point, log_position = _load(case, server, url, seconds)
                 # A server that has ended has written all its logs.

@@ -606,7 +606,7 @@ def test_a_ladder_ends_near_the_most_that_holds(
         return Rung(level, min(level, capacity), slack <= 1, slack)
 
     rungs: list[Rung] = []
-    while (level := next_level(rungs, start=start, whole=integral, most=4096)) is not None:
+    while (level := next_level(rungs, start=start, is_whole=integral, max_level=4096)) is not None:
         assert level not in [rung.level for rung in rungs]
         assert not integral or (level == int(level) and 1 <= level <= 4096)
         rungs.append(measure(level))
@@ -618,11 +618,15 @@ def test_a_ladder_ends_near_the_most_that_holds(
 
 def test_a_ladder_that_cannot_win_is_left() -> None:
     assert (
-        next_level([Rung(8, 100, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200)
+        next_level(
+            [Rung(8, 100, holds=False, slack=1.3)], start=8, is_whole=True, max_level=1000, beat=200
+        )
         is None
     )
     assert (
-        next_level([Rung(8, 300, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200)
+        next_level(
+            [Rung(8, 300, holds=False, slack=1.3)], start=8, is_whole=True, max_level=1000, beat=200
+        )
         == 5
     )
 

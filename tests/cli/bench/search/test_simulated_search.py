@@ -21,7 +21,7 @@ from tests.support.simulated_bench import (
 )
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import Results
-from tsx_cli.bench.search.search import FIRST
+from tsx_cli.bench.search.search import GROUP_SIZE
 
 pytestmark = pytest.mark.slow
 BASELINE = Configuration(precision="fp32")
@@ -79,13 +79,13 @@ def test_the_first_configurations_are_measured_before_anything_is_measured_twice
     assert order[0] == BASELINE
     # A disturbed round is repeated at once.
     if not noisy:
-        new = configurations[: FIRST + 1]
-        assert order[: len(new)] == new or len(configurations) <= FIRST, (
+        new = configurations[: GROUP_SIZE + 1]
+        assert order[: len(new)] == new or len(configurations) <= GROUP_SIZE, (
             "nothing twice, unless there is no time for another server"
         )
         assert order[: len(new)].count(BASELINE) == 1
     assert machine.now <= 1.1 * seconds
-    assert len(configurations) >= min(FIRST + 1, seconds // 12)
+    assert len(configurations) >= min(GROUP_SIZE + 1, seconds // 12)
     if results.winner is not None and results.trials[results.winner].as_configuration() == BASELINE:
         assert len(configurations) > 2, "the baseline alone is no choice"
 
