@@ -202,7 +202,9 @@ def started(name: str, place: Path, directory: Path, task: str) -> Iterator[Peer
         return
     port = servers.free_ports(1)[0]
     python = (
-        environments.made("LitServe_texts", environments.default_place()) / "bin" / "python"
+        environments.environment_of("LitServe_texts", environments.default_directory())
+        / "bin"
+        / "python"
         if kind == "LitServe"
         else sys.executable
     )

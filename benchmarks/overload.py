@@ -162,9 +162,9 @@ def settings_of(target: str, half: int) -> list[Setting]:
 def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server, str]]:
     """The server and the path of its model. Raises Missing where the peer is not to be had."""
     config = {"minWorkers": 1, "maxWorkers": 1} | setting.config
-    place = environments.default_place()
+    place = environments.default_directory()
     if setting.server == "Mosec":
-        environment, port = environments.made("Mosec", place), servers.free_ports(1)[0]
+        environment, port = environments.environment_of("Mosec", place), servers.free_ports(1)[0]
         command: list[str | Path] = [
             environment / "bin" / "python",
             Path(__file__).parent / "peers" / "mosec_server.py",
@@ -197,7 +197,7 @@ def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server,
             directory, "slow", "--handler", HANDLER, config=config | {"maxBatchDelay": 1}
         )
         with servers.torchserve(
-            directory, packed, environments.made("TorchServe", place)
+            directory, packed, environments.environment_of("TorchServe", place)
         ) as server:
             yield server, "/predictions/slow"
         return
