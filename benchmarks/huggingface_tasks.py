@@ -229,13 +229,13 @@ def packed(place: Path, directory: Path, task: str) -> Path:
 
 def answering(url: str) -> None:
     """Returns once it does."""
-    deadline = time.monotonic() + servers.START_SECONDS
+    deadline = time.monotonic() + servers.START_TIMEOUT_S
     while True:
         try:
             request = urllib.request.Request(
                 url, bodies(1)[0], {"content-type": "application/json"}
             )
-            urllib.request.urlopen(request, timeout=servers.START_SECONDS).read()
+            urllib.request.urlopen(request, timeout=servers.START_TIMEOUT_S).read()
             return
         except OSError as error:
             if (

@@ -150,7 +150,7 @@ def first_answer(url: str, process: subprocess.Popen[bytes], name: str) -> list[
     server = servers.Server("", process, url, "")
     servers.first_answer(server, "/ping", None)
     request = urllib.request.Request(f"{url}/invocations", body_of(name), {"Content-Type": NPY})
-    with urllib.request.urlopen(request, timeout=servers.START_SECONDS) as answer:
+    with urllib.request.urlopen(request, timeout=servers.START_TIMEOUT_S) as answer:
         prediction: list[list[float]] = json.loads(answer.read())
         return prediction
 
