@@ -309,10 +309,8 @@ def grpc_messages(address: tuple[str, int], seconds: float) -> Sent:
 
     from tsx_runtime.grpc.protos import grpc_predict_v2_pb2
 
-    message, until = (
-        grpc_predict_v2_pb2.ModelInferRequest(model_name="none").SerializeToString(),
-        time.monotonic() + seconds,
-    )
+    message = grpc_predict_v2_pb2.ModelInferRequest(model_name="none").SerializeToString()
+    until = time.monotonic() + seconds
     answers = [0] * 4
 
     def attack(number: int) -> None:

@@ -210,11 +210,9 @@ def verdict(
         if len(warm_usages) <= max(2, rounds // 2):
             continue
         flat = flat and not rising(warm_usages)
-        first, last, rate = (
-            warm_usages[0].memory / MIB,
-            warm_usages[-1].memory / MIB,
-            mib_per_hour(warm_usages),
-        )
+        first = warm_usages[0].memory / MIB
+        last = warm_usages[-1].memory / MIB
+        rate = mib_per_hour(warm_usages)
         print(
             f"{name}: {first:.1f} -> {last:.1f} MiB ({rate:+.1f} an hour)"
             f" {', '.join(rising(warm_usages)) or 'flat'}"

@@ -73,11 +73,9 @@ def count_workers(server: servers.Server, over: threading.Event) -> WorkerCounts
     total, highest, changes, before = 0.0, 0, 0, None
     while not over.wait(SAMPLE_INTERVAL_S):
         now = len(json.loads(server.call("/models/slow", management=True))[0]["workers"])
-        total, highest, changes = (
-            total + SAMPLE_INTERVAL_S * now,
-            max(highest, now),
-            changes + (before not in (None, now)),
-        )
+        total += SAMPLE_INTERVAL_S * now
+        highest = max(highest, now)
+        changes += before not in (None, now)
         before = now
     return WorkerCounts(total, highest, changes)
 

@@ -141,11 +141,9 @@ def bodies(count: int = 512) -> list[bytes]:
 
 async def load(url: str, clients: int, seconds: float) -> Load:
     """Run clients that each send their next request after the response to the last."""
-    host, port, path = (
-        url.removeprefix("http://").partition(":")[0],
-        int(url.split(":")[2].split("/")[0]),
-        "/" + url.split("/", 3)[3],
-    )
+    host = url.removeprefix("http://").partition(":")[0]
+    port = int(url.split(":")[2].split("/")[0])
+    path = "/" + url.split("/", 3)[3]
     all_bodies, times, end = bodies(), list[float](), time.perf_counter() + seconds
 
     async def client(first: int) -> None:

@@ -165,10 +165,8 @@ def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server,
     config = {"minWorkers": 1, "maxWorkers": 1} | setting.config
     environments_directory = environments.default_directory()
     if setting.server == "Mosec":
-        environment, port = (
-            environments.environment_of("Mosec", environments_directory),
-            servers.free_ports(1)[0],
-        )
+        environment = environments.environment_of("Mosec", environments_directory)
+        port = servers.free_ports(1)[0]
         command: list[str | Path] = [
             environment / "bin" / "python",
             Path(__file__).parent / "peers" / "mosec_server.py",

@@ -61,10 +61,8 @@ def measure_replacements(
         name: f"http://127.0.0.1:{port}"
         for name, port in zip(names, servers.free_ports(3), strict=True)
     }
-    url, payloads = (
-        f"{addresses[names[0]]}/predictions/ok",
-        [Payload(BODY, "application/octet-stream")],
-    )
+    url = f"{addresses[names[0]]}/predictions/ok"
+    payloads = [Payload(BODY, "application/octet-stream")]
     seconds = REPLACEMENT_S * options.replacements
     closed = LoadPlan(
         url, "", payloads, "post", connections=options.connections, seconds=seconds, warm_up=0.0

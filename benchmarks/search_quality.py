@@ -180,11 +180,9 @@ def searches(
         Configuration(**{name: row[name] for name in Configuration().as_json()}): row["throughput"]
         for row in table["rows"]
     }
-    best, needed, good = (
-        max(throughputs, key=lambda configuration: throughputs[configuration]),
-        STRESSED_SHARE if stress else QUIET_SHARE,
-        0,
-    )
+    best = max(throughputs, key=lambda configuration: throughputs[configuration])
+    needed = STRESSED_SHARE if stress else QUIET_SHARE
+    good = 0
     print(
         f"best of the table: {best}, {throughputs[best]:.1f} requests/s; {len(throughputs)}"
         f" configurations in {table['seconds']:.0f} s\n",

@@ -13,11 +13,9 @@ WORDS, LAYERS, MAX_TOKENS, CLASSES = 8192, 6, 128, 8
 class Bert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places, self.norm = (
-            nn.Embedding(WORDS, WIDTH),
-            nn.Embedding(MAX_TOKENS, WIDTH),
-            nn.LayerNorm(WIDTH),
-        )
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.places = nn.Embedding(MAX_TOKENS, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.head = nn.Linear(WIDTH, CLASSES)
 

@@ -76,10 +76,8 @@ def run_against(
         load(plan)
     ended: list[str] = []
     if ramp:
-        connections, throughput = (
-            min(OPEN_LOOP_CONNECTIONS, max_connections()),
-            points[0].throughput.value,
-        )
+        connections = min(OPEN_LOOP_CONNECTIONS, max_connections())
+        throughput = points[0].throughput.value
         if throughput <= 0:
             raise CliError(
                 f"--ramp: no answer came within {plan.seconds:g} s, so no rate is known to start"
@@ -202,10 +200,8 @@ def _notes(point: Point) -> list[str]:
     )
     if limited:
         notes.append(f"these figures describe the load generator and not the server: {limited}")
-    late_requests, sent = (
-        sum(round_.generator.waited for round_ in point.rounds),
-        sum(round_.sent for round_ in point.rounds),
-    )
+    late_requests = sum(round_.generator.waited for round_ in point.rounds)
+    sent = sum(round_.sent for round_ in point.rounds)
     if late_requests > 0.01 * sent:
         notes.append(
             f"{late_requests / sent:.0%} of the requests found no free connection when due, and"

@@ -124,11 +124,9 @@ def by_size(
     import numpy as np  # Only a run needs it.
 
     classes = np.asarray([bisect_left(ends, size) for size in sizes])
-    answer_classes, seconds, size_classes = (
-        classes[np.asarray(numbers, dtype=np.int64)],
-        np.asarray(accepted),
-        [],
-    )
+    answer_classes = classes[np.asarray(numbers, dtype=np.int64)]
+    seconds = np.asarray(accepted)
+    size_classes = []
     for index, end in enumerate(ends):
         class_seconds = seconds[answer_classes == index]
         p50, p99 = _percentiles(class_seconds)

@@ -176,11 +176,9 @@ def parse_request(request: Any, directory: Path, content_type: str | None = None
             f" {' and '.join(body_keys) or 'none'}"
         )
     body, guess = _body(body_keys[0], request[body_keys[0]], directory)
-    kind, headers, query = (
-        request.get("content_type", content_type or guess),
-        request.get("headers", {}),
-        request.get("query", ""),
-    )
+    kind = request.get("content_type", content_type or guess)
+    headers = request.get("headers", {})
+    query = request.get("query", "")
     if (
         not isinstance(kind, str | None)
         or not isinstance(query, str)

@@ -177,9 +177,9 @@ def by_rate(results: Results) -> Chart | None:
         lines.append(Series(shown.figure_label(figure), style, marks))
     drawn = [mark for line in lines for mark in line.marks]
     held, broken = knee_of(points)
-    spans, knee = (
-        [],
-        "No rate that was tried holds." if held is None else f"Up to {shown.rate(held)} it holds.",
+    spans = []
+    knee = (
+        "No rate that was tried holds." if held is None else f"Up to {shown.rate(held)} it holds."
     )
     if held is not None and broken is not None:
         knee = (

@@ -86,10 +86,8 @@ def ordered(results: Results) -> list[int]:
 
     def key(index: int) -> tuple[bool, bool, bool, float, int]:
         trial = results.trials[index]
-        chosen, predicted = (
-            trial.chosen,
-            0.0 if trial.predicted is None else trial.predicted.throughput,
-        )
+        chosen = trial.chosen
+        predicted = 0.0 if trial.predicted is None else trial.predicted.throughput
         throughput = predicted if chosen is None else chosen.throughput.value
         return (
             index != results.winner,
@@ -234,10 +232,8 @@ def gain(results: Results) -> RatioInterval | None:
     for pair in results.paired:
         if (pair.first, pair.second) == (results.winner, results.baseline):
             return RatioInterval(pair.ratio, pair.low, pair.high, pair.real)
-    winner, baseline = (
-        results.trials[results.winner].chosen,
-        results.trials[results.baseline].chosen,
-    )
+    winner = results.trials[results.winner].chosen
+    baseline = results.trials[results.baseline].chosen
     if winner is None or baseline is None or baseline.throughput.value <= 0:
         return None
     return difference_of(baseline.throughput, winner.throughput)

@@ -154,10 +154,8 @@ def _unmeasured_text(results: Results) -> str:
 
 def _recommendation_reason(results: Results, winner: int) -> str:
     """Return why the winner is preferred to its ties, if a figure of the table shows it."""
-    recommended, tied = (
-        results.trials[winner],
-        [results.trials[position] for position in results.tied],
-    )
+    recommended = results.trials[winner]
+    tied = [results.trials[position] for position in results.tied]
     if all(
         recommended.as_configuration().workers < trial.as_configuration().workers for trial in tied
     ):

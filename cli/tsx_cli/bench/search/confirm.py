@@ -245,10 +245,8 @@ class ConfirmationRounds:
     def _common_figures(
         self, winner: int, at: int, loads: dict[int, OfferedLoad]
     ) -> list[tuple[float, float]]:
-        winner_figures, rival_figures = (
-            self._figures_of(winner, loads[winner]),
-            self._figures_of(at, loads[at]),
-        )
+        winner_figures = self._figures_of(winner, loads[winner])
+        rival_figures = self._figures_of(at, loads[at])
         return [
             (rival_figures[turn], winner_figures[turn])
             for turn in sorted(winner_figures.keys() & rival_figures.keys())

@@ -47,10 +47,8 @@ def judge(noise: Noise, cores: int) -> list[str]:
     The pressure on the CPU is no disturbance: the measured server causes it as soon as it has more
     workers than cores.
     """
-    busiest, memory = (
-        f", most by {noise.busiest}" if noise.busiest else "",
-        noise.memory_pressure or 0.0,
-    )
+    busiest = f", most by {noise.busiest}" if noise.busiest else ""
+    memory = noise.memory_pressure or 0.0
     checks = [
         (
             noise.others > MAX_OTHER_CORES * cores,

@@ -30,11 +30,9 @@ MIN_ANSWERED_SHARE = 0.95
 
 def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> Point:
     all_rounds, rounds = rounds, counted(rounds)
-    throughput, latency, stream = (
-        statistics.throughput(rounds),
-        statistics.latency(rounds),
-        statistics.stream(rounds),
-    )
+    throughput = statistics.throughput(rounds)
+    latency = statistics.latency(rounds)
+    stream = statistics.stream(rounds)
     sent = sum(round_.sent for round_ in rounds)
     error_rate = (sent - sum(round_.ok for round_ in rounds)) / sent if sent else 1.0
     broken = (slo or Slo(())).broken(times_of(latency, stream), error_rate)
