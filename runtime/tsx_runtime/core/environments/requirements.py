@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-MAX_PAYLOAD_BYTES = 1 << 20  # of a requirements file
+MOST_BYTES = 1 << 20  # of a requirements file
 LONGEST_LINE = (
     32 << 10
     # characters, with the lines that continue it: a requirement with a hundred hashes has ten
@@ -112,10 +112,8 @@ def _read(file: Path, inside: Path, found: _Found) -> None:
     if len(found.texts) >= MOST_FILES:
         raise BadRequirements(f"{name} and the files that it includes are more than {MOST_FILES}")
     content = file.read_bytes()
-    if len(content) > MAX_PAYLOAD_BYTES:
-        raise BadRequirements(
-            f"{name} has {len(content)} bytes; at most {MAX_PAYLOAD_BYTES} are read"
-        )
+    if len(content) > MOST_BYTES:
+        raise BadRequirements(f"{name} has {len(content)} bytes; at most {MOST_BYTES} are read")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -27,7 +27,7 @@ from tsx_runtime.settings.traffic_policy import Shadow
 from tsx_runtime.wire import Buffer
 
 MOST_COPIES = 32  # under way at a time, until they are compared
-MAX_PAYLOAD_BYTES = 64 << 20  # of their requests' bodies
+MOST_BYTES = 64 << 20  # of their requests' bodies
 LONGEST = 1 << 20  # bytes of an answer that is compared
 PATIENCE = 10.0  # seconds that a copy may wait for a worker
 LAST = -1_000_000  # a priority below all that clients can name
@@ -121,7 +121,7 @@ class Mirror:
         if target is None or not target.ready:
             return "not-ready"
         if len(self.under_way) >= MOST_COPIES or (
-            self.under_way and self._size + size > MAX_PAYLOAD_BYTES
+            self.under_way and self._size + size > MOST_BYTES
         ):
             return "under-way"
         return None
