@@ -1,11 +1,10 @@
-"""Packs, verifies and opens a large file, each in a process of its own, and prints the peak of its
-resident memory.
+"""The peak memory of packing, verifying and opening a large file, each in its own process.
 
     python benchmarks/archive_memory.py [--gigabytes 4] [--format default] [--directory DIR]
 
-The file is sparse in its second half and random in its first, so it costs half its size on disk
-(twice: it is stored as it does not compress), and again when it is opened. Promised: under 300 MB
-for 4 GB.
+The file is random in its first half and sparse in its second, so it costs half its size on disk. As
+it does not compress, it costs that twice, and again when it is opened. The promise is less than
+300 MB for 4 GB.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PROMISED_MB = 300
+MAX_MB = 300
 STEPS = {
     "pack": (
         "write_archive(ArchiveSpec('big', 'handler.py', serialized_file='weights.bin'),"
@@ -30,8 +29,7 @@ STEPS = {
 }
 
 
-# In kilobytes. On Linux ru_maxrss begins with what the parent had, so the process's own mark is
-# read.
+# The peak in kilobytes. On Linux ru_maxrss begins with the parent's, so the own mark is read.
 PEAK = """
 import re, resource, sys
 if sys.platform == "linux":
@@ -61,7 +59,7 @@ def main() -> int:
             measure(step, code.replace("FORMAT", repr(arguments.format)), directory)
             for step, code in STEPS.items()
         ]
-    return 0 if max(peaks) < PROMISED_MB else 1
+    return 0 if max(peaks) < MAX_MB else 1
 
 
 def write_weights(path: Path, size: int) -> None:
@@ -74,18 +72,18 @@ def write_weights(path: Path, size: int) -> None:
 
 
 def measure(step: str, code: str, directory: Path) -> float:
-    begun = time.monotonic()
+    start = time.monotonic()
     program = f"from pathlib import Path\nfrom tsx_archiver import *\n{code}\n{PEAK}"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program],
         cwd=directory,
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     )
-    peak = int(done.stdout) / 1000
+    peak = int(process.stdout) / 1000
     print(
-        f"{step:12} {peak:6.0f} MB resident at most   {time.monotonic() - begun:6.1f} s", flush=True
+        f"{step:12} {peak:6.0f} MB resident at most   {time.monotonic() - start:6.1f} s", flush=True
     )
     return peak
 

@@ -1,8 +1,7 @@
-"""Clients that attack a server from outside, each in a process of its own: `python
-benchmarks/attackers.py NAME HOST:PORT SECONDS`.
+"""Clients that attack a server from outside, each in its own process.
 
-What each does is its docstring. Each stops by itself after the given seconds, and prints how many
-requests and bytes it sent.
+Usage: `python benchmarks/attackers.py NAME HOST:PORT SECONDS`. The docstring of an attack describes
+it. Each stops by itself after the given seconds, and prints how many requests and bytes it sent.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from contextlib import suppress
 from itertools import repeat, takewhile
 from typing import NamedTuple
 
-RECEIVE = 1 << 16
+RECEIVE_BYTES = 1 << 16
 HOST = b"Host: 127.0.0.1\r\n"
 HANDSHAKE = (
     b"GET /predictions/busy HTTP/1.1\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n" % HOST
@@ -29,13 +28,13 @@ HANDSHAKE += b"Sec-WebSocket-Key: %b\r\nSec-WebSocket-Version: 13\r\n\r\n" % bas
     bytes(16)
 )
 CHUNKED = b"POST /predictions/busy HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n" % HOST
-SOURCE = "127.0.0.2"  # so that the server can tell the attackers from its other clients
+SOURCE = "127.0.0.2"  # another address than that of the other clients
 Sent = tuple[int, int]  # requests, bytes
 
 
 class Attack(NamedTuple):
     does: str
-    role: str  # of the address that it goes to
+    role: str  # role of the attacked address
     run: Callable[[tuple[str, int], float], Sent]
 
 
@@ -52,12 +51,12 @@ def request(line: bytes, body: bytes = b"", *headers: bytes, length: int | None 
 
 
 def connect(address: tuple[str, int], head: bytes = b"") -> socket.socket:
-    """Connect, and send `head`; where it asks for a WebSocket, wait for the answer."""
+    """Connect, and send `head`; if it asks for a WebSocket, wait for the response."""
     sock = socket.create_connection(address, 10, (SOURCE, 0))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.sendall(head)
     if b"Upgrade: websocket" in head:
-        sock.recv(RECEIVE)
+        sock.recv(RECEIVE_BYTES)
     return sock
 
 
@@ -73,24 +72,24 @@ def push(
     endless: bytes,
     *,
     reads: bool,
-    most: int = 1 << 62,
+    max_bytes: int = 1 << 62,
     head: bytes = b"",
 ) -> Sent:
-    """Send `head`, then `endless` again and again, on each connection, and wait for no answer."""
+    """Send `head`, then `endless` repeatedly, on each connection, without waiting for responses."""
     until, sent = time.monotonic() + seconds, 0
     selector = selectors.DefaultSelector()
     opened = [connect(address, head) for _ in range(connections)]
     for sock in opened:
         sock.setblocking(False)
         selector.register(sock, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0), [0])
-    while (left := until - time.monotonic()) > 0 and selector.get_map():
-        for key, events in selector.select(min(left, 0.5)):
+    while (remaining_s := until - time.monotonic()) > 0 and selector.get_map():
+        for key, events in selector.select(min(remaining_s, 0.5)):
             sock, offset = key.fileobj, key.data
             assert isinstance(sock, socket.socket)
             try:
-                if events & selectors.EVENT_READ and not sock.recv(RECEIVE):
+                if events & selectors.EVENT_READ and not sock.recv(RECEIVE_BYTES):
                     raise ConnectionError
-                if events & selectors.EVENT_WRITE and sent < most:
+                if events & selectors.EVENT_WRITE and sent < max_bytes:
                     count = sock.send(memoryview(endless)[offset[0] :])
                     offset[0] = (offset[0] + count) % len(endless)
                     sent += count
@@ -99,46 +98,48 @@ def push(
             except OSError:
                 selector.unregister(sock)
                 sock.close()
-                with suppress(OSError):  # as an attacker does, it comes again
-                    again = connect(address, head)
-                    again.setblocking(False)
+                with suppress(OSError):  # An attacker connects again.
+                    replacement = connect(address, head)
+                    replacement.setblocking(False)
                     selector.register(
-                        again, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0), [0]
+                        replacement,
+                        selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0),
+                        [0],
                     )
-                    opened.append(again)
-        if sent >= most:
+                    opened.append(replacement)
+        if sent >= max_bytes:
             time.sleep(0.05)
     for sock in opened:
         sock.close()
     return sent // len(endless), sent
 
 
-def ask(address: tuple[str, int], seconds: float, connections: int, words: Iterator[bytes]) -> Sent:
-    """Requests one after the other on each connection, each as soon as the answer before has begun
-    to come.
-    """
-    until, asked, sent = time.monotonic() + seconds, 0, 0
+def ask(
+    address: tuple[str, int], seconds: float, connections: int, requests: Iterator[bytes]
+) -> Sent:
+    """Send requests on each connection, one when the response before has begun."""
+    until, request_count, sent = time.monotonic() + seconds, 0, 0
     selector = selectors.DefaultSelector()
     for _ in range(connections):
         selector.register(connect(address), selectors.EVENT_READ)
     waiting = [key.fileobj for key in selector.get_map().values()]
-    while (left := until - time.monotonic()) > 0:
+    while (remaining_s := until - time.monotonic()) > 0:
         lost = []
         for sock in waiting:
             assert isinstance(sock, socket.socket)
-            data = next(words)
+            data = next(requests)
             try:
-                sock.settimeout(min(10, left))
+                sock.settimeout(min(10, remaining_s))
                 sock.sendall(data)
-                asked, sent = asked + 1, sent + len(data)
+                request_count, sent = request_count + 1, sent + len(data)
             except OSError:
                 lost.append(sock)
         waiting = []
-        for key, _ in selector.select(0 if lost else min(left, 0.5)):
+        for key, _ in selector.select(0 if lost else min(remaining_s, 0.5)):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             with suppress(OSError):
-                if sock in lost or sock.recv(RECEIVE):
+                if sock in lost or sock.recv(RECEIVE_BYTES):
                     waiting.append(sock)
                     continue
             lost.append(sock)
@@ -146,15 +147,15 @@ def ask(address: tuple[str, int], seconds: float, connections: int, words: Itera
         for sock in lost:
             selector.unregister(sock)
             sock.close()
-            with suppress(OSError):  # as an attacker does, it comes again
-                fresh = connect(address)
-                selector.register(fresh, selectors.EVENT_READ)
-                waiting.append(fresh)
-    return asked, sent
+            with suppress(OSError):  # An attacker connects again.
+                replacement = connect(address)
+                selector.register(replacement, selectors.EVENT_READ)
+                waiting.append(replacement)
+    return request_count, sent
 
 
 def hold(address: tuple[str, int], seconds: float, connections: int, data: bytes) -> Sent:
-    """Open connections, send the same beginning of a request on each, and say no more."""
+    """Open connections, and send only the same beginning of a request on each."""
     until, opened, sent = time.monotonic() + seconds, [], 0
     for _ in range(connections):
         with suppress(OSError):
@@ -170,24 +171,24 @@ def hold(address: tuple[str, int], seconds: float, connections: int, data: bytes
 
 
 def pipelined_livez(address: tuple[str, int], seconds: float) -> Sent:
-    """40 connections send `GET /livez` without waiting for answers, which they do not read."""
+    """Send `GET /livez` on 40 connections without reading the responses."""
     return push(address, seconds, 40, request(b"GET /livez") * 4000, reads=False)
 
 
 def pipelined_predictions(address: tuple[str, int], seconds: float) -> Sent:
-    """One connection sends 50 MB of small predictions ahead, and reads the answers."""
+    """Send 50 MB of small predictions ahead on a connection, and read the responses."""
     return push(
         address,
         seconds,
         1,
         request(b"POST /predictions/busy", b"1") * 4000,
         reads=True,
-        most=50 << 20,
+        max_bytes=50 << 20,
     )
 
 
 def parts(address: tuple[str, int], seconds: float) -> Sent:
-    """4 connections send forms of 100,000 parts to /invocations."""
+    """Send forms of 100,000 parts to /invocations on 4 connections."""
     part = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
     form = request(
         b"POST /invocations",
@@ -198,7 +199,7 @@ def parts(address: tuple[str, int], seconds: float) -> Sent:
 
 
 def fields(address: tuple[str, int], seconds: float) -> Sent:
-    """4 connections send forms of 500,000 fields to /invocations."""
+    """Send forms of 500,000 fields to /invocations on 4 connections."""
     form = request(
         b"POST /invocations", b"a=1&" * 500_000, b"Content-Type: application/x-www-form-urlencoded"
     )
@@ -206,7 +207,7 @@ def fields(address: tuple[str, int], seconds: float) -> Sent:
 
 
 def traffic(address: tuple[str, int], seconds: float) -> Sent:
-    """4 connections set the traffic of a model to 400,000 versions."""
+    """Set the traffic of a model to 400,000 versions on 4 connections."""
     document = b'{"weights": {%b}}' % b",".join(b'"%d": 1' % number for number in range(400_000))
     return ask(
         address,
@@ -217,7 +218,7 @@ def traffic(address: tuple[str, int], seconds: float) -> Sent:
 
 
 def silent_bodies(address: tuple[str, int], seconds: float) -> Sent:
-    """200 connections send 6.4 of 6.5 MB and then nothing more."""
+    """Send 6.4 of 6.5 MB on 200 connections, and then nothing."""
     return hold(
         address,
         seconds,
@@ -227,42 +228,42 @@ def silent_bodies(address: tuple[str, int], seconds: float) -> Sent:
 
 
 def unread_answers(address: tuple[str, int], seconds: float) -> Sent:
-    """100 connections ask for answers of 4 MB, which they do not read."""
+    """Ask for responses of 4 MB on 100 connections, and read none."""
     return hold(address, seconds, 100, request(b"POST /predictions/busy", b"4000000"))
 
 
 def unknown_model(address: tuple[str, int], seconds: float) -> Sent:
-    """64 connections ask for a model that there is not, as fast as they are answered."""
+    """Ask for an unknown model on 64 connections, as fast as they are answered."""
     return ask(address, seconds, 64, repeat(request(b"POST /predictions/none", b"1")))
 
 
 def full_queue(address: tuple[str, int], seconds: float) -> Sent:
-    """256 connections ask a busy model, whose queue is full, as fast as they are answered."""
+    """Ask a busy model with a full queue on 256 connections, as fast as they are answered."""
     return ask(address, seconds, 256, repeat(request(b"POST /predictions/busy", b"slow")))
 
 
 def many_connections(address: tuple[str, int], seconds: float) -> Sent:
-    """3,000 connections send half a head each."""
+    """Send half a head on each of 3,000 connections."""
     return hold(address, seconds, 3000, b"POST /predictions/quiet HTTP/1.1\r\n" + HOST)
 
 
 def websocket_pongs(address: tuple[str, int], seconds: float) -> Sent:
-    """4 WebSocket connections send pongs that nobody asked for."""
+    """Send unsolicited pongs on 4 WebSocket connections."""
     return push(address, seconds, 4, frame(0x8A) * 10_000, reads=True, head=HANDSHAKE)
 
 
 def websocket_pings(address: tuple[str, int], seconds: float) -> Sent:
-    """4 WebSocket connections send pings, and do not read the pongs."""
+    """Send pings on 4 WebSocket connections, and read no pongs."""
     return push(address, seconds, 4, frame(0x89) * 10_000, reads=False, head=HANDSHAKE)
 
 
 def websocket_empty_fragments(address: tuple[str, int], seconds: float) -> Sent:
-    """4 WebSocket connections send messages of endless empty fragments."""
+    """Send messages of endless empty fragments on 4 WebSocket connections."""
     return push(address, seconds, 4, frame(0x00) * 10_000, reads=True, head=HANDSHAKE + frame(0x02))
 
 
 def websocket_small_fragments(address: tuple[str, int], seconds: float) -> Sent:
-    """4 WebSocket connections send messages in fragments of one byte."""
+    """Send messages in fragments of one byte on 4 WebSocket connections."""
     return push(
         address,
         seconds,
@@ -274,46 +275,42 @@ def websocket_small_fragments(address: tuple[str, int], seconds: float) -> Sent:
 
 
 def websocket_messages(address: tuple[str, int], seconds: float) -> Sent:
-    """4 WebSocket connections send small messages ahead of the answers, which they read."""
+    """Send small messages ahead on 4 WebSocket connections, and read the responses."""
     return push(address, seconds, 4, frame(0x82, b"1") * 10_000, reads=True, head=HANDSHAKE)
 
 
 def small_chunks(address: tuple[str, int], seconds: float) -> Sent:
-    """4 connections send chunked bodies in chunks of one byte."""
+    """Send chunked bodies in chunks of one byte on 4 connections."""
     return push(address, seconds, 4, b"1\r\n1\r\n" * 10_000, reads=True, head=CHUNKED)
 
 
 def trailers(address: tuple[str, int], seconds: float) -> Sent:
-    """4 connections send endless trailers after a chunked body."""
+    """Send endless trailers after a chunked body on 4 connections."""
     return push(
         address, seconds, 4, b"a:b\r\n" * 10_000, reads=True, head=CHUNKED + b"1\r\n1\r\n0\r\n"
     )
 
 
 def header_lines(address: tuple[str, int], seconds: float) -> Sent:
-    """4 connections send heads of 10,000 lines."""
+    """Send heads of 10,000 lines on 4 connections."""
     return ask(
         address, seconds, 4, repeat(request(b"POST /predictions/busy", b"1", *[b"a:"] * 10_000))
     )
 
 
 def streams(address: tuple[str, int], seconds: float) -> Sent:
-    """4 connections ask for answers of 100,000 small parts, and read them."""
+    """Ask for responses of 100,000 small parts on 4 connections, and read them."""
     return ask(address, seconds, 4, repeat(request(b"POST /predictions/busy", b"stream")))
 
 
 def grpc_messages(address: tuple[str, int], seconds: float) -> Sent:
-    """4 gRPC connections send small requests on a stream, for a model that there is not, as fast as
-    they are taken.
-    """
-    import grpc  # here, because only this attack needs it
+    """Send small requests for an unknown model on 4 gRPC streams, as fast as they are taken."""
+    import grpc  # Only this attack needs it.
 
     from tsx_runtime.grpc.protos import grpc_predict_v2_pb2
 
-    message, until = (
-        grpc_predict_v2_pb2.ModelInferRequest(model_name="none").SerializeToString(),
-        time.monotonic() + seconds,
-    )
+    message = grpc_predict_v2_pb2.ModelInferRequest(model_name="none").SerializeToString()
+    until = time.monotonic() + seconds
     answers = [0] * 4
 
     def attack(number: int) -> None:
@@ -360,13 +357,12 @@ def main() -> None:
     name, address, seconds = sys.argv[1:]
     host, _, port = address.rpartition(":")
     if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(
-            0, os.SCHED_IDLE, os.sched_param(0)
-        )  # it takes what the other processes on its core leave
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    asked, sent = ATTACKS[name].run((host, int(port)), float(seconds))
-    print(f"{asked} requests, {sent / 1e6:.1f} MB")
+        # The attacker gets what the other processes on its core leave.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
+    requests, sent = ATTACKS[name].run((host, int(port)), float(seconds))
+    print(f"{requests} requests, {sent / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""What a quiet model's clients notice while others attack the server: goodput, latency, and how
-much the front end grows.
+"""What a quiet model's clients notice of attacks: goodput, latency, and the front end's growth.
 
     python benchmarks/attacks.py [--seconds 12] [--only NAME ...] [--tsx COMMAND]
     python benchmarks/attacks.py --soak 30
 
-The server runs on one core and the clients, good and bad, on another, so that the server has the
-same processor with and without an attack. The good client asks a quiet model at a fixed rate and is
-content with answers within a second. `--tsx` measures the command of another environment, such as
-that of an older version. Attacks are in `attackers.py`; only 127.0.0.1 is attacked.
+The server runs on one core and all clients on another, so that the server has the same processor
+with and without an attack. The good client asks a quiet model at a fixed rate and expects responses
+within a second. `--tsx` measures the command of another environment, such as an older version.
+Attacks are in `attackers.py`; they attack only 127.0.0.1.
 
-`--soak` has the attackers take turns, two at a time, for so many minutes, against a server as it is
-where other machines can connect: what one client may take is limited, and the attackers have
-another address than the good client. Its front end has one core; its workers and the good client
-have the other, of which the attackers get what is left. It exits 1 where the good client's p99 is
-more than three times that of the turns without attackers, or a process of the server is not flat.
+With `--soak` the attackers take turns, two at a time, for so many minutes. The server is configured
+as for clients from other machines: each client is limited, and the attackers have another address
+than the good client. Its front end has one core; its workers and the good client have the other,
+whose rest is for the attackers. The exit code is 1 if the good client's p99 is more than three
+times that of the turns without attackers, or if a process of the server grows.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from flood import LIMITS
 from tsx_cli.bench.load.generator import measure as measure_load
 from tsx_cli.bench.load.histogram import Histogram
 
-RATE = 45.0  # requests/s of the good client
+RATE = 45.0  # the good client's requests per second
 LIMIT_MS = 1000.0
 CLIENT_CORE = max(os.sched_getaffinity(0))
 MIB = 1 << 20
@@ -68,34 +67,34 @@ GRPC_PORTS = servers.free_ports(2)
 ROW = "{:<25} {:>8} {:>8} {:>9} {:>9} {:>9} {:>11}  {}"
 
 
-class Watched:
-    """The most memory that a process had meanwhile."""
+class MemoryWatch:
+    """The peak memory of a process during its life."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
-        self.first = self.most = self._process.memory_info().rss
+        self.first = self.peak = self._process.memory_info().rss
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._over.wait(0.1):
             try:
-                self.most = max(self.most, self._process.memory_info().rss)
+                self.peak = max(self.peak, self._process.memory_info().rss)
             except psutil.Error:
                 return
 
     def growth(self) -> float:
         self._over.set()
         self._thread.join()
-        return (self.most - self.first) / MIB
+        return (self.peak - self.first) / MIB
 
 
 @contextmanager
-def served(
+def serving(
     directory: Path, archives: list[Path], worker_core: int = 0, **settings: object
 ) -> Iterator[servers.Server]:
-    """The front end on the first core, with both models loaded."""
+    """Start a server with its front end on the first core and both models loaded."""
     grpc = {
         "enable_grpc": "true",
         "grpc_inference_port": GRPC_PORTS[0],
@@ -104,9 +103,9 @@ def served(
     with servers.tsx(directory, *archives, **grpc, **settings) as server:
         for model in ("quiet", "busy"):
             servers.first_answer(server, f"/predictions/{model}", b"1")
-        front, *others = family(server)
+        front, *workers = family(server)
         front.cpu_affinity([0])
-        for process in others:
+        for process in workers:
             process.cpu_affinity([worker_core])
         yield server
 
@@ -140,11 +139,11 @@ def ask(server: servers.Server, seconds: float, body: Path) -> openloop.Result:
 
 
 def measure(directory: Path, archives: list[Path], name: str | None, seconds: float) -> None:
-    with served(directory, archives) as server:
-        watched = Watched(server.process.pid)
+    with serving(directory, archives) as server:
+        watched = MemoryWatch(server.process.pid)
         attacker = attack(server, name, seconds) if name is not None else None
         result = ask(server, seconds, directory / "body")
-        did = attacker.communicate(timeout=seconds + 60)[0].strip() if attacker is not None else ""
+        sent = attacker.communicate(timeout=seconds + 60)[0].strip() if attacker is not None else ""
         figures = (
             f"{result.goodput:.1f}",
             f"{result.goodput / RATE:.0%}",
@@ -152,17 +151,17 @@ def measure(directory: Path, archives: list[Path], name: str | None, seconds: fl
             f"{result.p99:.1f}",
             f"{result.most:.0f}",
         )
-        print(ROW.format(name or "(none)", *figures, f"{watched.growth():+.0f}", did), flush=True)
+        print(ROW.format(name or "(none)", *figures, f"{watched.growth():+.0f}", sent), flush=True)
 
 
 def soak(
     directory: Path, archives: list[Path], minutes: float, attacks: list[str], turn: float = 20.0
 ) -> bool:
-    """Whether the good client hardly noticed, and every process of the server is flat.
+    """Run attacks in turns; return whether the good client hardly noticed and no process grows.
 
     Each round begins with a turn without attackers.
     """
-    with served(directory, archives, CLIENT_CORE, **LIMITS) as server:
+    with serving(directory, archives, CLIENT_CORE, **LIMITS) as server:
         plan = openloop.planned(
             f"{server.inference}/predictions/quiet", RATE, turn, 32, directory / "body"
         )
@@ -170,7 +169,7 @@ def soak(
             (),
             *(attacks[at : at + 2] for at in range(0, len(attacks), 2)),
         ]
-        looks: dict[str, list[Usage]] = {}
+        samples: dict[str, list[Usage]] = {}
         alone, attacked = Histogram(), Histogram()
         rounds, begin = 0, time.monotonic()
         while time.monotonic() - begin < minutes * 60:
@@ -188,35 +187,35 @@ def soak(
                 )
                 print(f"{rounds} {' and '.join(names) or '(none)'}: {reported}", flush=True)
             for process in family(server):
-                used = process.memory_info().rss, process.num_fds(), process.num_threads()
-                looks.setdefault(f"{process.name()} {process.pid}", []).append(
-                    Usage(time.monotonic(), *used)
+                usage = process.memory_info().rss, process.num_fds(), process.num_threads()
+                samples.setdefault(f"{process.name()} {process.pid}", []).append(
+                    Usage(time.monotonic(), *usage)
                 )
-        return verdict(rounds, alone, attacked, looks)
+        return verdict(rounds, alone, attacked, samples)
 
 
-def merge(histogram: Histogram, other: Histogram) -> None:
-    histogram.counts.update(other.counts)
-    histogram.total += other.total
-    histogram.greatest = max(histogram.greatest, other.greatest)
+def merge(histogram: Histogram, added: Histogram) -> None:
+    histogram.counts.update(added.counts)
+    histogram.total += added.total
+    histogram.greatest = max(histogram.greatest, added.greatest)
 
 
 def verdict(
-    rounds: int, alone: Histogram, attacked: Histogram, looks: dict[str, list[Usage]]
+    rounds: int, alone: Histogram, attacked: Histogram, samples: dict[str, list[Usage]]
 ) -> bool:
-    """Print it. A process is looked at after the first fifth of the rounds, in which caches and
-    heaps fill.
-    """
+    """Print the result; samples count after a fifth of the rounds, when caches are full."""
     flat = True
-    for name, used in looks.items():
-        kept = used[len(used) // 5 :]
-        if len(kept) <= max(2, rounds // 2):
+    for name, usages in samples.items():
+        warm_usages = usages[len(usages) // 5 :]
+        if len(warm_usages) <= max(2, rounds // 2):
             continue
-        flat = flat and not rising(kept)
-        first, last, rate = kept[0].memory / MIB, kept[-1].memory / MIB, mib_per_hour(kept)
+        flat = flat and not rising(warm_usages)
+        first = warm_usages[0].memory / MIB
+        last = warm_usages[-1].memory / MIB
+        rate = mib_per_hour(warm_usages)
         print(
             f"{name}: {first:.1f} -> {last:.1f} MiB ({rate:+.1f} an hour)"
-            f" {', '.join(rising(kept)) or 'flat'}"
+            f" {', '.join(rising(warm_usages)) or 'flat'}"
         )
     for name, of in (("alone", alone), ("attacked", attacked)):
         print(
@@ -249,8 +248,8 @@ def main() -> int:
     print(
         f"{machine.describe()}; good client: {RATE:g} requests/s, content within {LIMIT_MS:g} ms\n"
     )
-    with tempfile.TemporaryDirectory() as place:
-        directory = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
         (directory / "handler.py").write_text(HANDLER)
         (directory / "body").write_bytes(b"1")
         config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8, "jobQueueSize": 50}

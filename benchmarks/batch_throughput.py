@@ -1,19 +1,18 @@
-"""How many rows/s `tsx batch` answers, beside the bare loop of the same handler and the server at
-its best: an image and a transformer.
+"""The rows/s of `tsx batch` beside the bare loop of its handler and the server at its best.
 
     python benchmarks/batch_throughput.py [image] [tokens] [--rows N] [--rounds 5] [--batch 32]
     [--seconds 5] [--json FILE]
 
-All three have one copy of the model with one thread, and batches of the same size; `tsx batch` may
-find its own with --batch 0.
+The models are an image classifier and a transformer. All three have one copy of the model with one
+thread, and batches of the same size; with --batch 0, `tsx batch` finds its own.
 
-bare    the handler called on batches of all rows, which are in memory before; what it returns is thrown away. No process of tsx.
-batch   `tsx batch`: rows from files, answers to JSON lines, by its own summary: from the first row read to the last one on the disk.
-online  `tsx serve` under `wrk`, at the number of connections that was best in a first pass over all
-of CONNECTIONS.
+bare    the handler on batches of all rows, which are in memory before; its results are thrown away.
+        No process of tsx runs.
+batch   `tsx batch`: rows from files, responses to JSON lines, by its own summary: from the first
+        row read to the last one on the disk.
+online  `tsx serve` under `wrk`, with the best of CONNECTIONS in a first pass.
 
-They run in turns, in another order each round; the ratios are those of each round, and what counts
-is their median.
+They run in turns, in another order each round; the results are the medians of each round's ratios.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ import servers
 import wrk
 
 CONNECTIONS = (16, 64, 128, 256)
-KINDS = 64  # different inputs; the rows are these again and again
-ROWS = {"image": 4000, "tokens": 40_000}  # some ten seconds
-WIDTHS = (16, 16, 16, 32, 32, 64, 64, 128, 128)  # a quarter of those of ResNet-18
-PROMISED = 0.95
+DISTINCT_INPUTS = 64  # The rows repeat them.
+ROWS = {"image": 4000, "tokens": 40_000}  # rows for some ten seconds
+WIDTHS = (16, 16, 16, 32, 32, 64, 64, 128, 128)  # a quarter of ResNet-18's
+MIN_BARE_SHARE = 0.95
 
 
 class Rows(NamedTuple):
     archive: Path
     bodies: list[bytes]
-    inputs: Path  # as `tsx batch` gets them
-    words: tuple[str, ...]  # and how it reads them
+    inputs: Path  # the inputs of `tsx batch`
+    options: tuple[str, ...]  # options of `tsx batch` for these inputs
 
 
 def main() -> None:
@@ -68,12 +67,12 @@ def main() -> None:
         print(f"NOT QUIET: {busy}")
     noise, results = machine.Noise(), {}
     for name in options.models or ROWS:
-        with tempfile.TemporaryDirectory() as place:
-            results[name] = measure(name, Path(place), options, noise)
+        with tempfile.TemporaryDirectory() as temporary:
+            results[name] = measure(name, Path(temporary), options, noise)
         show(name, results[name])
     print(noise)
-    for words in noise.disturbed():
-        print(f"NOT QUIET: {words}")
+    for disturbance in noise.disturbed():
+        print(f"NOT QUIET: {disturbance}")
     if options.json:
         options.json.write_text(
             json.dumps(
@@ -83,12 +82,12 @@ def main() -> None:
 
 
 def measure(
-    name: str, place: Path, options: argparse.Namespace, noise: machine.Noise
+    name: str, parent: Path, options: argparse.Namespace, noise: machine.Noise
 ) -> dict[str, Any]:
     rows = (make_image if name == "image" else make_tokens)(
-        place, options.rows or ROWS[name], options.batch or 32
+        parent, options.rows or ROWS[name], options.batch or 32
     )
-    directory, bodies = place / "unpacked", place / "bodies"
+    directory, bodies = parent / "unpacked", parent / "bodies"
     subprocess.run(
         [servers.TSX, "archive", "unpack", rows.archive, directory],
         check=True,
@@ -98,23 +97,23 @@ def measure(
     for number, body in enumerate(rows.bodies):
         (bodies / str(number)).write_bytes(body)
     count = options.rows or ROWS[name]
-    with servers.tsx(place, rows.archive, job_queue_size=1000) as server:
+    with servers.tsx(parent, rows.archive, job_queue_size=1000) as server:
         servers.first_answer(server, f"/predictions/{name}", rows.bodies[0])
         url = f"{server.inference}/predictions/{name}"
 
         def online(connections: int) -> float:
             return wrk.load(url, connections, options.seconds, bodies / "0").rate
 
-        def tried(connections: int) -> float:
+        def measured_rate(connections: int) -> float:
             try:
                 return online(connections)
-            except wrk.NotAnswered:  # more than it answers in that time
+            except wrk.NotAnswered:  # There are too many connections.
                 return 0.0
 
-        best = max(CONNECTIONS, key=tried)
+        best = max(CONNECTIONS, key=measured_rate)
         ways: dict[str, Callable[[], float]] = {
             "bare": lambda: bare(directory, bodies, options.batch, count),
-            "batch": lambda: batch(rows, place, options.batch),
+            "batch": lambda: batch(rows, parent, options.batch),
             "online": lambda: online(best),
         }
         turns: list[dict[str, float]] = []
@@ -132,24 +131,24 @@ def measure(
 
 
 def ratios(turns: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Medians over the rounds."""
+    """Return the medians over the rounds."""
     return {
         way: machine.median([turn["batch"] / turn[way] for turn in turns])
         for way in ("bare", "online")
     }
 
 
-def show(name: str, found: dict[str, Any]) -> None:
+def show(name: str, results: dict[str, Any]) -> None:
     rates = {
-        way: machine.median([turn[way] for turn in found["rounds"]])
+        way: machine.median([turn[way] for turn in results["rounds"]])
         for way in ("bare", "batch", "online")
     }
     text = ", ".join(f"{way} {rate:,.0f} rows/s" for way, rate in rates.items())
-    verdict = "holds" if found["ratios"]["bare"] >= PROMISED else "DOES NOT HOLD"
-    print(f"{name}: {text} (at {found['connections']} connections)")
+    verdict = "holds" if results["ratios"]["bare"] >= MIN_BARE_SHARE else "DOES NOT HOLD"
+    print(f"{name}: {text} (at {results['connections']} connections)")
     print(
-        f"  batch is {found['ratios']['bare']:.1%} of bare, {found['ratios']['online']:.1%} of"
-        f" online; {PROMISED:.0%} of bare {verdict}",
+        f"  batch is {results['ratios']['bare']:.1%} of bare, {results['ratios']['online']:.1%} of"
+        f" online; {MIN_BARE_SHARE:.0%} of bare {verdict}",
         flush=True,
     )
 
@@ -173,7 +172,7 @@ def bare(directory: Path, bodies: Path, batch_size: int, count: int) -> float:
     )
 
 
-def batch(rows: Rows, place: Path, batch_size: int) -> float:
+def batch(rows: Rows, directory: Path, batch_size: int) -> float:
     size = ("--batch-size", batch_size) if batch_size else ()
     command = [
         servers.TSX,
@@ -181,26 +180,26 @@ def batch(rows: Rows, place: Path, batch_size: int) -> float:
         rows.archive,
         rows.inputs,
         "-o",
-        place / "out.jsonl",
+        directory / "out.jsonl",
         "--workers",
         1,
         *size,
-        *rows.words,
+        *rows.options,
     ]
-    environment = {**servers.clean_environment(), "TSX_CACHE_DIR": str(place / "cache")}
+    environment = {**servers.clean_environment(), "TSX_CACHE_DIR": str(directory / "cache")}
     command += ["--restart", "--json"]
-    found = json.loads(
+    summary = json.loads(
         subprocess.run(
             list(map(str, command)), check=True, capture_output=True, text=True, env=environment
         ).stdout
     )
-    if found["errors"]:
-        raise RuntimeError(f"{found['errors']} rows failed")
-    return float(found["rows_per_second"])
+    if summary["errors"]:
+        raise RuntimeError(f"{summary['errors']} rows failed")
+    return float(summary["rows_per_second"])
 
 
 def bare_loop(directory: Path, bodies: Path, batch_size: int, count: int) -> None:
-    """Prints rows/s."""
+    """Print the rows/s of the bare loop."""
     model = handler_efficiency.load(directory, batch_size)
     contents = [
         file.read_bytes() for file in sorted(bodies.iterdir(), key=lambda file: int(file.name))
@@ -218,14 +217,14 @@ def bare_loop(directory: Path, bodies: Path, batch_size: int, count: int) -> Non
 
     for _ in range(3):
         answer(0)
-    started = time.perf_counter()
+    start = time.perf_counter()
     for begin in range(0, count, batch_size):
         answer(begin)
-    print(count / (time.perf_counter() - started), flush=True)
-    os._exit(0)  # no thread of a library is waited for
+    print(count / (time.perf_counter() - start), flush=True)
+    os._exit(0)  # It does not wait for threads of the library.
 
 
-def make_image(place: Path, count: int, batch_size: int) -> Rows:
+def make_image(directory: Path, count: int, batch_size: int) -> Rows:
     import numpy as np
     import torch
     from PIL import Image
@@ -235,42 +234,43 @@ def make_image(place: Path, count: int, batch_size: int) -> Rows:
 
     torch.manual_seed(0)
     net = ResNet18(widths=WIDTHS).eval()
-    torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, 224, 224)), place / "net.pt")  # type: ignore[no-untyped-call]  # torch's
+    torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, 224, 224)), directory / "net.pt")  # type: ignore[no-untyped-call]  # torch's
     config = {"batchSize": batch_size, "threads": handler_efficiency.THREADS}
     archive = servers.archive(
-        place,
+        directory,
         "image",
         "--serialized-file",
-        place / "net.pt",
+        directory / "net.pt",
         "--handler",
         "image_classifier",
         config=config,
     )
-    files = place / "rows"
+    files = directory / "rows"
     files.mkdir()
     random, bodies = np.random.default_rng(0), list[bytes]()
     for number in range(count):
         file = files / f"{number:06}.jpg"
-        if number < KINDS:
+        if number < DISTINCT_INPUTS:
             small = Image.fromarray(random.integers(0, 256, (14, 16, 3), dtype=np.uint8))
             small.resize((320, 280), Image.Resampling.BICUBIC).save(file, quality=90)
             bodies.append(file.read_bytes())
         else:
-            file.write_bytes(bodies[number % KINDS])
+            file.write_bytes(bodies[number % DISTINCT_INPUTS])
     return Rows(archive, bodies, files, ())
 
 
-def make_tokens(place: Path, count: int, batch_size: int) -> Rows:
+def make_tokens(directory: Path, count: int, batch_size: int) -> Rows:
     import numpy as np
     import pyarrow
     import pyarrow.parquet
 
-    archive = handler_efficiency.make_tokens(place, place / "body", batch_size)
+    archive = handler_efficiency.make_tokens(directory, directory / "body", batch_size)
     random = np.random.default_rng(0)
     bodies = [
-        random.integers(0, 1000, 64, dtype=np.int64).tobytes() for _ in range(min(KINDS, count))
+        random.integers(0, 1000, 64, dtype=np.int64).tobytes()
+        for _ in range(min(DISTINCT_INPUTS, count))
     ]
-    inputs = place / "rows.parquet"
+    inputs = directory / "rows.parquet"
     pyarrow.parquet.write_table(
         pyarrow.table({"tokens": [bodies[number % len(bodies)] for number in range(count)]}), inputs
     )

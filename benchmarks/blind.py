@@ -1,8 +1,8 @@
-"""Lets a server count or not, as it is told: SIGUSR1 and it counts, SIGUSR2 and it does not.
+"""A switch for the metrics of a running server: SIGUSR1 turns them on, SIGUSR2 off.
 
-`cost_of_metrics.py` puts this where Python imports it when it starts (`sitecustomize`). A function
-that counts has two bodies, its own and one without what counts, and the signal exchanges them: the
-process stays the same one, with all that it holds.
+`cost_of_metrics.py` makes this file the `sitecustomize` that Python imports at its start. A
+counting function has two bodies, its own and one without counting, and the signal exchanges them.
+The process stays the same, with all that it holds.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from types import CodeType, FunctionType
 from typing import Any
 
 
-def without(function: Any, changes: dict[str, str]) -> tuple[FunctionType, CodeType]:
-    """The function, and its body with these changes.
+def changed_body(function: Any, changes: dict[str, str]) -> tuple[FunctionType, CodeType]:
+    """Return the function, and its body with these changes.
 
-    A server in which one of them finds nothing does not start.
+    A server in which a change does not apply exits.
     """
     source = textwrap.dedent(inspect.getsource(function))
-    for text, instead in changes.items():
+    for text, replacement in changes.items():
         if source.count(text) != 1:
             raise SystemExit(
                 f"{function.__name__} has no {text!r} any more: change benchmarks/blind.py with it"
             )
-        source = source.replace(text, instead)
-    made: dict[str, Any] = {}
-    exec("from __future__ import annotations\n" + source, function.__globals__, made)
-    return function, made[function.__name__].__code__
+        source = source.replace(text, replacement)
+    namespace: dict[str, Any] = {}
+    exec("from __future__ import annotations\n" + source, function.__globals__, namespace)
+    return function, namespace[function.__name__].__code__
 
 
-def of_front_end() -> list[tuple[FunctionType, CodeType]]:
+def front_end_bodies() -> list[tuple[FunctionType, CodeType]]:
     from tsx_runtime.core.scheduling import channel
     from tsx_runtime.core.scheduling.dispatcher import Dispatcher
     from tsx_runtime.http.fast_lane.exchange import Exchange
@@ -47,20 +47,17 @@ def of_front_end() -> list[tuple[FunctionType, CodeType]]:
         ),
         "self.stats.add_batch(batch, jobs)": "pass",
     }
-    vars(channel)["just_now"] = struct.Struct(
-        "d"
-    ).pack  # a batch that is sent while nothing is counted may come back when something is
+    # A batch that is sent without counting may come back with counting.
+    vars(channel)["just_now"] = struct.Struct("d").pack
     return [
-        without(channel.Channel.send, {"arrivals(jobs)": "just_now(now) * len(jobs)"}),
-        without(Dispatcher.on_reply, batch),
-        without(Exchange.answer, {"lane.counts.plain += 1": ""}),
+        changed_body(channel.Channel.send, {"arrivals(jobs)": "just_now(now) * len(jobs)"}),
+        changed_body(Dispatcher.on_reply, batch),
+        changed_body(Exchange.answer, {"lane.counts.plain += 1": ""}),
     ]
 
 
-def of_worker() -> list[tuple[FunctionType, CodeType]]:
-    """The steps of a handler that has some go on telling how long they take; what is measured has
-    none.
-    """
+def worker_bodies() -> list[tuple[FunctionType, CodeType]]:
+    """Return the bodies of a worker whose handler has no steps; steps would still be timed."""
     from tsx_runtime.worker import main
 
     changes = {
@@ -71,21 +68,21 @@ def of_worker() -> list[tuple[FunctionType, CodeType]]:
         "model.prediction_time is not None and done >= model.prediction_time.due": "False",
         "step_times.times(start if began is None else began, done, laps)": 'b""',
     }
-    return [without(main._reply, changes)]
+    return [changed_body(main._reply, changes)]
 
 
-def listen(both: list[tuple[FunctionType, CodeType]]) -> None:
-    seeing = [(function, function.__code__) for function, _ in both]
-    for number, bodies in ((signal.SIGUSR1, seeing), (signal.SIGUSR2, both)):
-        signal.signal(number, lambda *_, bodies=bodies: use(bodies))
+def listen(blind_bodies: list[tuple[FunctionType, CodeType]]) -> None:
+    counting_bodies = [(function, function.__code__) for function, _ in blind_bodies]
+    for number, bodies in ((signal.SIGUSR1, counting_bodies), (signal.SIGUSR2, blind_bodies)):
+        signal.signal(number, lambda *_, bodies=bodies: install(bodies))
 
 
-def use(bodies: list[tuple[FunctionType, CodeType]]) -> None:
+def install(bodies: list[tuple[FunctionType, CodeType]]) -> None:
     for function, body in bodies:
         function.__code__ = body
 
 
 if __name__ == "sitecustomize" and "serve" in sys.orig_argv:
-    listen(of_front_end())
+    listen(front_end_bodies())
 elif __name__ == "sitecustomize" and any("forkserver" in argument for argument in sys.orig_argv):
-    listen(of_worker())
+    listen(worker_bodies())

@@ -1,7 +1,8 @@
-"""How long a person waits: for `tsx --help`, and from `tsx serve` to the first answer, beside
-importing torch.
+"""The time until a person sees something: `tsx --help`, and `tsx serve` to its first response.
 
-python benchmarks/cold_start.py [--rounds 5]
+    python benchmarks/cold_start.py [--rounds 5]
+
+The import of torch is the measure.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ print(time.perf_counter() - started)
 
 
 def seconds(command: list[str | Path]) -> float:
-    started = time.perf_counter()
+    start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started
+    return time.perf_counter() - start
 
 
 def printed_seconds(program: str) -> float:
@@ -54,10 +55,10 @@ def printed_seconds(program: str) -> float:
 
 def to_first_answer(*model: str | Path) -> float:
     with tempfile.TemporaryDirectory() as directory:
-        started = time.perf_counter()
+        start = time.perf_counter()
         with servers.tsx(Path(directory), *model) as server:
             servers.first_answer(server, "/predictions/digits", IMAGE)
-            return time.perf_counter() - started
+            return time.perf_counter() - start
 
 
 def main() -> None:
@@ -77,14 +78,14 @@ def main() -> None:
         ),
         "serve digits.pt2": lambda: to_first_answer(DIGITS / "digits.pt2", *HANDLER),
     }
-    taken: dict[str, list[float]] = {name: [] for name in measures}
+    times: dict[str, list[float]] = {name: [] for name in measures}
     for measure in measures.values():
-        measure()  # what the disk holds is in memory from here on, for all alike
+        measure()  # All later runs find the files in memory.
     for _ in range(options.rounds):
         noise.sample()
         for name, measure in measures.items():
-            taken[name].append(measure())
-    median = {name: machine.median(values) for name, values in taken.items()}
+            times[name].append(measure())
+    median = {name: machine.median(values) for name, values in times.items()}
     print(f"{machine.describe()}; medians of {options.rounds} rounds\n")
     print(
         f"tsx --help: {median['help']:.3f} s (at most 0.2); python -c 'import torch':"

@@ -1,16 +1,15 @@
-"""What times, histograms and counters cost: a server that is told in turns of a few milliseconds to
-count, and not to.
+"""The cost of times, histograms and counters, on a server that counts in turns of milliseconds.
 
     python -m benchmarks.cost_of_metrics [--loads ok:1,ok:16,ok:64,mlp:16] [--servers 8] [--blocks
     24] [--turn 0.015]
 
-`blind.py` says what is left out when it does not: in the front end the counters of each request and
-all that is kept of a batch, in the worker the times that it tells. `ok` is a handler that answers
-`OK` and does nothing else, so that the share is as large as it can be; `mlp` is a small model. Each
-block of turns (see `turns.py`) gives two ratios: of the time that a request takes (1 / throughput),
-and of the processor's time that front end and worker spend on it. Told are the medians of the
-blocks of all servers, which start one after the other, between what they are with 95 % confidence,
-and whether that is under the 3 % that are allowed. It needs Linux and `wrk`.
+`blind.py` lists what a server leaves out when it does not count: in the front end the counters of
+requests and the records of batches, in the worker the times. `ok` is a handler that only answers
+`OK`, so that the share is as large as possible; `mlp` is a small model. Each block of turns (see
+`turns.py`) gives two ratios: of a request's time (1 / throughput), and of the processor time of
+front end and worker. The results are medians over the blocks of all servers, which start one after
+the other, with their 95 % intervals, and whether they are under the allowed 3 %. It needs Linux and
+`wrk`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from benchmarks.peers.measure import bare_round
 from benchmarks.turns import Cost, Effect, effect
 
 MODELS = Path(__file__).parent / "models"
-MOST = 3.0  # percent
-BLIND = Path(__file__).with_name("blind.py")  # what is taken out
+MAX_PERCENT = 3.0
+BLIND = Path(__file__).with_name("blind.py")
 COLUMNS = (
     "handler, connections",
     "requests/s",
@@ -45,7 +44,7 @@ COLUMNS = (
 
 @contextmanager
 def serving(directory: Path, model: Path) -> Iterator[servers.Server]:
-    """A server that counts, until it is told otherwise."""
+    """Start a server that counts until a signal changes it."""
     directory.mkdir()
     archive = servers.archive(
         directory,
@@ -54,9 +53,8 @@ def serving(directory: Path, model: Path) -> Iterator[servers.Server]:
         model,
         config={"minWorkers": 1, "maxWorkers": 1, "batchSize": 64},
     )
-    (directory / "sitecustomize.py").write_text(
-        BLIND.read_text()
-    )  # which Python imports when it starts
+    # Python imports this file at its start.
+    (directory / "sitecustomize.py").write_text(BLIND.read_text())
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = f"{directory}{os.pathsep}{path}"
     with ExitStack() as stack:
@@ -67,8 +65,8 @@ def serving(directory: Path, model: Path) -> Iterator[servers.Server]:
         yield server
 
 
-def remembered(server: servers.Server) -> int:
-    """How many requests of the slowest hundred it has: none where it has counted none."""
+def stored_requests(server: servers.Server) -> int:
+    """Return how many of the slowest hundred requests the server has; none without counting."""
     return len(json.loads(server.call("/debug/slowest", management=True))["requests"])
 
 
@@ -78,27 +76,25 @@ class Load(NamedTuple):
     connections: list[int]
 
 
-class Compared(NamedTuple):
-    """What requests cost one server in both ways, block by block."""
+class CostPair(NamedTuple):
+    """The costs of requests on one server in both ways, block by block."""
 
     seeing: list[Cost]
     blind: list[Cost]
 
 
-def row(name: str, found: Sequence[Compared]) -> tuple[str, Effect, Effect]:
-    """A line of the table, and the two effects that are in it: on the time that a request takes,
-    and on the processor's.
-    """
+def row(name: str, pairs: Sequence[CostPair]) -> tuple[str, Effect, Effect]:
+    """Return a line of the table and its effects on a request's time and processor time."""
     of_time = effect(
-        [[one.time / other.time for one, other in zip(*each, strict=True)] for each in found]
+        [[seeing.time / blind.time for seeing, blind in zip(*pair, strict=True)] for pair in pairs]
     )
     of_processor = effect(
         [
-            [one.processor / other.processor for one, other in zip(*each, strict=True)]
-            for each in found
+            [seeing.processor / blind.processor for seeing, blind in zip(*pair, strict=True)]
+            for pair in pairs
         ]
     )
-    sides = [[cost for each in found for cost in each[which]] for which in (0, 1)]
+    sides = [[cost for pair in pairs for cost in pair[index]] for index in (0, 1)]
     rates = [f"{1 / median(cost.time for cost in side):,.0f}" for side in sides]
     parts = [
         f"{1e6 * median(cost.front for cost in side):.2f} +"
@@ -112,29 +108,29 @@ def row(name: str, found: Sequence[Compared]) -> tuple[str, Effect, Effect]:
     )
 
 
-def measure(load: Load, blocks: int, turn: float, place: Path) -> list[Compared]:
-    """For each number of connections, on a new server."""
-    found = []
+def measure(load: Load, blocks: int, turn: float, directory: Path) -> list[CostPair]:
+    """Measure each number of connections, on a new server."""
+    pairs = []
     path = f"/predictions/{load.model.stem}"
-    with serving(place, load.model) as server:
+    with serving(directory, load.model) as server:
         servers.first_answer(server, path, load.body.read_bytes())
         switch = turns.Switch(server.process.pid)
         for count in load.connections:
             running = turns.Load(server.inference + path, count, load.body, server.process.pid)
             try:
-                found.append(Compared(*turns.run(running, switch, blocks, turn)))
+                pairs.append(CostPair(*turns.run(running, switch, blocks, turn)))
             finally:
                 running.kill()
-    return found
+    return pairs
 
 
-def wanted(text: str) -> dict[str, list[int]]:
-    """`ok:1,ok:16,mlp:16`: the connections of each handler."""
-    found: dict[str, list[int]] = {}
-    for each in text.split(","):
-        name, _, connections = each.partition(":")
-        found.setdefault(name, []).append(int(connections))
-    return found
+def parse_loads(text: str) -> dict[str, list[int]]:
+    """Return the connections of each handler in a text such as `ok:1,ok:16,mlp:16`."""
+    connections_by_handler: dict[str, list[int]] = {}
+    for load in text.split(","):
+        name, _, connections = load.partition(":")
+        connections_by_handler.setdefault(name, []).append(int(connections))
+    return connections_by_handler
 
 
 def main() -> None:
@@ -143,8 +139,8 @@ def main() -> None:
     )
     parser.add_argument(
         "--loads",
-        type=wanted,
-        default=wanted("ok:1,ok:16,ok:64,mlp:16"),
+        type=parse_loads,
+        default=parse_loads("ok:1,ok:16,ok:64,mlp:16"),
         help="handlers, each with its connections",
     )
     parser.add_argument(
@@ -158,24 +154,24 @@ def main() -> None:
     )
     parser.add_argument("--turn", type=float, default=0.015, help="seconds")
     options = parser.parse_args()
-    each = f"{options.blocks} blocks of {len(turns.ORDER)} turns of {options.turn:g} s"
-    print(f"{machine.describe()}; {options.servers} servers, {each} with each\n")
+    amount = f"{options.blocks} blocks of {len(turns.ORDER)} turns of {options.turn:g} s"
+    print(f"{machine.describe()}; {options.servers} servers, {amount} with each\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     verdicts: list[str] = []
     for name, connections in options.loads.items():
         with tempfile.TemporaryDirectory() as root:
             load = Load(MODELS / f"{name}.py", Path(root) / "body", connections)
-            bare_round(load.model, load.body, 0)  # which writes the model's own sample
-            found = [
+            bare_round(load.model, load.body, 0)  # It writes the model's own sample.
+            pairs_by_server = [
                 measure(load, options.blocks, options.turn, Path(root) / str(number))
                 for number in range(options.servers)
             ]
-        for count, compared in zip(connections, zip(*found, strict=True), strict=True):
-            line, of_time, of_processor = row(f"{name}, {count}", compared)
+        for count, pairs in zip(connections, zip(*pairs_by_server, strict=True), strict=True):
+            line, of_time, of_processor = row(f"{name}, {count}", pairs)
             print(line, flush=True)
             verdicts.append(
-                f"- {name}, {count}: time {of_time.verdict(MOST)}; processor"
-                f" {of_processor.verdict(MOST)}"
+                f"- {name}, {count}: time {of_time.verdict(MAX_PERCENT)}; processor"
+                f" {of_processor.verdict(MAX_PERCENT)}"
             )
     print("\n" + "\n".join(verdicts))
 

@@ -1,13 +1,12 @@
-"""What workers that follow the load save in a day, and what they miss: beside one worker and beside
-as many as the peak needs.
+"""Elastic workers in a day: their savings and their misses.
 
     python benchmarks/elastic_day.py [--minutes 10] [--most 4] [--peak 0.75] [--bound-ms 200]
 
-A day's requests in some minutes: a quiet night, a morning, a plateau, a peak in the evening. Three
-servers get the same arrivals at the same time; they differ in `minWorkers` and `maxWorkers`. The
-handler waits 20 ms for a device, so that workers are what a request may lack, and not cores. A
-request that is refused, or answered later than the bound, is a miss. Worker-seconds are those of
-all processes of the model, as the management API lists them twice a second.
+A day's requests come in some minutes: a quiet night, a morning, a plateau, a peak in the evening.
+Three servers get the same arrivals at the same time: one worker, as many as the peak needs, and a
+number in between that follows the load. The handler waits 20 ms for a device, so workers are scarce
+and cores are not. A miss is a request that is refused, or answered later than the bound. Worker-
+seconds are those of all processes of the model, which the management API lists twice a second.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.plan import LoadPlan
 
 HANDLER = Path(__file__).parent / "models" / "slow.py"
-SECONDS = 0.020  # that a request takes
+REQUEST_S = 0.020
+# Time of the day, and share of the peak.
 DAY = (
     (0.0, 0.10),
     (0.25, 0.10),
@@ -44,47 +44,45 @@ DAY = (
     (0.80, 0.95),
     (0.90, 0.20),
     (1.0, 0.10),
-)  # time, share of the peak
-LOOK = 0.5  # seconds between two counts of workers
+)
+SAMPLE_INTERVAL_S = 0.5
 
 
-class Counted(NamedTuple):
+class WorkerCounts(NamedTuple):
     worker_seconds: float
     most: int
     changes: int
 
 
-def share(at: float) -> float:
-    """Of the peak, at a share of the day."""
+def peak_share(at: float) -> float:
+    """Return the share of the peak at a share of the day."""
     (begin, low), (end, high) = next(pair for pair in itertools.pairwise(DAY) if at <= pair[1][0])
     return low + (high - low) * (at - begin) / (end - begin)
 
 
 def arrivals(peak: float, seconds: float) -> list[float]:
-    """By chance: those of the peak, thinned out."""
-    chance, at, found = random.Random(24), 0.0, []
+    """Return random arrivals: those of the peak, thinned out."""
+    chance, at, times = random.Random(24), 0.0, []
     while (at := at + chance.expovariate(peak)) < seconds:
-        if chance.random() < share(at / seconds):
-            found.append(at)
-    return found
+        if chance.random() < peak_share(at / seconds):
+            times.append(at)
+    return times
 
 
-def workers(server: servers.Server, over: threading.Event) -> Counted:
-    total, most, changes, before = 0.0, 0, 0, None
-    while not over.wait(LOOK):
+def count_workers(server: servers.Server, over: threading.Event) -> WorkerCounts:
+    total, highest, changes, before = 0.0, 0, 0, None
+    while not over.wait(SAMPLE_INTERVAL_S):
         now = len(json.loads(server.call("/models/slow", management=True))[0]["workers"])
-        total, most, changes = (
-            total + LOOK * now,
-            max(most, now),
-            changes + (before not in (None, now)),
-        )
+        total += SAMPLE_INTERVAL_S * now
+        highest = max(highest, now)
+        changes += before not in (None, now)
         before = now
-    return Counted(total, most, changes)
+    return WorkerCounts(total, highest, changes)
 
 
-def measured(
+def measure_day(
     server: servers.Server, due: Sequence[float], seconds: float, bound_ms: float
-) -> tuple[openloop.Result, Counted]:
+) -> tuple[openloop.Result, WorkerCounts]:
     payloads = [Payload(b"{}", "application/octet-stream", (), at=at) for at in due]
     url = f"{server.inference}/predictions/slow"
     plan = LoadPlan(
@@ -100,12 +98,12 @@ def measured(
     )
     over = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        counting = pool.submit(workers, server, over)
+        counting = pool.submit(count_workers, server, over)
         try:
-            found = openloop.row(plan, measure(plan), bound_ms)
+            result = openloop.row(plan, measure(plan), bound_ms)
         finally:
             over.set()
-        return found, counting.result()
+        return result, counting.result()
 
 
 def main() -> None:
@@ -121,12 +119,12 @@ def main() -> None:
         "--bound-ms", type=float, default=200, help="beyond which an answer is a miss"
     )
     options = parser.parse_args()
-    os.environ["BENCHMARK_BATCH_SECONDS"] = str(SECONDS)  # for the handler
+    os.environ["BENCHMARK_BATCH_SECONDS"] = str(REQUEST_S)  # a setting of the handler
     seconds = 60 * options.minutes
-    due = arrivals(options.peak * options.most / SECONDS, seconds)
+    due = arrivals(options.peak * options.most / REQUEST_S, seconds)
     print(
         f"{machine.describe()}; {len(due):,} requests in {options.minutes:g} minutes,"
-        f" {SECONDS * 1000:.0f} ms each\n",
+        f" {REQUEST_S * 1000:.0f} ms each\n",
         flush=True,
     )
     limits = {
@@ -134,10 +132,10 @@ def main() -> None:
         f"1 to {options.most}": (1, options.most),
         f"fixed {options.most}": (options.most, options.most),
     }
-    with ExitStack() as held:
+    with ExitStack() as stack:
         running = []
         for least, most in limits.values():
-            directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             packed = servers.archive(
                 directory,
                 "slow",
@@ -145,25 +143,27 @@ def main() -> None:
                 HANDLER,
                 config={"minWorkers": least, "maxWorkers": most},
             )
-            running.append(held.enter_context(servers.tsx(directory, packed)))
+            running.append(stack.enter_context(servers.tsx(directory, packed)))
         for server in running:
             servers.first_answer(server, "/predictions/slow", b"{}")
-        pool = held.enter_context(ThreadPoolExecutor(len(running)))
+        pool = stack.enter_context(ThreadPoolExecutor(len(running)))
         results = list(
-            pool.map(lambda server: measured(server, due, seconds, options.bound_ms), running)
+            pool.map(lambda server: measure_day(server, due, seconds, options.bound_ms), running)
         )
     print(
         "| workers | worker-seconds | most | changes | misses | refused | p50 ms | p99 ms"
         f" |\n{'|---' * 8}|"
     )
-    for name, (found, counted) in zip(limits, results, strict=True):
-        kept = found.goodput * found.seconds
+    for name, (result, counted) in zip(limits, results, strict=True):
+        good = result.goodput * result.seconds
         cells = (
             f"{name} | {counted.worker_seconds:,.0f} | {counted.most} | {counted.changes} |"
-            f" {max(0.0, 1 - kept / len(due)):.2%}"
+            f" {max(0.0, 1 - good / len(due)):.2%}"
         )
-        print(f"| {cells} | {found.refused / len(due):.2%} | {found.p50:.1f} | {found.p99:.1f} |")
-        assert not found.errors, found.errors
+        print(
+            f"| {cells} | {result.refused / len(due):.2%} | {result.p50:.1f} | {result.p99:.1f} |"
+        )
+        assert not result.errors, result.errors
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""What a flood of requests that are refused does to a quiet model: its goodput alone, and under
-floods with limits per client off and on.
+"""The goodput of a quiet model alone and under floods of refused requests.
 
     python benchmarks/flood.py [--seconds 10] [--rounds 3] [--server-cores 0,1] [--attacker-cores
     2,3]
 
-The quiet model takes 20 ms for a batch and is asked 45 times a second; an answer later than
-`--limit-ms` is of no use. The attacker sends the same request over and over on 64 connections, the
-next one as soon as the one before is answered. Name the cores of the server and of the attacker,
-and each has as many in every round, alone or not; else they share all there are. What was promised:
+Limits per client are off and on. The quiet model takes 20 ms for a batch and gets 45 requests a
+second; a response later than `--limit-ms` is useless. The attacker repeats the same request on 64
+connections, each time as soon as the one before is answered. With named cores, the server and the
+attacker have as many in every round, alone or not; otherwise they share all. The promise is that
 the quiet model keeps 80 % of its goodput.
 """
 
@@ -34,12 +33,13 @@ import servers
 
 HANDLER = Path(__file__).parent / "models" / "slow.py"
 TOKEN = "quiet-and-right"
-ATTACKER = "127.0.0.2"  # another client than 127.0.0.1; macOS has no such address
+ATTACKER_HOST = "127.0.0.2"  # another client than 127.0.0.1; macOS has no such address
+# Limits below the needs of an attacker.
 LIMITS = {
     "max_connections_per_client": 64,
     "max_requests_per_client": 1000,
     "max_failed_tokens": 10,
-}  # below what an attacker takes
+}
 
 
 class Flood(NamedTuple):
@@ -61,21 +61,22 @@ class Row(NamedTuple):
     flood: str
     goodput: float
     p99: float
-    refused: float  # a second, of the attacker's
+    refused: float  # the attacker's refusals per second
 
 
 def attack(
     host: str, port: int, request: bytes, connections: int, cores: Sequence[int], pipe: Connection
 ) -> None:
-    """Until something comes through the pipe; then the number of answers and of connections that
-    the server closed goes back.
+    """Attack until something comes through the pipe, then send the counts back.
+
+    They are those of the responses and of the connections that the server closed.
     """
     pin(os.getpid(), cores)
     selector = selectors.DefaultSelector()
     answers = closed = 0
 
     def connect() -> None:
-        sock = socket.create_connection((host, port), source_address=(ATTACKER, 0))
+        sock = socket.create_connection((host, port), source_address=(ATTACKER_HOST, 0))
         sock.setblocking(False)
         selector.register(sock, selectors.EVENT_READ)
         with contextlib.suppress(OSError):
@@ -106,7 +107,7 @@ def attack(
 def flooding(
     server: servers.Server, flood: Flood | None, connections: int, cores: Sequence[int]
 ) -> Iterator[list[int]]:
-    """The list gets how many answers the attacker had."""
+    """Attack during the context; the list receives the number of the attacker's responses."""
     counted: list[int] = []
     if flood is None:
         yield counted
@@ -116,19 +117,19 @@ def flooding(
         f"POST {flood.path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer"
         f" {flood.token}\r\nContent-Length: 2\r\n\r\n{{}}".encode()
     )
-    here, there = multiprocessing.Pipe()
-    arguments = (address.hostname, address.port, request, connections, cores, there)
+    parent_pipe, child_pipe = multiprocessing.Pipe()
+    arguments = (address.hostname, address.port, request, connections, cores, child_pipe)
     process = multiprocessing.get_context("spawn").Process(
         target=attack, args=arguments, daemon=True
     )
     process.start()
     try:
-        time.sleep(1)  # it has all its connections, and the server has seen each head
+        time.sleep(1)  # The attacker opens its connections, and the server sees each head.
         yield counted
     finally:
-        here.send("stop")
-        if here.poll(30):
-            counted.append(here.recv()[0])
+        parent_pipe.send("stop")
+        if parent_pipe.poll(30):
+            counted.append(parent_pipe.recv()[0])
         process.join(5)
         process.kill()
 
@@ -149,7 +150,7 @@ def measure(
     goodputs, p99s, rates = [], [], []
     headers = (f"Authorization: Bearer {TOKEN}",)
     for _ in range(options.rounds):
-        began = time.monotonic()
+        start = time.monotonic()
         with flooding(server, flood, options.connections, options.attacker_cores) as counted:
             url = f"{server.inference}/predictions/quiet"
             result = openloop.run(
@@ -163,7 +164,7 @@ def measure(
             )
         goodputs.append(result.goodput)
         p99s.append(result.p99)
-        rates.append(sum(counted) / (time.monotonic() - began))
+        rates.append(sum(counted) / (time.monotonic() - start))
     return Row(
         limits,
         flood.name if flood else "alone",
@@ -215,8 +216,8 @@ def main() -> None:
             directory, "busy", "--handler", HANDLER, config=config | {"jobQueueSize": 4}
         )
         for limits, values in (("off", {}), ("on", LIMITS)):
-            given = {**values, "inference_token": TOKEN}
-            with servers.tsx(directory, quiet, busy, **given) as server:
+            settings = {**values, "inference_token": TOKEN}
+            with servers.tsx(directory, quiet, busy, **settings) as server:
                 wait_for(server)
                 pin(server.process.pid, options.server_cores)
                 rows += [measure(server, body, flood, limits, options) for flood in (None, *FLOODS)]
@@ -227,8 +228,8 @@ def main() -> None:
 
 
 def wait_for(server: servers.Server) -> None:
-    """Ask until both models are there."""
-    deadline = time.monotonic() + servers.START_SECONDS
+    """Ask until both models are loaded."""
+    deadline = time.monotonic() + servers.START_TIMEOUT_S
     while True:
         try:
             for name in ("quiet", "busy"):

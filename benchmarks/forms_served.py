@@ -1,15 +1,13 @@
-"""How much of what a runtime reaches by itself is left when `tsx serve` runs the same graph:
-ResNet-18's shape in int8.
+"""The share of a runtime's speed that `tsx serve` reaches with the same graph, ResNet-18 in int8.
 
     python benchmarks/forms_served.py [openvino-int8] [onnx-int8] [--seconds 4] [--rounds 5]
     [--batch 8] [--threads 1] [--connections 32]
 
 The bare loop is a process that runs the form's graph by the library's own API on one array in
-memory, with batches of the same size and as many threads. Served, each image is a request over HTTP
+memory, with batches of the same size and as many threads. Served, each image is an HTTP request
 with its bytes as the body. Both run in turns. `wall` is requests/s served divided by requests/s
-bare. With only two cores, the front end and the load generator take time from the model; `cpu`
-leaves that out: it is the processor time per request of the bare loop divided by that of the worker
-process.
+bare. With only two cores, the front end and the load generator take time from the model. `cpu`
+leaves that out: it is the processor time per request of the bare loop divided by the worker's.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from handler_efficiency import Round, served
 
 MODELS = Path(__file__).with_name("models")
 FORMS = ("openvino-int8", "onnx-int8")
-CALIBRATION = (1, 4, 8, 8)  # rows of its batches
+CALIBRATION_ROWS = (1, 4, 8, 8)  # rows of each calibration batch
 
 
 def main() -> None:
@@ -51,29 +49,31 @@ def main() -> None:
         return
     print(machine.describe())
     print(
-        f"{'form':16}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}{'cpu':>8}{'batch':>8}"
+        f"{'form':16}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}"
+        f"{'cpu':>8}{'batch':>8}"
     )
     noise = machine.Noise()
     for form in options.forms or FORMS:
-        with tempfile.TemporaryDirectory() as place:
-            rounds = measure(form, Path(place), options, noise)
-        rate = [statistics.median(each[kind].rate for each in rounds) for kind in (0, 1)]
-        cpu = [statistics.median(each[kind].cpu for each in rounds) * 1e6 for kind in (0, 1)]
+        with tempfile.TemporaryDirectory() as name:
+            rounds = measure(form, Path(name), options, noise)
+        rate = [statistics.median(pair[kind].rate for pair in rounds) for kind in (0, 1)]
+        cpu = [statistics.median(pair[kind].cpu for pair in rounds) * 1e6 for kind in (0, 1)]
         wall = statistics.median(after.rate / before.rate for before, after in rounds)
         processor = statistics.median(before.cpu / after.cpu for before, after in rounds)
         batch = statistics.median(after.batch for _, after in rounds)
         print(
-            f"{form:16}{rate[0]:10.0f}{rate[1]:10.0f}{wall:8.1%}{cpu[0]:10.1f}{cpu[1]:10.1f}{processor:8.1%}{batch:8.1f}",
+            f"{form:16}{rate[0]:10.0f}{rate[1]:10.0f}{wall:8.1%}{cpu[0]:10.1f}{cpu[1]:10.1f}"
+            f"{processor:8.1%}{batch:8.1f}",
             flush=True,
         )
     print(noise)
 
 
 def measure(
-    form: str, place: Path, options: argparse.Namespace, noise: machine.Noise
+    form: str, directory: Path, options: argparse.Namespace, noise: machine.Noise
 ) -> list[tuple[Round, Round]]:
-    files = make_model(form, place, options)
-    body, script = place / "body", place / "post.lua"
+    files = make_model(form, directory, options)
+    body, script = directory / "body", directory / "post.lua"
     body.write_bytes(pixels(1).tobytes())
     script.write_text(
         'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/octet-stream"\nwrk.body ='
@@ -94,11 +94,11 @@ def measure(
     rounds = []
     metrics = f"http://127.0.0.1:{servers.free_ports(1)[0]}"
     with servers.tsx(
-        place, place / "resnet", job_queue_size=1000, metrics_address=metrics
+        directory, directory / "resnet", job_queue_size=1000, metrics_address=metrics
     ) as server:
         servers.first_answer(server, "/predictions/resnet", body.read_bytes())
-        served(server, metrics, "resnet", script, options)  # warms up
-        if "is not used" in (log := (place / "tsx.log").read_text()):
+        served(server, metrics, "resnet", script, options)  # a warm-up
+        if "is not used" in (log := (directory / "tsx.log").read_text()):
             raise RuntimeError(f"the form was not served:\n{log}")
         for _ in range(options.rounds):
             noise.sample()
@@ -113,10 +113,8 @@ def measure(
     return rounds
 
 
-def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
-    """An archive's directory `resnet` that serves this form; returns the directory of the form's
-    files.
-    """
+def make_model(form: str, parent: Path, options: argparse.Namespace) -> Path:
+    """Make an archive's directory `resnet` that serves this form; return the form's directory."""
     import torch
 
     sys.path.insert(0, str(MODELS))
@@ -130,7 +128,7 @@ def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
 
     config = {"batchSize": options.batch, "threads": options.threads, "forms": [form]}
     archive = servers.archive(
-        place,
+        parent,
         "resnet",
         "--handler",
         MODELS / "resnet_bytes.py",
@@ -138,14 +136,14 @@ def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
         MODELS / "resnet18.py",
         config=config,
     )
-    directory, device = place / "resnet", torch.device("cpu")
+    directory, device = parent / "resnet", torch.device("cpu")
     subprocess.run(
         [servers.TSX, "archive", "unpack", archive, directory],
         check=True,
         stdout=subprocess.DEVNULL,
     )
     model, kind = make(), known_forms()[form]
-    calls = [ModelCall((torch.from_numpy(pixels(rows)),), {}, rows) for rows in CALIBRATION]
+    calls = [ModelCall((torch.from_numpy(pixels(rows)),), {}, rows) for rows in CALIBRATION_ROWS]
     signature = Signature.of(model, calls)
     files = directory / FORMS_DIRECTORY / form
     files.mkdir(parents=True)
@@ -161,7 +159,7 @@ def pixels(rows: int) -> Any:
 
 
 def bare_loop(files: Path, options: argparse.Namespace) -> None:
-    """Prints a `Round` as JSON."""
+    """Print a `Round` of the bare loop as JSON."""
     run = (
         openvino_loop(files, options.threads)
         if (files / "model.xml").exists()
@@ -170,19 +168,23 @@ def bare_loop(files: Path, options: argparse.Namespace) -> None:
     batch = pixels(options.batch)
     for _ in range(3):
         run(batch)
-    done, started, cpu = 0, time.perf_counter(), time.process_time()
-    while (took := time.perf_counter() - started) < options.seconds:
+    requests, start, cpu = 0, time.perf_counter(), time.process_time()
+    while (elapsed := time.perf_counter() - start) < options.seconds:
         run(batch)
-        done += options.batch
+        requests += options.batch
     print(
-        json.dumps(Round(done / took, (time.process_time() - cpu) / done, options.batch)._asdict()),
+        json.dumps(
+            Round(
+                requests / elapsed, (time.process_time() - cpu) / requests, options.batch
+            )._asdict()
+        ),
         flush=True,
     )
-    os._exit(0)  # does not wait for threads of the library
+    os._exit(0)  # It does not wait for threads of the library.
 
 
 def openvino_loop(files: Path, threads: int) -> Callable[[Any], Any]:
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # no events are sent
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # It sends no events.
     import openvino
 
     settings = {

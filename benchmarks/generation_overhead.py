@@ -1,12 +1,11 @@
-"""What a token costs on its way from transformers' continuous batching to the text that a client
-gets, beside the bare loop.
-
-The bare loop counts the tokens that the manager hands out, with attention as transformers computes
-it. The engine adds admission, streams and its sampler; the generator adds text, stop strings and
-metrics. Rounds alternate in one process; the result is the median of their ratios.
+"""The cost of a token from transformers' continuous batching to a client's text.
 
     python benchmarks/generation_overhead.py [--hidden 512 --layers 8] [--sequences 1 8 32]
     [--tokens 64] [--rounds 5]
+
+The bare loop counts the tokens of the manager, with attention as transformers computes it. The
+engine adds admission, streams and its sampler; the generator adds text, stop strings and metrics.
+Rounds alternate in one process; the result is the median of their ratios.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
 class Bare:
-    """transformers' manager, asked as its documentation does, with the same cache."""
+    """transformers' manager with the same cache, used as in its documentation."""
 
     def __init__(self, model: Any) -> None:
         ours = batching_config(model, HuggingFaceConfig(), 1, 0)
@@ -89,8 +88,8 @@ async def main() -> None:
     model.generation_config.eos_token_id = -1
     torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
     print(
-        f"{sum(each.numel() for each in model.parameters()) / 1e6:.1f} million parameters,"
-        f" {torch.get_num_threads()} threads"
+        f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f} million"
+        f" parameters, {torch.get_num_threads()} threads"
     )
     bare = Bare(copy.deepcopy(model))
     engine = TransformersEngine(model, {}, HuggingFaceConfig(), [])
@@ -122,14 +121,14 @@ async def main() -> None:
                 AttentionInterface.register(
                     "sdpa", sdpa_attention_forward if name == "bare" else attend
                 )
-                began = time.perf_counter()
+                start = time.perf_counter()
                 await asyncio.gather(*(way() for _ in range(sequences)))
-                if turn:  # the first warms up
-                    rates[name].append(sequences * options.tokens / (time.perf_counter() - began))
+                if turn:  # The first turn warms up.
+                    rates[name].append(sequences * options.tokens / (time.perf_counter() - start))
         line = [f"{sequences:3} sequences: bare {statistics.median(rates['bare']):7.0f} tokens/s"]
         for name in ("engine", "generator"):
             ratio = statistics.median(
-                one / other for one, other in zip(rates[name], rates["bare"], strict=True)
+                rate / bare_rate for rate, bare_rate in zip(rates[name], rates["bare"], strict=True)
             )
             line.append(f"{name} {100 * (1 / ratio - 1):+5.1f} %")
         print(", ".join(line), flush=True)

@@ -1,15 +1,14 @@
-"""Text generation beside `transformers serve` with its own continuous batching: tokens a second and
-time to the first token.
+"""Text generation beside `transformers serve`: tokens per second and time to the first token.
 
     python benchmarks/generation_peers.py [--clients 1 8 32] [--seconds 6] [--rounds 3] [--hidden
     256 --layers 4] [--leave 1000]
         [--device cuda --dtype bfloat16]
 
 Both serve the same small Llama on all cores, or on the same GPU, by OpenAI's chat completions as
-event streams, in turns; prompts of 4 to 60 words, 32 tokens each, greedily. Clients are connections
-of one process that read the events and keep the time of each. With --leave, so many clients of tsx
-then connect, read three tokens and leave, 50 at a time: the cache must be free again, and the
-worker's memory flat.
+event streams, in turns. Prompts have 4 to 60 words, and responses 32 greedy tokens. Clients are
+connections of one process that reads the events and records their times. `transformers serve` uses
+its own continuous batching. With --leave, so many clients of tsx then connect, read three tokens
+and leave, 50 at a time: the cache must be free again, and the worker's memory flat.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from benchmarks.servers import clean_environment, free_ports, running, tsx
 from tests.support.language_models import tiny_llama
 
 TOKENS = 32
-AT_ONCE = 50  # of the clients that leave
+LEAVING_AT_ONCE = 50
 WORDS = [
     "the",
     "a",
@@ -58,9 +57,9 @@ WORDS = [
 
 
 class Answer(NamedTuple):
-    """Of one request, in seconds."""
+    """The times of a request in seconds, and its tokens."""
 
-    first: float  # until its first token
+    first: float  # time to its first token
     took: float
     tokens: int
 
@@ -72,25 +71,26 @@ class Peer(NamedTuple):
 
 
 def body_of(peer: Peer, number: int) -> bytes:
-    words = random.Random(number)
-    text = " ".join(words.choices(WORDS, k=words.randint(4, 60)))
-    order = {
+    chance = random.Random(number)
+    text = " ".join(chance.choices(WORDS, k=chance.randint(4, 60)))
+    request = {
         "model": peer.model,
         "messages": [{"role": "user", "content": text}],
         "max_tokens": TOKENS,
         "temperature": 0,
         "stream": True,
     }
-    return json.dumps(order | {"stream_options": {"include_usage": True}}).encode()
+    return json.dumps(request | {"stream_options": {"include_usage": True}}).encode()
 
 
 async def ask(peer: Peer, number: int, leave_after: int | None = None) -> Answer:
-    """One request on a connection of its own.
+    """Send a request on its own connection.
 
-    Raises ValueError for an answer that is no stream of tokens.
+    Raises:
+        ValueError: The response is not a stream of tokens.
     """
     host = urlsplit(peer.url)
-    began = time.perf_counter()
+    start = time.perf_counter()
     reader, writer = await asyncio.open_connection(host.hostname, host.port)
     try:
         body = body_of(peer, number)
@@ -112,20 +112,19 @@ async def ask(peer: Peer, number: int, leave_after: int | None = None) -> Answer
                 raise ValueError(f"{peer.name}: {event}")
             usage = event.get("usage") or usage
             if any(choice.get("delta", {}).get("content") for choice in event.get("choices", ())):
-                first = first or time.perf_counter() - began
+                first = first or time.perf_counter() - start
                 events += 1
                 if events == leave_after:
                     break
-        took = time.perf_counter() - began
-        return Answer(
-            first or took, took, usage["completion_tokens"] if usage else events
-        )  # a prompt may have nothing behind it
+        duration = time.perf_counter() - start
+        # The model may end a prompt without any token.
+        return Answer(first or duration, duration, usage["completion_tokens"] if usage else events)
     finally:
         writer.close()
 
 
 async def load(peer: Peer, clients: int, seconds: float) -> list[Answer]:
-    """Closed loop: each client asks again once it is answered."""
+    """Run a closed loop: each client sends its next request after its response."""
     end, numbers, answers = time.perf_counter() + seconds, count(), []
 
     async def client() -> None:
@@ -156,7 +155,7 @@ def transformers_serve(model: Path, directory: Path, device: str) -> Iterator[Pe
 
 
 async def ready(peer: Peer) -> None:
-    """Answers, and is warm."""
+    """Wait until the peer answers, and warm it up."""
     for _ in range(240):
         try:
             await ask(peer, 0)
@@ -167,7 +166,7 @@ async def ready(peer: Peer) -> None:
 
 
 def generation_metrics(metrics: str) -> dict[str, float]:
-    """Those of text generation, by name."""
+    """Return the metrics of text generation by name."""
     text = urllib.request.urlopen(metrics + "/metrics", timeout=10).read().decode()
     lines = [
         line.rpartition(" ")
@@ -177,22 +176,25 @@ def generation_metrics(metrics: str) -> dict[str, float]:
     return {name.partition("{")[0]: float(value) for name, _, value in lines}
 
 
-async def leaving(peer: Peer, many: int, process: psutil.Process, metrics: str) -> None:
+async def leaving(peer: Peer, client_count: int, process: psutil.Process, metrics: str) -> None:
     def memory() -> int:
-        return max(each.memory_info().rss for each in process.children(recursive=True))
+        return max(child.memory_info().rss for child in process.children(recursive=True))
 
     async def batch(begin: int) -> None:
-        await asyncio.gather(*(ask(peer, begin + number, 3) for number in range(AT_ONCE)))
+        await asyncio.gather(*(ask(peer, begin + number, 3) for number in range(LEAVING_AT_ONCE)))
 
     await batch(0)
     before = memory()
-    for begin in range(0, many, AT_ONCE):
+    for begin in range(0, client_count, LEAVING_AT_ONCE):
         await batch(begin)
     await asyncio.sleep(1.0)
     after = memory()
     await ask(peer, 0)
     sizes = f"worker {before / 2**20:.0f} -> {after / 2**20:.0f} MiB"
-    print(f"\n{many} clients read three tokens and left: {sizes}; {generation_metrics(metrics)}")
+    print(
+        f"\n{client_count} clients read three tokens and left: {sizes};"
+        f" {generation_metrics(metrics)}"
+    )
 
 
 async def main() -> None:
@@ -217,22 +219,22 @@ async def main() -> None:
     options = parser.parse_args()
     print(machine.describe())
     noise = machine.Noise()
-    with tempfile.TemporaryDirectory() as made:
-        place = Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
         shape = {
             "hidden_size": options.hidden,
             "intermediate_size": 2 * options.hidden,
             "num_hidden_layers": options.layers,
         }
         shape |= {"num_attention_heads": options.heads, "num_key_value_heads": options.heads // 2}
-        model = tiny_llama(place / "llama", **shape, dtype=options.dtype)
+        model = tiny_llama(directory / "llama", **shape, dtype=options.dtype)
         metrics = f"http://127.0.0.1:{free_ports(1)[0]}"
         settings = {"disable_token_authorization": True, "metrics_address": metrics}
         with (
-            tsx(place, model, **settings) as server,
-            transformers_serve(model, place, options.device) as other,
+            tsx(directory, model, **settings) as server,
+            transformers_serve(model, directory, options.device) as transformers_peer,
         ):
-            peers = [Peer("tsx", server.inference, "llama"), other]
+            peers = [Peer("tsx", server.inference, "llama"), transformers_peer]
             for peer in peers:
                 await ready(peer)
             print(
@@ -244,21 +246,21 @@ async def main() -> None:
                 for _ in range(options.rounds):
                     noise.sample()
                     for peer in peers:
-                        began = time.perf_counter()
+                        start = time.perf_counter()
                         answers = await load(peer, clients, options.seconds)
-                        took = time.perf_counter() - began
-                        firsts = sorted(1000 * each.first for each in answers)
+                        elapsed = time.perf_counter() - start
+                        firsts = sorted(1000 * answer.first for answer in answers)
                         tail = firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
-                        tokens = sum(each.tokens for each in answers) / took
+                        tokens = sum(answer.tokens for answer in answers) / elapsed
                         rounds[peer.name].append(
-                            (tokens, statistics.median(firsts), tail, len(answers) / took)
+                            (tokens, statistics.median(firsts), tail, len(answers) / elapsed)
                         )
-                for name, found in rounds.items():
-                    tokens, middle, tail, rate = (
-                        statistics.median(column) for column in zip(*found, strict=True)
+                for name, figures in rounds.items():
+                    tokens, median_ms, tail, rate = (
+                        statistics.median(column) for column in zip(*figures, strict=True)
                     )
                     print(
-                        f"| {clients} | {name} | {tokens:,.0f} | {middle:.1f} | {tail:.1f} |"
+                        f"| {clients} | {name} | {tokens:,.0f} | {median_ms:.1f} | {tail:.1f} |"
                         f" {rate:.1f} |",
                         flush=True,
                     )

@@ -1,11 +1,10 @@
-"""What the load generator of `tsx bench` can do beside wrk: how many requests it drives, and
-whether both tell the same of one server.
+"""The load generator of `tsx bench` beside wrk: its speed, and its figures of one server.
 
     python benchmarks/generator.py [--seconds 5] [--rounds 5] [--connections 64]
 
-Against the fastest server here, tsx with a handler that answers OK, it is to drive 60 % of what wrk
-does. Against one that is slower than both, batches of 8 in 20 ms, their throughput and p99 are to
-agree within 5 %. The two take turns; the medians of the rounds are compared.
+Against the fastest server here, tsx with a handler that answers OK, it must reach 60 % of wrk's
+rate. Against a server slower than both, with batches of 8 in 20 ms, throughput and p99 must agree
+within 5 %. The two take turns; the medians of the rounds are compared.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from tsx_cli.bench.load.plan import LoadPlan
 
 MODELS = Path(__file__).parent / "models"
 BODY = b'{"x":1}'
-LEAST = 0.6
-APART = 0.05
-WARM_UP = 1.0  # seconds
+MIN_SHARE = 0.6
+MAX_DIFFERENCE = 0.05
+WARM_UP_S = 1.0
 
 
 class Figures(NamedTuple):
@@ -54,15 +53,17 @@ CASES = (
 )
 
 
-def ours(url: str, model: str, connections: int, seconds: float) -> tuple[Figures, str | None]:
-    """And why the figures tell of the generator, where they do."""
+def measure_tsx(
+    url: str, model: str, connections: int, seconds: float
+) -> tuple[Figures, str | None]:
+    """Measure with tsx bench; return the figures, and why the generator limits them, if it does."""
     plan = LoadPlan(
         url,
         model,
         (Payload(BODY, "application/json"),),
         connections=connections,
         seconds=seconds,
-        warm_up=WARM_UP,
+        warm_up=WARM_UP_S,
     )
     reported = measure(plan)
     assert reported.ok == reported.sent, reported
@@ -72,7 +73,7 @@ def ours(url: str, model: str, connections: int, seconds: float) -> tuple[Figure
     )
 
 
-def theirs(url: str, model: str, connections: int, seconds: float, body: Path) -> Figures:
+def measure_wrk(url: str, model: str, connections: int, seconds: float, body: Path) -> Figures:
     load = wrk.load(f"{url}/predictions/{model}", connections, seconds, body)
     return Figures(load.rate, load.p50, load.p99)
 
@@ -82,35 +83,35 @@ def median(rounds: Sequence[Figures]) -> Figures:
 
 
 def compare(case: Case, directory: Path, options: argparse.Namespace) -> tuple[Figures, Figures]:
-    """(wrk, ours)"""
+    """Return the medians of wrk and of tsx bench."""
     body = directory / "body"
     body.write_bytes(BODY)
     packed = servers.archive(
         directory, case.model, "--handler", MODELS / f"{case.model}.py", config=case.config
     )
-    found: list[tuple[Figures, Figures]] = []
+    rounds: list[tuple[Figures, Figures]] = []
     with servers.tsx(directory, packed) as server:
         servers.first_answer(server, f"/predictions/{case.model}", BODY)
         for number in range(options.rounds):
             both = {}
             for who in ("wrk", "tsx") if number % 2 else ("tsx", "wrk"):
                 if who == "wrk":
-                    both[who] = theirs(
+                    both[who] = measure_wrk(
                         server.inference, case.model, options.connections, options.seconds, body
                     )
                 else:
-                    both[who], limited = ours(
+                    both[who], limited = measure_tsx(
                         server.inference, case.model, options.connections, options.seconds
                     )
                     if limited:
                         print(f"({limited})")
-            found.append((both["wrk"], both["tsx"]))
-            shown = ", ".join(
-                f"{who} {it.rate:,.0f}/s p50 {it.p50:.2f} p99 {it.p99:.2f} ms"
-                for who, it in both.items()
+            rounds.append((both["wrk"], both["tsx"]))
+            text = ", ".join(
+                f"{who} {figures.rate:,.0f}/s p50 {figures.p50:.2f} p99 {figures.p99:.2f} ms"
+                for who, figures in both.items()
             )
-            print(f"{case.model}, round {number + 1}: {shown}", flush=True)
-    return median([first for first, _ in found]), median([second for _, second in found])
+            print(f"{case.model}, round {number + 1}: {text}", flush=True)
+    return median([first for first, _ in rounds]), median([second for _, second in rounds])
 
 
 def main() -> None:
@@ -128,7 +129,7 @@ def main() -> None:
     busy = machine.busy_before()
     if busy:
         print(f"not quiet: {busy}")
-    os.environ["BENCHMARK_BATCH_SECONDS"] = "0.02"  # for the slow handler
+    os.environ["BENCHMARK_BATCH_SECONDS"] = "0.02"  # a setting of the slow handler
     rows = []
     for case in CASES:
         with tempfile.TemporaryDirectory() as name:
@@ -145,15 +146,15 @@ def main() -> None:
         )
         print(f"| {case.text} | {cells} | {second.p99 / first.p99:.2f} |")
     (_, quick, our_quick), (_, slow, our_slow) = rows
-    apart = max(abs(our_slow.rate / slow.rate - 1), abs(our_slow.p99 / slow.p99 - 1))
-    driven = our_quick.rate / quick.rate
+    difference = max(abs(our_slow.rate / slow.rate - 1), abs(our_slow.p99 / slow.p99 - 1))
+    share = our_quick.rate / quick.rate
     print(
-        f"\ndrives {driven:.0%} of what wrk drives ({'kept' if driven >= LEAST else 'broken'}:"
-        f" {LEAST:.0%})"
+        f"\ndrives {share:.0%} of what wrk drives ({'kept' if share >= MIN_SHARE else 'broken'}:"
+        f" {MIN_SHARE:.0%})"
     )
     print(
-        f"agrees with wrk within {apart:.1%} on the slower server"
-        f" ({'kept' if apart <= APART else 'broken'}: {APART:.0%})"
+        f"agrees with wrk within {difference:.1%} on the slower server"
+        f" ({'kept' if difference <= MAX_DIFFERENCE else 'broken'}: {MAX_DIFFERENCE:.0%})"
     )
 
 

@@ -1,15 +1,14 @@
-"""How much of what a handler reaches in a bare loop is left when it is served: `image_classifier`
-on a JPEG, and a transformer.
+"""The share of a handler's bare speed that is left when it is served.
 
     python benchmarks/handler_efficiency.py [image] [tokens] [--seconds 2] [--rounds 3] [--batch 32]
     [--connections 128]
 
-The bare loop runs the same archive's handler in a process of its own, on batches of the same size,
-with the same one thread of torch. Both run in turns. `wall` is requests/s served by requests/s
-bare. On a machine whose other cores are busy, or where there are only two, the front end and the
-load take time from the model; `cpu` does not see that: it is the processor's time per request of
-the bare loop by that of the worker process, so what it is short of 100 % is all that the worker
-does besides the handler.
+The handlers are `image_classifier` on a JPEG, and a transformer. The bare loop runs the same
+archive's handler in its own process, on batches of the same size, with one thread of torch too.
+Both run in turns. `wall` is requests/s served divided by requests/s bare. With busy cores, or only
+two, the front end and the load take time from the model. `cpu` leaves that out: it is the processor
+time per request of the bare loop divided by the worker's. What it lacks to 100 % is the worker's
+work besides the handler.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ THREADS = 1
 
 class Round(NamedTuple):
     rate: float  # requests/s
-    cpu: float  # seconds of the processor for one request
+    cpu: float  # processor seconds for one request
     batch: float  # requests in a call of the handler
 
 
@@ -61,39 +60,41 @@ def main() -> None:
         return
     print(machine.describe())
     print(
-        f"{'model':8}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}{'cpu':>8}{'batch':>8}"
+        f"{'model':8}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}"
+        f"{'cpu':>8}{'batch':>8}"
     )
     noise = machine.Noise()
     for name in options.models or ("image", "tokens"):
-        with tempfile.TemporaryDirectory() as place:
-            rounds = measure(name, Path(place), options, noise)
+        with tempfile.TemporaryDirectory() as temporary:
+            rounds = measure(name, Path(temporary), options, noise)
         bare, served = ([kind[number] for kind in rounds] for number in (0, 1))
-        rate = [statistics.median(each.rate for each in kind) for kind in (bare, served)]
-        cpu = [statistics.median(each.cpu for each in kind) * 1e6 for kind in (bare, served)]
-        batch = statistics.median(each.batch for each in served)
+        rate = [statistics.median(round_.rate for round_ in kind) for kind in (bare, served)]
+        cpu = [statistics.median(round_.cpu for round_ in kind) * 1e6 for kind in (bare, served)]
+        batch = statistics.median(round_.batch for round_ in served)
         print(
-            f"{name:8}{rate[0]:10.0f}{rate[1]:10.0f}{rate[1] / rate[0]:8.1%}{cpu[0]:10.1f}{cpu[1]:10.1f}{cpu[0] / cpu[1]:8.1%}{batch:8.1f}",
+            f"{name:8}{rate[0]:10.0f}{rate[1]:10.0f}{rate[1] / rate[0]:8.1%}{cpu[0]:10.1f}"
+            f"{cpu[1]:10.1f}{cpu[0] / cpu[1]:8.1%}{batch:8.1f}",
             flush=True,
         )
     print(noise)
 
 
 def measure(
-    name: str, place: Path, options: argparse.Namespace, noise: machine.Noise
+    name: str, parent: Path, options: argparse.Namespace, noise: machine.Noise
 ) -> list[tuple[Round, Round]]:
-    body = place / "body"
+    body = parent / "body"
     archive = (
-        make_image(place, body, options.batch)
+        make_image(parent, body, options.batch)
         if name == "image"
-        else make_tokens(place, body, options.batch)
+        else make_tokens(parent, body, options.batch)
     )
-    directory = place / "unpacked"
+    directory = parent / "unpacked"
     subprocess.run(
         [servers.TSX, "archive", "unpack", archive, directory],
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    script = place / "post.lua"
+    script = parent / "post.lua"
     script.write_text(
         'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/octet-stream"\nwrk.body ='
         f' io.open("{body}", "rb"):read("*a")\n'
@@ -111,9 +112,9 @@ def measure(
     ]
     rounds = []
     metrics = f"http://127.0.0.1:{servers.free_ports(1)[0]}"
-    with servers.tsx(place, archive, job_queue_size=1000, metrics_address=metrics) as server:
+    with servers.tsx(parent, archive, job_queue_size=1000, metrics_address=metrics) as server:
         servers.first_answer(server, f"/predictions/{name}", body.read_bytes())
-        served(server, metrics, name, script, options)  # warms up
+        served(server, metrics, name, script, options)  # a warm-up
         for _ in range(options.rounds):
             noise.sample()
             bare = Round(
@@ -132,7 +133,7 @@ def served(
 ) -> Round:
     (worker,) = json.loads(server.call(f"/models/{name}", management=True))[0]["workers"]
     process = psutil.Process(worker["pid"])
-    before, started = batches(metrics), process.cpu_times()
+    before, cpu_before = batches(metrics), process.cpu_times()
     load = [
         "wrk",
         "-t1",
@@ -143,27 +144,27 @@ def served(
         f"{server.inference}/predictions/{name}",
     ]
     output = subprocess.run(load, capture_output=True, text=True, check=True).stdout
-    ended, after = process.cpu_times(), batches(metrics)
+    cpu_after, after = process.cpu_times(), batches(metrics)
     if "Non-2xx" in output or "Socket errors" in output:
         raise RuntimeError(f"not all requests were answered:\n{output}")
     (rate,) = re.findall(r"Requests/sec:\s+([\d.]+)", output)
     requests = after[1] - before[1]
-    seconds = ended.user + ended.system - started.user - started.system
+    seconds = cpu_after.user + cpu_after.system - cpu_before.user - cpu_before.system
     return Round(float(rate), seconds / requests, requests / (after[0] - before[0]))
 
 
 def batches(metrics: str) -> tuple[float, float]:
-    """How many the worker has answered, and how many requests were in them."""
+    """Return how many batches the worker has answered, and how many requests were in them."""
     with urllib.request.urlopen(f"{metrics}/metrics", timeout=60) as answer:
         text = answer.read().decode()
-    found = [
-        re.search(rf"^tsx_batch_size_{what}\{{.*\}} (\S+)$", text, re.MULTILINE)
-        for what in ("count", "sum")
+    matches = [
+        re.search(rf"^tsx_batch_size_{part}\{{.*\}} (\S+)$", text, re.MULTILINE)
+        for part in ("count", "sum")
     ]
-    return tuple(float(match[1]) if match else 0.0 for match in found)  # type: ignore[return-value]  # two of them
+    return tuple(float(match[1]) if match else 0.0 for match in matches)  # type: ignore[return-value]  # two of them
 
 
-def make_image(place: Path, body: Path, batch: int) -> Path:
+def make_image(directory: Path, body: Path, batch: int) -> Path:
     import torch
     from PIL import Image
 
@@ -174,33 +175,35 @@ def make_image(place: Path, body: Path, batch: int) -> Path:
     net = torch.nn.Sequential(
         *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10)
     ).eval()
-    torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, 224, 224)), place / "net.pt")  # type: ignore[no-untyped-call]  # torch's
+    torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, 224, 224)), directory / "net.pt")  # type: ignore[no-untyped-call]  # torch's
     file = io.BytesIO()
     Image.effect_noise((32, 32), 80).convert("RGB").resize((320, 280)).save(
         file, "JPEG", quality=90
     )
     body.write_bytes(file.getvalue())
     return servers.archive(
-        place,
+        directory,
         "image",
         "--serialized-file",
-        place / "net.pt",
+        directory / "net.pt",
         "--handler",
         "image_classifier",
         config={"batchSize": batch, "threads": THREADS},
     )
 
 
-def make_tokens(place: Path, body: Path, batch: int) -> Path:
+def make_tokens(directory: Path, body: Path, batch: int) -> Path:
     import numpy as np
 
     body.write_bytes(np.random.default_rng(0).integers(0, 1000, 64, dtype=np.int64).tobytes())
     files = ("--handler", MODELS / "tokens.py", "--extra-files", MODELS / "encoder.py")
-    return servers.archive(place, "tokens", *files, config={"batchSize": batch, "threads": THREADS})
+    return servers.archive(
+        directory, "tokens", *files, config={"batchSize": batch, "threads": THREADS}
+    )
 
 
 def load(directory: Path, batch: int) -> ServedModel:
-    """The handler as a worker loads it."""
+    """Load the handler like a worker."""
     from tsx_runtime.wire import LoadOrder
     from tsx_runtime.worker.model_loading import load_model
 
@@ -242,21 +245,23 @@ def load(directory: Path, batch: int) -> ServedModel:
 
 
 def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
-    """The handler, called over and over; prints a `Round` as JSON."""
+    """Call the handler repeatedly; print a `Round` as JSON."""
     model, content = load(directory, batch), body.read_bytes()
     model.context.begin([f"id-{number}\r\n\r\n" for number in range(batch)])
     rows = [{"body": bytearray(content)} for _ in range(batch)]
     for _ in range(3):
         model.entry.call(list(rows), model.context)
-    done, started, cpu = 0, time.perf_counter(), time.process_time()
-    while (took := time.perf_counter() - started) < seconds:
+    requests, start, cpu = 0, time.perf_counter(), time.process_time()
+    while (elapsed := time.perf_counter() - start) < seconds:
         model.entry.call(list(rows), model.context)
-        done += batch
+        requests += batch
     print(
-        json.dumps(Round(done / took, (time.process_time() - cpu) / done, batch)._asdict()),
+        json.dumps(
+            Round(requests / elapsed, (time.process_time() - cpu) / requests, batch)._asdict()
+        ),
         flush=True,
     )
-    os._exit(0)  # no thread of a library is waited for
+    os._exit(0)  # It does not wait for threads of the library.
 
 
 if __name__ == "__main__":

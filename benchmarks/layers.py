@@ -1,11 +1,11 @@
-"""How a request spends its microseconds, layer by layer: the real code of front end and worker,
-without sockets between.
+"""The microseconds of a request, layer by layer, in the real code of front end and worker.
 
     python benchmarks/layers.py [--batch 64] [--seconds 2] [--body 7] [--new-heads] [--routed
     weights] [--traced 0.01]
 
-What the kernel takes for sockets is not in it: `benchmarks/peers` measures the whole. Numbers are
-of one processor of this machine; compare them only within one run, or side by side.
+There are no sockets between, so the kernel's time for them is missing; `benchmarks/peers` measures
+the whole. The numbers are of one processor of this machine: compare them only within one run, or
+side by side.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tsx_runtime.worker.handler_api.metrics import Metrics
 
 VERSIONS = ("1.0", "2.0")
 SPLIT = {"1.0": 90, "2.0": 10}
-ROUTED = {  # what is said of the model's traffic; nothing in most measurements
+TRAFFIC = {  # traffic policies of the model; most measurements have none
     "weights": Traffic(weights=SPLIT),
     "header": Traffic(weights=SPLIT, sticky="header:host"),
     "field": Traffic(weights=SPLIT, sticky="field:user"),
@@ -54,7 +54,7 @@ HEAD = b"POST /predictions/ok HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nContent-Length
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written, where a socket would be."""
+    """A transport that keeps what is written, in the place of a socket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,9 +78,7 @@ class Wire(asyncio.Transport):
 
 
 class Layers:
-    """One connection a request, a dispatcher, a channel and a worker's batch code, driven step by
-    step.
-    """
+    """A connection for each request, a dispatcher, a channel and a worker's code, step by step."""
 
     def __init__(
         self,
@@ -94,10 +92,10 @@ class Layers:
             ("read and submit", "assign and send", "worker", "receive and answer"), 0.0
         )
         self.requests = 0
-        self.beside = 0.0  # seconds of processor time of other threads
+        self.beside = 0.0  # processor seconds of other threads
         self.dispatcher = Dispatcher("ok", BatchLimits(batch), Bounds(10 * batch))
         self.dispatcher.accept(True)
-        route = _route(self.dispatcher, ROUTED.get(routed or ""))
+        route = _route(self.dispatcher, TRAFFIC.get(routed or ""))
         hidden = SimpleNamespace(of=lambda name: frozenset())
         registry: Any = SimpleNamespace(
             route=lambda name, version, headers: route.by_head(headers),
@@ -137,14 +135,14 @@ class Layers:
         self.channel_wire.written.clear()
         start = time.thread_time()
         decoded = wire.decode(wire.decode_header(frame), memoryview(frame)[wire.HEADER.size :])
-        began = time.monotonic()
-        outcome = answer_batch(self.model, decoded.items, lambda *_: None, began=began)
+        start_time = time.monotonic()
+        outcome = answer_batch(self.model, decoded.items, lambda *_: None, began=start_time)
         reply = b"".join(
             wire.encode(
                 wire.Kind.REPLY,
                 decoded.batch,
                 outcome.answers,
-                step_times.times(began, time.monotonic(), []),
+                step_times.times(start_time, time.monotonic(), []),
             )
         )
         marks.append(marks[-1] + time.thread_time() - start)
@@ -162,7 +160,7 @@ class Layers:
 
 
 def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
-    """A version, or where something is said of its traffic, a split of two with one queue."""
+    """Return a version, or for a traffic policy a split of two with one queue."""
     plan = SimpleNamespace(strategy=SimpleNamespace(sequences=None))
     versions: dict[str, Any] = {
         number: SimpleNamespace(
@@ -192,13 +190,13 @@ async def measure(options: argparse.Namespace, tracer: Tracer | None = None) -> 
     end = time.perf_counter() + options.seconds
     while time.perf_counter() < end:
         layers.round()
-        await asyncio.sleep(0)  # what was put off by `call_soon`
+        await asyncio.sleep(0)  # The callbacks of `call_soon` run.
     layers.beside += time.process_time() - time.thread_time()
     return layers
 
 
 def measure_traced(options: argparse.Namespace) -> Layers:
-    """With spans that are sent to a collector, a process of its own which throws them away."""
+    """Measure with spans that go to a collector in its own process, which throws them away."""
     answers, port = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(
         target=_collect, args=(port,), daemon=True
@@ -246,7 +244,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--routed",
-        choices=ROUTED,
+        choices=TRAFFIC,
         help="how requests are split between two versions; without it there is one version",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""What the numbers were made on, and how steady it was meanwhile."""
+"""The machine of the numbers, and its noise during the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 BUSY_PERCENT = 10
-STEADY = 1.2  # times the least
+MAX_SPREAD = 1.2  # ratio to the shortest time
 
 
 def describe() -> str:
@@ -38,7 +38,7 @@ def processor() -> str:
 
 
 def busy_before() -> str | None:
-    """What else the machine does before anything was started; None where it idles."""
+    """Return a text about the load before anything is started, or None on an idle machine."""
     share = psutil.cpu_percent(1.0)
     return (
         f"{share:.0f} % of the cores were at work before anything was started"
@@ -48,34 +48,32 @@ def busy_before() -> str | None:
 
 
 class Noise:
-    """Times a fixed piece of work between the rounds: on a quiet machine it always takes the same
-    time.
-    """
+    """The times of a fixed computation between the rounds, which are equal on a quiet machine."""
 
     def __init__(self) -> None:
         self.samples: list[float] = []
         self.loads: list[float] = []
 
     def sample(self) -> None:
-        started = time.perf_counter()
+        start = time.perf_counter()
         sum(number * number for number in range(1_000_000))
-        self.samples.append(time.perf_counter() - started)
+        self.samples.append(time.perf_counter() - start)
         self.loads.append(os.getloadavg()[0])
 
     def disturbed(self) -> list[str]:
-        """What says that something else was at work meanwhile; empty on a quiet machine."""
-        least, typical = min(self.samples), sorted(self.samples)[len(self.samples) * 9 // 10]
+        """Return the signs of other activity; none on a quiet machine."""
+        shortest, typical = min(self.samples), sorted(self.samples)[len(self.samples) * 9 // 10]
         return (
-            [f"a fixed computation took {typical / least - 1:.0%} longer in a tenth of its runs"]
-            if typical > STEADY * least
+            [f"a fixed computation took {typical / shortest - 1:.0%} longer in a tenth of its runs"]
+            if typical > MAX_SPREAD * shortest
             else []
         )
 
     def __str__(self) -> str:
-        least, most = min(self.samples), max(self.samples)
+        shortest, longest = min(self.samples), max(self.samples)
         return (
-            f"noise: a fixed computation took {least * 1000:.0f} to {most * 1000:.0f} ms"
-            f" ({most / least - 1:.0%} apart), load average {min(self.loads):.1f} to"
+            f"noise: a fixed computation took {shortest * 1000:.0f} to {longest * 1000:.0f} ms"
+            f" ({longest / shortest - 1:.0%} apart), load average {min(self.loads):.1f} to"
             f" {max(self.loads):.1f}"
         )
 

@@ -1,11 +1,9 @@
-"""An open loop as the benchmarks here want it: the load generator of `tsx bench`, a URL and a file,
-and figures in one row.
+"""An open loop for these benchmarks: the generator of `tsx bench`, with figures in one row.
 
-Every planned request ends as exactly one of: accepted (2xx), refused (429, 503), an error (by its
-status, or `closed`), unanswered (no answer five seconds after the end), unsent (no connection was
-free for it until the end). Latency counts from the planned time. A connection carries one request
-at a time, so a server never has more than `connections` at once: to fill a queue, give more than it
-has places.
+Every planned request ends as exactly one of: accepted (2xx), refused (429, 503), an error (its
+status, or `closed`), unanswered (no response five seconds after the end), unsent (no connection was
+free until the end). Latency counts from the planned time. A connection carries one request at a
+time, so a server never has more than `connections` at once; a full queue needs more of them.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from tsx_cli.bench.load.results import Round
 
 
 class Result(NamedTuple):
-    """Latencies in milliseconds, of accepted requests unless the name says otherwise."""
+    """Figures of an open loop; latencies are milliseconds, of accepted requests by default."""
 
     rate: float
     seconds: float
@@ -33,8 +31,7 @@ class Result(NamedTuple):
     errors: dict[str, int]
     unanswered: int
     unsent: int
-    # accepted answers that came within the seconds, and within `limit_ms` of their planned times,
-    # per second
+    # Accepted responses per second in time, and within `limit_ms` of their planned times.
     goodput: float
     p50: float
     p90: float
@@ -42,9 +39,9 @@ class Result(NamedTuple):
     p999: float
     most: float
     refused_p99: float
-    waited: int  # found no free connection when they were due
-    late_p99: float  # of those that did: how late they left all the same
-    generator_cpu: float  # of one core
+    waited: int  # requests that found no free connection when due
+    late_p99: float  # delay of the requests that found one
+    generator_cpu: float  # share of one core
     generator_starved: float  # share of the time in which it had work and got no core
     limited: str | None
 
@@ -60,7 +57,11 @@ def run(
     headers: Sequence[str] = (),
     limit_ms: float | None = None,
 ) -> Result:
-    """In a process of its own. Raises CliError where the server takes no connections."""
+    """Run an open loop in a process of its own.
+
+    Raises:
+        CliError: The server takes no connections.
+    """
     plan = planned(url, rate, seconds, connections, body, poisson=poisson, headers=headers)
     return row(plan, measure(plan), limit_ms)
 
@@ -75,11 +76,13 @@ def planned(
     poisson: bool = False,
     headers: Sequence[str] = (),
 ) -> LoadPlan:
-    given = [
+    header_pairs = [
         (name, value.strip()) for name, _, value in (header.partition(":") for header in headers)
     ]
-    content_type = next((value for name, value in given if name.lower() == "content-type"), None)
-    payload = Payload(body.read_bytes(), content_type, tuple(given))
+    content_type = next(
+        (value for name, value in header_pairs if name.lower() == "content-type"), None
+    )
+    payload = Payload(body.read_bytes(), content_type, tuple(header_pairs))
     return LoadPlan(
         *(url, "", (payload,), "post"),
         mode="open",

@@ -1,11 +1,11 @@
-"""What `tsx optimize` finds for four models, each trained here or in examples/: which form wins,
-how much faster than the archive's own model it is in the same run, and what it loses.
+"""The results of `tsx optimize` for four models, each trained here or in examples/.
 
     python benchmarks/optimized.py [digits] [detector] [resnet18] [bert] [--time-limit 10m]
     [--directory DIR]
 
-resnet18 and bert are trained once into the directory (minutes): on the digits of scikit-learn in
-224 x 224 pixels, and on synthetic texts of eight topics. The guard compares held-out rows with
+They are the winning form, its speed relative to the archive's own model in the same run, and its
+loss. resnet18 and bert are trained once into the directory (minutes): on the digits of scikit-learn
+in 224 x 224 pixels, and on synthetic texts of eight topics. The guard compares held-out rows with
 labels: top1>=-0.5% for digits, resnet18 and bert, map>=-0.5% for the boxes of the detector. Each
 run leaves its report in the directory.
 """
@@ -27,12 +27,12 @@ import servers
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "benchmarks" / "models"
 DIGITS, DETECTOR = ROOT / "examples" / "digits", ROOT / "examples" / "detector"
-ROWS = 3200  # inputs of a model, of a larger one half as many: 256 calibrate, the others guard
+ROWS = 3200  # inputs, half as many for larger models; 256 calibrate, and the others guard
 sys.path[:0] = [str(MODELS)]
 
 
 class Subject(NamedTuple):
-    """An archive, its inputs, and how it is guarded."""
+    """An archive, its inputs, and the options of its guard."""
 
     archive: Path
     inputs: Path
@@ -47,15 +47,15 @@ def main() -> None:
     options = parser.parse_args()
     print(machine.describe(), flush=True)
     for name in options.models or SUBJECTS:
-        place = options.directory.absolute() / name
-        place.mkdir(parents=True, exist_ok=True)
-        subject = SUBJECTS[name](place)
-        show(name, optimize(subject, place / "run", options.time_limit))
+        subject_directory = options.directory.absolute() / name
+        subject_directory.mkdir(parents=True, exist_ok=True)
+        subject = SUBJECTS[name](subject_directory)
+        show(name, optimize(subject, subject_directory / "run", options.time_limit))
 
 
 def optimize(subject: Subject, run: Path, limit: str) -> dict[str, Any]:
-    """The results.json of a run, resumed where one has begun."""
-    words = [
+    """Run `tsx optimize`, or resume a run, and return its results.json."""
+    command = [
         servers.TSX,
         "optimize",
         subject.archive,
@@ -68,10 +68,10 @@ def optimize(subject: Subject, run: Path, limit: str) -> dict[str, Any]:
         run,
     ]
     if (run / "journal.jsonl").exists():
-        words = [servers.TSX, "optimize", subject.archive, "--resume", run, "--time-limit", limit]
-    subprocess.run(list(map(str, words)), check=False, stdout=sys.stderr)
-    found: dict[str, Any] = json.loads((run / "results.json").read_text())
-    return found
+        command = [servers.TSX, "optimize", subject.archive, "--resume", run, "--time-limit", limit]
+    subprocess.run(list(map(str, command)), check=False, stdout=sys.stderr)
+    results: dict[str, Any] = json.loads((run / "results.json").read_text())
+    return results
 
 
 def show(name: str, results: dict[str, Any]) -> None:
@@ -81,26 +81,29 @@ def show(name: str, results: dict[str, Any]) -> None:
     )
     ratios = "".join(f"{f'x at {size}':>20}" for size in results["batch_sizes"])
     print(f"{'form':20}{ratios}{'loss':>9}{'at most':>9}{'MiB':>8}{'files':>8}{'load s':>8}  state")
-    for form in sorted(results["forms"], key=lambda each: -(each["speedup"] or 0.0)):
+    for form in sorted(results["forms"], key=lambda result: -(result["speedup"] or 0.0)):
         if not form["sizes"]:
             print(f"{form['name']:20}  {form['state']}: {form['reason'].partition(chr(10))[0]}")
             continue
         ratios = "".join(
-            f"{each['ratio']:8.2f} [{each['low']:.2f}, {each['high']:.2f}]".rjust(20)
-            for each in form["sizes"]
+            f"{size['ratio']:8.2f} [{size['low']:.2f}, {size['high']:.2f}]".rjust(20)
+            for size in form["sizes"]
         )
         loss = (
             ""
             if form["guard"] is None
             else f"{form['guard']['loss']:9.2%}{form['guard']['loss_bound']:9.2%}"
         )
-        needs = f"{form['memory_mib'] or 0:8.0f}{form['size_mib'] or 0:8.1f}{form['load_seconds'] or 0:8.1f}"
+        needs = (
+            f"{form['memory_mib'] or 0:8.0f}{form['size_mib'] or 0:8.1f}"
+            f"{form['load_seconds'] or 0:8.1f}"
+        )
         print(f"{form['name']:20}{ratios}{loss:18}{needs}  {form['state']}", flush=True)
 
 
-def digits(place: Path) -> Subject:
+def digits(directory: Path) -> Subject:
     labels = _digits_inputs(
-        place / "inputs", ROWS, 8, json.loads((DIGITS / "index_to_name.json").read_text())
+        directory / "inputs", ROWS, 8, json.loads((DIGITS / "index_to_name.json").read_text())
     )
     files = (
         "--serialized-file",
@@ -111,18 +114,18 @@ def digits(place: Path) -> Subject:
         DIGITS / "handler.py",
     )
     archive = servers.archive(
-        place, "digits", *files, "--extra-files", DIGITS / "index_to_name.json"
+        directory, "digits", *files, "--extra-files", DIGITS / "index_to_name.json"
     )
     return Subject(
-        archive, place / "inputs", [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"]
+        archive, directory / "inputs", [*_labelled(directory, labels), "--max-loss", "top1>=-0.5%"]
     )
 
 
-def detector(place: Path) -> Subject:
+def detector(directory: Path) -> Subject:
     sys.path.insert(0, str(DETECTOR))
     from drawings import HELD_OUT_SEED, NAMES, SIZE, draw
 
-    inputs, labels = place / "inputs", {}
+    inputs, labels = directory / "inputs", {}
     inputs.mkdir(exist_ok=True)
     for number in range(ROWS // 2):
         drawing = draw(HELD_OUT_SEED + number)
@@ -138,16 +141,16 @@ def detector(place: Path) -> Subject:
         "--handler",
         DETECTOR / "handler.py",
     )
-    more = f"{DETECTOR / 'decoding.py'},{DETECTOR / 'index_to_name.json'}"
-    archive = servers.archive(place, "detector", *files, "--extra-files", more)
-    return Subject(archive, inputs, [*_labelled(place, labels), "--max-loss", "map>=-0.5%"])
+    extra_files = f"{DETECTOR / 'decoding.py'},{DETECTOR / 'index_to_name.json'}"
+    archive = servers.archive(directory, "detector", *files, "--extra-files", extra_files)
+    return Subject(archive, inputs, [*_labelled(directory, labels), "--max-loss", "map>=-0.5%"])
 
 
-def resnet18(place: Path) -> Subject:
+def resnet18(directory: Path) -> Subject:
     import torch
     from resnet18 import ResNet18
 
-    weights, side = place / "resnet18.pth", 224
+    weights, side = directory / "resnet18.pth", 224
     if not weights.exists():
         split = _split()
         pixels = torch.from_numpy(split.train_pixels)[:, None] / 255
@@ -164,7 +167,7 @@ def resnet18(place: Path) -> Subject:
 
         _train(ResNet18(), batch, torch.from_numpy(split.train_labels), weights, steps=120, size=24)
     labels = _digits_inputs(
-        place / "inputs", ROWS // 2, side, {str(digit): str(digit) for digit in range(10)}
+        directory / "inputs", ROWS // 2, side, {str(digit): str(digit) for digit in range(10)}
     )
     files = (
         "--serialized-file",
@@ -175,19 +178,19 @@ def resnet18(place: Path) -> Subject:
         "image_classifier",
     )
     return Subject(
-        servers.archive(place, "resnet18", *files),
-        place / "inputs",
-        [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"],
+        servers.archive(directory, "resnet18", *files),
+        directory / "inputs",
+        [*_labelled(directory, labels), "--max-loss", "top1>=-0.5%"],
     )
 
 
-def bert(place: Path) -> Subject:
+def bert(directory: Path) -> Subject:
     import torch
     from bert import CLASSES, Bert
     from bert_tokens import padded, tokens_of
 
     texts, topics = _texts(CLASSES, 6000 + ROWS)
-    weights = place / "bert.pth"
+    weights = directory / "bert.pth"
     if not weights.exists():
         numbers = [tokens_of(text) for text in texts[:6000]]
 
@@ -195,7 +198,7 @@ def bert(place: Path) -> Subject:
             return tuple(padded([numbers[row] for row in rows]).values())
 
         _train(Bert(), batch, torch.tensor(topics[:6000]), weights, steps=400, size=32)
-    inputs, labels = place / "inputs", {}
+    inputs, labels = directory / "inputs", {}
     inputs.mkdir(exist_ok=True)
     for number, (text, topic) in enumerate(zip(texts[6000:], topics[6000:], strict=True)):
         (inputs / f"{number:04}.txt").write_text(text)
@@ -209,13 +212,13 @@ def bert(place: Path) -> Subject:
         MODELS / "bert_handler.py",
     )
     archive = servers.archive(
-        place,
+        directory,
         "bert",
         *files,
         "--extra-files",
         f"{MODELS / 'bert_layer.py'},{MODELS / 'bert_tokens.py'}",
     )
-    return Subject(archive, inputs, [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"])
+    return Subject(archive, inputs, [*_labelled(directory, labels), "--max-loss", "top1>=-0.5%"])
 
 
 SUBJECTS: dict[str, Callable[[Path], Subject]] = {
@@ -233,14 +236,12 @@ def _split() -> Any:
     return load_split()
 
 
-def _digits_inputs(place: Path, rows: int, side: int, names: dict[str, str]) -> dict[str, str]:
-    """Writes the held-out images in that size, several times with different noise; returns the
-    label of each file.
-    """
+def _digits_inputs(directory: Path, rows: int, side: int, names: dict[str, str]) -> dict[str, str]:
+    """Write the held-out images in a size, repeatedly with different noise; return their labels."""
     import numpy as np
     from PIL import Image
 
-    place.mkdir(exist_ok=True)
+    directory.mkdir(exist_ok=True)
     split, chance, labels = _split(), np.random.default_rng(0), {}
     for number in range(rows):
         row = number % len(split.test_pixels)
@@ -248,32 +249,33 @@ def _digits_inputs(place: Path, rows: int, side: int, names: dict[str, str]) -> 
             np.uint8
         )
         Image.fromarray(noisy).resize((side, side), Image.Resampling.BICUBIC).save(
-            place / f"{number:04}.png"
+            directory / f"{number:04}.png"
         )
         labels[f"{number:04}.png"] = names[str(split.test_labels[row])]
     return labels
 
 
 def _texts(topics: int, count: int) -> tuple[list[str], list[int]]:
-    """Synthetic texts: 6 to 60 common words, some words of one topic, and fewer of another
-    topic.
+    """Return synthetic texts and their topics.
+
+    A text has 6 to 60 common words, some words of its topic, and fewer of another topic.
     """
     chance = random.Random(0)
     common = [f"word{number}" for number in range(500)]
-    own = [[f"topic{topic}-{number}" for number in range(60)] for topic in range(topics)]
-    texts, found = [], []
+    topic_words = [[f"topic{topic}-{number}" for number in range(60)] for topic in range(topics)]
+    texts, topic_numbers = [], []
     for _ in range(count):
-        topic, other = chance.sample(range(topics), 2)
+        topic, other_topic = chance.sample(range(topics), 2)
         length = chance.randint(6, 60)
-        words = (
+        text = (
             chance.choices(common, k=length)
-            + chance.choices(own[topic], k=3 + length // 8)
-            + chance.choices(own[other], k=1 + length // 16)
+            + chance.choices(topic_words[topic], k=3 + length // 8)
+            + chance.choices(topic_words[other_topic], k=1 + length // 16)
         )
-        chance.shuffle(words)
-        texts.append(" ".join(words))
-        found.append(topic)
-    return texts, found
+        chance.shuffle(text)
+        texts.append(" ".join(text))
+        topic_numbers.append(topic)
+    return texts, topic_numbers
 
 
 def _train(
@@ -308,8 +310,8 @@ def _train(
     torch.save(model.eval().state_dict(), path)
 
 
-def _labelled(place: Path, labels: dict[str, Any]) -> list[str]:
-    path = place / "labels.json"
+def _labelled(directory: Path, labels: dict[str, Any]) -> list[str]:
+    path = directory / "labels.json"
     path.write_text(json.dumps(labels))
     return ["--labels", str(path)]
 

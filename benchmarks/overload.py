@@ -1,17 +1,17 @@
-"""What overload does: goodput and latency at 50 to 200 % of what a model can do, in open loop.
+"""Goodput and latency under overload: 50 to 200 % of a model's capacity, in open loop.
 
     python benchmarks/overload.py [--seconds 4] [--rounds 3] [--slo 'p99<50ms']
 
 The handler sleeps 20 ms for a batch of any size, so that its capacity is far below the front end's
-and the generator's: what falls is the model's goodput, and nothing else. Capacity is measured
-first, by asking for more than the sleep allows. Then each load is offered by clients that wait for
-ever, and by clients that name the time they have (`x-tsx-timeout-ms`): there, only an answer within
-that time counts. What was promised: at 200 %, goodput within 10 % of its peak, and a bounded p99.
+and the generator's, and only the model's goodput falls. Capacity is measured first, by more
+requests than the sleep allows. Then each load is offered by clients that wait for ever, and by
+clients that state their time (`x-tsx-timeout-ms`), for whom only a response within that time
+counts. The promise is a goodput within 10 % of its peak at 200 %, and a bounded p99.
 
-With --slo, a latency target is compared with fixed batch sizes and queues, of tsx, TorchServe and
-Mosec, in turn, under arrivals that step up, rise and come in bursts, from 50 to 200 % of what
-batches of half the target's time can do. Each request adds --request-ms to its batch. The peers
-have environments of their own, as in `benchmarks/peers`.
+With --slo, a latency target is compared with fixed batch sizes and queues of tsx, TorchServe and
+Mosec in turn. Arrivals step up, rise and come in bursts, from 50 to 200 % of the capacity with
+batches of half the target's time. Each request adds --request-ms to its batch. The peers have their
+own environments, as in `benchmarks/peers`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from tsx_cli.bench.load.generator import measure as generate
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.plan import LoadPlan
 
-sys.path.append(str(Path(__file__).parents[1]))  # where the package `benchmarks` is
+sys.path.append(str(Path(__file__).parents[1]))  # the directory of the package `benchmarks`
 from benchmarks.peers import environments
 
-LOADS = (50, 80, 100, 150, 200)  # % of capacity
+LOADS = (50, 80, 100, 150, 200)  # percent of the capacity
 HANDLER = Path(__file__).parent / "models" / "slow.py"
 
 
 class Case(NamedTuple):
     name: str
     headers: tuple[str, ...]
-    limit_ms: float | None  # beyond it an answer is of no use
+    limit_ms: float | None  # longest useful latency
 
 
 class Row(NamedTuple):
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 def offer(
     server: servers.Server, body: Path, rate: float, seconds: float, case: Case
 ) -> openloop.Result:
-    """By more connections than the queue has places, so that it fills."""
+    """Offer a load on more connections than the queue has places, so that it fills."""
     url = f"{server.inference}/predictions/slow"
     return openloop.run(
         url, rate, seconds, 512, body, headers=case.headers, limit_ms=case.limit_ms, poisson=True
@@ -120,9 +120,8 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-SHAPES: dict[
-    str, Callable[[float], float]
-] = {  # the share of the capacity that is offered, by the share of the time
+# The offered share of the capacity by the share of the time.
+SHAPES: dict[str, Callable[[float], float]] = {
     "step": lambda at: 0.5 if at < 0.3 else 1.5,
     "ramp": lambda at: 0.5 + 1.5 * at,
     "bursts": lambda at: 2.0 if at * 10 % 2 < 0.8 else 0.5,
@@ -130,16 +129,16 @@ SHAPES: dict[
 
 
 def arrivals(shape: Callable[[float], float], capacity: float, seconds: float) -> list[float]:
-    """At random, at a rate that changes: those of the highest rate, thinned out."""
-    chance, at, found = random.Random(22), 0.0, []
+    """Return random arrivals at a changing rate: those of the highest rate, thinned out."""
+    chance, at, times = random.Random(22), 0.0, []
     while (at := at + chance.expovariate(2 * capacity)) < seconds:
         if chance.random() < shape(at / seconds) / 2:
-            found.append(at)
-    return found
+            times.append(at)
+    return times
 
 
 class Setting(NamedTuple):
-    """A server that takes part: its name, and what is said of its batches and its queue."""
+    """A server with its settings of batches and queue."""
 
     server: str
     config: dict[str, object]
@@ -149,9 +148,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(target: str, half: int) -> list[Setting]:
-    """tsx with the target and with fixed settings; of the peers those two of the same sizes that do
-    best.
-    """
+    """Return tsx with the target and with fixed settings, and peers with the best two of these."""
     sizes = ((1, 100), (half, half), (half, 100), (2 * half, half))
     fixed = [{"batchSize": size, "jobQueueSize": queue} for size, queue in sizes]
     peers = [Setting(peer, config) for peer in ("TorchServe", "Mosec") for config in fixed[1:3]]
@@ -160,11 +157,16 @@ def settings_of(target: str, half: int) -> list[Setting]:
 
 @contextmanager
 def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server, str]]:
-    """The server and the path of its model. Raises Missing where the peer is not to be had."""
+    """Start a server; yield it and the path of its model.
+
+    Raises:
+        Missing: The peer cannot be installed.
+    """
     config = {"minWorkers": 1, "maxWorkers": 1} | setting.config
-    place = environments.default_place()
+    environments_directory = environments.default_directory()
     if setting.server == "Mosec":
-        environment, port = environments.made("Mosec", place), servers.free_ports(1)[0]
+        environment = environments.environment_of("Mosec", environments_directory)
+        port = servers.free_ports(1)[0]
         command: list[str | Path] = [
             environment / "bin" / "python",
             Path(__file__).parent / "peers" / "mosec_server.py",
@@ -197,7 +199,7 @@ def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server,
             directory, "slow", "--handler", HANDLER, config=config | {"maxBatchDelay": 1}
         )
         with servers.torchserve(
-            directory, packed, environments.made("TorchServe", place)
+            directory, packed, environments.environment_of("TorchServe", environments_directory)
         ) as server:
             yield server, "/predictions/slow"
         return
@@ -208,13 +210,14 @@ def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server,
 
 
 def compare_with_target(body: bytes, options: argparse.Namespace) -> None:
-    """One server at a time, after a warm-up at half of the capacity, in which a target's curve is
-    learned and Java compiles.
+    """Compare one server at a time, after a warm-up at half of the capacity.
+
+    Meanwhile a target's curve is learned, and Java compiles.
     """
     target = latency_target(options.slo)
-    first, each = options.batch_ms / 1000, options.request_ms / 1000
-    half = max(1, int((target.seconds / 2 - first) / each))
-    capacity = half / (first + each * half)
+    batch_s, request_s = options.batch_ms / 1000, options.request_ms / 1000
+    half = max(1, int((target.seconds / 2 - batch_s) / request_s))
+    capacity = half / (batch_s + request_s * half)
     print(
         f"{machine.describe()}; a batch of n takes {options.batch_ms:g} + {options.request_ms:g} n"
         f" ms; 100 %: {capacity:,.0f}/s\n"
@@ -233,20 +236,19 @@ def compare_with_target(body: bytes, options: argparse.Namespace) -> None:
                 serving(setting, Path(name)) as (server, path),
             ):
                 servers.first_answer(server, path, body)
-                offered_by(
+                offer_shape(
                     "warm-up", server.inference + path, body, capacity, target.seconds, options
                 )
                 for shape in options.arrivals.split(","):
-                    print(
-                        f"| {setting} |"
-                        f" {offered_by(shape, server.inference + path, body, capacity, target.seconds, options)} |",
-                        flush=True,
+                    cells = offer_shape(
+                        shape, server.inference + path, body, capacity, target.seconds, options
                     )
+                    print(f"| {setting} | {cells} |", flush=True)
         except environments.Missing as missing:
             print(f"{setting} is left out: {missing}", flush=True)
 
 
-def offered_by(
+def offer_shape(
     shape: str, url: str, body: bytes, capacity: float, bound: float, options: argparse.Namespace
 ) -> str:
     due = arrivals(SHAPES.get(shape, lambda at: 0.5), capacity, options.seconds)
@@ -262,18 +264,18 @@ def offered_by(
         seconds=options.seconds,
         warm_up=0.0,
     )
-    found = openloop.row(plan, generate(plan), bound * 1000)
+    result = openloop.row(plan, generate(plan), bound * 1000)
     failed = (
-        f" ({', '.join(f'{count} times {error}' for error, count in found.errors.items())})"
-        if found.errors
+        f" ({', '.join(f'{count} times {error}' for error, count in result.errors.items())})"
+        if result.errors
         else ""
     )
-    kept = found.goodput * found.seconds
+    good = result.goodput * result.seconds
     cells = (
-        f"{shape} | {len(due) / options.seconds:,.0f} | {kept / len(due):.1%} |"
-        f" {kept / max(1, found.accepted):.1%} | {found.goodput:,.0f}"
+        f"{shape} | {len(due) / options.seconds:,.0f} | {good / len(due):.1%} |"
+        f" {good / max(1, result.accepted):.1%} | {result.goodput:,.0f}"
     )
-    return f"{cells} | {found.refused / options.seconds:,.0f}{failed} | {found.p99:.1f}"
+    return f"{cells} | {result.refused / options.seconds:,.0f}{failed} | {result.p99:.1f}"
 
 
 def main() -> None:
@@ -314,7 +316,7 @@ def main() -> None:
             options.timeout_ms,
         ),
     ]
-    os.environ["BENCHMARK_BATCH_SECONDS"] = str(options.batch_ms / 1000)  # for the handler
+    os.environ["BENCHMARK_BATCH_SECONDS"] = str(options.batch_ms / 1000)  # the handler's setting
     if options.slo:
         os.environ["BENCHMARK_REQUEST_SECONDS"] = str(options.request_ms / 1000)
         compare_with_target(b'{"x":1}', options)
@@ -327,21 +329,21 @@ def main() -> None:
         packed = servers.archive(*(directory, "slow", "--handler", HANDLER), config=config)
         with servers.tsx(directory, packed, job_queue_size=options.queue) as server:
             servers.first_answer(server, "/predictions/slow", body.read_bytes())
-            beyond = 1500 * options.batch / options.batch_ms  # requests/s
-            most = [
-                offer(server, body, beyond, options.seconds, cases[0]).goodput
+            excess_rate = 1500 * options.batch / options.batch_ms  # requests/s
+            goodputs = [
+                offer(server, body, excess_rate, options.seconds, cases[0]).goodput
                 for _ in range(options.rounds)
             ]
-            capacity = machine.median(most)
+            capacity = machine.median(goodputs)
             print(
                 f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g}"
                 " s, Poisson arrivals"
             )
-            what = (
+            setup = (
                 f"one worker, batches of {options.batch} in {options.batch_ms:g} ms, a queue of"
                 f" {options.queue}"
             )
-            print(f"{what}: {capacity:,.0f} requests/s\n")
+            print(f"{setup}: {capacity:,.0f} requests/s\n")
             for case in cases:
                 rows = measure(server, body, capacity, case, options.rounds, options.seconds)
                 print(f"{case.name}\n\n{table(rows)}\n", flush=True)

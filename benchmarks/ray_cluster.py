@@ -1,16 +1,15 @@
-"""Proofs with a real Ray cluster of three nodes on this machine: lost nodes, autoscaling, many
-models, throughput by replicas.
+"""Proofs with a real Ray cluster of three nodes on this machine.
 
     python benchmarks/ray_cluster.py [lost] [scaling] [many] [throughput] [--json FILE]
 
-    lost        nodes are killed under load: requests that may be repeated are all answered, the others by the model or by an error
-                that says so
+    lost        nodes are killed under load: repeatable requests are all answered, others by the
+                model or by an error that says so
     scaling     from no replica to three and back, without a failed request
     many        100 archives over two replicas that hold ten each
-    throughput  of a model that computes, with one replica and with two: at least 1.5 times as much
-    (on two idle cores)
+    throughput  of a computing model with one replica and with two: at least 1.5 times as much
+                (on two idle cores)
 
-What was promised is asserted; the figures are printed, or written as JSON.
+Promises are asserted; the figures are printed, or written as JSON.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from ray.cluster_utils import Cluster
 from tsx_cli.main import main as tsx
 from tsx_runtime.targets.ray.application import build
 
-HTTP = 18_000
-DEADLINE = 120.0
-WARM_UP = 20  # seconds
+HTTP_PORT = 18_000
+MAX_WAIT_S = 120.0
+WARM_UP_S = 20
 HANDLER = """
 import hashlib, time
 
@@ -64,9 +63,7 @@ def handle(data, context):
 
 
 class Nodes:
-    """A head that holds the proxy and the ingresses, and two nodes with a slot for a replica
-    each.
-    """
+    """A head with the proxy and the ingresses, and two nodes with a slot for a replica each."""
 
     def __init__(self) -> None:
         self.cluster = Cluster(
@@ -86,12 +83,14 @@ RESOURCES = {"num_cpus": 0.1, "resources": {"slot": 1}}
 
 
 @contextlib.contextmanager
-def started() -> Iterator[Nodes]:
+def start_cluster() -> Iterator[Nodes]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     nodes = Nodes()
     try:
         ray.init(nodes.cluster.address, log_to_driver=False, logging_level="ERROR")
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": HTTP})
+        serve.start(
+            proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": HTTP_PORT}
+        )
         yield nodes
         serve.shutdown()
     finally:
@@ -99,8 +98,8 @@ def started() -> Iterator[Nodes]:
         nodes.cluster.shutdown()
 
 
-def archives(place: Path, names: list[str]) -> list[dict[str, Any]]:
-    handler = place / "handler.py"
+def archives(directory: Path, names: list[str]) -> list[dict[str, Any]]:
+    handler = directory / "handler.py"
     handler.write_text(HANDLER)
     with contextlib.redirect_stdout(io.StringIO()):
         for name in names:
@@ -113,16 +112,16 @@ def archives(place: Path, names: list[str]) -> list[dict[str, Any]]:
                         "--handler",
                         str(handler),
                         "-o",
-                        str(place / f"{name}.mar"),
+                        str(directory / f"{name}.mar"),
                     ]
                 )
                 == 0
             )
-    return [{"name": name, "source": str(place / f"{name}.mar")} for name in names]
+    return [{"name": name, "source": str(directory / f"{name}.mar")} for name in names]
 
 
-def deploy(place: Path, models: list[dict[str, Any]], **more: Any) -> None:
-    settings = {"cache_dir": str(place / "cache"), "worker_preload": False}
+def deploy(directory: Path, models: list[dict[str, Any]], **options: Any) -> None:
+    settings = {"cache_dir": str(directory / "cache"), "worker_preload": False}
     head = {"ingress_replicas": 1, "ingress_resources": {"node:__internal_head__": 0.001}}
     args = {
         "name": "app",
@@ -130,13 +129,13 @@ def deploy(place: Path, models: list[dict[str, Any]], **more: Any) -> None:
         "settings": settings,
         "replica": {"num_cpus": 0.1},
         **head,
-        **more,
+        **options,
     }
     serve.run(build(args), name="app", route_prefix="/app")
 
 
 class Load:
-    """Clients in threads, each of which sends its next request when it has the answer."""
+    """Clients in threads, each of which sends its next request after its response."""
 
     def __init__(
         self, clients: int, ask: Callable[[httpx.Client, int], tuple[str, httpx.Response]]
@@ -148,7 +147,7 @@ class Load:
         self._running = [self._pool.submit(self._run, number) for number in range(clients)]
 
     def _run(self, number: int) -> None:
-        with httpx.Client(timeout=DEADLINE) as client:
+        with httpx.Client(timeout=MAX_WAIT_S) as client:
             while not self._over.is_set():
                 kind, answer = self._ask(client, number)
                 self.answers[kind, answer.status_code] += 1
@@ -165,25 +164,27 @@ class Load:
 def ask_model(
     client: httpx.Client, model: str = "m", method: str = "POST", **headers: str
 ) -> httpx.Response:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return client.request(method, f"http://127.0.0.1:{HTTP}/app/predictions/{model}", headers=named)
+    header_values = {name.replace("_", "-"): value for name, value in headers.items()}
+    return client.request(
+        method, f"http://127.0.0.1:{HTTP_PORT}/app/predictions/{model}", headers=header_values
+    )
 
 
-def until(holds: Callable[[], bool]) -> float:
-    """Seconds until it does."""
-    begun = time.monotonic()
+def wait_until(holds: Callable[[], bool]) -> float:
+    """Wait until a condition holds, and return the seconds."""
+    start = time.monotonic()
     while not holds():
-        assert time.monotonic() < begun + DEADLINE
+        assert time.monotonic() < start + MAX_WAIT_S
         time.sleep(0.1)
-    return time.monotonic() - begun
+    return time.monotonic() - start
 
 
 def replicas() -> int:
     return serve.status().applications["app"].deployments["Model"].replica_states.get("RUNNING", 0)
 
 
-def lost(nodes: Nodes, place: Path) -> dict[str, Any]:
-    deploy(place, archives(place, ["m"]), replicas=2, replica=RESOURCES)
+def lost(nodes: Nodes, directory: Path) -> dict[str, Any]:
+    deploy(directory, archives(directory, ["m"]), replicas=2, replica=RESOURCES)
 
     def ask(client: httpx.Client, number: int) -> tuple[str, httpx.Response]:
         kind, method = ("repeatable", "PUT") if number % 2 else ("plain", "POST")
@@ -191,7 +192,7 @@ def lost(nodes: Nodes, place: Path) -> dict[str, Any]:
 
     load = Load(8, ask)
     for _ in range(3):
-        until(lambda: replicas() == 2)
+        wait_until(lambda: replicas() == 2)
         time.sleep(2)
         nodes.kill()
         nodes.others.append(nodes.add())
@@ -203,7 +204,7 @@ def lost(nodes: Nodes, place: Path) -> dict[str, Any]:
     return {f"{kind} {status}": count for (kind, status), count in answers.items()}
 
 
-def scaling(nodes: Nodes, place: Path) -> dict[str, Any]:
+def scaling(nodes: Nodes, directory: Path) -> dict[str, Any]:
     quick = {
         "target_ongoing_requests": 2,
         "initial_replicas": 0,
@@ -213,57 +214,59 @@ def scaling(nodes: Nodes, place: Path) -> dict[str, Any]:
         "look_back_period_s": 2.0,
     }
     deploy(
-        place, archives(place, ["m"]), autoscaling={"min_replicas": 0, "max_replicas": 3, **quick}
+        directory,
+        archives(directory, ["m"]),
+        autoscaling={"min_replicas": 0, "max_replicas": 3, **quick},
     )
     assert replicas() == 0
     load = Load(8, lambda client, number: ("all", ask_model(client, x_work="sleep 0.1")))
-    up = until(lambda: replicas() == 3)
+    up = wait_until(lambda: replicas() == 3)
     answers = load.stop()
-    down = until(lambda: replicas() == 0)
-    begun = time.monotonic()
-    with httpx.Client(timeout=DEADLINE) as client:
+    down = wait_until(lambda: replicas() == 0)
+    start = time.monotonic()
+    with httpx.Client(timeout=MAX_WAIT_S) as client:
         assert ask_model(client).status_code == 200
     assert set(answers) == {("all", 200)}, answers
-    woken = time.monotonic() - begun
+    wake_up_s = time.monotonic() - start
     return {
         "seconds to three": up,
         "seconds to none": down,
-        "seconds of a request that wakes one": woken,
+        "seconds of a request that wakes one": wake_up_s,
         "requests": sum(answers.values()),
     }
 
 
-def many(nodes: Nodes, place: Path) -> dict[str, Any]:
+def many(nodes: Nodes, directory: Path) -> dict[str, Any]:
     names = [f"m{number}" for number in range(100)]
-    deploy(place, archives(place, names), multiplexed=10, replicas=2, replica=RESOURCES)
+    deploy(directory, archives(directory, names), multiplexed=10, replicas=2, replica=RESOURCES)
     popular = [name for rank, name in enumerate(names) for _ in range(1 + 40 // (rank + 1))]
-    wanted = [*names, *random.Random(1).choices(popular, k=400)]
+    requested = [*names, *random.Random(1).choices(popular, k=400)]
 
-    def right(name: str) -> bool:
-        with httpx.Client(timeout=DEADLINE) as client:
+    def is_right(name: str) -> bool:
+        with httpx.Client(timeout=MAX_WAIT_S) as client:
             answer = ask_model(client, name)
         return answer.status_code == 200 and answer.text == name
 
-    begun = time.monotonic()
+    start = time.monotonic()
     with ThreadPoolExecutor(8) as clients:
-        assert all(clients.map(right, wanted))
+        assert all(clients.map(is_right, requested))
     return {
         "models": len(names),
-        "requests": len(wanted),
-        "requests/s": len(wanted) / (time.monotonic() - begun),
+        "requests": len(requested),
+        "requests/s": len(requested) / (time.monotonic() - start),
     }
 
 
-def throughput(nodes: Nodes, place: Path) -> dict[str, Any]:
-    models, rates = archives(place, ["m"]), {}
+def throughput(nodes: Nodes, directory: Path) -> dict[str, Any]:
+    models, rates = archives(directory, ["m"]), {}
     for count in (1, 2):
-        deploy(place, models, replicas=count, replica=RESOURCES)
-        until(lambda count=count: replicas() == count)
+        deploy(directory, models, replicas=count, replica=RESOURCES)
+        wait_until(lambda count=count: replicas() == count)
         load = Load(4 * count, lambda client, number: ("all", ask_model(client, x_work="500")))
-        time.sleep(WARM_UP)  # the nodes start processes ahead of time, on the same cores
-        before, begun = sum(load.answers.values()), time.monotonic()
+        time.sleep(WARM_UP_S)  # The nodes start processes ahead of time, on the same cores.
+        before, start = sum(load.answers.values()), time.monotonic()
         time.sleep(25)
-        rates[count] = (sum(load.answers.values()) - before) / (time.monotonic() - begun)
+        rates[count] = (sum(load.answers.values()) - before) / (time.monotonic() - start)
         assert set(load.stop()) == {("all", 200)}
     ratio = rates[2] / rates[1]
     assert ratio >= 1.5, rates
@@ -282,8 +285,8 @@ def main() -> None:
     options = parser.parse_args()
     results: dict[str, Any] = {"machine": machine.describe(), "ray": ray.__version__}
     for name in options.proofs or PROOFS:
-        with tempfile.TemporaryDirectory() as place, started() as nodes:
-            results[name] = PROOFS[name](nodes, Path(place))
+        with tempfile.TemporaryDirectory() as temporary, start_cluster() as nodes:
+            results[name] = PROOFS[name](nodes, Path(temporary))
         print(name, json.dumps(results[name]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,12 +1,10 @@
-"""What clients notice while `tsx serve --replace` replaces a server: requests that fail, and the
-longest wait.
+"""What clients notice of `tsx serve --replace`: requests that fail, and the longest wait.
 
     python benchmarks/replacement.py [--replacements 3] [--connections 32] [--rate 500]
 
-Two loads at once, each by the generator of `tsx bench`: keep-alive connections that ask without a
-pause, and an open loop at a steady rate. Meanwhile one server after the other takes over the
-addresses of the last. The exit code is 1 where any request is refused, answered with an error or
-not answered.
+Two loads run at once, each by the generator of `tsx bench`: busy keep-alive connections, and an
+open loop at a steady rate. Meanwhile one server after the other takes over the addresses of the
+last. The exit code is 1 if any request is refused, fails or has no response.
 """
 
 from __future__ import annotations
@@ -29,15 +27,13 @@ from tsx_cli.bench.load.plan import LoadPlan
 from tsx_cli.bench.load.results import Round
 
 HANDLER = Path(__file__).parent / "models" / "ok.py"
-SECONDS = (
-    8.0  # of load for a replacement: most of it is the start of the new server, beside the load
-)
+REPLACEMENT_S = 8.0  # load for a replacement, mostly during the new server's start
 BODY = b"x" * 7
 
 
 @contextmanager
 def serving(
-    directory: Path, addresses: dict[str, str], *words: str | Path
+    directory: Path, addresses: dict[str, str], *arguments: str | Path
 ) -> Iterator[servers.Server]:
     environment = servers.clean_environment() | addresses
     environment |= {
@@ -45,16 +41,18 @@ def serving(
         "TSX_CACHE_DIR": str(directory / "cache"),
         "TSX_STATE_DIR": str(directory / "state"),
     }
-    with servers.running([servers.TSX, "serve", *words], directory, environment, "tsx") as process:
+    with servers.running(
+        [servers.TSX, "serve", *arguments], directory, environment, "tsx"
+    ) as process:
         yield servers.Server(
             "tsx", process, addresses["TSX_INFERENCE_ADDRESS"], addresses["TSX_MANAGEMENT_ADDRESS"]
         )
 
 
-def replaced(directory: Path, options: argparse.Namespace) -> tuple[list[Round], list[float]]:
-    """What came of both loads, and the seconds of each replacement, until the old server has
-    ended.
-    """
+def measure_replacements(
+    directory: Path, options: argparse.Namespace
+) -> tuple[list[Round], list[float]]:
+    """Return the rounds of both loads, and each replacement's seconds to the old server's end."""
     packed = servers.archive(
         directory, "ok", "--handler", HANDLER, config={"batchSize": 64, "jobQueueSize": 1000}
     )
@@ -63,11 +61,9 @@ def replaced(directory: Path, options: argparse.Namespace) -> tuple[list[Round],
         name: f"http://127.0.0.1:{port}"
         for name, port in zip(names, servers.free_ports(3), strict=True)
     }
-    url, payloads = (
-        f"{addresses[names[0]]}/predictions/ok",
-        [Payload(BODY, "application/octet-stream")],
-    )
-    seconds = SECONDS * options.replacements
+    url = f"{addresses[names[0]]}/predictions/ok"
+    payloads = [Payload(BODY, "application/octet-stream")]
+    seconds = REPLACEMENT_S * options.replacements
     closed = LoadPlan(
         url, "", payloads, "post", connections=options.connections, seconds=seconds, warm_up=0.0
     )
@@ -82,22 +78,22 @@ def replaced(directory: Path, options: argparse.Namespace) -> tuple[list[Round],
         seconds=seconds,
         warm_up=0.0,
     )
-    with ExitStack() as held:
-        old = held.enter_context(serving(directory, addresses, packed))
+    with ExitStack() as stack:
+        old = stack.enter_context(serving(directory, addresses, packed))
         servers.first_answer(old, "/predictions/ok", BODY)
-        took, begun = [], time.monotonic()
-        pool = held.enter_context(ThreadPoolExecutor(2))
+        durations, load_start = [], time.monotonic()
+        pool = stack.enter_context(ThreadPoolExecutor(2))
         loads = [pool.submit(measure, plan) for plan in (closed, paced)]
         for _ in range(options.replacements):
             start = time.monotonic()
-            new = held.enter_context(serving(directory, addresses, packed, "--replace"))
+            new = stack.enter_context(serving(directory, addresses, packed, "--replace"))
             old.process.wait()
-            took.append(time.monotonic() - start)
+            durations.append(time.monotonic() - start)
             old = new
-        assert time.monotonic() - begun < seconds, (
-            f"{options.replacements} replacements took longer than the load: {took}"
+        assert time.monotonic() - load_start < seconds, (
+            f"{options.replacements} replacements took longer than the load: {durations}"
         )
-        return [load.result() for load in loads], took
+        return [load.result() for load in loads], durations
 
 
 def main() -> None:
@@ -110,30 +106,31 @@ def main() -> None:
     options = parser.parse_args()
     print(machine.describe())
     with tempfile.TemporaryDirectory() as name:
-        rounds, took = replaced(Path(name), options)
+        rounds, durations = measure_replacements(Path(name), options)
     print(
-        f"{options.replacements} replacements, in {', '.join(f'{each:.1f}' for each in took)} s"
-        " each\n"
+        f"{options.replacements} replacements, in"
+        f" {', '.join(f'{duration:.1f}' for duration in durations)} s each\n"
     )
     print(
         "| load | requests | answered | refused | errors | not answered | p50 ms | p99 ms | longest"
         " ms |\n" + "|---" * 9 + "|"
     )
-    for load, each in zip(
+    for load, round_ in zip(
         (f"{options.connections} connections", f"{options.rate:g}/s"), rounds, strict=True
     ):
-        failed = ", ".join(f"{count} {error}" for error, count in each.errors.items()) or "0"
+        failed = ", ".join(f"{count} {error}" for error, count in round_.errors.items()) or "0"
         cells = (
-            f"{load} | {each.sent:,} | {each.ok:,} | {each.refused} | {failed} | {each.unanswered}"
+            f"{load} | {round_.sent:,} | {round_.ok:,} | {round_.refused} | {failed} |"
+            f" {round_.unanswered}"
         )
         print(
-            f"| {cells} | {each.latency.p50_ms:.2f} | {each.latency.p99_ms:.1f} |"
-            f" {each.latency.max_ms:.0f} |"
+            f"| {cells} | {round_.latency.p50_ms:.2f} | {round_.latency.p99_ms:.1f} |"
+            f" {round_.latency.max_ms:.0f} |"
         )
     sys.exit(
         any(
-            each.refused or each.errors or each.unanswered or each.ok != each.sent
-            for each in rounds
+            round_.refused or round_.errors or round_.unanswered or round_.ok != round_.sent
+            for round_ in rounds
         )
     )
 

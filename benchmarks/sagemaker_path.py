@@ -1,13 +1,12 @@
-"""What SageMaker's path makes of a directory in the toolkit's layout, beside the toolkit's own loop
-of one request at a time.
+"""SageMaker's path of tsx beside the toolkit's loop of one request at a time.
 
     python benchmarks/sagemaker_path.py [mlp] [encoder] [--connections 16,64] [--rounds 5]
     [--seconds 2]
 
-Both serve the same directory, with one process for the model and one thread of torch: tsx by the
-entry of its image, as SageMaker starts it, asked at `/invocations`; the loop is `toolkit_loop.py`.
-They run side by side and are asked in turns; the ratio of each pair of turns is what is told, as
-its median and its range. Before anything is timed their answers are compared.
+Both serve the same directory in the toolkit's layout, with one process for the model and one thread
+of torch. tsx starts by the entry of its image, like in SageMaker, and answers at `/invocations`;
+the loop is `toolkit_loop.py`. They run side by side and get load in turns. The result is the ratio
+of each pair of turns, as its median and its range. Their responses are compared first.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ LOOP = Path(__file__).with_name("toolkit_loop.py")
 ONE_THREAD = (
     "import torch\nfrom torch import nn\n\ntorch.set_num_threads(1)\ntorch.manual_seed(0)\n\n"
 )
-PROGRAMS = {  # with the toolkit's own input_fn, predict_fn and output_fn
+# Programs with the toolkit's own input_fn, predict_fn and output_fn.
+PROGRAMS = {
     "mlp": (
         """
 def model_fn(model_dir):
@@ -76,14 +76,14 @@ def main() -> None:
     )
     noise = machine.Noise()
     for name in options.models or PROGRAMS:
-        with tempfile.TemporaryDirectory() as place, both(Path(place), name) as urls:
-            script = lua(Path(place), name)
+        with tempfile.TemporaryDirectory() as temporary, serve_both(Path(temporary), name) as urls:
+            script = lua(Path(temporary), name)
             for connections in map(int, options.connections.split(",")):
-                print(compared(name, urls, script, connections, options, noise), flush=True)
+                print(compare(name, urls, script, connections, options, noise), flush=True)
     print(noise)
 
 
-def compared(
+def compare(
     name: str,
     urls: list[str],
     script: Path,
@@ -92,17 +92,18 @@ def compared(
     noise: machine.Noise,
 ) -> str:
     for url in urls:
-        load(url, script, connections, 1)  # warms up
+        load(url, script, connections, 1)  # a warm-up
     turns = []
     for number in range(options.rounds):
         noise.sample()
-        order = urls if number % 2 == 0 else urls[::-1]  # a machine that drifts favours nobody
-        found = {url: load(url, script, connections, options.seconds) for url in order}
-        turns.append([found[url] for url in urls])
-    ours, theirs = ([turn[side] for turn in turns] for side in (0, 1))
-    ratios = [one.rate / other.rate for one, other in turns]
-    rates = [machine.median([each.rate for each in side]) for side in (ours, theirs)]
-    p50 = [machine.median([each.p50 for each in side]) for side in (ours, theirs)]
+        # Alternating orders, so that a drift of the machine favours neither.
+        order = urls if number % 2 == 0 else urls[::-1]
+        results = {url: load(url, script, connections, options.seconds) for url in order}
+        turns.append([results[url] for url in urls])
+    tsx_rounds, loop_rounds = ([turn[side] for turn in turns] for side in (0, 1))
+    ratios = [first.rate / second.rate for first, second in turns]
+    rates = [machine.median([round_.rate for round_ in side]) for side in (tsx_rounds, loop_rounds)]
+    p50 = [machine.median([round_.p50 for round_ in side]) for side in (tsx_rounds, loop_rounds)]
     reported = f"{machine.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     return (
         f"{name:8}{connections:12}{rates[0]:10.0f}{rates[1]:10.0f}{p50[0]:9.2f}{p50[1]:9.2f}  "
@@ -111,30 +112,33 @@ def compared(
 
 
 @contextmanager
-def both(place: Path, name: str) -> Iterator[list[str]]:
-    """The addresses of the two, which answer alike."""
-    code = place / "model" / "code"
+def serve_both(directory: Path, name: str) -> Iterator[list[str]]:
+    """Yield the addresses of both servers, after a comparison of their responses."""
+    code = directory / "model" / "code"
     code.mkdir(parents=True)
     (code / "inference.py").write_text(ONE_THREAD + PROGRAMS[name])
     (code.parent / "model-config.yaml").write_text("independentRows: true\n")
     ours, theirs = servers.free_ports(2)
     environment = servers.clean_environment()
-    own = {
-        "SAGEMAKER_BASE_DIR": str(place),
+    tsx_variables = {
+        "SAGEMAKER_BASE_DIR": str(directory),
         "SAGEMAKER_BIND_TO_PORT": str(ours),
         "TSX_TARGET": "sagemaker",
         "TSX_JOB_QUEUE_SIZE": "1000",
     }
     entry = [sys.executable, "-m", "tsx_runtime.targets.entry", "serve"]
-    loop = [sys.executable, LOOP, str(place / "model"), str(theirs)]
+    loop = [sys.executable, LOOP, str(directory / "model"), str(theirs)]
     with (
         servers.running(
-            entry, place, {**environment, **own, "TSX_CACHE_DIR": str(place / "cache")}, "tsx"
+            entry,
+            directory,
+            {**environment, **tsx_variables, "TSX_CACHE_DIR": str(directory / "cache")},
+            "tsx",
         ) as tsx,
-        servers.running(loop, place, environment, "loop") as other,
+        servers.running(loop, directory, environment, "loop") as loop_process,
     ):
         urls = [f"http://127.0.0.1:{port}" for port in (ours, theirs)]
-        processes = (tsx, other)
+        processes = (tsx, loop_process)
         answers = [
             first_answer(url, process, name) for url, process in zip(urls, processes, strict=True)
         ]
@@ -146,9 +150,9 @@ def first_answer(url: str, process: subprocess.Popen[bytes], name: str) -> list[
     server = servers.Server("", process, url, "")
     servers.first_answer(server, "/ping", None)
     request = urllib.request.Request(f"{url}/invocations", body_of(name), {"Content-Type": NPY})
-    with urllib.request.urlopen(request, timeout=servers.START_SECONDS) as answer:
-        found: list[list[float]] = json.loads(answer.read())
-        return found
+    with urllib.request.urlopen(request, timeout=servers.START_TIMEOUT_S) as answer:
+        prediction: list[list[float]] = json.loads(answer.read())
+        return prediction
 
 
 def body_of(name: str) -> bytes:
@@ -157,10 +161,10 @@ def body_of(name: str) -> bytes:
     return file.getvalue()
 
 
-def lua(place: Path, name: str) -> Path:
-    (place / "body").write_bytes(body_of(name))
-    script = place / "post.lua"
-    read = f'wrk.body = io.open("{place / "body"}", "rb"):read("*a")'
+def lua(directory: Path, name: str) -> Path:
+    (directory / "body").write_bytes(body_of(name))
+    script = directory / "post.lua"
+    read = f'wrk.body = io.open("{directory / "body"}", "rb"):read("*a")'
     script.write_text(f'wrk.method = "POST"\n{read}\nwrk.headers["Content-Type"] = "{NPY}"\n')
     return script
 
@@ -171,7 +175,7 @@ def load(url: str, script: Path, connections: int, seconds: float) -> wrk.Round:
         "-t1",
         f"-c{connections}",
         f"-d{seconds:g}s",
-        f"--timeout={wrk.PATIENCE}s",
+        f"--timeout={wrk.RESPONSE_TIMEOUT_S}s",
         "--latency",
         "-s",
         str(script),

@@ -1,15 +1,14 @@
-"""Whether `tsx bench` finds a configuration about as good as the best of its grid, in a fraction of
-the time, also on a machine that is not quiet: an exhaustive measurement of the grid first, then
-searches, judged by the exhaustive figures.
+"""Whether `tsx bench` finds a configuration near the best of its grid in a fraction of the time.
 
     python benchmarks/search_quality.py detector.mar --exhaustive 25m --directory
     docs/reference/bench/detector python benchmarks/search_quality.py detector.mar --searches 5
     --time-limit 100s --directory docs/reference/bench/detector python benchmarks/search_quality.py
     detector.mar --searches 5 --time-limit 100s --stress --directory docs/reference/bench/detector
 
-The first can be interrupted; the same command goes on where it ended. It leaves exhaustive.json in
-the directory, and exhaustive.csv for people. `--stress` runs `stress-ng --cpu 1` beside each
-search, and ends it by its process id.
+First comes an exhaustive measurement of the grid, then searches, judged by the exhaustive figures.
+The first can be interrupted; the same command continues it. It leaves exhaustive.json in the
+directory, and exhaustive.csv for people. `--stress` runs `stress-ng --cpu 1` beside each search,
+for a machine that is not quiet, and ends it by its process id.
 """
 
 from __future__ import annotations
@@ -44,34 +43,48 @@ GRID = (
     "fp32,bf16",
 )
 TOLERANCE = ("--tolerance", "rtol=0.05,atol=0.05")
-# of the exhaustive measurement; as long again for the warm-up, which counts where it turns out to
-# be none
-ROUND = "1s"
-START = 10.0  # seconds: a run that ends earlier than so long before its limit was not ended by it
+# A round of the exhaustive measurement; its warm-up takes as long, and counts if it is none.
+ROUND_DURATION = "1s"
+START_S = 10.0  # A run that ends so long before its limit was not ended by the limit.
 TABLE, ROWS = "exhaustive.json", "exhaustive.csv"
-WITHIN, STRESSED = (
-    0.95,
-    0.9,
-)  # of the best of the table, on the quiet machine and beside another process
-TENTH = 0.1
+# Required share of the table's best on a quiet machine, and beside another process.
+QUIET_SHARE, STRESSED_SHARE = 0.95, 0.9
+MAX_TIME_SHARE = 0.1
 
 
-def bench(words: Sequence[str], limit: float) -> None:
-    command = [sys.executable, "-m", "tsx_cli", "bench", *words, "--time-limit", f"{limit:.0f}s"]
+def bench(arguments: Sequence[str], limit: float) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tsx_cli",
+        "bench",
+        *arguments,
+        "--time-limit",
+        f"{limit:.0f}s",
+    ]
     subprocess.run(command, check=False, timeout=2 * limit + 120)
 
 
-def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str]) -> None:
-    """Each configuration with a server of its own, up and down the loads to its best within the
-    bound, which is measured twice.
+def exhaustive(archive: Path, directory: Path, limit: float, arguments: Sequence[str]) -> None:
+    """Measure each configuration with its own server, up and down the loads to its best.
+
+    The best load within the bound is measured twice.
     """
     run = directory / "exhaustive-run"
-    began = time.monotonic()
+    start = time.monotonic()
     if (run / "journal.jsonl").exists():
-        words = ["--resume", str(run)]
+        arguments = ["--resume", str(run)]
     else:
-        words = [str(archive), *words, "--exhaustive", "--duration", ROUND, "--output", str(run)]
-    bench(words, limit)
+        arguments = [
+            str(archive),
+            *arguments,
+            "--exhaustive",
+            "--duration",
+            ROUND_DURATION,
+            "--output",
+            str(run),
+        ]
+    bench(arguments, limit)
     results = read_results(run / "results.json")
     before = (
         json.loads((directory / TABLE).read_text())["seconds"]
@@ -79,14 +92,17 @@ def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str
         else 0.0
     )
     table = rows(results)
-    took = time.monotonic() - began
-    left = [str(trial.how()) for trial in results.trials if trial.state == "predicted"]
-    if not left and took > limit - START:
-        left = [str(results.trials[-1].how())]  # which was begun, and perhaps not at its best load
+    elapsed = time.monotonic() - start
+    missing = [
+        str(trial.as_configuration()) for trial in results.trials if trial.state == "predicted"
+    ]
+    if not missing and elapsed > limit - START_S:
+        # The last trial may not have reached its best load.
+        missing = [str(results.trials[-1].as_configuration())]
     content = {
         "machine": machine.describe(),
-        "seconds": round(before + took, 1),
-        "missing": left,
+        "seconds": round(before + elapsed, 1),
+        "missing": missing,
         "rows": table,
     }
     content["disturbed"] = results.disturbed.says
@@ -100,24 +116,27 @@ def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str
         f"{len(table)} configurations in {content['seconds']:.0f} s: {directory / TABLE}",
         flush=True,
     )
-    if left:
-        print(f"{len(left)} are missing, such as {left[0]}: the same command goes on with them")
+    if missing:
+        print(
+            f"{len(missing)} are missing, such as {missing[0]}: the same command goes on with them"
+        )
     else:
         shutil.rmtree(run)
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """A row for each configuration that was begun, the best first; the throughput of what never
-    held the bound is 0.
+    """Return a row for each started configuration, the best first.
+
+    The throughput is 0 if the bound never held.
     """
-    found = []
+    table_rows = []
     for trial in results.trials:
         if trial.state == "predicted":
             continue
         point = trial.chosen
-        found.append(
+        table_rows.append(
             {
-                **trial.how().as_json(),
+                **trial.as_configuration().as_json(),
                 "throughput": 0.0 if point is None else round(point.throughput.value, 2),
                 "p99_ms": None if point is None else round(point.p99_ms.value, 2),
                 "load": None if point is None else str(point.offered),
@@ -126,12 +145,12 @@ def rows(results: Results) -> list[dict[str, Any]]:
                 "reason": trial.reason,
             }
         )
-    return sorted(found, key=lambda row: -row["throughput"])
+    return sorted(table_rows, key=lambda row: -row["throughput"])
 
 
 @contextmanager
-def stressed(really: bool, limit: float) -> Iterator[None]:
-    if not really:
+def stressed(is_stressed: bool, limit: float) -> Iterator[None]:
+    if not is_stressed:
         yield
         return
     program = shutil.which("stress-ng")
@@ -148,41 +167,50 @@ def stressed(really: bool, limit: float) -> Iterator[None]:
 
 
 def searches(
-    archive: Path, directory: Path, number: int, limit: float, stress: bool, words: Sequence[str]
+    archive: Path,
+    directory: Path,
+    number: int,
+    limit: float,
+    stress: bool,
+    arguments: Sequence[str],
 ) -> bool:
-    """Whether enough of them found what is good enough."""
+    """Run searches; return whether enough of them found a good configuration."""
     table = json.loads((directory / TABLE).read_text())
-    quiet = {
+    throughputs = {
         Configuration(**{name: row[name] for name in Configuration().as_json()}): row["throughput"]
         for row in table["rows"]
     }
-    best, needed, good = max(quiet, key=lambda how: quiet[how]), STRESSED if stress else WITHIN, 0
+    best = max(throughputs, key=lambda configuration: throughputs[configuration])
+    needed = STRESSED_SHARE if stress else QUIET_SHARE
+    good = 0
     print(
-        f"best of the table: {best}, {quiet[best]:.1f} requests/s; {len(quiet)} configurations in"
-        f" {table['seconds']:.0f} s\n",
+        f"best of the table: {best}, {throughputs[best]:.1f} requests/s; {len(throughputs)}"
+        f" configurations in {table['seconds']:.0f} s\n",
         flush=True,
     )
     lines = []
     for at in range(number):
-        with tempfile.TemporaryDirectory() as place, stressed(stress, limit):
-            began = time.monotonic()
-            bench([str(archive), *words, "--output", f"{place}/run"], limit)
-            took = time.monotonic() - began
-            results = read_results(Path(place) / "run" / "results.json")
-        how = None if results.winner is None else results.trials[results.winner].how()
-        share = 0.0 if how is None else quiet.get(how, 0.0) / quiet[best]
+        with tempfile.TemporaryDirectory() as temporary, stressed(stress, limit):
+            start = time.monotonic()
+            bench([str(archive), *arguments, "--output", f"{temporary}/run"], limit)
+            elapsed = time.monotonic() - start
+            results = read_results(Path(temporary) / "run" / "results.json")
+        winner = (
+            None if results.winner is None else results.trials[results.winner].as_configuration()
+        )
+        share = 0.0 if winner is None else throughputs.get(winner, 0.0) / throughputs[best]
         good += share >= needed
-        chosen = "none" if how is None else str(how)
+        chosen = "none" if winner is None else str(winner)
         tied = f", tied with {len(results.tied)}" if results.tied else ""
         lines.append(
-            f"{at + 1}: {chosen}{tied}: {quiet.get(how, 0.0) if how else 0.0:.1f} requests/s in the"
-            f" table, {share:.1%} of the best; {took:.0f} s, {took / table['seconds']:.1%} of the"
-            f" exhaustive time; {sum(bool(trial.points) for trial in results.trials)}"
+            f"{at + 1}: {chosen}{tied}: {throughputs.get(winner, 0.0) if winner else 0.0:.1f}"
+            f" requests/s in the table, {share:.1%} of the best; {elapsed:.0f} s,"
+            f" {elapsed / table['seconds']:.1%} of the exhaustive time; {sum(bool(trial.points) for trial in results.trials)}"
             f" configurations measured; {results.disturbed.says or 'undisturbed'}"
         )
         print(f"\n{lines[-1]}\n", flush=True)
     print("\n".join(lines))
-    short = limit <= TENTH * table["seconds"]
+    short = limit <= MAX_TIME_SHARE * table["seconds"]
     print(
         f"\n{good} of {number} within {1 - needed:.0%} of the best; the time limit is"
         f" {'' if short else 'not '}under a tenth of it"
@@ -210,18 +238,33 @@ def main() -> None:
         help="where the table is kept",
     )
     parser.epilog = "Options after -- are those of tsx bench, instead of the detector's grid."
-    own, words = sys.argv[1:], [*GRID, *TOLERANCE]
-    if "--" in own:
-        own, words = own[: own.index("--")], own[own.index("--") + 1 :]
-    given = parser.parse_args(own)
+    own_arguments, bench_arguments = sys.argv[1:], [*GRID, *TOLERANCE]
+    if "--" in own_arguments:
+        own_arguments, bench_arguments = (
+            own_arguments[: own_arguments.index("--")],
+            own_arguments[own_arguments.index("--") + 1 :],
+        )
+    options = parser.parse_args(own_arguments)
     if (warning := machine.busy_before()) is not None:
         print(f"NOT QUIET: {warning}", file=sys.stderr)
-    if given.exhaustive:
-        exhaustive(given.archive, given.directory, seconds(given.exhaustive, "--exhaustive"), words)
-    if given.searches:
-        limit = seconds(given.time_limit, "--time-limit")
+    if options.exhaustive:
+        exhaustive(
+            options.archive,
+            options.directory,
+            seconds(options.exhaustive, "--exhaustive"),
+            bench_arguments,
+        )
+    if options.searches:
+        limit = seconds(options.time_limit, "--time-limit")
         raise SystemExit(
-            not searches(given.archive, given.directory, given.searches, limit, given.stress, words)
+            not searches(
+                options.archive,
+                options.directory,
+                options.searches,
+                limit,
+                options.stress,
+                bench_arguments,
+            )
         )
 
 

@@ -1,6 +1,4 @@
-"""The servers that are measured, started by their own commands on free ports of loopback, and ended
-when the measurement is.
-"""
+"""The measured servers, started by their own commands on free ports of loopback."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from typing import NamedTuple
 import psutil
 
 TSX = Path(sys.executable).with_name("tsx")
-START_SECONDS = 120
+START_TIMEOUT_S = 120
 
 
 class Server(NamedTuple):
@@ -44,14 +42,12 @@ class Server(NamedTuple):
         request = urllib.request.Request(
             (self.management if management else self.inference) + path, body, headers, method=method
         )
-        with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=START_TIMEOUT_S) as answer:
             content: bytes = answer.read()
             return content
 
     def proportional_memory(self) -> dict[int, int]:
-        """Bytes of each process of the server's tree, what is shared divided among those that share
-        it (PSS).
-        """
+        """Return the bytes of each process of the server; shared memory is divided (PSS)."""
         root = psutil.Process(self.process.pid)
         return {
             process.pid: process.memory_full_info().pss
@@ -60,26 +56,28 @@ class Server(NamedTuple):
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports of loopback that nothing listens on.
+    """Return so many ports of loopback that nothing listens on.
 
-    The system gives none of them to who asks it for any port, so that nobody
-    comes by one before it is used; and another process finds others.
+    The system does not hand them out as arbitrary ports, so they stay free until they are used.
+    Another process finds others.
     """
-    found: list[int] = []
-    while len(found) < count:
+    ports: list[int] = []
+    while len(ports) < count:
         port = next(_ports(os.getpid()))
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            found.append(port)
-    return found
+            ports.append(port)
+    return ports
 
 
 @cache
 def _ports(
     process: int, low: int = 10_000, high: int = 32_000, stride: int = 1009
 ) -> Iterator[int]:
-    """All between the two, below those that Linux and macOS give out by themselves; processes with
-    neighbouring numbers begin far apart.
+    """Return the ports between the two numbers in a cycle.
+
+    They are below those that Linux and macOS hand out. Processes with neighbouring numbers begin
+    far apart.
     """
     begin = process * stride % (high - low)
     return itertools.cycle(low + (begin + step) % (high - low) for step in range(high - low))
@@ -87,14 +85,14 @@ def _ports(
 
 @contextmanager
 def tsx(directory: Path, *arguments: str | Path, **settings: object) -> Iterator[Server]:
-    """`tsx serve` with these arguments; it may not answer yet."""
+    """Start `tsx serve` with these arguments; it may not be ready yet."""
     inference, management, metrics = (f"http://127.0.0.1:{port}" for port in free_ports(3))
     environment = clean_environment() | {
         "TSX_INFERENCE_ADDRESS": inference,
         "TSX_MANAGEMENT_ADDRESS": management,
         "TSX_METRICS_ADDRESS": metrics,
         "TSX_CACHE_DIR": str(directory / "cache"),
-        "TSX_ENABLE_GRPC": "false",  # its ports are fixed ones
+        "TSX_ENABLE_GRPC": "false",  # Its ports are fixed.
     }
     environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
     with running([TSX, "serve", *arguments], directory, environment, "tsx") as process:
@@ -103,48 +101,51 @@ def tsx(directory: Path, *arguments: str | Path, **settings: object) -> Iterator
 
 @contextmanager
 def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Iterator[Server]:
-    """TorchServe as fast as its settings make it: no log lines per request, no tokens, no metrics
-    of the machine, a long queue.
+    """Start TorchServe with its fastest settings.
+
+    It has no log lines per request, no tokens, no metrics of the machine, and a long queue.
     """
-    place = directory / "torchserve"
-    place.mkdir(exist_ok=True)
+    scratch = directory / "torchserve"
+    scratch.mkdir(exist_ok=True)
     quiet = (
         "status = error\nrootLogger.level = error\nappender.a.type = Null\nappender.a.name ="
         " a\nrootLogger.appenderRef.a.ref = a\n"
     )
-    (place / "log4j2.properties").write_text(quiet)
+    (scratch / "log4j2.properties").write_text(quiet)
     command = [
         environment_of_peer / "bin" / "torchserve",
         "--log-config",
-        place / "log4j2.properties",
+        scratch / "log4j2.properties",
     ]
-    with _torchserve_command(
-        "TorchServe", command, place, archive, patience=5
-    ) as server:  # its Java does not hear of the end
+    # TorchServe's Java process does not receive the signal of the end.
+    with _torchserve_command("TorchServe", command, scratch, archive, patience=5) as server:
         yield server
 
 
 @contextmanager
 def tsx_torchserve(directory: Path, archive: Path) -> Iterator[Server]:
-    """tsx's `torchserve` command, with the same settings but its own log: a line for each request,
-    and the metric log.
+    """Start tsx's `torchserve` command with the same settings.
+
+    Its log has a line for each request, and there is the metric log.
     """
-    place = directory / "tsx-torchserve"
-    place.mkdir(exist_ok=True)
+    scratch = directory / "tsx-torchserve"
+    scratch.mkdir(exist_ok=True)
     with _torchserve_command(
-        "tsx-torchserve", [TSX.with_name("torchserve")], place, archive, patience=20
+        "tsx-torchserve", [TSX.with_name("torchserve")], scratch, archive, patience=20
     ) as server:
         yield server
 
 
 @contextmanager
 def _torchserve_command(
-    name: str, command: list[str | Path], place: Path, archive: Path, patience: float
+    name: str, command: list[str | Path], scratch: Path, archive: Path, patience: float
 ) -> Iterator[Server]:
     inference, management, metrics, grpc, grpc_management = free_ports(5)
-    (place / "config.properties").write_text(
-        f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
-        f"metrics_address=http://127.0.0.1:{metrics}\ngrpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n"
+    (scratch / "config.properties").write_text(
+        f"inference_address=http://127.0.0.1:{inference}\n"
+        f"management_address=http://127.0.0.1:{management}\n"
+        f"metrics_address=http://127.0.0.1:{metrics}\n"
+        f"grpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n"
         f"model_store={archive.parent}\nload_models={archive.name}\njob_queue_size=1000\n"
         "disable_token_authorization=true\ndisable_system_metrics=true\n"
     )
@@ -154,16 +155,16 @@ def _torchserve_command(
         "--foreground",
         "--ncs",
         "--ts-config",
-        place / "config.properties",
+        scratch / "config.properties",
     ]
     environment = foreign_environment() | {
         "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}",
-        "TEMP": str(place),
-        "TMPDIR": str(place),  # of the file with its pid
-        "LOG_LOCATION": str(place),
-        "TSX_CACHE_DIR": str(place / "cache"),
+        "TEMP": str(scratch),
+        "TMPDIR": str(scratch),  # the directory of the pid file
+        "LOG_LOCATION": str(scratch),
+        "TSX_CACHE_DIR": str(scratch / "cache"),
     }
-    with running(command, place, environment, name.lower(), patience) as process:
+    with running(command, scratch, environment, name.lower(), patience) as process:
         yield Server(
             name, process, f"http://127.0.0.1:{inference}", f"http://127.0.0.1:{management}"
         )
@@ -177,9 +178,7 @@ def running(
     name: str,
     patience: float = 20,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process and all that it starts; whatever is left of them `patience` seconds after the end
-    is killed.
-    """
+    """Run a process; `patience` seconds after its end, kill what remains of it and its children."""
     log = directory / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -196,15 +195,15 @@ def running(
         finally:
             members = [family, *family.children(recursive=True)] if family.is_running() else []
             process.send_signal(signal.SIGTERM)
-            _, left = psutil.wait_procs(members, timeout=patience)
-            for member in left:
+            _, survivors = psutil.wait_procs(members, timeout=patience)
+            for member in survivors:
                 member.kill()
             process.wait()
 
 
 def first_answer(server: Server, path: str, body: bytes | None) -> bytes:
-    """The first answer; asks again at once while nothing listens, or the model is not there yet."""
-    deadline = time.monotonic() + START_SECONDS
+    """Return the first response; repeat the request until the server and the model are ready."""
+    deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
             return server.call(path, body)
@@ -216,9 +215,7 @@ def first_answer(server: Server, path: str, body: bytes | None) -> bytes:
 
 
 def foreign_environment() -> dict[str, str]:
-    """For programs of another Python environment: where this one finds its modules is nothing to
-    them.
-    """
+    """Return the environment for programs of another Python, without this one's module paths."""
     return {
         name: value for name, value in clean_environment().items() if not name.startswith("PYTHON")
     }
@@ -237,11 +234,9 @@ def archive(
     config: dict[str, object] | None = None,
     packer: Path | None = None,
 ) -> Path:
-    """Pack an archive by tsx's `torch-model-archiver`, or by the program that is named: every
-    server here reads either.
-    """
+    """Pack an archive by tsx's `torch-model-archiver`, or by another program."""
     if config is not None:
-        (directory / "model-config.yaml").write_text(json.dumps(config))  # JSON is YAML
+        (directory / "model-config.yaml").write_text(json.dumps(config))  # JSON is valid YAML.
         arguments += ("--config-file", directory / "model-config.yaml")
     command = [
         packer or TSX.with_name("torch-model-archiver"),

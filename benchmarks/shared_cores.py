@@ -1,13 +1,13 @@
-"""How near the default number of threads comes to the best one set by hand: alone, beside another
-model, beside busy processes.
+"""The default number of threads beside the best number set by hand.
 
     python benchmarks/shared_cores.py [small] [large] [--seconds 3] [--rounds 5] [--connections 8]
 
-Three servers hold the same model: with tsx's default, and with `threads` of 1 and of all cores.
-They get the load in turns; the others idle meanwhile. Each has another model as well, with the same
-setting. `small` is three convolutions on 32 x 32 pixels, `large` the same on 224 x 224 with four
-times the channels. The last column is the default's throughput by that of the better of the two
-others in the same rounds.
+The cases are a model alone, beside another model, and beside busy processes. Three servers hold the
+same model: with tsx's default, and with `threads` of 1 and of all cores. They get the load in
+turns; the others idle meanwhile. Each also has another model with the same setting. `small` is
+three convolutions on 32 x 32 pixels, `large` the same on 224 x 224 with four times the channels.
+The last column is the default's throughput relative to the better of the other two in the same
+rounds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def main() -> None:
         f" {options.connections} connections"
     )
     print(
-        f"{'model':7}{'case':24}{'default':>10}{'1 thread':>10}{f'{CORES} threads':>11}{'of the best':>13}"
+        f"{'model':7}{'case':24}{'default':>10}{'1 thread':>10}{f'{CORES} threads':>11}"
+        f"{'of the best':>13}"
     )
     for model in options.models:
         with tempfile.TemporaryDirectory() as name:
@@ -55,16 +56,19 @@ def main() -> None:
     print(noise)
 
 
-def measure(model: str, place: Path, options: argparse.Namespace, noise: machine.Noise) -> None:
-    body = place / "body.png"
+def measure(model: str, directory: Path, options: argparse.Namespace, noise: machine.Noise) -> None:
+    body = directory / "body.png"
     variants: tuple[dict[str, object], ...] = ({}, {"threads": 1}, {"threads": CORES})
     body.write_bytes(picture(MODELS[model][0]))
-    with ExitStack() as held:
+    with ExitStack() as stack:
         running = []
         for number, config in enumerate(variants):
-            (own := place / str(number)).mkdir()
-            server = held.enter_context(
-                servers.tsx(own, *(pack(model, own, name, config) for name in ("model", "other")))
+            (server_directory := directory / str(number)).mkdir()
+            server = stack.enter_context(
+                servers.tsx(
+                    server_directory,
+                    *(pack(model, server_directory, name, config) for name in ("model", "other")),
+                )
             )
             for name in ("model", "other"):
                 servers.first_answer(server, f"/predictions/{name}", body.read_bytes())
@@ -80,9 +84,10 @@ def measure(model: str, place: Path, options: argparse.Namespace, noise: machine
                         own_rates.append(
                             wrk.load(url, options.connections, options.seconds, body).rate
                         )
-            default, one, every = map(machine.median, rates)
+            default, single, all_cores = map(machine.median, rates)
             print(
-                f"{model:7}{case:24}{default:10,.0f}{one:10,.0f}{every:11,.0f}{default / max(one, every):13.0%}",
+                f"{model:7}{case:24}{default:10,.0f}{single:10,.0f}{all_cores:11,.0f}"
+                f"{default / max(single, all_cores):13.0%}",
                 flush=True,
             )
 
@@ -118,7 +123,7 @@ def beside(case: str, server: servers.Server, body: Path) -> Iterator[None]:
             process.wait()
 
 
-def pack(model: str, place: Path, name: str, config: dict[str, object]) -> Path:
+def pack(model: str, directory: Path, name: str, config: dict[str, object]) -> Path:
     import torch
 
     pixels, channels = MODELS[model]
@@ -131,14 +136,16 @@ def pack(model: str, place: Path, name: str, config: dict[str, object]) -> Path:
         torch.nn.Flatten(),
         torch.nn.Linear(4 * channels, 10),
     ).eval()
-    torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, pixels, pixels)), place / f"{name}.pt")  # type: ignore[no-untyped-call]  # torch's
-    handler = place / "handler.py"
+    torch.jit.save(
+        torch.jit.trace(net, torch.zeros(1, 3, pixels, pixels)), directory / f"{name}.pt"
+    )  # type: ignore[no-untyped-call]  # torch's
+    handler = directory / "handler.py"
     handler.write_text(HANDLER)
     return servers.archive(
-        place,
+        directory,
         name,
         "--serialized-file",
-        place / f"{name}.pt",
+        directory / f"{name}.pt",
         "--handler",
         handler,
         config={"batchSize": 8, **config},

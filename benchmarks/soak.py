@@ -1,12 +1,10 @@
-"""Whether a server that works for long stays as it was: memory, file descriptors and threads of
-each of its processes.
+"""The growth of a server that works for long: memory, file descriptors and threads.
 
     python benchmarks/soak.py [--minutes 30]
 
-Two models are asked steadily in every way that clients have: small and large requests, streams,
-errors, a connection for each request, clients that leave before their answer, readers of metrics.
-Exits 1 when a process is not flat, is gone or is new, or when a request was not answered as it
-should be. Needs Linux.
+Two models get requests of all kinds: small and large ones, streams, errors, a connection for each
+request, clients that leave before their response, readers of metrics. The exit code is 1 if a
+process grows, ends or begins, or if a request has a wrong response. It needs Linux.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ from chaos.trial import pack
 from chaos import server as servers
 
 MODELS = ("first", "second")
-LOOKS = 120  # over the whole time
-WARM_UP = 0.2  # of the time; buffers and caches fill
+SAMPLES = 120  # samples over the whole time
+WARM_UP_SHARE = 0.2  # share of the time in which buffers and caches fill
 ROW = "{:<30} {:>8} {:>8} {:>12} {:>6} {:>6} {:>8} {:>8}  {}"
 
-Look = dict[str, Usage]  # by process
+Sample = dict[str, Usage]  # the usage of each process
 
 
-class Fresh(Client):
-    """A connection for each request."""
+class ReconnectingClient(Client):
+    """A client with a connection for each request."""
 
     async def ask(self, order: str = "") -> Answer | None:
         answer = await super().ask(order)
@@ -45,8 +43,8 @@ class Fresh(Client):
         return answer
 
 
-class Leaver(Client):
-    """Asks, and is gone before the answer is there. Nobody counts that."""
+class LeavingClient(Client):
+    """A client that leaves before its response; its requests do not count."""
 
     async def ask(self, order: str = "") -> Answer | None:
         _, writer = await self.connect()
@@ -59,8 +57,8 @@ class Leaver(Client):
         return None
 
 
-class Reader(Client):
-    """Reads metrics and descriptions, as what watches a server does."""
+class MetricsReader(Client):
+    """A reader of metrics and descriptions, like a monitoring system."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(0, "", Tally())
@@ -75,83 +73,82 @@ class Reader(Client):
 
 def clients(server: Server, tallies: dict[str, Tally]) -> list[Client]:
     port = server.ports["inference"]
-    made: list[Client] = [Reader(server)]
+    all_clients: list[Client] = [MetricsReader(server)]
     for model, tally in tallies.items():
-        made += [Client(port, model, tally) for _ in range(8)]
-        made += [
+        all_clients += [Client(port, model, tally) for _ in range(8)]
+        all_clients += [
             Client(port, model, tally, f"pad {'x' * (200 << 10)}"),
-            Fresh(port, model, tally),
-            Leaver(port, model, tally),
+            ReconnectingClient(port, model, tally),
+            LeavingClient(port, model, tally),
         ]
-    streaming, failing = (
-        MODELS  # not the same: a failure in its batch breaks a stream off that has begun
-    )
-    made += [
+    # The models differ, because a failure in its batch ends a stream that has begun.
+    streaming, failing = MODELS
+    all_clients += [
         Client(port, streaming, tallies[streaming], "parts 5"),
         Client(port, failing, tallies[failing], "fail"),
     ]
-    return made
+    return all_clients
 
 
-async def soak(directory: Path, minutes: float) -> tuple[list[Look], dict[str, Tally]]:
+async def soak(directory: Path, minutes: float) -> tuple[list[Sample], dict[str, Tally]]:
     config = json.dumps({"minWorkers": 2, "maxWorkers": 2, "batchSize": 8})
     server = await servers.start(
         directory, [pack(directory, model, config) for model in MODELS], {}
     )
     tallies = {model: Tally() for model in MODELS}
-    looks: list[Look] = []
+    samples: list[Sample] = []
     try:
         load = Load(clients(server, tallies), interval=0.1)
         try:
-            await load.during(_look_on(server, minutes * 60, looks))
+            await load.during(_take_samples(server, minutes * 60, samples))
         finally:
             await load.stop()
         await server.stop()
     finally:
         await server.kill()
-    return looks, tallies
+    return samples, tallies
 
 
-async def _look_on(server: Server, seconds: float, looks: list[Look]) -> None:
-    began = time.monotonic()
-    for number in range(1, LOOKS + 1):
-        await asyncio.sleep(began + seconds * number / LOOKS - time.monotonic())
-        looks.append(await server.usage(MODELS))
+async def _take_samples(server: Server, seconds: float, samples: list[Sample]) -> None:
+    start = time.monotonic()
+    for number in range(1, SAMPLES + 1):
+        await asyncio.sleep(start + seconds * number / SAMPLES - time.monotonic())
+        samples.append(await server.usage(MODELS))
 
 
-def table(looks: Sequence[Look]) -> bool:
-    """Print a row for each process; whether all are flat."""
+def table(samples: Sequence[Sample]) -> bool:
+    """Print a row for each process; return whether none grows."""
     print(
         ROW.format(
             "process", "MiB", "at end", "MiB an hour", "files", "at end", "threads", "at end", ""
         )
     )
-    kept = looks[int(WARM_UP * len(looks)) :]
+    warm_samples = samples[int(WARM_UP_SHARE * len(samples)) :]
     flat = [
-        _row(name, [look[name] for look in kept if name in look], len(kept))
-        for name in sorted({name for look in kept for name in look})
+        _row(name, [sample[name] for sample in warm_samples if name in sample], len(warm_samples))
+        for name in sorted({name for sample in warm_samples for name in sample})
     ]
     return all(flat)
 
 
-def _row(name: str, used: Sequence[Usage], looks: int) -> bool:
-    if len(used) < looks:
-        print(f"{name:<30} NOT FLAT: it was there at {len(used)} of {looks} looks")
+def _row(name: str, usages: Sequence[Usage], sample_count: int) -> bool:
+    if len(usages) < sample_count:
+        print(f"{name:<30} NOT FLAT: it was there at {len(usages)} of {sample_count} looks")
         return False
-    first, last, more = used[0], used[-1], rising(used)
-    verdict = f"NOT FLAT: {', '.join(more)}" if more else "flat"
-    memory = f"{first.memory / MIB:.1f}", f"{last.memory / MIB:.1f}", f"{mib_per_hour(used):+.1f}"
+    first, last, rises = usages[0], usages[-1], rising(usages)
+    verdict = f"NOT FLAT: {', '.join(rises)}" if rises else "flat"
+    memory = f"{first.memory / MIB:.1f}", f"{last.memory / MIB:.1f}", f"{mib_per_hour(usages):+.1f}"
     print(ROW.format(name, *memory, first.files, last.files, first.threads, last.threads, verdict))
-    return not more
+    return not rises
 
 
 def problems(tallies: dict[str, Tally]) -> list[str]:
-    found = []
+    texts = []
     for model, tally in tallies.items():
-        found += [f"{model}: {problem}" for problem in [*tally.lost, *tally.wrong][:5]]
+        texts += [f"{model}: {problem}" for problem in [*tally.lost, *tally.wrong][:5]]
         if tally.sent != tally.answered:
-            found.append(f"{model}: {tally.sent} sent, {tally.answered} answered")
-    return found
+            texts.append(f"{model}: {tally.sent} sent, {tally.answered} answered")
+    return texts
 
 
 def main() -> int:
@@ -160,19 +157,19 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=30)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        looks, tallies = asyncio.run(soak(Path(place), options.minutes))
+    with tempfile.TemporaryDirectory() as name:
+        samples, tallies = asyncio.run(soak(Path(name), options.minutes))
     print(
-        f"{machine.describe()}; {options.minutes:g} minutes, of which the first {WARM_UP:.0%} are"
-        " not looked at\n"
+        f"{machine.describe()}; {options.minutes:g} minutes, of which the first {WARM_UP_SHARE:.0%}"
+        " are not looked at\n"
     )
-    flat = table(looks)
+    flat = table(samples)
     sent = sum(tally.sent for tally in tallies.values())
     errors = sum((tally.statuses for tally in tallies.values()), start=Tally().statuses)
     print(f"\n{sent:,} requests; answers by status: {dict(sorted(errors.items()))}")
-    found = problems(tallies)
-    print("\n".join(found) or "each was answered once, and as it should be")
-    return 0 if flat and not found else 1
+    texts = problems(tallies)
+    print("\n".join(texts) or "each was answered once, and as it should be")
+    return 0 if flat and not texts else 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""What SageMaker's PyTorch toolkit does with requests, made anew from its description: one process,
-and one request at a time.
+"""The request loop of SageMaker's PyTorch toolkit, rebuilt from its description.
 
     python benchmarks/toolkit_loop.py DIRECTORY PORT
 
-It loads a directory in the toolkit's layout once, and then calls `transform` for each request:
-input_fn, predict_fn, output_fn, its own or the program's, whatever else is waiting. The front end
-in Java and its socket to this process are left out, and HTTP is read by the parser and the event
-loop that tsx uses itself: what is compared is the loop.
+One process loads a directory in the toolkit's layout once, then calls `transform` for one request
+at a time: input_fn, predict_fn, output_fn, its own or the program's. The front end in Java and its
+socket are left out, and HTTP is read by tsx's parser and event loop, so only the loops differ.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ class Transformer:
         self._model = self._program.model_fn(str(directory)).eval()
 
     def transform(self, body: bytes, content_type: str, accept: str) -> tuple[str | bytes, str]:
-        given = to_tensor(body, content_type)
+        tensor = to_tensor(body, content_type)
         with torch.no_grad():
-            prediction = self._model(given)
+            prediction = self._model(tensor)
         return to_body(prediction, accept, JSON)
 
 
@@ -47,7 +45,7 @@ def program(path: Path) -> ModuleType:
 
 
 class Connection(asyncio.Protocol):
-    """Reads a request, answers it, reads the next: nothing else of this process runs meanwhile."""
+    """A connection that answers its requests one by one, and blocks the process meanwhile."""
 
     def __init__(self, transformer: Transformer) -> None:
         self._transformer = transformer

@@ -1,14 +1,13 @@
 """Load on a server that is switched between two ways of working, in turns of a few milliseconds.
 
-What else a machine does, and its host, changes from one moment to the next: of two rounds that
-follow each other the second one may be a fifth slower for that alone; and two servers of the same
-code differ by some percent from start to end, as their memory happens to lie. So it is one server,
-under one load (`wrk`), and its processes are told by a signal which way to work. The shorter the
-turns, the more of the noise is the same for both: eight turns of 15 ms tell as much as eight of 100
-ms. A block is many of them, each way as often first as last, so that what grows or shrinks
-meanwhile is the same for both; its ratio is that of sums, so that what is done only now and then
-counts as much as it costs. How many requests were answered in a turn is told by the bytes that the
-load has read: all answers are as long as each other. Linux only: it reads /proc.
+A machine and its host change from one moment to the next: of two equal rounds the second may be a
+fifth slower for that alone. Two servers of the same code differ by some percent, as their memory
+happens to lie. So one server runs under one load (`wrk`), and a signal tells its processes which
+way to work. The shorter the turns, the more of the noise is common: eight turns of 15 ms say as
+much as eight of 100 ms. A block has many turns, each way as often first as last, so that growth is
+common too. Its ratio is that of sums, so that rare work counts at its cost. The bytes that the load
+has read give the number of requests, because all responses have one length. It needs Linux, as it
+reads /proc.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from numpy.typing import NDArray
 
 from benchmarks import wrk
 
-ORDER = (0, 1, 1, 0, 1, 0, 0, 1) * 4  # of a block's turns
-SETTLE = 0.004  # seconds after a switch until what was under way is answered
-WARM_UP = 1.0  # seconds
+ORDER = (0, 1, 1, 0, 1, 0, 0, 1) * 4  # the ways of a block's turns
+SETTLE_S = 0.004  # time after a switch in which running requests end
+WARM_UP_S = 1.0
 RESAMPLES = 2000
 
 
 class Point(NamedTuple):
-    """What was done so far."""
+    """The counters at a moment."""
 
     at: float  # time.perf_counter()
-    read: int  # bytes of answers
-    front: float  # seconds of the processor
+    read: int  # bytes of responses
+    front: float  # processor seconds
     worker: float
 
 
 class Cost(NamedTuple):
-    """Of one request, in one block; seconds."""
+    """The seconds of one request, in one block."""
 
     time: float  # 1 / throughput
-    front: float  # of the processor
+    front: float  # processor seconds
     worker: float
 
     @property
@@ -55,9 +54,7 @@ class Cost(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """How much more one takes than the other, in percent: the median, and between what it is with
-    95 % confidence.
-    """
+    """How much more one way takes than the other in percent: the median and its 95 % interval."""
 
     middle: float
     low: float
@@ -66,33 +63,33 @@ class Effect(NamedTuple):
     def __str__(self) -> str:
         return f"{self.middle:+.1f} % ({self.low:+.1f} to {self.high:+.1f})"
 
-    def verdict(self, most: float) -> str:
-        """Whether it is at most so many percent."""
-        if self.high <= most:
-            return f"under {most:g} %"
+    def verdict(self, max_percent: float) -> str:
+        """Return whether it is at most so many percent, in words."""
+        if self.high <= max_percent:
+            return f"under {max_percent:g} %"
         return (
-            f"over {most:g} %"
-            if self.low > most
-            else f"not decided: {most:g} % is within the interval"
+            f"over {max_percent:g} %"
+            if self.low > max_percent
+            else f"not decided: {max_percent:g} % is within the interval"
         )
 
 
 def effect(servers: Sequence[Sequence[float]]) -> Effect:
-    """Of the ratio in each block of each server: the median.
+    """Return the effect from the ratio in each block of each server.
 
     The interval is that of a bootstrap in two steps: as many servers are drawn, then as many blocks
-    of each, and this again and again.
+    of each, repeatedly.
     """
     random = np.random.default_rng(0)
     medians = [
         np.median(
-            np.concatenate([random.choice(servers[each], len(servers[each])) for each in drawn])
+            np.concatenate([random.choice(servers[index], len(servers[index])) for index in drawn])
         )
         for drawn in _draws(random, len(servers))
     ]
     low, high = np.percentile(medians, (2.5, 97.5))
     middle = float(np.median(np.concatenate(servers)))
-    return Effect(*(100 * (float(each) - 1) for each in (middle, low, high)))
+    return Effect(*(100 * (float(ratio) - 1) for ratio in (middle, low, high)))
 
 
 def _draws(random: np.random.Generator, count: int) -> NDArray[np.int64]:
@@ -100,24 +97,22 @@ def _draws(random: np.random.Generator, count: int) -> NDArray[np.int64]:
 
 
 class Switch:
-    """The processes of a server that listen to both signals: the front end, its fork server and its
-    workers.
-    """
+    """The processes of a server that listen to both signals: front end, fork server and workers."""
 
     def __init__(self, server: int) -> None:
-        everyone = [
+        pids = [
             server,
             *(child.pid for child in psutil.Process(server).children(recursive=True)),
         ]
-        self._pids = [pid for pid in everyone if listens(pid)]
+        self._pids = [pid for pid in pids if is_listening(pid)]
 
     def to(self, number: signal.Signals) -> None:
         for pid in self._pids:
             os.kill(pid, number)
 
 
-def listens(pid: int) -> bool:
-    """To SIGUSR1 and SIGUSR2, which would end it otherwise."""
+def is_listening(pid: int) -> bool:
+    """Tell whether a process handles SIGUSR1 and SIGUSR2, which would end it otherwise."""
     line = next(
         line
         for line in Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -128,7 +123,7 @@ def listens(pid: int) -> bool:
 
 
 class Load:
-    """`wrk` with one thread."""
+    """A `wrk` process with one thread."""
 
     def __init__(self, url: str, connections: int, body: Path, server: int) -> None:
         command = [
@@ -147,9 +142,8 @@ class Load:
         )
         self._pid = self._process.pid
         self._server = server
-        self._others = [
-            child.pid for child in psutil.Process(server).children(recursive=True)
-        ]  # a worker, and two processes that idle
+        # A worker, and two idle processes.
+        self._others = [child.pid for child in psutil.Process(server).children(recursive=True)]
 
     def point(self) -> Point:
         return Point(
@@ -160,14 +154,16 @@ class Load:
         )
 
     def end(self) -> float:
-        """The bytes of an answer. Raises `wrk.NotAnswered`."""
-        while (
-            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
-        ):  # what it has read can still be seen then
-            os.kill(
-                self._pid, signal.SIGINT
-            )  # again, where it went to the thread that does not wait for it
-            time.sleep(SETTLE)
+        """End the load, and return the bytes of a response.
+
+        Raises:
+            wrk.NotAnswered: A request failed.
+        """
+        # A process that has ended, but is not waited for, still shows what it has read.
+        while os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            # The signal is repeated, as it may reach the thread that does not wait for it.
+            os.kill(self._pid, signal.SIGINT)
+            time.sleep(SETTLE_S)
         read = self._read()
         output, _ = self._process.communicate()
         return read / wrk.parse(output).requests
@@ -181,8 +177,9 @@ class Load:
 
 
 def _processor(pid: int) -> float:
-    """Seconds that all threads of a process have run, to the nanosecond: `cpu_times` counts
-    hundredths of a second.
+    """Return the processor seconds of all threads of a process, to the nanosecond.
+
+    `cpu_times` counts hundredths of a second.
     """
     return 1e-9 * sum(
         int(thread.read_text().split()[0])
@@ -191,29 +188,33 @@ def _processor(pid: int) -> float:
 
 
 def run(load: Load, switch: Switch, blocks: int, seconds: float) -> tuple[list[Cost], list[Cost]]:
-    """What a request cost after SIGUSR1 and after SIGUSR2, block by block; each turn takes so many
-    seconds. Raises `wrk.NotAnswered`.
+    """Return the costs of a request after SIGUSR1 and after SIGUSR2, block by block.
+
+    Each turn takes so many seconds.
+
+    Raises:
+        wrk.NotAnswered: A request failed.
     """
-    time.sleep(WARM_UP)
+    time.sleep(WARM_UP_S)
     signals = (signal.SIGUSR1, signal.SIGUSR2)
     turns: tuple[list[list[tuple[Point, Point]]], list[list[tuple[Point, Point]]]] = ([], [])
     for _ in range(blocks):
-        for kept in turns:
-            kept.append([])
-        for which in ORDER:
-            switch.to(signals[which])
-            time.sleep(SETTLE)
+        for blocks_of_way in turns:
+            blocks_of_way.append([])
+        for way in ORDER:
+            switch.to(signals[way])
+            time.sleep(SETTLE_S)
             before = load.point()
             time.sleep(seconds)
-            turns[which][-1].append((before, load.point()))
+            turns[way][-1].append((before, load.point()))
     length = load.end()
-    found = [[_cost(block, length) for block in kept] for kept in turns]
-    return found[0], found[1]
+    costs = [[_cost(block, length) for block in blocks_of_way] for blocks_of_way in turns]
+    return costs[0], costs[1]
 
 
 def _cost(turns: Sequence[tuple[Point, Point]], length: float) -> Cost:
     seconds, read, front, worker = (
-        sum(after[each] - before[each] for before, after in turns) for each in range(4)
+        sum(after[index] - before[index] for before, after in turns) for index in range(4)
     )
     requests = read / length
     return Cost(seconds / requests, front / requests, worker / requests)

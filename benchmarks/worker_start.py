@@ -1,10 +1,9 @@
-"""How long a second worker of a loaded model takes beyond loading the model, and what four workers
-weigh beside one.
+"""The start of a second worker beyond the loading of its model, and the memory of four workers.
 
     python benchmarks/worker_start.py [--rounds 3]
 
-The model holds 500 MB of weights, in a .pth, on CPU. Needs Linux (the memory is the proportional
-set size of /proc).
+The model holds 500 MB of weights, in a .pth, on CPU. It needs Linux, as the memory is the
+proportional set size of /proc.
 """
 
 from __future__ import annotations
@@ -42,14 +41,11 @@ def pack(directory: Path) -> Path:
 
 
 def ask_all(server: servers.Server, workers: int) -> dict[int, float]:
-    """Ask until each worker has answered, so that each has read all its weights: the seconds that
-    loading took, by pid.
-    """
+    """Ask until each worker has read its weights; return the loading times by pid."""
     seconds: dict[int, float] = {}
     deadline = time.monotonic() + 120
-    with ThreadPoolExecutor(
-        workers
-    ) as clients:  # all at once, or one idle worker would answer every time
+    # Simultaneous requests, or an idle worker would answer every time.
+    with ThreadPoolExecutor(workers) as clients:
         while len(seconds) < workers:
             for answer in map(
                 json.loads,
@@ -64,20 +60,20 @@ def ask_all(server: servers.Server, workers: int) -> dict[int, float]:
 
 
 def scale(server: servers.Server, workers: int) -> float:
-    """The seconds until so many workers are ready."""
-    started = time.perf_counter()
+    """Return the seconds until so many workers are ready."""
+    start = time.perf_counter()
     server.call(
         f"/models/large?min_worker={workers}&max_worker={workers}&synchronous=true",
         management=True,
         method="PUT",
     )
-    return time.perf_counter() - started
+    return time.perf_counter() - start
 
 
 def memory(server: servers.Server, workers: set[int]) -> tuple[int, int]:
-    """PSS of the workers, and of the whole tree, in bytes."""
-    each = server.proportional_memory()
-    return sum(each[pid] for pid in workers), sum(each.values())
+    """Return the PSS of the workers, and of the whole tree, in bytes."""
+    memory_by_pid = server.proportional_memory()
+    return sum(memory_by_pid[pid] for pid in workers), sum(memory_by_pid.values())
 
 
 def main() -> None:
@@ -88,11 +84,11 @@ def main() -> None:
     options = parser.parse_args()
     noise = machine.Noise()
     starts, loads = [], []
-    with tempfile.TemporaryDirectory() as place:
-        directory = Path(place)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
         with servers.tsx(directory, pack(directory), "--workers", "1") as server:
             servers.first_answer(server, "/predictions/large", b"1")
-            one = memory(server, set(ask_all(server, 1)))
+            single_memory = memory(server, set(ask_all(server, 1)))
             for _ in range(options.rounds):
                 noise.sample()
                 first = set(ask_all(server, 1))
@@ -102,7 +98,7 @@ def main() -> None:
                 )
                 scale(server, 1)
             scale(server, WORKERS)
-            four = memory(server, set(ask_all(server, WORKERS)))
+            scaled_memory = memory(server, set(ask_all(server, WORKERS)))
     start, load = machine.median(starts), machine.median(loads)
     print(f"{machine.describe()}; medians of {options.rounds} rounds\n")
     beyond = start - load
@@ -110,10 +106,13 @@ def main() -> None:
         f"second worker ready after {start:.3f} s; loading the model took {load:.3f} s of it:"
         f" {beyond:.3f} s beyond (at most 0.2)"
     )
-    for what, single, several in (("workers", one[0], four[0]), ("all processes", one[1], four[1])):
+    for label, single, several in (
+        ("workers", single_memory[0], scaled_memory[0]),
+        ("all processes", single_memory[1], scaled_memory[1]),
+    ):
         ratio = f"ratio {several / single:.2f} (below 1.5)"
         print(
-            f"{what}: {single / 1e6:,.0f} MB with one worker, {several / 1e6:,.0f} MB with"
+            f"{label}: {single / 1e6:,.0f} MB with one worker, {several / 1e6:,.0f} MB with"
             f" {WORKERS}: {ratio}"
         )
     print(f"\n{noise}")

@@ -1,4 +1,4 @@
-"""One round of load: wrk with one thread, which posts the same body over and over."""
+"""A round of load: wrk with one thread, which posts the same body repeatedly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 SCRIPT = Path(__file__).with_name("post.lua")
 UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
-PATIENCE = 10  # seconds until wrk gives an answer up
+RESPONSE_TIMEOUT_S = 10
 
 
 class Round(NamedTuple):
@@ -21,17 +21,21 @@ class Round(NamedTuple):
 
 
 class NotAnswered(RuntimeError):
-    """An answer was not 2xx, or a connection failed: such a round says nothing about speed."""
+    """A response was not 2xx, or a connection failed; such a round says nothing about speed."""
 
 
 def load(url: str, connections: int, seconds: float, body: Path) -> Round:
-    """Raises NotAnswered."""
+    """Measure a round of load.
+
+    Raises:
+        NotAnswered: A request failed.
+    """
     command = [
         "wrk",
         "-t1",
         f"-c{connections}",
         f"-d{seconds:g}s",
-        f"--timeout={PATIENCE}s",
+        f"--timeout={RESPONSE_TIMEOUT_S}s",
         "--latency",
         "-s",
         str(SCRIPT),
@@ -56,7 +60,7 @@ def parse(output: str) -> Round:
     return Round(float(rate[1]), percentile(output, 50), percentile(output, 99), int(total[1]))
 
 
-def percentile(output: str, which: int) -> float:
-    match = re.search(rf"^\s+{which}%\s+([\d.]+)(us|ms|s|m)", output, re.MULTILINE)
+def percentile(output: str, percent: int) -> float:
+    match = re.search(rf"^\s+{percent}%\s+([\d.]+)(us|ms|s|m)", output, re.MULTILINE)
     assert match is not None, output
     return float(match[1]) * UNITS[match[2]]

@@ -1,1 +1,1 @@
-"""Faults done to a real server under steady load, and the proof that nothing was lost."""
+"""Faults of a real server under steady load, and the proof that nothing was lost."""

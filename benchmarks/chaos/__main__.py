@@ -1,9 +1,8 @@
-"""The long form of the chaos suite: every fault several times, under heavier load, and a table of
-what came out.
+"""The long form of the chaos suite: every fault several times, under heavier load, with a table.
 
     python -m benchmarks.chaos [--short] [WORDS OF A SCENARIO'S NAME ...]
 
-Exits 1 when anything that must hold did not.
+It exits with 1 if anything that must hold did not.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ def main() -> int:
         if reason := scenario.why_not():
             print(f"{scenario.name}: left out, since {reason}", flush=True)
             continue
-        with tempfile.TemporaryDirectory() as place:
-            report = asyncio.run(run(scenario, SHORT if options.short else LONG, Path(place)))
+        with tempfile.TemporaryDirectory() as directory:
+            report = asyncio.run(run(scenario, SHORT if options.short else LONG, Path(directory)))
         print(row(report), flush=True)
         for problem in report.problems:
             print(f"    {problem}", flush=True)

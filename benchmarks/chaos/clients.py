@@ -1,4 +1,4 @@
-"""What clients can do to a server, by malice or by accident, while others use it."""
+"""Faults of clients, by malice or by accident, while others use the server."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from contextlib import suppress
 
 import psutil
 
-from .load import LATE
+from .load import MAX_WAIT_S
 from .trial import Scenario, Trial
 
-MOST = 24 << 20  # bytes by which the front end may grow for clients that do not read
+MAX_GROWTH_BYTES = 24 << 20  # growth of the front end for clients that do not read
 HEAD = b"POST /predictions/victim HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 
 async def slow_clients(trial: Trial) -> None:
-    """Connections that say nothing, or send their headers or their body byte by byte: while the
-    others are served, each is ended.
-    """
+    """Send nothing, or headers or a body byte by byte; each connection ends, others are served."""
     sockets: list[socket.socket] = []
     for number in range(trial.scale.slow_clients):
         sockets += await _connect(trial, 1)
@@ -35,19 +33,19 @@ async def slow_clients(trial: Trial) -> None:
         await asyncio.gather(
             *(tally.good(2 * trial.scale.clients) for tally in trial.tallies.values())
         )
-    ends = Counter(await asyncio.wait_for(asyncio.gather(*map(_read_to_end, sockets)), LATE))
+    ends = Counter(await asyncio.wait_for(asyncio.gather(*map(_read_to_end, sockets)), MAX_WAIT_S))
     silent = len(sockets[::3])
     expected = {b"": silent, b"HTTP/1.1 408": len(sockets) - silent}
     trial.check(ends == expected, f"slow clients were ended with {dict(ends)}, not {expected}")
 
 
 def _try_to_send(sock: socket.socket, data: bytes) -> None:
-    with suppress(ConnectionError):  # it has been ended already
+    with suppress(ConnectionError):  # The server has ended it already.
         sock.send(data)
 
 
 async def _read_to_end(sock: socket.socket) -> bytes:
-    """The first words that came before the end, if any."""
+    """Return the first bytes before the end, if any."""
     loop = asyncio.get_running_loop()
     first = b""
     with sock, suppress(ConnectionError):
@@ -57,14 +55,14 @@ async def _read_to_end(sock: socket.socket) -> bytes:
 
 
 async def half_a_body(trial: Trial) -> None:
-    """Clients that leave in the middle of their request: there is nothing to answer."""
+    """Leave in the middle of a request, which then has no answer."""
     for sock in await _connect(trial, 50):
         sock.send(HEAD + b"content-length: 1000\r\n\r\nhalf")
         sock.close()
 
 
 async def leave_before_the_answer(trial: Trial) -> None:
-    """Clients that ask and go; by a reset, as those do that are killed."""
+    """Send requests and leave, with a reset as of a killed client."""
     trial.unanswered += 50
     trial.tallies["victim"].sent += 50
     for sock in await _connect(trial, 50):
@@ -84,33 +82,31 @@ async def leave_in_the_answer(trial: Trial) -> None:
 
 
 async def never_read_streams(trial: Trial) -> None:
-    """Each stream is far more than the buffers of a socket hold."""
+    """Ask for streams far larger than the buffers of a socket, and read nothing."""
     await _not_read(trial, await _connect(trial, 2), f"stream {trial.scale.megabytes * 8} 128", 1)
 
 
 async def never_read_answers(trial: Trial) -> None:
-    """One connection, many requests, a megabyte for each."""
+    """Send many requests on one connection, with a megabyte of answer each."""
     await _not_read(trial, await _connect(trial, 1), "large 1", 64)
 
 
-async def _not_read(trial: Trial, sockets: list[socket.socket], order: str, each: int) -> None:
-    """Ask on each of the connections and read nothing: what is not read must not pile up in the
-    server.
-    """
-    trial.unanswered += len(sockets) * each
-    trial.tallies["victim"].sent += len(sockets) * each
+async def _not_read(trial: Trial, sockets: list[socket.socket], order: str, count: int) -> None:
+    """Send requests on each connection and read nothing; answers must not fill the server."""
+    trial.unanswered += len(sockets) * count
+    trial.tallies["victim"].sent += len(sockets) * count
     front_end = psutil.Process(trial.server.process.pid)
-    before = most = front_end.memory_info().rss
+    before = peak = front_end.memory_info().rss
     body = f"0 {order}".encode()
     for sock in sockets:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.send((HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)) * each)
+        sock.send((HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)) * count)
     for _ in range(10):
         await trial.tallies["bystander"].good(3 * trial.scale.clients)
-        most = max(most, front_end.memory_info().rss)
+        peak = max(peak, front_end.memory_info().rss)
     trial.check(
-        most - before < MOST,
-        f"the front end grew by {(most - before) >> 20} MiB for what is not read",
+        peak - before < MAX_GROWTH_BYTES,
+        f"the front end grew by {(peak - before) >> 20} MiB for what is not read",
     )
     for sock in sockets:
         sock.close()

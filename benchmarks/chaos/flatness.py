@@ -1,4 +1,4 @@
-"""Whether what a process uses stays as it is, from looks at it over time."""
+"""The growth of a process's resources, from samples over time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MIB = 1 << 20
-GROWTH = 2.0  # MiB that a straight line through a process's memory may rise
+MAX_GROWTH_MIB = 2.0  # growth of a straight line through a process's memory
 
 
 class Usage(NamedTuple):
-    """What one process used when it was looked at."""
+    """The resources of a process at a moment."""
 
     at: float  # seconds
     memory: int  # resident bytes
@@ -19,28 +19,27 @@ class Usage(NamedTuple):
     threads: int
 
 
-def mib_per_hour(used: Sequence[Usage]) -> float:
-    """The slope of the straight line that fits best; memory also falls, so its ends say little."""
+def mib_per_hour(samples: Sequence[Usage]) -> float:
+    """Return the slope of the best straight line; memory also falls, so its ends say little."""
     return (
         statistics.linear_regression(
-            [each.at for each in used], [each.memory / MIB for each in used]
+            [sample.at for sample in samples], [sample.memory / MIB for sample in samples]
         ).slope
         * 3600
     )
 
 
-def rising(used: Sequence[Usage]) -> list[str]:
-    """What is not flat.
+def rising(samples: Sequence[Usage]) -> list[str]:
+    """Return the names of growing resources.
 
-    Files and threads rise when there are never again as few as there were at most in the first
-    third.
+    Files and threads grow if the last third never has as few as the first third had at most.
     """
-    third = max(1, len(used) // 3)
-    first, last = used[:third], used[-third:]
-    hours = (used[-1].at - used[0].at) / 3600
+    third = max(1, len(samples) // 3)
+    first, last = samples[:third], samples[-third:]
+    hours = (samples[-1].at - samples[0].at) / 3600
     rises = {
-        "memory": mib_per_hour(used) * hours > GROWTH,
-        "files": min(each.files for each in last) > max(each.files for each in first),
-        "threads": min(each.threads for each in last) > max(each.threads for each in first),
+        "memory": mib_per_hour(samples) * hours > MAX_GROWTH_MIB,
+        "files": min(sample.files for sample in last) > max(sample.files for sample in first),
+        "threads": min(sample.threads for sample in last) > max(sample.threads for sample in first),
     }
-    return [what for what, does in rises.items() if does]
+    return [name for name, does in rises.items() if does]

@@ -1,5 +1,6 @@
-"""Answers each request with its number, after doing what it orders: `17`, `18 exit`, `19 flood 8`.
-Packed into an archive as it stands.
+"""A handler that answers each request with its number, after the fault that it orders.
+
+Examples are `17`, `18 exit` and `19 flood 8`. The file is packed into an archive as it is.
 """
 
 import ctypes
@@ -18,13 +19,13 @@ from ts.handler_utils.utils import send_intermediate_predict_response
 
 REPLY, PIECE = 6, 5  # kinds of frames, as in tsx_runtime.wire
 HEADER = struct.Struct("<BBHIIQ")
-KEPT = []
+LEAKS = []
 
 
 def handle(data, context):
     if data is None:
         return None
-    time.sleep(0.001)  # so that batches form
+    time.sleep(0.001)  # Batches form meanwhile.
     return [act(idx, bytes(row["body"]).decode(), context) for idx, row in enumerate(data)]
 
 
@@ -67,7 +68,7 @@ def wait(idx, context, path):
 
 
 def exhaust_memory(idx, context):
-    """What malloc says when nothing is left, from a limit on this process."""
+    """Fail an allocation as without memory, by a limit on this process."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), before[1]))
@@ -78,12 +79,12 @@ def exhaust_memory(idx, context):
 
 
 def leak_memory(idx, context, megabytes):
-    KEPT.append(b"x" * (int(megabytes) << 20))
+    LEAKS.append(b"x" * (int(megabytes) << 20))
 
 
 def leak_files(idx, context, count):
     for _ in range(int(count)):
-        KEPT.append(open("/dev/null"))  # noqa: SIM115 - it is to stay open
+        LEAKS.append(open("/dev/null"))  # noqa: SIM115 - It stays open.
 
 
 def flood(idx, context, megabytes):
@@ -109,17 +110,17 @@ def stream(idx, context, pieces, kilobytes):
 
 
 def channels():
-    """The file descriptors of this worker's sockets."""
+    """Yield the file descriptors of this worker's sockets."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         try:
             if stat.S_ISSOCK(entry.stat().st_mode):
                 yield int(entry.name)
         except OSError:
-            pass  # the one that listed the directory
+            pass  # the descriptor that listed the directory
 
 
 def parts(idx, context, times):
-    """The number as an answer in parts: blanks are none of it."""
+    """Send the number in parts, which must not count as blanks in it."""
     for _ in range(int(times)):
         send_intermediate_predict_response(
             [""], {idx: context.get_request_id(idx)}, "a part", 200, context
@@ -127,13 +128,13 @@ def parts(idx, context, times):
 
 
 def note(idx, context, path, number):
-    """That this request was run."""
+    """Record that this request was run."""
     with open(path, "a") as file:
         file.write(f"{number}\n")
 
 
 def pad(idx, context, text):
-    """A long request."""
+    """Do nothing; the request is a long one."""
 
 
 def close_channel(idx, context):
@@ -142,7 +143,7 @@ def close_channel(idx, context):
 
 
 def shut_channel(idx, context):
-    """The connection ends, and the worker does not notice."""
+    """End the connection without ending the worker."""
     for fd in list(channels()):
         socket.socket(fileno=fd).shutdown(socket.SHUT_RDWR)
     time.sleep(600)
@@ -154,17 +155,17 @@ def half_frame(idx, context):
 
 
 def half_frame_and_on(idx, context):
-    """What follows is taken for the rest of the frame."""
+    """Send half a frame; the next one is taken for its rest."""
     send(HEADER.pack(REPLY, 1, 0, 1, 1, 1000) + b"x" * 100)
 
 
 def endless_frame(idx, context):
-    """Announce more than anything can hold."""
+    """Announce a frame that no memory can hold."""
     send(HEADER.pack(REPLY, 1, 0, 1, 1, 1 << 35) + b"x" * 100)
 
 
 def stray_frame(idx, context):
-    """A whole frame that nobody asked for."""
+    """Send a whole frame that no request has asked for."""
     send(HEADER.pack(REPLY, 1, 0, 4_000_000_000, 0, 0))
 
 
@@ -173,7 +174,7 @@ def random_bytes(idx, context, seed):
 
 
 def random_frame(idx, context, seed):
-    """A header that is right, and nothing behind it that is."""
+    """Send a valid header with random content."""
     chance = random.Random(int(seed))
     body = chance.randbytes(chance.randrange(1, 5000))
     send(

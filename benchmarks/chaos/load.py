@@ -1,6 +1,4 @@
-"""Steady load over keep-alive connections, in which every request has a number of its own that its
-answer must repeat.
-"""
+"""Steady load over keep-alive connections; each answer must repeat its request's own number."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-LATE = 60.0  # seconds after which a request counts as never answered
+MAX_WAIT_S = 60.0  # time after which a request counts as never answered
 _numbers = itertools.count(1)
 
 
@@ -25,25 +23,20 @@ class Answer(NamedTuple):
 @dataclass
 class _Waiter:
     since: float
-    left: int
+    remaining: int
     done: asyncio.Future[float]
 
 
 @dataclass
 class Tally:
-    """What the clients of one model sent, and what became of it.
-
-    Each request ends in `statuses` or in `lost`.
-    """
+    """The requests of one model's clients; each ends in `statuses` or in `lost`."""
 
     sent: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
-    lost: list[str] = field(
-        default_factory=list
-    )  # the connection ended, or the time was over, before an answer
-    wrong: list[str] = field(
-        default_factory=list
-    )  # an answer that is not this request's, or more than one
+    # Requests whose connection or time ended before an answer.
+    lost: list[str] = field(default_factory=list)
+    # Answers to another request, or more than one.
+    wrong: list[str] = field(default_factory=list)
     _waiters: list[_Waiter] = field(default_factory=list)
 
     @property
@@ -55,17 +48,15 @@ class Tally:
         return {status: count for status, count in sorted(self.statuses.items()) if status != 200}
 
     async def good(self, count: int = 1) -> float:
-        """Wait for so many good answers to requests that are sent from now on; the seconds that the
-        last of them took to come.
-        """
+        """Wait for so many good answers to requests from now on; return the seconds of the last."""
         waiter = _Waiter(time.monotonic(), count, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
-        return await asyncio.wait_for(waiter.done, LATE)
+        return await asyncio.wait_for(waiter.done, MAX_WAIT_S)
 
     def add(self, number: bytes, sent_at: float, answer: Answer) -> None:
         self.statuses[answer.status] += 1
         if answer.status == 200 and answer.body == number:
-            self._tell(sent_at)
+            self._notify_waiters(sent_at)
         elif answer.status == 200:
             self.wrong.append(f"request {number.decode()} was answered {answer.body[:60]!r}")
         elif not _is_error(answer):
@@ -74,12 +65,12 @@ class Tally:
                 " not the error JSON"
             )
 
-    def _tell(self, sent_at: float) -> None:
+    def _notify_waiters(self, sent_at: float) -> None:
         if not self._waiters:
             return
         for waiter in self._waiters:
-            waiter.left -= sent_at >= waiter.since
-            if waiter.left <= 0 and not waiter.done.done():
+            waiter.remaining -= sent_at >= waiter.since
+            if waiter.remaining <= 0 and not waiter.done.done():
                 waiter.done.set_result(time.monotonic() - waiter.since)
         self._waiters = [waiter for waiter in self._waiters if not waiter.done.done()]
 
@@ -92,10 +83,9 @@ def _is_error(answer: Answer) -> bool:
 
 
 class Client:
-    """One keep-alive connection with one request under way at a time; connects when it first has
-    to.
+    """A keep-alive connection with one request at a time, opened when it is needed.
 
-    `habit` is what it has the handler do where nothing else is ordered.
+    `habit` is the order for the handler in requests without another order.
     """
 
     def __init__(self, port: int, model: str, tally: Tally, habit: str = "") -> None:
@@ -113,9 +103,7 @@ class Client:
         return self._reader, self._writer
 
     async def ask(self, order: str = "") -> Answer | None:
-        """Send one request and count its answer; None where there was none. The handler obeys the
-        order, if there is one.
-        """
+        """Send a request, with an order for the handler, and count its answer; None without one."""
         order = order or self.habit
         reader, writer = await self.connect()
         number = b"%d" % next(_numbers)
@@ -127,7 +115,7 @@ class Client:
                 b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n%s"
                 % (self.path.encode(), len(body), body)
             )
-            answer, stays = await asyncio.wait_for(read_answer(reader), LATE)
+            answer, stays = await asyncio.wait_for(read_answer(reader), MAX_WAIT_S)
         except (OSError, EOFError, asyncio.TimeoutError, TimeoutError) as error:
             self.tally.lost.append(
                 f"request {body.decode()!r} of {self.path}: {type(error).__name__} {error}"
@@ -147,15 +135,15 @@ class Client:
         return answer
 
     async def close(self) -> None:
-        """Say that no more comes, and look whether anything does that was not asked for."""
+        """End the sending, and count anything that still comes as wrong."""
         if self._reader is None or self._writer is None:
             return
         try:
             self._writer.write_eof()
-            if rest := await asyncio.wait_for(self._reader.read(), LATE):
-                self.tally.wrong.append(f"a second answer: {rest[:60]!r}")
+            if surplus := await asyncio.wait_for(self._reader.read(), MAX_WAIT_S):
+                self.tally.wrong.append(f"a second answer: {surplus[:60]!r}")
         except OSError:
-            pass  # the server was first to close
+            pass  # The server closed first.
         self.drop()
 
     def drop(self) -> None:
@@ -165,8 +153,10 @@ class Client:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[Answer, bool]:
-    """A whole answer, and whether the connection stays open. Raises EOFError when it ends
-    before.
+    """Read an answer; return it, and whether the connection stays open.
+
+    Raises:
+        EOFError: The connection ends before.
     """
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if b"\r\ntransfer-encoding: chunked\r\n" in head:
@@ -184,9 +174,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 class Load:
-    """Clients that ask, each once an interval, or as often as they are answered where that is
-    slower.
-    """
+    """Clients that send a request per interval, or after each answer if that is slower."""
 
     def __init__(self, clients: Sequence[Client], interval: float) -> None:
         self.clients = clients
@@ -197,16 +185,16 @@ class Load:
         ]
 
     async def during(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work`; give it up, and raise, when a client fails meanwhile."""
+        """Do `work`; give it up, and raise, if a client fails meanwhile."""
         task = asyncio.create_task(work)
         await asyncio.wait([task, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
-            await asyncio.gather(*(each for each in self._tasks if each.done()))
+            await asyncio.gather(*(task for task in self._tasks if task.done()))
         await task
 
     async def stop(self) -> None:
-        """Let what is under way be answered, then close all connections."""
+        """Wait for the running requests, then close all connections."""
         self._over.set()
         await asyncio.wait(self._tasks)
         for client in self.clients:

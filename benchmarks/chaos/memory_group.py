@@ -1,5 +1,6 @@
-"""A control group in which the kernel kills for want of memory, where this machine lets one be made
-(as root, mostly).
+"""A control group in which the kernel kills for lack of memory, if this machine allows one.
+
+Mostly that needs root.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class MemoryGroup:
-    """Counts what its processes allocate from the moment that they come in."""
+    """A control group; it counts what its processes allocate after they enter."""
 
     def __init__(self, directory: Path, limit_file: str, events_file: str) -> None:
         self._directory = directory
@@ -25,31 +26,33 @@ class MemoryGroup:
 
     def limit(self, size: int) -> None:
         (self._directory / self._limit_file).write_text(str(size))
-        for swap, most in (
-            ("memory.memsw.limit_in_bytes", size),
-            ("memory.swap.max", 0),
-        ):  # no swapping instead, where there is any
+        # Swapping is off, if there is any.
+        for swap, value in (("memory.memsw.limit_in_bytes", size), ("memory.swap.max", 0)):
             with suppress(OSError):
-                (self._directory / swap).write_text(str(most))
+                (self._directory / swap).write_text(str(value))
 
     def take(self, pid: int) -> None:
         (self._directory / "cgroup.procs").write_text(str(pid))
 
     def kills(self) -> int:
-        found = KILLS.search((self._directory / self._events_file).read_text())
-        return int(found[1]) if found else 0
+        match = KILLS.search((self._directory / self._events_file).read_text())
+        return int(match[1]) if match else 0
 
     def remove(self) -> bool:
-        """Whether it is gone, which it can only be once its processes are."""
+        """Remove the group, which must have no processes; return whether it is gone."""
         with suppress(OSError):
             self._directory.rmdir()
         return not self._directory.exists()
 
 
 def make() -> MemoryGroup:
-    """Raises OSError with the reason where none can be made."""
+    """Make a control group.
+
+    Raises:
+        OSError: None can be made; the text is the reason.
+    """
     reason = "no memory controller is mounted"
-    for parent, limit_file, events_file in _places():
+    for parent, limit_file, events_file in _candidates():
         directory = parent / f"chaos-{uuid.uuid4().hex}"
         try:
             directory.mkdir()
@@ -80,9 +83,10 @@ def memory_group(limit: int) -> Iterator[MemoryGroup]:
         group.remove()
 
 
-def _places() -> Iterator[tuple[Path, str, str]]:
-    """Where a group may be made, with its files for the limit and for what was killed: version 1 of
-    control groups, then version 2.
+def _candidates() -> Iterator[tuple[Path, str, str]]:
+    """Yield possible parents of a group with its files for the limit and the kills.
+
+    They are those of version 1 of control groups, then of version 2.
     """
     for line in Path(f"/proc/{os.getpid()}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

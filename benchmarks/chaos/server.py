@@ -1,6 +1,4 @@
-"""A real `tsx serve` process and all that it started: asked, measured, limited, stopped, and looked
-at from outside.
-"""
+"""A real `tsx serve` process with all that it started, controlled and observed from outside."""
 
 from __future__ import annotations
 
@@ -28,28 +26,27 @@ from ..servers import free_ports
 from .flatness import Usage
 from .load import Answer, read_answer
 
-START_SECONDS = 90.0
-STOP_SECONDS = 60.0
-LEFT_SECONDS = 10.0
-# in the environment of the programs that a server starts; what it forks is of its session
-MARK = "CHAOS_LOG"
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
+MAX_SURVIVAL_S = 10.0
+# A variable of the programs that a server starts; its forked processes share its session.
+MARK_VARIABLE = "CHAOS_LOG"
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Counted(NamedTuple):
-    """What the server says of one version's requests."""
+    """The server's counts of one version's requests."""
 
     accepted: int
-    statuses: Counter[int]  # of what workers answered and of what was refused
+    statuses: Counter[int]  # answers of workers and refusals
 
 
 @dataclass
 class Server:
-    """Started by `start`.
+    """A server made by `start`.
 
-    Its processes have a variable of their own, by which also those are found that lost their
-    parent.
+    Its processes have their own environment variable, which also finds those without a parent.
     """
 
     process: subprocess.Popen[bytes]
@@ -72,7 +69,7 @@ class Server:
             writer.transport.abort()
 
     async def manage(self, method: str, path: str) -> Any:
-        """A call of the management API that must succeed."""
+        """Call the management API, which must succeed."""
         answer = await self.call(method, path, role="management")
         if answer.status >= 300:
             raise RuntimeError(f"{method} {path}: {answer.status} {answer.body.decode()}")
@@ -98,9 +95,8 @@ class Server:
                 statuses[int(labels["status"])] += int(value)
             elif name == "tsx_refusals_total":
                 statuses[getattr(errors, labels["reason"]).status] += int(value)
-        return Counted(
-            accepted, +statuses
-        )  # without those that it has not given: some are told from the first moment on
+        # Statuses with a count of 0 are left out; some are reported from the start.
+        return Counted(accepted, +statuses)
 
     async def samples(self) -> list[tuple[str, dict[str, str], float]]:
         text = (await self.call("GET", "/metrics", role="metrics")).body.decode()
@@ -110,16 +106,16 @@ class Server:
         ]
 
     def processes(self) -> list[psutil.Process]:
-        """All that are alive, whoever their parent is."""
-        return [process for process in psutil.process_iter() if self._has(process)]
+        """Return all live processes, whoever their parent is."""
+        return [process for process in psutil.process_iter() if self._owns(process)]
 
-    def _has(self, process: psutil.Process) -> bool:
+    def _owns(self, process: psutil.Process) -> bool:
         try:
-            ours = os.getsid(process.pid) == self.process.pid or process.environ().get(MARK) == str(
-                self.log
-            )
-            return ours and process.status() != psutil.STATUS_ZOMBIE
-        except (psutil.Error, ProcessLookupError):  # it has ended, or is another user's
+            is_ours = os.getsid(process.pid) == self.process.pid or process.environ().get(
+                MARK_VARIABLE
+            ) == str(self.log)
+            return is_ours and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, ProcessLookupError):  # It has ended, or belongs to another user.
             return False
 
     def zombies(self) -> list[int]:
@@ -127,50 +123,49 @@ class Server:
         return [child.pid for child in children if child.status() == psutil.STATUS_ZOMBIE]
 
     async def usage(self, models: Sequence[str]) -> dict[str, Usage]:
-        """Of each process, by what it is for and its number."""
+        """Return the usage of each process by its role and its number."""
         names = {self.process.pid: "front end"}
         for model in models:
             names |= {
                 worker["pid"]: f"worker {worker['id']} of {model}"
                 for worker in await self.workers(model)
             }
-        used = {}
+        usages = {}
         for process in self.processes():
             with suppress(psutil.NoSuchProcess), process.oneshot():
                 name = f"{names.get(process.pid) or _role(process.cmdline())} ({process.pid})"
-                used[name] = Usage(
+                usages[name] = Usage(
                     time.monotonic(),
                     process.memory_info().rss,
                     process.num_fds(),
                     process.num_threads(),
                 )
-        return used
+        return usages
 
     def limit_files(self, count: int) -> None:
         hard = resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (count, hard))
 
     async def stop(self) -> int:
-        """The exit code."""
+        """Stop the server, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return await asyncio.to_thread(self.process.wait, STOP_SECONDS)
+            return await asyncio.to_thread(self.process.wait, STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(str(error)) from error
 
     async def left_over(self) -> list[int]:
-        """What is still there some seconds after the end: nothing should be."""
-        end = time.monotonic() + LEFT_SECONDS
-        while left := [
-            process.pid for process in self.processes()
-        ]:  # others' children: nothing tells of their end
+        """Return the processes that exist some seconds after the end; there should be none."""
+        end = time.monotonic() + MAX_SURVIVAL_S
+        # They are children of others, so nothing reports their end.
+        while survivors := [process.pid for process in self.processes()]:
             if time.monotonic() > end:
                 break
             await asyncio.sleep(0.02)
-        return left
+        return survivors
 
     async def kill(self) -> None:
-        """Whatever happened, nothing outlives a trial."""
+        """Kill all processes, so that nothing outlives a trial."""
         for process in self.processes():
             with suppress(psutil.Error):
                 process.kill()
@@ -184,7 +179,7 @@ async def start(
     *,
     output: int | None = None,
 ) -> Server:
-    """`tsx serve` with these models, once it is healthy.
+    """Start `tsx serve` with these models, and wait until it is healthy.
 
     `output` takes its stdout and stderr in place of a file.
     """
@@ -197,14 +192,14 @@ async def start(
         f"TSX_{role.upper()}_ADDRESS": f"http://127.0.0.1:{port}" for role, port in ports.items()
     }
     environment |= {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_MODEL_STORE": str(directory)}
-    environment["TSX_ENABLE_GRPC"] = "false"  # its ports are fixed ones
+    environment["TSX_ENABLE_GRPC"] = "false"  # Its ports are fixed.
     environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
     log = directory / "server.log"
-    environment[MARK] = str(log)
+    environment[MARK_VARIABLE] = str(log)
     command = [sys.executable, "-m", "tsx_cli", "serve", *map(str, models)]
     server = Server(_begin(command, directory, environment, log, output), ports, log)
     try:
-        await asyncio.wait_for(_healthy(server), START_SECONDS)
+        await asyncio.wait_for(_healthy(server), START_TIMEOUT_S)
     except BaseException:
         await server.kill()
         raise
@@ -236,16 +231,16 @@ async def _healthy(server: Server) -> None:
                     f"the server ended with {server.process.returncode}:"
                     f" {server.log.read_text()[-3000:]}"
                 ) from None
-        await asyncio.sleep(0.02)  # its output may go nowhere, so there is no line to wait for
+        await asyncio.sleep(0.02)  # The output may go nowhere, so no line can be awaited.
 
 
 def _role(command: Sequence[str]) -> str:
-    """What Python starts beside its own program tells itself by its command line."""
+    """Return the role of a process that Python starts itself, by its command line."""
     return next(
         (
             name
             for name in ("forkserver", "resource_tracker")
-            if any(name in word for word in command)
+            if any(name in argument for argument in command)
         ),
         "other",
     )

@@ -1,4 +1,4 @@
-"""SIGTERM under load: what was accepted is answered, and nothing that was accepted is refused."""
+"""SIGTERM under load: every accepted request is answered, and none is refused."""
 
 from __future__ import annotations
 
@@ -9,36 +9,33 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .load import LATE, read_answer
+from .load import MAX_WAIT_S, read_answer
 from .server import Server
 from .trial import BYSTANDER, UNEXPECTED, VICTIM, Report, Scale, Scenario, start
 
-# seconds; who has waited that long for an answer when the stop is asked for was accepted for
-# certain
-BEFORE = 1.0
+# A request that has waited this many seconds for an answer at the stop was certainly accepted.
+MIN_ACCEPTED_S = 1.0
 _numbers = itertools.count(1)
 
 
 @dataclass
-class Seen:
-    """What became of each request, by its number."""
+class Outcomes:
+    """The outcomes of requests, by their numbers."""
 
-    answered: dict[int, int] = field(default_factory=dict)  # with which status
-    unanswered: dict[int, float] = field(
-        default_factory=dict
-    )  # the connection ended instead; when it was sent
+    answered: dict[int, int] = field(default_factory=dict)  # statuses
+    unanswered: dict[int, float] = field(default_factory=dict)  # sending times
     enough: asyncio.Event = field(default_factory=asyncio.Event)
-    sent: Counter[str] = field(default_factory=Counter)  # by model
+    sent: Counter[str] = field(default_factory=Counter)  # counts for each model
 
 
 async def stop_under_load(scenario: Scenario, scale: Scale, directory: Path) -> Report:
     report = Report(scenario.name, {VICTIM: 0, BYSTANDER: 0}, {}, 0.0, 0.0, [])
     for number in range(scale.rounds):
-        place = directory / f"stop{number}"
-        place.mkdir()
-        server = await start(scenario, scale, place)
+        round_directory = directory / f"stop{number}"
+        round_directory.mkdir()
+        server = await start(scenario, scale, round_directory)
         try:
-            await _stop(server, scale, place / "ran", report)
+            await _stop(server, scale, round_directory / "ran", report)
         except (OSError, RuntimeError, TimeoutError, asyncio.TimeoutError) as error:
             report.problems.append(
                 f"{type(error).__name__}: {error}; the log ends with"
@@ -50,7 +47,7 @@ async def stop_under_load(scenario: Scenario, scale: Scale, directory: Path) -> 
 
 
 async def _stop(server: Server, scale: Scale, ran: Path, report: Report) -> None:
-    seen = Seen()
+    seen = Outcomes()
     enough = 20 * scale.clients
     asking = [
         asyncio.create_task(_ask(server, model, ran, seen, enough))
@@ -58,30 +55,30 @@ async def _stop(server: Server, scale: Scale, ran: Path, report: Report) -> None
         for _ in range(scale.clients)
     ]
     try:
-        await asyncio.wait_for(seen.enough.wait(), LATE)
-        asked = time.monotonic()
+        await asyncio.wait_for(seen.enough.wait(), MAX_WAIT_S)
+        stopped_at = time.monotonic()
         code = await server.stop()
-        report.complete = max(report.complete, time.monotonic() - asked)
-        await asyncio.wait_for(asyncio.gather(*asking), LATE)
+        report.complete = max(report.complete, time.monotonic() - stopped_at)
+        await asyncio.wait_for(asyncio.gather(*asking), MAX_WAIT_S)
     finally:
         for task in asking:
             task.cancel()
     for model, count in seen.sent.items():
         report.sent[model] += count
-    report.problems += _problems(seen, _numbers_in(ran), asked)
+    report.problems += _problems(seen, _numbers_in(ran), stopped_at)
     log = server.log.read_text(errors="replace")
     report.problems += [
         f"the log says: {line[:300]}"
         for line in log.splitlines()
-        if any(words in line for words in UNEXPECTED)
+        if any(text in line for text in UNEXPECTED)
     ][:5]
     if code != 0:
         report.problems.append(f"the server ended with exit code {code}")
-    if left := await server.left_over():
-        report.problems.append(f"processes outlived the server: {left}")
+    if survivors := await server.left_over():
+        report.problems.append(f"processes outlived the server: {survivors}")
 
 
-def _problems(seen: Seen, ran: set[int], asked: float) -> list[str]:
+def _problems(seen: Outcomes, ran: set[int], stopped_at: float) -> list[str]:
     problems = []
     if refused := {number: status for number, status in seen.answered.items() if status != 200}:
         problems.append(
@@ -90,7 +87,9 @@ def _problems(seen: Seen, ran: set[int], asked: float) -> list[str]:
         )
     if lost := ran - set(seen.answered):
         problems.append(f"{len(lost)} requests ran and were not answered")
-    if lost := {number for number, sent in seen.unanswered.items() if sent < asked - BEFORE}:
+    if lost := {
+        number for number, sent in seen.unanswered.items() if sent < stopped_at - MIN_ACCEPTED_S
+    }:
         problems.append(f"{len(lost)} requests were sent long before the stop and not answered")
     if not ran:
         problems.append("no handler noted what it ran")
@@ -101,10 +100,10 @@ def _numbers_in(file: Path) -> set[int]:
     return {int(line) for line in file.read_text().split()}
 
 
-async def _ask(server: Server, model: str, ran: Path, seen: Seen, enough: int) -> None:
-    """One request after the other, without a pause, until no connection is taken any more.
+async def _ask(server: Server, model: str, ran: Path, seen: Outcomes, enough: int) -> None:
+    """Send requests one after the other until no connection is accepted any more.
 
-    Who finds its own closed makes another.
+    A closed connection is replaced by another.
     """
     while True:
         try:
@@ -129,7 +128,7 @@ async def _ask(server: Server, model: str, ran: Path, seen: Seen, enough: int) -
                 if len(seen.answered) >= enough:
                     seen.enough.set()
         except (OSError, EOFError):
-            # closed, before or in the middle of an answer: the request stays among the unanswered
+            # The request of a closed connection stays among the unanswered.
             pass
         finally:
             writer.transport.abort()

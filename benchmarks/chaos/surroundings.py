@@ -1,6 +1,4 @@
-"""What can go wrong around the workers: the fork server, the log, file descriptors, other
-models.
-"""
+"""Faults around the workers: the fork server, the log, file descriptors, other models."""
 
 from __future__ import annotations
 
@@ -28,20 +26,21 @@ threading.Timer(0.05, os._exit, [9]).start()
 
 
 async def kill_fork_server(trial: Trial) -> None:
-    """The worker that is killed after it can only be replaced by way of a new one."""
+    """Kill the fork server, then a worker, which only a new fork server can replace."""
     worker = (await trial.server.pids("victim"))[0]
     psutil.Process(psutil.Process(worker).ppid()).kill()
     os.kill(worker, signal.SIGKILL)
 
 
 async def no_descriptors(trial: Trial) -> None:
-    """More connections than the server may hold: those that it has are served on, and afterwards it
-    takes new ones.
+    """Open more connections than the server may hold.
+
+    It goes on serving those that it has, and accepts new ones afterwards.
     """
     server = trial.server
     victims = await server.pids("victim")
-    held = psutil.Process(server.process.pid).num_fds()
-    server.limit_files(held + 20)
+    open_files = psutil.Process(server.process.pid).num_fds()
+    server.limit_files(open_files + 20)
     sockets = [
         socket.create_connection(("127.0.0.1", server.ports["inference"])) for _ in range(100)
     ]
@@ -49,7 +48,7 @@ async def no_descriptors(trial: Trial) -> None:
         await asyncio.gather(
             *(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values())
         )
-        os.kill(victims[0], signal.SIGKILL)  # the new worker's socket is a descriptor, too
+        os.kill(victims[0], signal.SIGKILL)  # The new worker's socket is a descriptor too.
         await asyncio.gather(
             *(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values())
         )
@@ -61,9 +60,7 @@ async def no_descriptors(trial: Trial) -> None:
 
 
 async def no_descriptor_for_a_worker(trial: Trial) -> None:
-    """The only worker dies while none can be started; when one can, it is, and who waited is
-    answered.
-    """
+    """Kill the only worker while none can be started; its clients are answered later."""
     server = trial.server
     (victim,) = await server.pids("victim")
     server.limit_files(3)
@@ -74,24 +71,20 @@ async def no_descriptor_for_a_worker(trial: Trial) -> None:
 
     try:
         await trial.eventually("a start fails", has_failed)
-        await asyncio.sleep(3)  # others fail too; they are not logged again
+        await asyncio.sleep(3)  # Further starts fail too, and are not logged again.
     finally:
         server.limit_files(4096)
 
 
 async def full_disk(trial: Trial) -> None:
-    """Nothing that is logged can be written, and much is: a failure, a death, a start, what a
-    handler prints.
-    """
+    """Log much to a full disk: a failure, a death, a start, and a handler's output."""
     await trial.order("fail", 500)
     await trial.order("leave", 500)
     await trial.order("flood 1", 200)
 
 
 async def manage(trial: Trial) -> None:
-    """Models come and go, and the victim has more workers and fewer, while all of them are
-    asked.
-    """
+    """Register, scale and remove models while all of them receive requests."""
     server = trial.server
     pack(
         trial.directory,
@@ -121,7 +114,7 @@ async def manage(trial: Trial) -> None:
 
 
 async def crash_loop(trial: Trial) -> None:
-    """A third model whose workers load and then die, again and again, and one that never loads."""
+    """Add a model whose workers die after loading, and one that never loads."""
     for name, text in (("crashing", CRASHES), ("broken", "import not_there\n")):
         handler = trial.directory / f"{name}.py"
         handler.write_text(text)
@@ -150,21 +143,19 @@ async def crash_loop(trial: Trial) -> None:
 
 
 async def unread_output(trial: Trial) -> None:
-    """More is written than a pipe holds, by a worker and by the server that logs its end: neither
-    waits for a reader.
-    """
+    """Write more than a pipe holds, by a worker and the server; neither waits for a reader."""
     await trial.order("flood 1", 200)
     await trial.order("leave", 500)
 
 
-def dev_full(held: ExitStack) -> int:
-    return held.enter_context(Path("/dev/full").open("wb")).fileno()
+def dev_full(stack: ExitStack) -> int:
+    return stack.enter_context(Path("/dev/full").open("wb")).fileno()
 
 
-def unread_pipe(held: ExitStack) -> int:
+def unread_pipe(stack: ExitStack) -> int:
     reader, writer = os.pipe()
-    held.callback(os.close, reader)
-    held.callback(os.close, writer)
+    stack.callback(os.close, reader)
+    stack.callback(os.close, writer)
     return writer
 
 

@@ -1,6 +1,4 @@
-"""One trial: two models under load, a fault done to one of them, and what must be true during it
-and afterwards.
-"""
+"""A trial: two models under load, a fault of one of them, and the checks during it and after."""
 
 from __future__ import annotations
 
@@ -15,30 +13,30 @@ from pathlib import Path
 from tsx_archiver.torch_model_archiver import main as pack_archive
 
 from . import server as servers
-from .load import LATE, Answer, Client, Load, Tally
+from .load import MAX_WAIT_S, Answer, Client, Load, Tally
 from .server import Counted, Server
 
 HANDLER = Path(__file__).with_name("handler.py")
 VICTIM, BYSTANDER = "victim", "bystander"
+# Texts that must not be in the log.
 UNEXPECTED = (
     "failed unexpectedly",
     "supervision failed",
     "exception was never retrieved",
     "Exception in callback",
-)  # in the log
+)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How heavy a trial is."""
+    """The weight of a trial."""
 
-    clients: int  # of each model
+    clients: int  # clients of each model
     interval: float  # seconds between two requests of one client
-    rounds: int  # how many times the fault is done
+    rounds: int  # repetitions of the fault
     slow_clients: int
-    megabytes: int  # of what floods, or is never read
-    # workers from a process that has torch imported, as it is by default; without it a server
-    # starts sooner
+    megabytes: int  # size of floods and of unread answers
+    # Whether workers come from a process with torch, the default; a server starts later with it.
     preload: bool
 
 
@@ -47,50 +45,45 @@ LONG = Scale(clients=16, interval=0.02, rounds=5, slow_clients=10_000, megabytes
 
 
 async def nothing(trial: Trial) -> None:
-    """No fault."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault. `allowed`: what clients of the victim may get besides 200; nobody else gets anything
-    else.
-    """
+    """A fault; `allowed` are the statuses besides 200 that the victim's clients may get."""
 
     name: str
     fault: Callable[[Trial], Awaitable[None]] = nothing
     allowed: frozenset[int] = frozenset()
     victim: Mapping[str, object] = field(default_factory=dict)  # model-config.yaml
     settings: Mapping[str, object] = field(default_factory=dict)
-    output: Callable[[ExitStack], int] | None = (
-        None  # a file descriptor for stdout and stderr of the server
-    )
-    own_server: bool = (
-        False  # what it leaves behind would be seen by the next trial on the same server
-    )
-    instead: Callable[[Scenario, Scale, Path], Awaitable[Report]] | None = (
-        None  # of the usual trial, where the server does not outlive it
-    )
-    why_not: Callable[[], str | None] = lambda: None  # why this machine does not let it be tried
+    # A file descriptor for stdout and stderr of the server.
+    output: Callable[[ExitStack], int] | None = None
+    # Whether its remains would disturb the next trial on the same server.
+    own_server: bool = False
+    # A replacement of the usual trial, which the server would not survive.
+    instead: Callable[[Scenario, Scale, Path], Awaitable[Report]] | None = None
+    why_not: Callable[[], str | None] = lambda: None  # the reason why this machine cannot run it
 
 
 @dataclass
 class Report:
     scenario: str
     sent: dict[str, int]
-    errors: dict[int, int]  # of the victim's clients, by status
-    # seconds from the fault's end to the victim's next good answer; the longest of all rounds
+    errors: dict[int, int]  # statuses of the victim's clients
+    # Seconds from the fault's end to the victim's next good answer, the longest of all rounds.
     recovery: float
-    complete: float  # seconds until all its workers were there again
+    complete: float  # seconds until all its workers were ready again
     problems: list[str]
 
 
 class Trial:
-    """What a fault is given: a server, the load on it, and ways to do harm."""
+    """The tools of a fault: a server, the load on it, and ways to do harm."""
 
     def __init__(
         self, server: Server, scale: Scale, directory: Path, before: Mapping[str, Counted]
     ) -> None:
-        """`before`: what the server counted until now."""
+        """Run a trial; `before` are the server's counts until now."""
         self.server = server
         self.before = before
         self.scale = scale
@@ -99,15 +92,14 @@ class Trial:
         self.problems: list[str] = []
         self.round = 0
         self.recovery = self.complete = 0.0
-        self.unanswered = (
-            0  # requests of clients that left on purpose; the server may have counted them or not
-        )
+        # Requests of clients that left on purpose, which the server may have counted.
+        self.unanswered = 0
 
     def client(self, model: str = VICTIM) -> Client:
         return Client(self.server.ports["inference"], model, self.tallies[model])
 
     async def order(self, order: str, expected: int = 200) -> Answer:
-        """Have the victim's handler do something; its answer must have this status."""
+        """Order something from the victim's handler, whose answer must have this status."""
         client = self.client()
         answer = await client.ask(order)
         await client.close()
@@ -134,14 +126,12 @@ class Trial:
         if not holds:
             self.problems.append(problem)
 
-    async def eventually(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
-        """States of the server can be asked for, not waited for; what takes long is asked for ever
-        more rarely.
-        """
-        end, pause = time.monotonic() + LATE, 0.02
+    async def eventually(self, state: str, holds: Callable[[], Awaitable[bool]]) -> None:
+        """Poll a state of the server, with growing pauses, until it holds."""
+        end, pause = time.monotonic() + MAX_WAIT_S, 0.02
         while not await holds():
             if time.monotonic() > end:
-                raise TimeoutError(f"it did not come to this: {what}")
+                raise TimeoutError(f"it did not come to this: {state}")
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 0.2)
 
@@ -155,17 +145,17 @@ class Trial:
 
 
 async def run(scenario: Scenario, scale: Scale, directory: Path) -> Report:
-    """The whole trial; leaves no process behind."""
+    """Run a trial, and leave no process behind."""
     return (await run_in_turn([scenario], scale, directory))[0]
 
 
 async def run_in_turn(scenarios: Sequence[Scenario], scale: Scale, directory: Path) -> list[Report]:
-    """Trials of one kind of server, on one server, until one finds a problem."""
+    """Run trials of one kind of server, on one server, until one finds a problem."""
     if scenarios[0].instead is not None:
         return [await scenarios[0].instead(scenarios[0], scale, directory)]
     reports = []
-    with ExitStack() as held:
-        output = None if scenarios[0].output is None else scenarios[0].output(held)
+    with ExitStack() as stack:
+        output = None if scenarios[0].output is None else scenarios[0].output(stack)
         server = await start(scenarios[0], scale, directory, output)
         try:
             for scenario in scenarios:
@@ -186,7 +176,8 @@ async def run_in_turn(scenarios: Sequence[Scenario], scale: Scale, directory: Pa
                     RuntimeError,
                     TimeoutError,
                     asyncio.TimeoutError,
-                ) as error:  # from a server that is ill
+                ) as error:
+                    # The server is ill.
                     log = server.log.read_text(errors="replace")
                     trial.problems.append(
                         f"{type(error).__name__}: {error}; the log ends with {log[-1000:]}"
@@ -231,22 +222,20 @@ async def _under_load(trial: Trial, scenario: Scenario) -> None:
 
 
 async def _rounds(trial: Trial, scenario: Scenario) -> None:
-    some = 3 * trial.scale.clients
+    count = 3 * trial.scale.clients
     for number in range(trial.scale.rounds):
         trial.round = number
-        await asyncio.gather(*(tally.good(some) for tally in trial.tallies.values()))
+        await asyncio.gather(*(tally.good(count) for tally in trial.tallies.values()))
         await scenario.fault(trial)
-        over = time.monotonic()
+        fault_end = time.monotonic()
         trial.recovery = max(trial.recovery, await trial.tallies[VICTIM].good())
         await trial.all_ready()
-        trial.complete = max(trial.complete, time.monotonic() - over)
-    await asyncio.gather(*(tally.good(some) for tally in trial.tallies.values()))
+        trial.complete = max(trial.complete, time.monotonic() - fault_end)
+    await asyncio.gather(*(tally.good(count) for tally in trial.tallies.values()))
 
 
 async def _compare(trial: Trial, scenario: Scenario) -> None:
-    """Both sides have counted: each request was answered exactly once, and only the victim's
-    clients saw errors.
-    """
+    """Compare the counts: each request has exactly one answer, and only allowed errors."""
     for model, tally in trial.tallies.items():
         trial.check(
             tally.sent == tally.answered + trial.unanswered * (model == VICTIM),
@@ -256,27 +245,29 @@ async def _compare(trial: Trial, scenario: Scenario) -> None:
         allowed = scenario.allowed if model == VICTIM else frozenset()
         trial.check(not set(tally.errors) - allowed, f"{model}: clients saw {tally.errors}")
         counted = await _counted(trial, model)
-        theirs = dict(sorted(counted.statuses.items()))
-        ours = dict(sorted(tally.statuses.items()))
+        server_counts = dict(sorted(counted.statuses.items()))
+        client_counts = dict(sorted(tally.statuses.items()))
         if model == VICTIM and trial.unanswered:
-            more = sum(theirs.values()) - sum(ours.values())
+            surplus = sum(server_counts.values()) - sum(client_counts.values())
             trial.check(
-                0 <= more <= trial.unanswered,
-                f"{model}: clients got {ours}, the server gave {theirs}, and {trial.unanswered}"
-                " left",
+                0 <= surplus <= trial.unanswered,
+                f"{model}: clients got {client_counts}, the server gave {server_counts}, and"
+                f" {trial.unanswered} left",
             )
         else:
             trial.check(
-                theirs == ours,
-                f"{model}: clients got {ours}, the server says that it gave {theirs}",
+                server_counts == client_counts,
+                f"{model}: clients got {client_counts}, the server says that it gave"
+                f" {server_counts}",
             )
     ping = await trial.server.call("GET", "/ping")
     trial.check(ping.status == 200, f"/ping says {ping.status} {ping.body.decode()}")
 
 
 async def _counted(trial: Trial, model: str) -> Counted:
-    """The server's numbers, once it has answered or refused all that it accepted: clients that left
-    did not wait for it.
+    """Return the server's counts, once it has answered or refused all that it accepted.
+
+    Clients that left did not wait for it.
     """
 
     async def quiet() -> bool:
@@ -289,7 +280,7 @@ async def _counted(trial: Trial, model: str) -> Counted:
 
 
 async def _look_back(trial: Trial) -> None:
-    """Nothing is left of the server, neither now nor after its end."""
+    """Check that nothing of the server is left, neither now nor after its end."""
     trial.check(not (zombies := trial.server.zombies()), f"zombies: {zombies}")
     missing = {*await trial.server.pids(VICTIM)} - {
         process.pid for process in trial.server.processes()
@@ -298,22 +289,23 @@ async def _look_back(trial: Trial) -> None:
     code = await trial.server.stop()
     trial.check(code == 0, f"the server ended with exit code {code}")
     trial.check(
-        not (left := await trial.server.left_over()), f"processes outlived the server: {left}"
+        not (survivors := await trial.server.left_over()),
+        f"processes outlived the server: {survivors}",
     )
     log = trial.server.log.read_text(errors="replace")
     trial.problems += [
         f"the log says: {line[:300]}"
         for line in log.splitlines()
-        if any(words in line for words in UNEXPECTED)
+        if any(text in line for text in UNEXPECTED)
     ][:5]
 
 
 def pack(
     directory: Path, name: str, config: str, version: str = "1.0", handler: Path = HANDLER
 ) -> Path:
-    """An archive by the `torch-model-archiver` that everyone's scripts call."""
-    (directory / "model-config.yaml").write_text(config)  # JSON is YAML
-    words = [
+    """Make an archive with the `torch-model-archiver` command of all scripts."""
+    (directory / "model-config.yaml").write_text(config)  # JSON is valid YAML.
+    arguments = [
         "--model-name",
         name,
         "--version",
@@ -323,5 +315,5 @@ def pack(
         "--config-file",
         directory / "model-config.yaml",
     ]
-    pack_archive([*map(str, words), "--export-path", str(directory), "--force"])
+    pack_archive([*map(str, arguments), "--export-path", str(directory), "--force"])
     return directory / f"{name}.mar"

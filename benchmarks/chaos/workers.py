@@ -1,6 +1,4 @@
-"""What can befall a worker: from outside, by its own handler, and on its connection to the
-server.
-"""
+"""Faults of a worker: from outside, by its own handler, and on its connection to the server."""
 
 from __future__ import annotations
 
@@ -16,11 +14,10 @@ import psutil
 from .memory_group import memory_group, why_not
 from .trial import Scenario, Trial
 
-DEATH = frozenset(
-    {500, 507}
-)  # WorkerDied; OutOfResources where it was SIGKILL, which is what the kernel sends
-SOON = {"responseTimeout": 1}
-PROGRAM = {"useVenv": True}  # workers are not forked
+# WorkerDied, or OutOfResources after SIGKILL, which the kernel sends.
+DEATH = frozenset({500, 507})
+SHORT_TIMEOUT = {"responseTimeout": 1}
+PROGRAM = {"useVenv": True}  # Such workers are not forked.
 
 
 async def kill_one(trial: Trial) -> None:
@@ -35,11 +32,11 @@ async def kill_all(trial: Trial) -> None:
 async def stop_one(trial: Trial) -> None:
     pid = (await trial.server.pids("victim"))[0]
     os.kill(pid, signal.SIGSTOP)
-    await gone(trial, pid)
+    await wait_until_replaced(trial, pid)
 
 
-async def gone(trial: Trial, pid: int) -> None:
-    """Wait until the server has another worker in the place of this one."""
+async def wait_until_replaced(trial: Trial, pid: int) -> None:
+    """Wait until the server has replaced a worker."""
 
     async def replaced() -> bool:
         return pid not in await trial.server.pids("victim")
@@ -48,20 +45,18 @@ async def gone(trial: Trial, pid: int) -> None:
 
 
 async def out_of_memory(trial: Trial) -> None:
-    """The kernel itself kills the only worker, for what its handler allocates."""
+    """Let the kernel kill the only worker, because of its handler's allocations."""
     (pid,) = await trial.server.pids("victim")
     with memory_group(32 << 20) as group:
         group.take(pid)
         client = trial.client()
         answer = await client.ask("leak_memory 96")
         await client.close()
-        good = answer is not None and answer.status in (
-            200,
-            507,
-        )  # 200: with others in its batch, it was tried again elsewhere
+        # The status is 200 if the request shared a batch and was tried again elsewhere.
+        good = answer is not None and answer.status in (200, 507)
         trial.check(good, f"who used up the memory got {answer}")
         trial.check(group.kills() == 1, f"the kernel killed {group.kills()} processes")
-        await gone(trial, pid)
+        await wait_until_replaced(trial, pid)
 
         async def removed() -> bool:
             return group.remove()
@@ -84,7 +79,7 @@ async def leak_memory(trial: Trial) -> None:
 
 
 async def leak_until_replaced(trial: Trial) -> None:
-    """Workers that hold too much are replaced, and no client notices."""
+    """Replace workers that hold too much memory, unnoticed by clients."""
     before = await recycled(trial)
 
     async def replaced() -> bool:
@@ -95,7 +90,7 @@ async def leak_until_replaced(trial: Trial) -> None:
 
 
 async def replace_often(trial: Trial) -> None:
-    """Workers that are replaced after a few requests, while they are asked all the time."""
+    """Replace workers after a few requests, under constant load."""
     before = await recycled(trial)
 
     async def replaced() -> bool:
@@ -114,7 +109,7 @@ async def recycled(trial: Trial) -> float:
 
 
 async def leak_files(trial: Trial) -> None:
-    """Until the worker has none left: it can still answer, on the connection that it has."""
+    """Leak files until the worker has none left; it still answers on its connection."""
     for pid in await trial.server.pids("victim"):
         psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE, (100, 100))
     for _ in range(8):
@@ -134,14 +129,11 @@ async def random_frames(trial: Trial) -> None:
 
 
 async def poisoned_batch(trial: Trial, poison: str) -> None:
-    """Hold the only worker, have 32 requests wait, one of them poisoned, and let go: 31 answers and
-    one error.
-    """
-    gate = (
-        Path(tempfile.mkdtemp(dir=trial.directory)) / "gate"
-    )  # not the one that an earlier trial has opened
+    """Hold the only worker, queue 32 requests with a poisoned one, and expect 31 good answers."""
+    # An earlier trial has opened another gate.
+    gate = Path(tempfile.mkdtemp(dir=trial.directory)) / "gate"
     holder = trial.client()
-    held = asyncio.create_task(holder.ask(f"wait {gate}"))
+    holding = asyncio.create_task(holder.ask(f"wait {gate}"))
 
     async def begun() -> bool:
         return gate.with_suffix(".begun").exists()
@@ -160,7 +152,7 @@ async def poisoned_batch(trial: Trial, poison: str) -> None:
     await trial.eventually("32 requests wait", waiting)
     gate.touch()
     answers = await asyncio.gather(*asking)
-    await held
+    await holding
     statuses = [answer.status if answer else None for answer in answers]
     good = statuses.count(200)
     trial.check(
@@ -202,8 +194,8 @@ SCENARIOS = (
     Scenario("memory is out in the handler, which survives it", memory_error, frozenset({507})),
     _order("the handler ends its process", "leave", 500),
     _order("the handler crashes by a segmentation fault", "segfault", 500),
-    _order("the handler never returns", "loop", 500, SOON),
-    _order("the handler stops its own process", "freeze", 500, SOON),
+    _order("the handler never returns", "loop", 500, SHORT_TIMEOUT),
+    _order("the handler stops its own process", "freeze", 500, SHORT_TIMEOUT),
     _order("the handler floods stdout and stderr", "flood {megabytes}", 200),
     Scenario("the handler leaks memory", leak_memory),
     Scenario(
@@ -223,11 +215,11 @@ SCENARIOS = (
     _order("the handler closes the connection to the server", "close_channel", 500),
     _order("the connection to a worker ends, and the worker does not", "shut_channel", 500),
     _order("a worker ends in the middle of a frame", "half_frame", 500),
-    _order("a worker goes on after half a frame", "half_frame_and_on", 500, SOON),
-    _order("a worker announces a frame of 32 GiB", "endless_frame", 500, SOON),
+    _order("a worker goes on after half a frame", "half_frame_and_on", 500, SHORT_TIMEOUT),
+    _order("a worker announces a frame of 32 GiB", "endless_frame", 500, SHORT_TIMEOUT),
     _order("a worker answers what nobody asked", "stray_frame", 500),
-    Scenario("workers send random bytes", random_bytes, DEATH, SOON),
-    Scenario("workers send frames of random content", random_frames, DEATH, SOON),
+    Scenario("workers send random bytes", random_bytes, DEATH, SHORT_TIMEOUT),
+    Scenario("workers send frames of random content", random_frames, DEATH, SHORT_TIMEOUT),
     _poison("one request of a batch of 32 raises", "fail", frozenset({500})),
     _poison("one request of a batch of 32 kills the worker", "leave", DEATH),
 )

@@ -1,4 +1,4 @@
-"""From a text to its topic."""
+"""A handler that returns the topics of a text."""
 
 from typing import Any
 
@@ -22,6 +22,6 @@ class TopicHandler(BaseHandler):
 
     def postprocess(self, data: Any) -> list[Any]:
         return [
-            {f"topic {place}": value for place, value in enumerate(row)}
+            {f"topic {index}": value for index, value in enumerate(row)}
             for row in torch.softmax(data.float(), 1).tolist()
         ]

@@ -1,6 +1,4 @@
-"""A layer of the text classifier in bert.py: attention and two linear layers, each with a shortcut
-and a norm.
-"""
+"""A layer of the text classifier in bert.py, with attention, two linear layers and norms."""
 
 import torch
 from torch import nn
@@ -24,12 +22,12 @@ class Layer(nn.Module):
             .permute(2, 0, 3, 1, 4)
             .unbind(0)
         )
-        seen = (
+        attended = (
             functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
             .transpose(1, 2)
             .reshape(batch, length, WIDTH)
         )
-        features = self.first_norm(features + self.out(seen))
+        features = self.first_norm(features + self.out(attended))
         result: torch.Tensor = self.second_norm(
             features + self.down(functional.gelu(self.up(features)))
         )

@@ -1,5 +1,6 @@
-"""A convolutional network of some 10 ms a request on raw pixels, on one thread: what the front end
-takes is little beside it.
+"""A convolutional network of some 10 ms a request on raw pixels, on one thread.
+
+The share of the front end is small beside it.
 """
 
 import numpy as np
@@ -14,10 +15,10 @@ def start():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers, channels = [], 3
-    for more in (24, 48, 96):
-        layers += [torch.nn.Conv2d(channels, more, 3, stride=2, padding=1), torch.nn.ReLU()]
-        layers += [torch.nn.Conv2d(more, more, 3, padding=1), torch.nn.ReLU()]
-        channels = more
+    for width in (24, 48, 96):
+        layers += [torch.nn.Conv2d(channels, width, 3, stride=2, padding=1), torch.nn.ReLU()]
+        layers += [torch.nn.Conv2d(width, width, 3, padding=1), torch.nn.ReLU()]
+        channels = width
     model = torch.nn.Sequential(
         *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)
     ).eval()

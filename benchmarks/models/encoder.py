@@ -6,7 +6,7 @@ TOKENS, WORDS, WIDTH = 64, 1000, 128
 
 
 class Encoder(torch.nn.Module):
-    """Takes (batch, tokens) and returns (batch, 10)."""
+    """An encoder of (batch, tokens) that returns (batch, 10)."""
 
     def __init__(self):
         super().__init__()

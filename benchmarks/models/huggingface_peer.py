@@ -1,5 +1,6 @@
-"""A Hugging Face model as users serve it without tsx: `python huggingface_peer.py FastAPI|LitServe
-DIRECTORY TASK PORT PROCESSES`.
+"""A Hugging Face model as users serve it without tsx.
+
+Usage: `python huggingface_peer.py FastAPI|LitServe DIRECTORY TASK PORT PROCESSES`.
 """
 
 import os
@@ -13,7 +14,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load():
-    """A function from texts to answers."""
+    """Return a function from texts to answers."""
     torch.set_num_threads(max(1, os.cpu_count() // int(processes)))
     if task == "sentence-similarity":
         from sentence_transformers import SentenceTransformer
@@ -48,7 +49,8 @@ def serve_fastapi():
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run([listening])
 
 
-if server == "LitServe":  # whose processes with the model import this module again
+# LitServe's processes with the model import this module again.
+if server == "LitServe":
     import litserve
 
     class Model(litserve.LitAPI):

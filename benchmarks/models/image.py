@@ -1,4 +1,4 @@
-"""A small convolutional network on a JPEG: what it costs to decode counts too; one thread."""
+"""A small convolutional network on a JPEG, on one thread; decoding costs time too."""
 
 import io
 
@@ -15,9 +15,9 @@ def start():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers, channels = [], 3
-    for more in (16, 32, 64):
-        layers += [torch.nn.Conv2d(channels, more, 3, stride=2, padding=1), torch.nn.ReLU()]
-        channels = more
+    for width in (16, 32, 64):
+        layers += [torch.nn.Conv2d(channels, width, 3, stride=2, padding=1), torch.nn.ReLU()]
+        channels = width
     model = torch.nn.Sequential(
         *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)
     ).eval()

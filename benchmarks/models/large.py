@@ -4,7 +4,7 @@ import torch
 
 
 class Large(torch.nn.Module):
-    """Takes (batch, 1) and returns (batch, 1): the input times the mean of all weights."""
+    """A model of (batch, 1) that returns the input times the mean of all weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tells how long a body is: what is left is the work of moving it."""
+"""A handler that returns the length of a body, so that moving it is all the work."""
 
 
 def handle(data, context):

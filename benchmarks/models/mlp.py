@@ -1,5 +1,6 @@
-"""Three layers on 784 floats, which come as raw float32; one thread, so that every server gives the
-model the same.
+"""Three layers on 784 floats in raw float32, on one thread.
+
+With one thread, every server gives the model the same.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The least that a handler can do: what is left is the server's own work."""
+"""The smallest handler, which leaves only the server's own work."""
 
 
 def start():

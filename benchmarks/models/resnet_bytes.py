@@ -1,6 +1,4 @@
-"""ResNet-18's shape on raw pixels, 3 x 224 x 224 bytes, with random weights; the handler does
-nothing but run it.
-"""
+"""ResNet-18's shape on raw pixels, 3 x 224 x 224 bytes, with random weights and a bare handler."""
 
 import torch
 from resnet18 import ResNet18

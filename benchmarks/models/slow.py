@@ -1,14 +1,13 @@
-"""Takes the same time for a batch of any size, as a GPU nearly does, without using the processor:
-its capacity is known.
+"""A model with the same time for a batch of any size, like a GPU, and without using the processor.
 
-With BENCHMARK_REQUEST_SECONDS, each request adds to it.
+Its capacity is known. With BENCHMARK_REQUEST_SECONDS, each request adds to the time.
 """
 
 import os
 import time
 
-SECONDS = float(os.environ.get("BENCHMARK_BATCH_SECONDS", "0.020"))
-EACH = float(os.environ.get("BENCHMARK_REQUEST_SECONDS", "0"))
+BATCH_S = float(os.environ.get("BENCHMARK_BATCH_SECONDS", "0.020"))
+REQUEST_S = float(os.environ.get("BENCHMARK_REQUEST_SECONDS", "0"))
 
 
 def start():
@@ -16,7 +15,7 @@ def start():
 
 
 def answers(bodies):
-    time.sleep(SECONDS + EACH * len(bodies))
+    time.sleep(BATCH_S + REQUEST_S * len(bodies))
     return ["OK"] * len(bodies)
 
 

@@ -1,4 +1,4 @@
-"""A small transformer encoder on 32 tokens, which come as raw int64; one thread."""
+"""A small transformer encoder on 32 tokens in raw int64, on one thread."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ model = None
 
 
 class Encoder(torch.nn.Module):
-    """Takes (batch, tokens) and returns (batch, 10)."""
+    """An encoder of (batch, tokens) that returns (batch, 10)."""
 
     def __init__(self):
         super().__init__()

@@ -1,3 +1,1 @@
-"""tsx beside TorchServe, Mosec and LitServe: the same models, one at a time, in turns, and one
-table.
-"""
+"""tsx beside TorchServe, Mosec and LitServe: the same models, in turns, and one table."""

@@ -1,13 +1,12 @@
-"""tsx beside TorchServe 0.12, Mosec and LitServe on the same models: one worker each, batches of up
-to 64, in turns, one table.
+"""tsx beside TorchServe 0.12, Mosec and LitServe: one worker each, batches of up to 64, one table.
 
     python -m benchmarks.peers [--quick] [--only ok,mlp] [--peers tsx,mosec] [--rounds 3] [--json
     FILE]
 
-From the root of the repository, on Linux, with `wrk`; TorchServe needs Java 17 too. Each peer gets
-an environment of its own, from PyPI, on first use; TSX_PEER_TORCHSERVE names one that exists
-already. What is not to be had is left out, and the table says so. The whole takes about 45 minutes,
-a quick run about eight.
+Run it from the root of the repository, on Linux, with `wrk`; TorchServe needs Java 17 too. Each
+peer gets its own environment from PyPI on first use; TSX_PEER_TORCHSERVE names an existing one. A
+peer that cannot be installed is left out, and the table says so. A run takes about 45 minutes, a
+quick one about eight.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from benchmarks import machine, servers
 from benchmarks.peers import environments, field, measure, report
 
 MODELS = Path(__file__).parents[1] / "models"
-WARM_UP = 3  # seconds: a JVM must warm up
+MAX_WARM_UP_S = 3  # A JVM needs it.
 
 
 def arguments() -> argparse.Namespace:
@@ -53,14 +52,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--only",
-        type=names([each.name for each in measure.WORKLOADS]),
+        type=names([workload.name for workload in measure.WORKLOADS]),
         help="workloads, with commas between",
     )
     parser.add_argument("--peers", type=names(field.PEERS), help="servers, with commas between")
     parser.add_argument(
         "--environments",
         type=Path,
-        default=environments.default_place(),
+        default=environments.default_directory(),
         help="where the peers' environments are kept",
     )
     parser.add_argument("--json", type=Path, help="a file for all that was measured")
@@ -73,26 +72,30 @@ def arguments() -> argparse.Namespace:
 
 def names(known: list[str] | tuple[str, ...]):  # type: ignore[no-untyped-def]  # what argparse takes for a type
     def parse(text: str) -> list[str]:
-        asked = [word.strip().lower() for word in text.split(",")]
-        unknown = set(asked) - {name.lower() for name in known}
+        choices = [part.strip().lower() for part in text.split(",")]
+        unknown = set(choices) - {name.lower() for name in known}
         if unknown:
             raise argparse.ArgumentTypeError(
                 f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(known)}"
             )
-        return [name for name in known if name.lower() in asked]
+        return [name for name in known if name.lower() in choices]
 
     return parse
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def packer(options: argparse.Namespace) -> Path:
-    """The real torch-model-archiver: that of TorchServe's environment where one was named."""
-    named = os.environ.get("TSX_PEER_TORCHSERVE")
+    """Return the real torch-model-archiver, that of TorchServe's environment if one is given."""
+    environment = os.environ.get("TSX_PEER_TORCHSERVE")
     return (
-        (Path(named) if named else environments.made("archiver", options.environments))
+        (
+            Path(environment)
+            if environment
+            else environments.environment_of("archiver", options.environments)
+        )
         / "bin"
         / "torch-model-archiver"
     )
@@ -101,8 +104,9 @@ def packer(options: argparse.Namespace) -> Path:
 def bodies(
     directory: Path, model: Path, workloads: list[measure.Workload]
 ) -> list[tuple[measure.Workload, Path]]:
-    """A file for each workload: random bytes where it names a size, else the model's own sample,
-    which bare.py has written.
+    """Return a body file for each workload.
+
+    It has random bytes of the workload's size, or else the model's sample, which bare.py writes.
     """
     files = []
     for workload in workloads:
@@ -116,14 +120,14 @@ def bodies(
 def run_model(
     name: str, options: argparse.Namespace, results: measure.Results, noise: machine.Noise
 ) -> None:
-    """All workloads of one model: the servers are up together, and load goes to one at a time."""
+    """Run all workloads of a model, whose servers run together, with load on one at a time."""
     model = MODELS / f"{name}.py"
-    chosen = [
-        each
-        for each in measure.WORKLOADS
-        if each.model == name and (options.only is None or each.name in options.only)
+    workloads = [
+        workload
+        for workload in measure.WORKLOADS
+        if workload.model == name and (options.only is None or workload.name in options.only)
     ]
-    if not chosen:
+    if not workloads:
         return
     with tempfile.TemporaryDirectory(prefix="tsx-peers-") as temporary, ExitStack() as stack:
         directory = Path(temporary)
@@ -138,12 +142,12 @@ def run_model(
             directory, name, "--handler", model, config=config, packer=packer(options)
         )
         body = (directory / "sample").read_bytes()
-        taking_part: list[field.Contender] = []
+        contenders: list[field.Contender] = []
         for peer in options.peers or field.PEERS:
-            say(f"{name}: starting {peer}")
-            where = stack.enter_context(ExitStack())
+            print_status(f"{name}: starting {peer}")
+            peer_stack = stack.enter_context(ExitStack())
             try:
-                each = where.enter_context(
+                contender = peer_stack.enter_context(
                     field.contender(
                         peer, options.environments, directory, model, archive, body, expected
                     )
@@ -152,30 +156,32 @@ def run_model(
                 if peer == "tsx":
                     raise
                 results.left_out[f"{peer} ({name})"] = str(error)
-                say(f"left out: {error}")
+                print_status(f"left out: {error}")
                 continue
-            taking_part.append(each)
-        load(model, bodies(directory, model, chosen), taking_part, options, results, noise)
+            contenders.append(contender)
+        load(model, bodies(directory, model, workloads), contenders, options, results, noise)
 
 
 def load(
     model: Path,
     files: list[tuple[measure.Workload, Path]],
-    taking_part: list[field.Contender],
+    contenders: list[field.Contender],
     options: argparse.Namespace,
     results: measure.Results,
     noise: machine.Noise,
 ) -> None:
-    for each in taking_part:
-        measure.closed_round(each, *files[0], 16, min(WARM_UP, options.seconds), measure.Results())
-    for line in measure.rounds(files, taking_part, model, options.rounds, options.seconds, results):
-        say(line)
+    for contender in contenders:
+        measure.closed_round(
+            contender, *files[0], 16, min(MAX_WARM_UP_S, options.seconds), measure.Results()
+        )
+    for line in measure.rounds(files, contenders, model, options.rounds, options.seconds, results):
+        print_status(line)
         noise.sample()
     if options.open_seconds:
         for line in measure.open_rounds(
-            files, taking_part, options.arrivals, options.rounds, options.open_seconds, results
+            files, contenders, options.arrivals, options.rounds, options.open_seconds, results
         ):
-            say(line)
+            print_status(line)
             noise.sample()
 
 
@@ -187,7 +193,7 @@ def main() -> None:
         sys.exit(f"nothing can be measured: {error}")
     results, noise = measure.Results(), machine.Noise()
     busy = machine.busy_before()
-    for name in dict.fromkeys(each.model for each in measure.WORKLOADS):
+    for name in dict.fromkeys(workload.model for workload in measure.WORKLOADS):
         run_model(name, options, results, noise)
     disturbed = [*([busy] if busy else []), *noise.disturbed()]
     head = (
@@ -199,7 +205,7 @@ def main() -> None:
         options.json.write_text(
             json.dumps(report.as_json(results, head, noise, disturbed), indent=1)
         )
-    print(report.whole(results, head, noise, disturbed))
+    print(report.report_text(results, head, noise, disturbed))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What a model's handler reaches with no server around it: batches of 64 in a plain loop.
+"""The rate of a model's handler without a server: batches of 64 in a plain loop.
 
     python bare.py MODEL BODY SECONDS
 
-Prints one JSON object, with the handler's answer to BODY and its requests/s. A BODY that does not
-exist is made: the model's own sample.
+It prints a JSON object with the handler's answer to BODY and its requests/s. A missing BODY is
+written: the model's own sample.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def main(file: Path, body: Path, seconds: float) -> None:
     model.handle(None, None)
     batch = [{"body": bytearray(body.read_bytes())} for _ in range(BATCH)]
     answer = model.handle(batch, None)[0]
-    done, started = 0, time.perf_counter()
-    while (took := time.perf_counter() - started) < seconds:
+    requests, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds:
         model.handle(batch, None)
-        done += BATCH
-    print(json.dumps({"answer": answer, "rate": done / took}))
+        requests += BATCH
+    print(json.dumps({"answer": answer, "rate": requests / elapsed}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""The peers' own environments: made from PyPI when first needed, kept, and made anew when they are
-to hold something else.
-"""
+"""The peers' own environments, made from PyPI when they are needed, and renewed after changes."""
 
 from __future__ import annotations
 
@@ -15,44 +13,52 @@ from pathlib import Path
 from benchmarks import servers
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
-MODELS_NEED = ("torch", "numpy", "Pillow")
+MODEL_REQUIREMENTS = ("torch", "numpy", "Pillow")
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
-    "TorchServe": ("torchserve==0.12.0", "torch-model-archiver==0.12.0", "PyYAML", *MODELS_NEED),
-    "Mosec": ("mosec==0.9.8", *MODELS_NEED),
-    "LitServe": ("litserve==0.2.19", *MODELS_NEED),
+    "TorchServe": (
+        "torchserve==0.12.0",
+        "torch-model-archiver==0.12.0",
+        "PyYAML",
+        *MODEL_REQUIREMENTS,
+    ),
+    "Mosec": ("mosec==0.9.8", *MODEL_REQUIREMENTS),
+    "LitServe": ("litserve==0.2.19", *MODEL_REQUIREMENTS),
     "LitServe_texts": ("litserve==0.2.19", "torch", "transformers", "sentence-transformers"),
     "archiver": ("torch-model-archiver==0.12.0",),
 }
 
 
 class Missing(Exception):
-    """Something is not to be had on this machine; the text says what, and what would help."""
+    """Something is missing on this machine; the text says what, and what helps."""
 
 
-def default_place() -> Path:
+def default_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tsx-benchmarks"
 
 
-def made(name: str, place: Path) -> Path:
-    """The environment of a peer; raises Missing where it cannot be made."""
-    given = os.environ.get(f"TSX_PEER_{name.upper()}")
-    if given:
-        return Path(given)
-    wanted = (
+def environment_of(name: str, directory: Path) -> Path:
+    """Return the environment of a peer.
+
+    Raises:
+        Missing: It cannot be made.
+    """
+    path = os.environ.get(f"TSX_PEER_{name.upper()}")
+    if path:
+        return Path(path)
+    contents = (
         f"Python {platform.python_version()}:"
         f" {' '.join(REQUIREMENTS[name])}\n{CONSTRAINTS.read_text()}"
     )
-    environment = place / name.lower()
-    label = environment / "made-of.txt"  # written last: half an environment has none
-    if label.exists() and set(label.read_text().splitlines()) <= set(
-        wanted.splitlines()
-    ):  # a pin that came since is of something else
+    environment = directory / name.lower()
+    label = environment / "made-of.txt"  # It is written last, as the mark of completeness.
+    # A pin that is new in the constraints belongs to another package.
+    if label.exists() and set(label.read_text().splitlines()) <= set(contents.splitlines()):
         return environment
     print(f"making {environment}", file=sys.stderr)
     shutil.rmtree(environment, ignore_errors=True)
     venv.create(environment, with_pip=True)
     install(environment, name)
-    label.write_text(wanted)
+    label.write_text(contents)
     return environment
 
 
@@ -74,10 +80,10 @@ def install(environment: Path, name: str) -> None:
         check=False,
     )
     if finished.returncode:
-        said = [line for line in finished.stderr.splitlines() if line.startswith("ERROR")] or [
+        errors = [line for line in finished.stderr.splitlines() if line.startswith("ERROR")] or [
             f"pip ended with {finished.returncode}"
         ]
-        raise Missing(f"pip could not install {REQUIREMENTS[name][0]} ({said[-1]})")
+        raise Missing(f"pip could not install {REQUIREMENTS[name][0]} ({errors[-1]})")
 
 
 def program(name: str, package: str) -> None:

@@ -1,6 +1,4 @@
-"""Who takes part: how each server is started on a model, where it answers, and which of its
-processes is the front end.
-"""
+"""The contenders: how each server starts on a model, its address, and its front end's processes."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from benchmarks.peers import environments
 HERE = Path(__file__).parent
 BATCH = 64
 PEERS = ("tsx", "tsx-torchserve", "TorchServe", "Mosec", "LitServe")
-CHOSEN = {
+SETTINGS_NOTES = {
     "tsx": "its defaults, a queue of 1000",
     "tsx-torchserve": (
         "its `torchserve` command: a log line for each request, the metric log, no token check, a"
@@ -41,7 +39,7 @@ CHOSEN = {
 
 
 class Contender(NamedTuple):
-    """A server that answers, on one model."""
+    """A running server with one model."""
 
     name: str
     server: servers.Server
@@ -53,7 +51,7 @@ class Contender(NamedTuple):
         return self.server.inference + self.path
 
     def cpu_seconds(self) -> float:
-        """What its front end has used so far."""
+        """Return the CPU seconds that its front end has used so far."""
         return sum(sum(process.cpu_times()[:2]) for process in self.front_end)
 
     def signal(self, number: int) -> None:
@@ -63,8 +61,9 @@ class Contender(NamedTuple):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The others stand still meanwhile: LitServe's worker looks for work a thousand times a
-        second. tsx idles by itself.
+        """Let the server run during the context, and stop it otherwise.
+
+        LitServe's worker looks for work a thousand times a second; tsx idles by itself.
         """
         if not self.name.startswith("tsx"):
             self.signal(signal.SIGCONT)
@@ -78,33 +77,35 @@ class Contender(NamedTuple):
 @contextmanager
 def contender(
     name: str,
-    place: Path,
+    environments_directory: Path,
     directory: Path,
     model: Path,
     archive: Path,
     body: bytes,
     expected: object,
 ) -> Iterator[Contender]:
-    """Starts a server and holds it to the expected answer; between turns it stands still.
+    """Start a server and check its answer; between turns it is stopped.
 
-    Raises Missing, or RuntimeError.
+    Raises:
+        Missing: The peer cannot be installed.
+        RuntimeError: It gives another answer.
     """
     path = {"Mosec": "/inference", "LitServe": "/predict"}.get(name, f"/predictions/{model.stem}")
-    with started(name, place, directory, model, archive) as server:
+    with start_server(name, environments_directory, directory, model, archive) as server:
         answer = read(servers.first_answer(server, path, body))
-        if not alike(answer, expected):
+        if not is_alike(answer, expected):
             raise RuntimeError(f"{name} answered {answer!r}, and the handler alone {expected!r}")
-        each = Contender(name, server, path, front_end(server, path, body))
+        participant = Contender(name, server, path, front_end(server, path, body))
         try:
-            with each.turn():
+            with participant.turn():
                 pass
-            yield each
+            yield participant
         finally:
-            each.signal(signal.SIGCONT)  # who stands still does not hear that it is to end
+            participant.signal(signal.SIGCONT)  # A stopped process does not receive its end.
 
 
-def started(
-    name: str, place: Path, directory: Path, model: Path, archive: Path
+def start_server(
+    name: str, environments_directory: Path, directory: Path, model: Path, archive: Path
 ) -> AbstractContextManager[servers.Server]:
     if name == "tsx":
         return servers.tsx(directory, archive, job_queue_size=1000)
@@ -112,13 +113,17 @@ def started(
         return servers.tsx_torchserve(directory, archive)
     if name == "TorchServe":
         environments.program("java", "openjdk-17-jre-headless")
-        return servers.torchserve(directory, archive, environments.made(name, place))
-    return foreign(name, environments.made(name, place), directory, model)
+        return servers.torchserve(
+            directory, archive, environments.environment_of(name, environments_directory)
+        )
+    return foreign(
+        name, environments.environment_of(name, environments_directory), directory, model
+    )
 
 
 @contextmanager
 def foreign(name: str, environment: Path, directory: Path, model: Path) -> Iterator[servers.Server]:
-    """A peer whose server is a program of Python, with one worker and batches of up to 64."""
+    """Start a peer whose server is a Python program, with one worker and batches of up to 64."""
     port = servers.free_ports(1)[0]
     arguments = {
         "Mosec": [
@@ -147,12 +152,12 @@ def foreign(name: str, environment: Path, directory: Path, model: Path) -> Itera
 
 
 def front_end(server: servers.Server, path: str, body: bytes) -> list[psutil.Process]:
-    """The processes that hold the clients' connections."""
+    """Return the processes that hold the clients' connections."""
     address = urlsplit(server.inference)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         for _ in range(8):
             connection = http.client.HTTPConnection(address.netloc, timeout=60)
-            held.callback(connection.close)
+            stack.callback(connection.close)
             connection.request("POST", path, body, {"Content-Type": "application/octet-stream"})
             connection.getresponse().read()
         root = psutil.Process(server.process.pid)
@@ -165,8 +170,8 @@ def front_end(server: servers.Server, path: str, body: bytes) -> list[psutil.Pro
 
 def holds_connections(process: psutil.Process, port: int | None) -> bool:
     return any(
-        each.laddr and each.laddr.port == port and each.status == "ESTABLISHED"
-        for each in process.net_connections("tcp")
+        connection.laddr and connection.laddr.port == port and connection.status == "ESTABLISHED"
+        for connection in process.net_connections("tcp")
     )
 
 
@@ -177,10 +182,12 @@ def read(answer: bytes) -> object:
         return answer.decode()
 
 
-def alike(one: object, other: object) -> bool:
-    """The same answer, but for what a batch of another size changes in the last places."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(alike(*pair) for pair in zip(one, other, strict=True))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-5)
-    return one == other
+def is_alike(first: object, second: object) -> bool:
+    """Tell whether two answers are the same up to the rounding of another batch size."""
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(
+            is_alike(*pair) for pair in zip(first, second, strict=True)
+        )
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, rel_tol=1e-3, abs_tol=1e-5)
+    return first == second

@@ -1,6 +1,4 @@
-"""The model of BENCHMARK_MODEL behind LitServe on the port that is given; runs in LitServe's own
-environment.
-"""
+"""The model of BENCHMARK_MODEL behind LitServe on a given port, in LitServe's own environment."""
 
 import importlib
 import os

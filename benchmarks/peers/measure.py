@@ -1,4 +1,4 @@
-"""The rounds: load on one server at a time, in turns, and what came of each."""
+"""The rounds: load on one server at a time, in turns, and the results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks.peers.field import Contender
 from tsx_cli.common.failure import CliError
 
 CONNECTIONS = (1, 16, 64, 256)
-LEVELS = (50, 80, 100, 150)  # per cent of what a server reached in the closed loop
+LEVELS = (50, 80, 100, 150)  # per cent of a server's closed-loop rate
 OPEN_CONNECTIONS = 256
 BARE = Path(__file__).with_name("bare.py")
 
 
 class Point(NamedTuple):
-    """One round, or the medians of several."""
+    """A round, or the medians of several."""
 
     rate: float  # requests/s
     p50: float  # ms
@@ -66,14 +66,13 @@ WORKLOADS = (
 class Results:
     closed: dict[Key, list[Point]] = field(default_factory=dict)
     opened: dict[OpenKey, list[openloop.Result]] = field(default_factory=dict)
-    bare: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # requests/s of the handler in a plain loop
+    # Requests/s of the handler in a plain loop.
+    bare: dict[str, list[float]] = field(default_factory=dict)
     failed: dict[Key, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     def medians(self) -> dict[Key, Point]:
-        """Of the points at which every round was answered."""
+        """Return the medians of the points at which every round was answered."""
         return {
             key: Point(*(machine.median(column) for column in zip(*rounds, strict=True)))
             for key, rounds in self.closed.items()
@@ -84,7 +83,7 @@ class Results:
         return {workload: machine.median(rounds) for workload, rounds in self.bare.items()}
 
     def capacity(self, workload: str, peer: str) -> float | None:
-        """The most that a server reached in the closed loop, whatever the number of connections."""
+        """Return a server's highest closed-loop rate with any number of connections."""
         return max(
             (point.rate for key, point in self.medians().items() if key[:2] == (workload, peer)),
             default=None,
@@ -92,29 +91,29 @@ class Results:
 
 
 def closed_round(
-    each: Contender,
+    contender: Contender,
     workload: Workload,
     body: Path,
     connections: int,
     seconds: float,
     results: Results,
 ) -> str:
-    """One round, put with the results; returns what to say of it."""
-    key = Key(workload.name, each.name, connections)
+    """Measure a round, store it in the results, and return a text about it."""
+    key = Key(workload.name, contender.name, connections)
     try:
-        with each.turn():
-            before = each.cpu_seconds()
-            load = wrk.load(each.url, connections, seconds, body)
-            cpu = (each.cpu_seconds() - before) * 1e6 / load.requests
+        with contender.turn():
+            before = contender.cpu_seconds()
+            load = wrk.load(contender.url, connections, seconds, body)
+            cpu = (contender.cpu_seconds() - before) * 1e6 / load.requests
     except (wrk.NotAnswered, psutil.Error) as error:
         results.failed[key] = str(error)
-        return f"{each.name}: {error}"
+        return f"{contender.name}: {error}"
     results.closed.setdefault(key, []).append(Point(load.rate, load.p50, load.p99, cpu))
-    return f"{each.name} {load.rate:,.0f}/s"
+    return f"{contender.name} {load.rate:,.0f}/s"
 
 
 def open_round(
-    each: Contender,
+    contender: Contender,
     workload: Workload,
     body: Path,
     level: int,
@@ -122,32 +121,34 @@ def open_round(
     seconds: float,
     results: Results,
 ) -> str:
-    capacity = results.capacity(workload.name, each.name)
+    capacity = results.capacity(workload.name, contender.name)
     if capacity is None:
-        return f"{each.name}: no capacity is known"
+        return f"{contender.name}: no capacity is known"
     try:
-        with each.turn():
-            came = openloop.run(
-                *(each.url, capacity * level / 100, seconds, OPEN_CONNECTIONS, body),
+        with contender.turn():
+            result = openloop.run(
+                *(contender.url, capacity * level / 100, seconds, OPEN_CONNECTIONS, body),
                 poisson=arrivals == "Poisson",
                 headers=["Content-Type: application/octet-stream"],
             )
     except (CliError, psutil.Error):
-        results.left_out[f"{each.name} (open loop, {workload.name}, {level} %)"] = (
+        results.left_out[f"{contender.name} (open loop, {workload.name}, {level} %)"] = (
             "it took no connections"
         )
-        return f"{each.name}: no open loop"
-    results.opened.setdefault(OpenKey(workload.name, each.name, level, arrivals), []).append(came)
-    return f"{each.name} {came.goodput:,.0f}/s" + (" (generator)" if came.limited else "")
+        return f"{contender.name}: no open loop"
+    results.opened.setdefault(OpenKey(workload.name, contender.name, level, arrivals), []).append(
+        result
+    )
+    return f"{contender.name} {result.goodput:,.0f}/s" + (" (generator)" if result.limited else "")
 
 
 def bare_round(model: Path, body: Path, seconds: float) -> tuple[object, float]:
-    """The handler's answer to the body, and its requests/s in a plain loop."""
+    """Return the handler's answer to the body, and its requests/s in a plain loop."""
     output = subprocess.run(
         [sys.executable, BARE, model, body, str(seconds)], check=True, stdout=subprocess.PIPE
     ).stdout
-    came = json.loads(output)
-    return came["answer"], came["rate"]
+    result = json.loads(output)
+    return result["answer"], result["rate"]
 
 
 def rounds(
@@ -158,24 +159,21 @@ def rounds(
     seconds: float,
     results: Results,
 ) -> Iterator[str]:
-    """The closed loop on servers that run the same model; yields a line after each turn of all of
-    them.
-    """
+    """Measure closed loops on servers of the same model; yield a line after each turn."""
     for number in range(1, count + 1):
         for workload, body in workloads:
-            if (
-                workload.model != "ok"
-            ):  # without a server around it, a handler that does nothing has no rate
+            # Without a server, a handler that does nothing has no rate.
+            if workload.model != "ok":
                 results.bare.setdefault(workload.name, []).append(
                     bare_round(model, body, seconds)[1]
                 )
             for connections in CONNECTIONS:
-                said = [
-                    closed_round(each, workload, body, connections, seconds, results)
-                    for each in contenders
+                texts = [
+                    closed_round(contender, workload, body, connections, seconds, results)
+                    for contender in contenders
                 ]
                 yield f"{workload.name}, {connections} connections, round {number}: " + ", ".join(
-                    said
+                    texts
                 )
 
 
@@ -191,11 +189,11 @@ def open_rounds(
         for workload, body in workloads:
             for level in LEVELS:
                 for kind in arrivals:
-                    said = [
-                        open_round(each, workload, body, level, kind, seconds, results)
-                        for each in contenders
+                    texts = [
+                        open_round(contender, workload, body, level, kind, seconds, results)
+                        for contender in contenders
                     ]
                     yield (
                         f"{workload.name}, {kind} arrivals at {level} %, round {number}: "
-                        + ", ".join(said)
+                        + ", ".join(texts)
                     )

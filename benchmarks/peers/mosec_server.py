@@ -1,6 +1,4 @@
-"""The model of BENCHMARK_MODEL behind Mosec; runs in Mosec's own environment, with Mosec's options
-as arguments.
-"""
+"""The model of BENCHMARK_MODEL behind Mosec, in Mosec's own environment, with Mosec's options."""
 
 import importlib
 import os
@@ -28,7 +26,6 @@ class Model(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(
-        Model, num=1, max_batch_size=BATCH, max_wait_time=1
-    )  # milliseconds, the least that it takes
+    # A wait of 1 ms is the shortest possible.
+    server.append_worker(Model, num=1, max_batch_size=BATCH, max_wait_time=1)
     server.run()

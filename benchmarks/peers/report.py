@@ -1,4 +1,4 @@
-"""The tables, in Markdown, and the same as JSON."""
+"""The report as Markdown tables and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import machine, openloop
-from benchmarks.peers.field import CHOSEN, PEERS
+from benchmarks.peers.field import PEERS, SETTINGS_NOTES
 from benchmarks.peers.measure import CONNECTIONS, WORKLOADS, Key, OpenKey, Results
 from benchmarks.peers.verdict import Verdict, judge_all, ratio
 
@@ -50,14 +50,15 @@ def open_table(results: Results) -> list[str]:
     lines += ["|---" * 12 + "|"]
     for key, rounds in sorted(results.opened.items(), key=lambda item: order(item[0])):
         middle = {
-            name: machine.median([getattr(each, name) for each in rounds])
+            name: machine.median([getattr(result, name) for result in rounds])
             for name in ("rate", "goodput", "p50", "p99")
         }
         share = {
-            name: sum(count(each, name) for each in rounds) / sum(each.planned for each in rounds)
+            name: sum(count(result, name) for result in rounds)
+            / sum(result.planned for result in rounds)
             for name in ("refused", "errors", "unsent")
         }
-        limited = [each.limited for each in rounds if each.limited]
+        limited = [result.limited for result in rounds if result.limited]
         note = f"says nothing of the server: {limited[0]}" if limited else ""
         cells = [
             *key[:1],
@@ -82,10 +83,10 @@ def order(key: OpenKey) -> tuple[int, str, int, int]:
     return names.index(key.workload), key.arrivals, key.level, PEERS.index(key.peer)
 
 
-def count(result: openloop.Result, what: str) -> int:
-    if what == "errors":
+def count(result: openloop.Result, kind: str) -> int:
+    if kind == "errors":
         return sum(result.errors.values()) + result.unanswered
-    return result.refused if what == "refused" else result.unsent
+    return result.refused if kind == "refused" else result.unsent
 
 
 def promises(verdicts: Sequence[Verdict]) -> str:
@@ -95,21 +96,21 @@ def promises(verdicts: Sequence[Verdict]) -> str:
         "| promise | | worst ratio | at | points | short |",
         "|---" * 6 + "|",
     ]
-    for each in verdicts:
-        worst = "" if each.ratio is None else f"{each.ratio:.2f}"
+    for verdict in verdicts:
+        worst = "" if verdict.ratio is None else f"{verdict.ratio:.2f}"
         lines.append(
-            f"| {each.promise} | {each.state} | {worst} | {each.where} | {each.points} |"
-            f" {'; '.join(each.short)} |"
+            f"| {verdict.promise} | {verdict.state} | {worst} | {verdict.where} |"
+            f" {verdict.points} | {'; '.join(verdict.short)} |"
         )
     return "\n".join(lines)
 
 
-def whole(results: Results, head: str, noise: machine.Noise, disturbed: Sequence[str]) -> str:
+def report_text(results: Results, head: str, noise: machine.Noise, disturbed: Sequence[str]) -> str:
     verdicts = judge_all(results.medians(), results.failed, results.bare_medians())
     lines = [head, "", tables(results), promises(verdicts), "", str(noise)]
-    lines += [f"NOT QUIET: {what}. Measure again." for what in disturbed]
-    lines += [f"left out: {name}: {why}" for name, why in results.left_out.items()]
-    lines += [f"{name}: {chosen}" for name, chosen in CHOSEN.items()]
+    lines += [f"NOT QUIET: {disturbance}. Measure again." for disturbance in disturbed]
+    lines += [f"left out: {name}: {reason}" for name, reason in results.left_out.items()]
+    lines += [f"{name}: {chosen}" for name, chosen in SETTINGS_NOTES.items()]
     return "\n".join(lines)
 
 
@@ -123,19 +124,20 @@ def as_json(
             {
                 **key._asdict(),
                 "median": medians[key]._asdict() if key in medians else None,
-                "rounds": [each._asdict() for each in rounds],
+                "rounds": [round_._asdict() for round_ in rounds],
             }
             for key, rounds in results.closed.items()
         ],
         "open": [
-            {**key._asdict(), "rounds": [each._asdict() for each in rounds]}
+            {**key._asdict(), "rounds": [round_._asdict() for round_ in rounds]}
             for key, rounds in results.opened.items()
         ],
         "bare": results.bare,
-        "failed": [{**key._asdict(), "why": why} for key, why in results.failed.items()],
+        "failed": [{**key._asdict(), "why": reason} for key, reason in results.failed.items()],
         "left_out": results.left_out,
         "promises": [
-            each._asdict() for each in judge_all(medians, results.failed, results.bare_medians())
+            verdict._asdict()
+            for verdict in judge_all(medians, results.failed, results.bare_medians())
         ],
         "noise": {"seconds": noise.samples, "loads": noise.loads, "disturbed": list(disturbed)},
     }

@@ -1,4 +1,4 @@
-"""What is promised of tsx beside each peer, and whether the medians hold it: pure functions."""
+"""The promises of tsx beside each peer, judged by the medians with pure functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ BARE_SHARE = 0.95
 
 
 class Promise(NamedTuple):
-    """At each of these points, tsx (or what `of` names) is `least` times as good as the peer: more
-    requests/s, or a lower latency.
+    """A promise: at each point, tsx (or `of`) is at least `least` times as good as the peer.
 
-    1 means better, by however little.
+    Good is more requests/s, or a lower latency. 1 means better, by however little.
     """
 
     peer: str
@@ -27,7 +26,7 @@ class Promise(NamedTuple):
     of: str = "tsx"
 
     def __str__(self) -> str:
-        wanted = {"rate": "requests/s", "p50": "p50", "p99": "p99"}[self.measure]
+        figure = {"rate": "requests/s", "p50": "p50", "p99": "p99"}[self.measure]
         where = "every workload" if self.workloads == ALL else " and ".join(self.workloads)
         at = (
             ""
@@ -39,10 +38,10 @@ class Promise(NamedTuple):
             if self.measure == "rate"
             else ("lower", f"at most {1 / self.least:g}")
         )
-        whose = "" if self.of == "tsx" else f"{self.of} beside "
+        prefix = "" if self.of == "tsx" else f"{self.of} beside "
         return (
-            f"{whose}{self.peer}: {where}{at}:"
-            f" {f'{better} {wanted}' if self.least == 1 else f'{bound} times the {wanted}'}"
+            f"{prefix}{self.peer}: {where}{at}:"
+            f" {f'{better} {figure}' if self.least == 1 else f'{bound} times the {figure}'}"
         )
 
 
@@ -68,12 +67,12 @@ class Verdict(NamedTuple):
     state: str  # holds, falls short, not measured
     ratio: float | None  # the worst
     where: str
-    points: int  # at which both were measured
-    short: tuple[str, ...] = ()  # the points that fall short, with their ratios
+    points: int  # points that both have
+    short: tuple[str, ...] = ()  # the points below the promise, with their ratios
 
 
 def ratio(ours: Point, theirs: Point, measure: str) -> float:
-    """How many times as good tsx is."""
+    """Return how many times as good tsx is."""
     good, bad = (
         (ours.rate, theirs.rate)
         if measure == "rate"
@@ -83,8 +82,9 @@ def ratio(ours: Point, theirs: Point, measure: str) -> float:
 
 
 def judge(promise: Promise, medians: Mapping[Key, Point], failed: Mapping[Key, str]) -> Verdict:
-    """A point at which tsx failed counts as nothing reached; one at which only the peer failed is
-    passed over.
+    """Judge a promise by its points.
+
+    A point at which tsx failed has the ratio 0; one at which only the peer failed does not count.
     """
     ratios: dict[str, float] = {}
     for workload in promise.workloads:
@@ -100,18 +100,18 @@ def judge(promise: Promise, medians: Mapping[Key, Point], failed: Mapping[Key, s
 
 
 def judge_bare(workload: str, medians: Mapping[Key, Point], bare: Mapping[str, float]) -> Verdict:
-    """What tsx serves at its best, beside the handler in a plain loop."""
+    """Judge the highest rate of tsx beside that of the handler in a plain loop."""
     text = f"{BARE}: {workload}: at least {BARE_SHARE:.0%} of its requests/s"
-    served = {
+    rates = {
         key.connections: point.rate
         for key, point in medians.items()
         if (key.workload, key.peer) == (workload, "tsx")
     }
-    if not served or workload not in bare:
+    if not rates or workload not in bare:
         return verdict(text, {}, BARE_SHARE, strict=False)
-    best = max(served, key=lambda connections: served[connections])
+    best = max(rates, key=lambda connections: rates[connections])
     return verdict(
-        text, {f"{workload} at {best}": served[best] / bare[workload]}, BARE_SHARE, strict=False
+        text, {f"{workload} at {best}": rates[best] / bare[workload]}, BARE_SHARE, strict=False
     )
 
 

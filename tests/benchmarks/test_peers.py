@@ -147,7 +147,7 @@ def test_medians_are_taken_by_column_and_without_failures() -> None:
     ],
 )
 def test_answers_are_compared_as_values(first: object, second: object, equal: bool) -> None:
-    assert field.alike(first, second) == equal
+    assert field.is_alike(first, second) == equal
     assert field.read(json.dumps(first, indent=2).encode()) == first
 
 
@@ -186,7 +186,7 @@ def test_the_report_names_omissions_failures_and_spoilt_loads() -> None:
     )
     noise = machine.Noise()
     noise.samples, noise.loads = [0.04, 0.04, 0.06], [0.5, 0.5, 0.5]
-    text = report.whole(results, "head", noise, noise.disturbed())
+    text = report.report_text(results, "head", noise, noise.disturbed())
     for part in (
         "| ok | 16 | Mosec | 100 |",
         "| 20.00 |",
@@ -223,14 +223,14 @@ def test_every_workload_has_a_model_whose_two_entrances_agree(workload: Workload
         model.handle([{"body": bytearray(body)}] * 2, None),
     )
     assert len(direct) == 2
-    assert field.alike(direct, handled)
+    assert field.is_alike(direct, handled)
 
 
 def test_an_environment_that_is_named_is_taken_as_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TSX_PEER_TORCHSERVE", str(tmp_path))
-    assert environments.made("TorchServe", tmp_path / "never") == tmp_path
+    assert environments.environment_of("TorchServe", tmp_path / "never") == tmp_path
     assert not (tmp_path / "never").exists()
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.peers.environments import Missing, default_place, made
+from benchmarks.peers.environments import Missing, default_directory, environment_of
 from tests.differential.cases import STORY, Case, stateless
 from tests.differential.models import write_store
 from tests.differential.pair import Seen, Side, serving
@@ -35,7 +35,7 @@ def torchserve(processes: None) -> Path:
     if shutil.which("java") is None:
         pytest.skip("the comparison with TorchServe needs Java, which is not here")
     try:
-        return made("TorchServe", default_place()) / "bin"
+        return environment_of("TorchServe", default_directory()) / "bin"
     except Missing as missing:
         pytest.skip(f"the comparison with TorchServe cannot be made: {missing}")
 

@@ -34,7 +34,7 @@ from tsx_cli.bench.load.results import (
     Stages,
 )
 from tsx_cli.bench.report.journal import Journal
-from tsx_cli.bench.search.confirm import BESIDE
+from tsx_cli.bench.search.confirm import ROUND_OVERHEAD_S
 from tsx_cli.bench.search.options import BenchOptions, configurations
 from tsx_cli.bench.search.predict import predict
 from tsx_cli.bench.search.trial import LoadMeasurement
@@ -112,7 +112,7 @@ class SimulatedMachine:
 
         More workers than cores have a longer tail.
         """
-        curve = self.curve(configuration.precision, configuration.threads_each(CORES))
+        curve = self.curve(configuration.precision, configuration.threads_per_worker(CORES))
         prediction, error = (
             predict(curve, configuration, offered, 0.5, CORES),
             self.errors.get(configuration, 1.0),
@@ -134,7 +134,7 @@ class SimulatedMachine:
 
         The kernel divides the cores among all threads that are ready.
         """
-        ready = configuration.workers * configuration.threads_each(CORES)
+        ready = configuration.workers * configuration.threads_per_worker(CORES)
         wanted, other_cores = min(ready, CORES), self.other_cores(self.now)
         return min(1.0, max(CORES - other_cores, CORES * ready / (ready + other_cores)) / wanted)
 
@@ -153,7 +153,7 @@ class SimulatedMachine:
         self, configuration: Configuration, offered: OfferedLoad, seconds: float
     ) -> LoadMeasurement:
         self.log.append((self.now, configuration, offered))
-        self.now += BESIDE
+        self.now += ROUND_OVERHEAD_S
         shares = self.passes(2 * seconds, configuration)
         rate, p99 = self.truth(configuration, offered)
         mean = sum(shares) / len(shares)
@@ -244,7 +244,7 @@ class RecordedMachine(SimulatedMachine):
 
     def _of(self, configuration: Configuration) -> Curve:
         return self.curve(
-            configuration.precision, 1 if configuration.threads_each(CORES) == 1 else None
+            configuration.precision, 1 if configuration.threads_per_worker(CORES) == 1 else None
         )
 
 
@@ -262,7 +262,7 @@ class _Watch:
         machine, end = self._machine, self._machine.now
         configuration = machine.log[-1][1] if machine.log else Configuration()
         ready, steps, cores, theirs, waiting = (
-            configuration.workers * configuration.threads_each(CORES),
+            configuration.workers * configuration.threads_per_worker(CORES),
             0,
             0.0,
             0.0,

@@ -60,7 +60,7 @@ def recommendation(model: Path) -> Recommendation:
         return Recommendation()
     best = Configuration(**record.best.configuration)
     curves = [curve for curve in record.curves if curve.variant.kind == best.variant.kind]
-    threads = best.threads_each(record.environment.cores)
+    threads = best.threads_per_worker(record.environment.cores)
     points = [
         point
         for curve in [curve for curve in curves if curve.threads == threads] or curves

@@ -1,3 +1,1 @@
-"""`tsx bench`: finds the best configuration of a model within a latency bound by measuring, and
-saves it.
-"""
+"""`tsx bench`: the measured search for a model's best configuration within a latency bound."""

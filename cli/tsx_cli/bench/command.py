@@ -1,4 +1,4 @@
-"""`tsx bench`: from the command line to a run and its exit code."""
+"""The `tsx bench` command: its options, the run and the exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ app = typer.Typer(add_completion=False)
 AGAINST = "tsx_cli.bench.commands.against_command"
 TORCHSERVE = "tsx_cli.bench.commands.torchserve_command"
 COMPARE = "tsx_cli.bench.commands.compare_command"
-WITH_RESUME = {  # all other options are those of the original run
+# All other options are those of the original run.
+RESUME_OPTIONS = {
     "model",
     "resume",
     "time_limit",
@@ -34,15 +35,16 @@ WITH_RESUME = {  # all other options are those of the original run
 }
 
 
-class OrAnother(TyperCommand):
-    """A command that another one replaces, depending on its arguments: a running server has other
-    options.
+class ReplaceableCommand(TyperCommand):
+    """A command that another one replaces, depending on its arguments.
+
+    A benchmark of a running server has other options than one of an archive.
     """
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        module = another(args)
+        module = replacing_module(args)
         if module is None:
             return super().make_context(info_name, args, parent, **extra)
         if module == COMPARE:
@@ -52,7 +54,7 @@ class OrAnother(TyperCommand):
         )
 
 
-@app.command("bench", cls=OrAnother)
+@app.command("bench", cls=ReplaceableCommand)
 def bench_command(
     context: typer.Context,
     model: options.Model = None,
@@ -94,33 +96,28 @@ def bench_command(
     seed: options.Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best way to run a model within a latency bound, by measuring it: `tsx bench
-    model.mar --slo 'p99<100ms'`.
+    """Find the best way to run a model within a latency bound, by measuring it.
 
-    The real server runs in each promising configuration under generated load. Ctrl-C stops the run
-    and reports what was measured. `tsx bench --against URL --model NAME --input FILE` measures a
-    running server; see `--against URL --help`. `tsx bench compare A.json B.json` compares two runs,
-    and `tsx bench CONFIG.yaml` runs a file of TorchServe's auto-benchmark.
+    The real server runs in each promising configuration under generated load, as in `tsx bench
+    model.mar --slo 'p99<100ms'`. Ctrl-C stops the run and reports what was measured. `tsx bench
+    --against URL --model NAME --input FILE` measures a running server; see `--against URL --help`.
+    `tsx bench compare A.json B.json` compares two runs, and `tsx bench CONFIG.yaml` runs a file of
+    TorchServe's auto-benchmark.
     """
-    from tsx_cli.bench.commands.session import carry_out, new_run, resumed_run
+    from tsx_cli.bench.commands.session import new_run, resumed_run, run_bench
     from tsx_cli.bench.report import show, write_report
     from tsx_cli.bench.report.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.report.write_back import check_writable
-    from tsx_cli.bench.report.write_back import write as keep
+    from tsx_cli.bench.report.write_back import write as write_into_archive
 
-    # here, as they import a server, and help must be quick
-    from tsx_cli.bench.search.options import (
-        BenchOptions,
-        finite,
-        seconds,
-        share,
-    )
+    # These modules import a server, and help must be quick.
+    from tsx_cli.bench.search.options import BenchOptions, finite, seconds, share
     from tsx_cli.common.output import print_json
 
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")
     settings, _ = read_settings(None)
     if resume is not None:
-        refuse_others(context, WITH_RESUME, "--resume uses the options of the original run")
+        refuse_others(context, RESUME_OPTIONS, "--resume uses the options of the original run")
         request = resumed_run(resume, model, limit, quiet=as_json)
     else:
         if model is None:
@@ -170,7 +167,7 @@ def bench_command(
         finite(price_per_hour, "--price-per-hour")
     if junit is not None:
         check_junit(junit, request.options.slo, "--slo")
-    results = carry_out(replace(request, profile=profile), settings)
+    results = run_bench(replace(request, profile=profile), settings)
     results.price_per_hour = price_per_hour
     write_report(results, request.directory)
     if as_json:
@@ -185,7 +182,7 @@ def bench_command(
             print(f"continue: tsx bench --resume {one_line(request.directory)} --time-limit 5m")
     if write and results.complete:
         print(
-            one_line(keep(request.model, results, settings.archive_cache())),
+            one_line(write_into_archive(request.model, results, settings.archive_cache())),
             file=sys.stderr if as_json else sys.stdout,
         )
     elif write:
@@ -205,9 +202,13 @@ def bench_command(
 def _loads(
     mode: options.Mode, connections: str | None, rate: str | None, arrivals: options.Arrivals | None
 ) -> tuple[float, ...]:
-    """The loads that are named. Raises UsageError."""
-    for name, given in (("--rate", rate), ("--arrivals", arrivals)):
-        if given is not None and mode is options.Mode.CLOSED:
+    """Return the named loads.
+
+    Raises:
+        UsageError: The loads are not numbers, or do not fit the mode.
+    """
+    for name, value in (("--rate", rate), ("--arrivals", arrivals)):
+        if value is not None and mode is options.Mode.CLOSED:
             raise UsageError(f"{name} is for an open loop: leave it out, or give --mode open")
     if connections is not None and mode is options.Mode.OPEN:
         raise UsageError(
@@ -217,29 +218,29 @@ def _loads(
     if text is None:
         return ()
     try:
-        found = tuple(dict.fromkeys(float(part) for part in text.split(",")))
+        numbers = tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
-        found = ()
-    whole = mode is options.Mode.OPEN or all(each.is_integer() for each in found)
-    if not found or not whole or not all(0 < each <= 1e6 for each in found):
+        numbers = ()
+    are_valid = mode is options.Mode.OPEN or all(number.is_integer() for number in numbers)
+    if not numbers or not are_valid or not all(0 < number <= 1e6 for number in numbers):
         raise UsageError(f"{option}: '{text}' is not a list of numbers above 0, such as 1,8,64")
-    return found
+    return numbers
 
 
-def another(words: Sequence[str]) -> str | None:
-    """The module of the command that these words mean; None: that of an archive."""
-    if words and words[0] == "compare":
+def replacing_module(arguments: Sequence[str]) -> str | None:
+    """Return the module of the command for these arguments, or None for that of an archive."""
+    if arguments and arguments[0] == "compare":
         return COMPARE
-    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    options = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     if "--torchserve-config" in options or any(
-        word.endswith((".yaml", ".yml")) for word in _by_themselves(words)
+        argument.endswith((".yaml", ".yml")) for argument in _positional(arguments)
     ):
         return TORCHSERVE
     return AGAINST if "--against" in options else None
 
 
-def _by_themselves(words: Sequence[str]) -> Iterator[str]:
-    """Those that no option has before them, which might be its value."""
-    for before, word in zip(("", *words), words, strict=False):
-        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
-            yield word
+def _positional(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments that are no option and that no option precedes as its value."""
+    for previous, argument in zip(("", *arguments), arguments, strict=False):
+        if not argument.startswith("-") and (not previous.startswith("-") or "=" in previous):
+            yield argument

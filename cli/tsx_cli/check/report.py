@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tsx_cli.bench.search.machine import MachineCounters, between, judge, read
+from tsx_cli.bench.search.machine import MachineCounters, judge, noise_between, read_counters
 from tsx_cli.common.output import milliseconds, print_json, print_table
 
 MARKS = {True: "ok", False: "FAILED", None: "-"}
@@ -31,7 +31,7 @@ class Report:
     model: str
     checks: list[Check] = field(default_factory=list)
     log: Sequence[str] = ()  # the last lines of a container that did not do what it must
-    before: MachineCounters = field(default_factory=read)
+    before: MachineCounters = field(default_factory=read_counters)
 
     @property
     def failed(self) -> list[Check]:
@@ -55,7 +55,7 @@ class Report:
         if (
             timed
             and ok is False
-            and (busy := judge(between(self.before, read()), self.before.cores))
+            and (busy := judge(noise_between(self.before, read_counters()), self.before.cores))
         ):
             way = (
                 "the machine was busy, so run the check again when it is idle:"

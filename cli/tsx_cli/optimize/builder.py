@@ -26,7 +26,7 @@ from tsx_cli.bench.search.variants import lay_out, with_keys
 from tsx_cli.bench.search.worker import (
     WorkerSpec,
     batch_of,
-    how_it_ended,
+    exit_text,
     last_lines,
     model_variables,
     worker_spec,
@@ -160,8 +160,7 @@ class FormBuilder:
                     raise BuildTimeout(f"it was not built within {seconds:.0f} seconds") from error
                 words = last_lines(log)
                 raise BuildFailed(
-                    f"the build process ended ({how_it_ended(code)})"
-                    + (f": {words}" if words else "")
+                    f"the build process ended ({exit_text(code)})" + (f": {words}" if words else "")
                 ) from error
         if "reason" in found:
             raise BuildFailed(found["reason"])

@@ -11,7 +11,13 @@ from functools import partial
 from typing import NamedTuple
 
 from tsx_cli.bench.load.statistics import RatioInterval, real_difference
-from tsx_cli.bench.search.latency_curve import CHUNK, CHUNKS, FEWEST, chunk_of, settled
+from tsx_cli.bench.search.latency_curve import (
+    CHUNK_S,
+    MAX_WARM_UP_CHUNKS,
+    MIN_CHUNK_BATCHES,
+    is_settled,
+    measure_chunk,
+)
 from tsx_cli.bench.search.machine import Watch, judge
 from tsx_cli.bench.search.worker import StandaloneWorker, WorkerFailed
 from tsx_cli.optimize.results import SizeFigures
@@ -57,14 +63,14 @@ def measure_pair(
 
     def times_of(worker: StandaloneWorker, number: int, seconds: float) -> list[float]:
         try:
-            return [each.seconds for each in chunk_of(worker, items, size, number, seconds)]
+            return [each.seconds for each in measure_chunk(worker, items, size, number, seconds)]
         except WorkerFailed as error:
             if worker is reference:
                 raise ReferenceFailed(str(error)) from error
             raise
 
     ends = time.monotonic() + seconds
-    chunk = min(CHUNK, seconds / LEAST / 4)
+    chunk = min(CHUNK_S, seconds / LEAST / 4)
     for worker in (reference, form):
         _warm_up(partial(times_of, worker), chunk, time.monotonic() + seconds / 4)
     rounds: list[RoundTimes] = []
@@ -116,8 +122,8 @@ def _precise(found: RatioInterval) -> bool:
 def _warm_up(times: Callable[[int, float], list[float]], seconds: float, ends: float) -> None:
     chunks: list[list[float]] = []
     while (
-        not settled(chunks)
-        and len(chunks) < CHUNKS
-        and (len(chunks) < FEWEST or time.monotonic() < ends)
+        not is_settled(chunks)
+        and len(chunks) < MAX_WARM_UP_CHUNKS
+        and (len(chunks) < MIN_CHUNK_BATCHES or time.monotonic() < ends)
     ):
         chunks.append(times(len(chunks), seconds if chunks else 0.0))

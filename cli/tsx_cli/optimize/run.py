@@ -17,7 +17,7 @@ from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.results import now
-from tsx_cli.bench.search.machine import NOISY, Watch
+from tsx_cli.bench.search.machine import NOISY_VARIATION, Watch
 from tsx_cli.bench.search.usage import MEBI, memory_of
 from tsx_cli.bench.search.worker import (
     StandaloneWorker,
@@ -77,7 +77,7 @@ class Optimization:
                         f"{proof.rows} of {len(self.held_out)} held-out rows were used, as the time"
                         " was short"
                     )
-                self.progress.found(
+                self.progress.print_line(
                     f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}"
                 )
                 self.progress.doing("finding the forms that apply")
@@ -129,7 +129,7 @@ class Optimization:
         if form.state != "not tried":
             self.journal.form(form)
             self.journal.form(self.results.reference)
-        self.progress.found(outcome(form))
+        self.progress.print_line(outcome(form))
 
     def _end_of_time(self) -> None:
         left = [form for form in self.results.forms if form.state == "not tried"]
@@ -146,7 +146,7 @@ class Optimization:
                 " continues"
             )
             self.results.notes.append(note)
-            self.progress.found(note)
+            self.progress.print_line(note)
 
     def _examine(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
         built = self._build(form)
@@ -218,7 +218,7 @@ class Optimization:
                 f"{len(disturbed)} of {len(self._rounds)} rounds were disturbed, the first since"
                 f" {disturbed[0]}"
             )
-        if (results.environment.noise or 0.0) > NOISY:
+        if (results.environment.noise or 0.0) > NOISY_VARIATION:
             varies = f"a fixed computation varies by {results.environment.noise:.0%}"
             results.notes.append(
                 f"this machine is not quiet: {varies}; small differences mean little"

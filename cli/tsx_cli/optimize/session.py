@@ -22,11 +22,11 @@ from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.session import model_info, new_directory
 from tsx_cli.bench.load.configuration import parse_numbers
-from tsx_cli.bench.load.inputs import choose_payloads, of_archive
+from tsx_cli.bench.load.inputs import choose_payloads, payloads_of_archive
 from tsx_cli.bench.load.payloads import Payload, mix
 from tsx_cli.bench.load.results import Inputs, now
 from tsx_cli.bench.search.machine import environment
-from tsx_cli.bench.search.options import DEVICES, command_line, plain, words
+from tsx_cli.bench.search.options import DEVICES, command_line, parse_words, plain
 from tsx_cli.bench.search.worker import items_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import INDEX_TO_NAME
@@ -124,7 +124,9 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
         inputs = [Path(each) for each in options.inputs]
         if (
             not inputs
-            and of_archive(inspect_archive(archive.source, limits=settings.archive_limits()))
+            and payloads_of_archive(
+                inspect_archive(archive.source, limits=settings.archive_limits())
+            )
             is None
         ):
             raise UsageError(
@@ -246,7 +248,7 @@ def device_of(given: str | None, archive: OpenArchive) -> str:
     """Raises UsageError."""
     if given is None:
         return "cuda" if gpu_count() and archive.config.device_type != "cpu" else "cpu"
-    device, *others = words(given, DEVICES, "--device")
+    device, *others = parse_words(given, DEVICES, "--device")
     if others:
         raise UsageError(f"--device: '{given}' is more than one; forms are built for one device")
     if device == "cuda" and not gpu_count():

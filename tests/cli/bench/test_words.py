@@ -126,9 +126,9 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     assert "Infinity" not in file.read_text(), "that is no JSON"
     back = read_results(file)
     assert back == results()
-    assert back.trials[0].how() == Configuration(workers=2)
+    assert back.trials[0].as_configuration() == Configuration(workers=2)
     back.trials[0].configuration["later"] = 1
-    assert back.trials[0].how() == Configuration(workers=2)
+    assert back.trials[0].as_configuration() == Configuration(workers=2)
     assert back.trials[0].chosen is not None
 
 

@@ -6,18 +6,18 @@ import time
 
 import pytest
 
-from tsx_cli.bench.search.machine import MachineCounters, read
+from tsx_cli.bench.search.machine import MachineCounters, read_counters
 from tsx_cli.check.report import Report
 
 
 def busy() -> MachineCounters:
     """Return counters by which all processes have used their time since now."""
-    return read()._replace(processes={})
+    return read_counters()._replace(processes={})
 
 
 def idle() -> MachineCounters:
     """Return counters by which processes have used little time for long."""
-    return read()._replace(at=time.monotonic() - 1e9)
+    return read_counters()._replace(at=time.monotonic() - 1e9)
 
 
 def test_a_time_limit_that_was_broken_on_a_busy_machine_is_to_be_measured_again() -> None:

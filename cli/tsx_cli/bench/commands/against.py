@@ -1,4 +1,4 @@
-"""`tsx bench --against`: one load on any running server that speaks one of the protocols."""
+"""`tsx bench --against`: a load on a running server."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from functools import partial
 from itertools import count
 
 from tsx_archiver.metadata.slo import Slo
-from tsx_cli.bench.load.generator import LoadProgress, measure, most_connections
+from tsx_cli.bench.load.generator import LoadProgress, max_connections, measure
 from tsx_cli.bench.load.payloads import mix
 from tsx_cli.bench.load.plan import Arrivals, LoadPlan
 from tsx_cli.bench.load.results import ModelInfo, PinnedCores, Point, Results, Round, Trial, now
-from tsx_cli.bench.load.statistics import FEWEST
+from tsx_cli.bench.load.statistics import MIN_ROUNDS
 from tsx_cli.bench.report import facts, show_details, shown
 from tsx_cli.bench.report.tables import loads
-from tsx_cli.bench.search.confirm import to_the_knee
+from tsx_cli.bench.search.confirm import measure_knee
 from tsx_cli.bench.search.machine import environment
 from tsx_cli.bench.search.options import plain
 from tsx_cli.bench.search.points import best_point, failures, knee_of, open_loops, with_round
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import milliseconds, one_line, print_table
 
-OPEN_CONNECTIONS = 256  # of an open loop: requests that may be under way
+OPEN_LOOP_CONNECTIONS = 256  # bound of concurrent requests in an open loop
 
 
 def run_against(
@@ -37,10 +37,14 @@ def run_against(
     command: str = "",
     on_progress: Callable[[int, LoadProgress], None] | None = None,
 ) -> Results:
-    """So many rounds of the load; with `ramp` one, and then open loops of such arrivals up to the
-    knee. Raises CliError where there is no server, or where it accepted nothing.
+    """Measure so many rounds of the load, or its knee.
 
-    `on_progress` is called with the number of the round, from 0 on.
+    With `ramp`, one round is followed by open loops with such arrivals, up to the knee. The number
+    that `on_progress` receives is that of the round, from 0 on.
+
+    Raises:
+        CliError: There is no server, or it accepted no request.
+        UsageError: The options do not fit together.
     """
     if rounds < 1:
         raise UsageError(f"--rounds: {rounds} is too few; give 1 or more")
@@ -48,30 +52,33 @@ def run_against(
     points: list[Point] = []
     numbers = count()
 
-    def load(one: LoadPlan) -> Point:
+    def load(round_plan: LoadPlan) -> Point:
         number = next(numbers)
-        tell = None if on_progress is None else partial(on_progress, number)
-        done = measure(replace(one, seed=plan.seed + number, cores=cores), on_progress=tell)
-        if not points and not done.ok:
-            raise CliError(_nothing(plan, done))
-        if slo is not None and slo.of_streams and done.stream is None:
-            what = (
+        report = None if on_progress is None else partial(on_progress, number)
+        result = measure(
+            replace(round_plan, seed=plan.seed + number, cores=cores), on_progress=report
+        )
+        if not points and not result.ok:
+            raise CliError(_no_success_text(plan, result))
+        if slo is not None and slo.of_streams and result.stream is None:
+            advice = (
                 "send requests that are streamed, such as --prompt-tokens 64, by --protocol"
                 " openai-chat, openai-completions or tsx"
             )
             raise UsageError(
                 f"--slo {slo.of_streams[0].text} is of event streams, and the answers are none:"
-                f" {what}"
+                f" {advice}"
             )
-        return points[with_round(points, one.offered, done, slo)]
+        return points[with_round(points, round_plan.offered, result, slo)]
 
     cores = () if pinning is None else tuple(pinning.generator)
     for _ in range(1 if ramp else rounds):
         load(plan)
     ended: list[str] = []
     if ramp:
-        most, reached = min(OPEN_CONNECTIONS, most_connections()), points[0].throughput.value
-        if reached <= 0:
+        connections = min(OPEN_LOOP_CONNECTIONS, max_connections())
+        throughput = points[0].throughput.value
+        if throughput <= 0:
             raise CliError(
                 f"--ramp: no answer came within {plan.seconds:g} s, so no rate is known to start"
                 " from; give a longer --duration"
@@ -79,12 +86,15 @@ def run_against(
 
         def at_rate(rate: float) -> Point | None:
             try:
-                return load(replace(plan, mode="open", arrivals=ramp, connections=most, rate=rate))
-            except CliError as error:  # a server that fails under too high a rate is a result
+                return load(
+                    replace(plan, mode="open", arrivals=ramp, connections=connections, rate=rate)
+                )
+            except CliError as error:
+                # A server that fails under too high a rate is a result.
                 ended.append(f"the ramp ended at {rate:g} requests/s: {error.message}")
                 return None
 
-        to_the_knee(at_rate, reached, max(rounds, FEWEST))
+        measure_knee(at_rate, throughput, max(rounds, MIN_ROUNDS))
     held = knee_of(points).held if ramp else None
     best = best_point(points) if held is None else points.index(held)
     return Results(
@@ -105,33 +115,33 @@ def run_against(
 
 
 def show_against(results: Results) -> None:
-    """Print the figures of the load, one below the other, and the course of a ramp."""
+    """Print the figures of the load, one per line, and the course of a ramp."""
     trial = results.trials[0]
     point = trial.chosen or trial.points[0]
     table = loads([trial.model_copy(update={"points": [point]})], results)
     rows: dict[str, object] = dict(zip(table.head[1:], table.rows[0][1:], strict=True))
     if results.slo is not None:
         rows["bounds"] = f"{results.slo}: {'hold' if point.holds else 'do not hold'}"
-    seconds, inputs = sum(each.seconds for each in point.rounds), results.inputs
+    seconds, inputs = sum(round_.seconds for round_ in point.rounds), results.inputs
     sent = (
-        f"{sum(each.sent for each in point.rounds):,} in {seconds:.1f} s; {inputs.count} different,"
-        f" {facts.size_range(inputs)}"
+        f"{sum(round_.sent for round_ in point.rounds):,} in {seconds:.1f} s; {inputs.count}"
+        f" different, {facts.size_range(inputs)}"
     )
-    every = sum(each.sent + each.unsent for each in point.rounds) or 1
+    total = sum(round_.sent + round_.unsent for round_ in point.rounds) or 1
     rows |= {
         "sent": sent,
         **{
-            kind: f"{count:,} ({count / every:.2%})"
+            kind: f"{count:,} ({count / total:.2%})"
             for kind, count in failures(point.rounds).items()
         },
     }
     if stalls := shown.stalls(point):
         rows["stalls"] = stalls
     worst = max(
-        point.rounds, key=lambda each: each.generator.cpu + each.generator.starved
+        point.rounds, key=lambda round_: round_.generator.cpu + round_.generator.starved
     ).generator
     late = (
-        f"; {milliseconds(max(each.generator.late_p99_ms for each in point.rounds))} late (p99)"
+        f"; {milliseconds(max(round_.generator.late_p99_ms for round_ in point.rounds))} late (p99)"
         if point.offered.mode == "open"
         else ""
     )
@@ -159,7 +169,7 @@ def show_against(results: Results) -> None:
 
 
 def _ramp(results: Results) -> Iterator[str]:
-    """The latency at each rate, and the knee."""
+    """Yield the latency at each rate, and the knee."""
     points = open_loops(results.trials[0].points)
     if len(points) < 2:
         return
@@ -183,23 +193,21 @@ def _ramp(results: Results) -> Iterator[str]:
 
 
 def _notes(point: Point) -> list[str]:
-    """What a reader of the figures must know."""
+    """Return what a reader of the figures must know."""
     notes = []
     limited = next(
-        (each.generator.limited for each in point.rounds if each.generator.limited), None
+        (round_.generator.limited for round_ in point.rounds if round_.generator.limited), None
     )
     if limited:
         notes.append(f"these figures describe the load generator and not the server: {limited}")
-    waited, sent = (
-        sum(each.generator.waited for each in point.rounds),
-        sum(each.sent for each in point.rounds),
-    )
-    if waited > 0.01 * sent:
+    late_requests = sum(round_.generator.waited for round_ in point.rounds)
+    sent = sum(round_.sent for round_ in point.rounds)
+    if late_requests > 0.01 * sent:
         notes.append(
-            f"{waited / sent:.0%} of the requests found no free connection when due, and their wait"
-            " counts; give more --connections"
+            f"{late_requests / sent:.0%} of the requests found no free connection when due, and"
+            " their wait counts; give more --connections"
         )
-    if any(each.corrected_p99_ms for each in point.rounds):
+    if any(round_.corrected_p99_ms for round_ in point.rounds):
         notes.append(
             "a closed loop sends less while the server stalls; --rate keeps sending, and its"
             " latencies show what clients see then"
@@ -210,7 +218,7 @@ def _notes(point: Point) -> list[str]:
 def _note_of_knee(points: Sequence[Point]) -> list[str]:
     broken = knee_of(points).broken
     limits = (
-        [each.generator.limited for each in broken.rounds if each.generator.limited]
+        [round_.generator.limited for round_ in broken.rounds if round_.generator.limited]
         if broken is not None
         else []
     )
@@ -221,10 +229,12 @@ def _note_of_knee(points: Sequence[Point]) -> list[str]:
     )
 
 
-def _nothing(plan: LoadPlan, result: Round) -> str:
+def _no_success_text(plan: LoadPlan, result: Round) -> str:
     counts = failures([result]).items()
-    came = ", ".join(f"{kind} ({count:,} times)" for kind, count in counts) or "nothing came back"
+    outcome = (
+        ", ".join(f"{kind} ({count:,} times)" for kind, count in counts) or "nothing came back"
+    )
     return (
-        f"{plan.url} accepted no request: {came}; is {plan.model!r} the name of a model there, does"
-        f" this port speak --protocol {plan.protocol}, and does it need https or a --token?"
+        f"{plan.url} accepted no request: {outcome}; is {plan.model!r} the name of a model there,"
+        f" does this port speak --protocol {plan.protocol}, and does it need https or a --token?"
     )

@@ -143,7 +143,7 @@ def bench_against(
     from tsx_cli.bench.report import write_report
     from tsx_cli.bench.report.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.search.options import command_line, finite, seconds
-    from tsx_cli.bench.search.server import chosen
+    from tsx_cli.bench.search.server import choose_cores
 
     if json_to not in (None, "-") and (
         Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()
@@ -166,7 +166,7 @@ def bench_against(
         check_junit(junit, slo, "--slo")
     if price_per_hour is not None:
         finite(price_per_hour, "--price-per-hour")
-    pinning = chosen(None, generator_cores, running=True)
+    pinning = choose_cores(None, generator_cores, running=True)
     shape = None if input_shape is None else parse_shape(input_shape)
     bounds = None if slo is None else parse_slo(slo)
     payloads, source = choose_payloads(
@@ -179,15 +179,15 @@ def bench_against(
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
     )
-    opened = not ramp and (rate is not None or arrivals is not None)
+    is_open = not ramp and (rate is not None or arrivals is not None)
     plan = LoadPlan(
         against,
         model,
         payloads,
         protocol,
         version,
-        mode="open" if opened else "closed",
-        connections=connections if connections is not None else 256 if opened else 16,
+        mode="open" if is_open else "closed",
+        connections=connections if connections is not None else 256 if is_open else 16,
         rate=rate,
         arrivals=arrivals or "poisson",  # type: ignore[arg-type]  # the plan looks at it
         speed=1.0 if speed is None else speed,
@@ -201,7 +201,7 @@ def bench_against(
         ),
         timeout=seconds(timeout, "--timeout"),
         token=read_token(token),
-        certificate=trusted(certificate, against),
+        certificate=trusted_certificate(certificate, against),
         seed=seed,
         slo=bounds,
     )
@@ -216,7 +216,7 @@ def bench_against(
             pinning=pinning,
             price_per_hour=price_per_hour,
             command=command_line(secret),
-            on_progress=lambda number, load: progress.load_of(
+            on_progress=lambda number, load: progress.show_round(
                 number, None if ramp else rounds, load
             ),
         )
@@ -240,18 +240,20 @@ def bench_against(
         raise typer.Exit(FAILED)
 
 
-def trusted(given: Path | None, url: str) -> str | None:
-    """The file that is trusted beside what this machine trusts: what is given, else
-    `certificate_file`, as other commands trust it.
+def trusted_certificate(path: Path | None, url: str) -> str | None:
+    """Return the certificate file to trust in addition to those of this machine.
 
-    Raises UsageError where a file is given that nothing would look at.
+    Without a given path, it is the setting `certificate_file`, as in other commands.
+
+    Raises:
+        UsageError: A file is given, but the address is not https.
     """
-    if given is not None and not url.startswith("https:"):
+    if path is not None and not url.startswith("https:"):
         raise UsageError(
             f"--certificate: '{url}' is not an https address; leave it out, or write https://"
         )
-    if given is None and url.startswith("https:"):
+    if path is None and url.startswith("https:"):
         from tsx_cli.common.options import read_settings
 
-        given = read_settings(None)[0].certificate_file
-    return None if given is None else str(given.absolute())
+        path = read_settings(None)[0].certificate_file
+    return None if path is None else str(path.absolute())

@@ -1,4 +1,4 @@
-"""`tsx bench compare`: the command line of the comparison, and its exit code for CI."""
+"""`tsx bench compare`: its options, and its exit code for CI."""
 
 from __future__ import annotations
 
@@ -48,12 +48,14 @@ def compare_command(
     command are wrong.
     """
     from tsx_cli.bench.load.results import read_results
+
+    # Imported here, so that help stays quick.
     from tsx_cli.bench.report.compare import (
         compare,
         parse_condition,
         print_compared,
         show_compared,
-    )  # here, so that help stays quick
+    )
     from tsx_cli.bench.report.junit import check_junit, condition_cases, write_junit
 
     if junit is not None:
@@ -64,7 +66,8 @@ def compare_command(
             read_results(path / RESULTS if path.is_dir() else path) for path in (first, second)
         ]
     except CliError as error:
-        raise UsageError(error.message) from error  # exit code 1 is for a change alone
+        # Exit code 1 is reserved for a change.
+        raise UsageError(error.message) from error
     compared = compare(results[0], results[1], conditions, every=every)
     (print_compared if as_json else show_compared)(compared)
     if junit is not None:

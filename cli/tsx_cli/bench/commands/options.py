@@ -10,7 +10,7 @@ import typer
 
 DEFAULT_TIME = "2m"
 
-# The parts of the help.
+# The panels of the help.
 INPUTS, SPACE, LOAD, ANSWERS, OUTPUT = (
     "Inputs",
     "Configurations to try",

@@ -1,4 +1,4 @@
-"""`tsx plan`: the command line."""
+"""`tsx plan`: the options of the command."""
 
 from __future__ import annotations
 
@@ -56,10 +56,11 @@ def plan_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print how many replicas a request rate needs, by the highest load that a benchmark measured
-    within the bounds, and their cost.
+    """Print how many replicas a request rate needs, and their cost.
+
+    The highest load that a benchmark measured within the bounds decides.
     """
-    # here, as it imports pydantic, and help must be quick
+    # Imported here, since it imports pydantic, and help must be quick.
     from tsx_cli.bench.report import planning
     from tsx_cli.bench.search.options import finite
 

@@ -1,10 +1,8 @@
-"""`--profile`: shows where a worker spends its time, as files: a flame graph, a profile for
-SnakeViz, a torch trace, the time of each step.
+"""The profile of a worker: a flame graph, a profile for SnakeViz, a torch trace, step times.
 
-The flame graph is py-spy's where that is installed (the extra `bench`) and may look into other
-processes; it slows nothing down. The profile is cProfile's, from the switch `TS_BENCHMARK`, and the
-trace comes by `ENABLE_TORCH_PROFILER`, for handlers that are BaseHandlers: both slow the worker
-down, so each gets a worker of its own.
+py-spy draws the flame graph if it is installed (the extra `bench`) and may read other processes; it
+slows nothing down. The switch `TS_BENCHMARK` makes the profile by cProfile. `ENABLE_TORCH_PROFILER`
+makes the trace, for handlers that are BaseHandlers. Both slow a worker down, so each has its own.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from tsx_archiver import OpenArchive
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.results import CurvePoint, Results
-from tsx_cli.bench.search.latency_curve import CHUNK, chunk_of, point_of
+from tsx_cli.bench.search.latency_curve import CHUNK_S, measure_chunk, point_of
 from tsx_cli.bench.search.worker import (
     StandaloneWorker,
     WorkerFailed,
@@ -36,106 +34,117 @@ from tsx_cli.bench.search.worker import (
 from tsx_cli.common.run_directory import write_files
 from tsx_runtime.wire import Item
 
-SECONDS = 4.0  # that the worker is watched
-RATE = 200  # looks a second
-TRACED = 5  # batches under torch's profiler, the last of which is kept
-DIRECTORY = "profile"  # beside the report
+PROFILE_S = 4.0
+SAMPLES_PER_SECOND = 200
+TRACED_BATCHES = 5  # batches under torch's profiler; the trace of the last is kept
+PROFILE_FOLDER = "profile"  # inside the directory of the report
 FLAME, PROFILE, TRACE, STEPS = "flame.svg", "worker.prof", "torch-trace.json", "steps.txt"
 
 
 @dataclass
 class ProfileReport:
-    """The written files, and why others are missing."""
+    """The written files, and the reasons for missing ones."""
 
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def profile(
+def profile_worker(
     archive: OpenArchive,
     configuration: Configuration,
     payloads: Sequence[Payload],
     directory: Path,
     *,
-    seconds: float = SECONDS,
+    seconds: float = PROFILE_S,
 ) -> ProfileReport:
-    """Of one worker as the configuration has it, with batches of its size.
+    """Profile one worker of the configuration, with batches of its size.
 
-    Raises WorkerFailed, OSError.
+    Raises:
+        WorkerFailed: The worker failed.
+        OSError: A file could not be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    directory = directory.absolute()  # workers go into the model's directory
-    spec, items, written = (
+    directory = directory.absolute()  # Workers change to the model's directory.
+    spec, items, report = (
         worker_spec(archive, configuration, configuration.batch_size),
         items_of(payloads),
         ProfileReport(),
     )
     title = f"{archive.manifest.model_name}: {replace(configuration, workers=1)}"
     with start_worker(spec) as worker:
-        point = _warm(worker, items, configuration.batch_size, seconds / 4)
-        written.files += write_files({STEPS: steps_of(point, title)}, directory)
-        flame, why_not = _watched(worker, items, configuration.batch_size, directory, seconds)
+        point = _measure_steps(worker, items, configuration.batch_size, seconds / 4)
+        report.files += write_files({STEPS: steps_table(point, title)}, directory)
+        flame, failure = _record_flame_graph(
+            worker, items, configuration.batch_size, directory, seconds
+        )
     if flame is None:
-        written.notes.append(f"There is no flame graph: {why_not}")
+        report.notes.append(f"There is no flame graph: {failure}")
     else:
-        written.files.append(flame)
-    found = _by_cprofile(spec, items, configuration.batch_size, directory, seconds)
-    if found is None:
-        written.notes.append("There is no profile by cProfile: the worker wrote none.")
+        report.files.append(flame)
+    cprofile = _record_cprofile(spec, items, configuration.batch_size, directory, seconds)
+    if cprofile is None:
+        report.notes.append("There is no profile by cProfile: the worker wrote none.")
     else:
-        written.files.append(found)
-    trace = _traced(spec, items, configuration.batch_size, directory)
+        report.files.append(cprofile)
+    trace = _record_trace(spec, items, configuration.batch_size, directory)
     if trace is None:
-        written.notes.append(
+        report.notes.append(
             "There is no trace of torch's: the handler does not run the steps of BaseHandler."
         )
     else:
-        written.files.append(trace)
-    return written
+        report.files.append(trace)
+    return report
 
 
 def profile_best(
     archive: OpenArchive, results: Results, payloads: Sequence[Payload], directory: Path
 ) -> None:
-    """Of the winner, else of the baseline, into `directory`/profile, which reports link; what there
-    is to know of it becomes notes.
+    """Profile the winner, or else the baseline, into a folder beside the report.
+
+    The names of the files, and failures, become notes of the results.
     """
     at = results.baseline if results.winner is None else results.winner
     if at is None:
         results.notes.append("Nothing was profiled, since nothing ran.")
         return
     try:
-        text = profile(archive, results.trials[at].how(), payloads, directory / DIRECTORY)
+        report = profile_worker(
+            archive, results.trials[at].as_configuration(), payloads, directory / PROFILE_FOLDER
+        )
     except (WorkerFailed, OSError, ValueError) as error:
         results.notes.append(f"The profile failed: {error}")
         return
     results.notes.append(
-        f"{results.trials[at].how()} was profiled:"
-        f" {', '.join(f'{DIRECTORY}/{file.name}' for file in text.files)}"
+        f"{results.trials[at].as_configuration()} was profiled:"
+        f" {', '.join(f'{PROFILE_FOLDER}/{file.name}' for file in report.files)}"
     )
-    results.notes += text.notes
-    if any(file.name == PROFILE for file in text.files):
-        place = f"{DIRECTORY}/{PROFILE}"
-        how = (
-            f"`snakeviz {place}` (pip install snakeviz) or `python -m pstats {place}` opens the"
+    results.notes += report.notes
+    if any(file.name == PROFILE for file in report.files):
+        file = f"{PROFILE_FOLDER}/{PROFILE}"
+        advice = (
+            f"`snakeviz {file}` (pip install snakeviz) or `python -m pstats {file}` opens the"
             " profile by cProfile"
         )
         results.notes.append(
-            f"{how}, which slows Python down: look at shares of the time, not at times."
+            f"{advice}, which slows Python down: look at shares of the time, not at times."
         )
 
 
-def steps_of(point: CurvePoint, title: str) -> str:
-    """As a table for people."""
+def steps_table(point: CurvePoint, title: str) -> str:
+    """Return the times of a batch's steps as a table for people."""
     known = [
         ("preprocess", point.preprocess_ms),
         ("inference", point.inference_ms),
         ("postprocess", point.postprocess_ms),
     ]
     rows = [(name, value) for name, value in known if value is not None]
-    rest = point.median_ms - sum(value for _, value in rows)
+    other_ms = point.median_ms - sum(value for _, value in rows)
     lines = [title, ""]
-    for name, value in [*rows, ("everything else", max(0.0, rest)), ("a batch", point.median_ms)]:
+    for name, value in [
+        *rows,
+        ("everything else", max(0.0, other_ms)),
+        ("a batch", point.median_ms),
+    ]:
         lines.append(f"{name:<16}{value:>10.3f} ms{value / point.median_ms:>8.1%}")
     cpu = (
         ""
@@ -147,59 +156,70 @@ def steps_of(point: CurvePoint, title: str) -> str:
     )
 
 
-def _warm(worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float) -> CurvePoint:
-    chunk_of(worker, items, size, 0, seconds)
-    used, samples = worker.cpu_seconds(), chunk_of(worker, items, size, 1, max(seconds, CHUNK))
+def _measure_steps(
+    worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float
+) -> CurvePoint:
+    measure_chunk(worker, items, size, 0, seconds)
+    used, samples = (
+        worker.cpu_seconds(),
+        measure_chunk(worker, items, size, 1, max(seconds, CHUNK_S)),
+    )
     return point_of(size, samples, (worker.cpu_seconds() - used) / len(samples))
 
 
-def _watched(
+def _record_flame_graph(
     worker: StandaloneWorker, items: Sequence[Item], size: int, directory: Path, seconds: float
 ) -> tuple[Path | None, str]:
-    """By py-spy, while batch follows batch; None and the reason where it cannot."""
+    """Record a flame graph by py-spy while batches run; return its file, or None and the reason."""
     spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if spy is None:
         return None, "py-spy is not installed: pip install 'tsx-serve[bench]'"
     flame = directory / FLAME
-    words = [spy, "record", "--pid", str(worker.pid), "--duration", str(max(1, round(seconds)))]
-    words += ["--rate", str(RATE), "--output", str(flame)]
-    looking = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    command = [spy, "record", "--pid", str(worker.pid), "--duration", str(max(1, round(seconds)))]
+    command += ["--rate", str(SAMPLES_PER_SECOND), "--output", str(flame)]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         batches, ends = 0, time.monotonic() + 10 * max(1.0, seconds)
-        while looking.poll() is None and time.monotonic() < ends:
-            batches += len(chunk_of(worker, items, size, batches, CHUNK / 2))
+        while process.poll() is None and time.monotonic() < ends:
+            batches += len(measure_chunk(worker, items, size, batches, CHUNK_S / 2))
     finally:
         with suppress(ProcessLookupError):
-            looking.kill()
-        output, _ = looking.communicate()
-    if looking.returncode == 0 and flame.exists():
+            process.kill()
+        output, _ = process.communicate()
+    if process.returncode == 0 and flame.exists():
         return flame, ""
     return (
         None,
         (
             "py-spy could not look into the worker:"
-            f" {output.strip().splitlines()[-1] if output.strip() else looking.returncode}"
+            f" {output.strip().splitlines()[-1] if output.strip() else process.returncode}"
         ),
     )
 
 
-def _by_cprofile(
+def _record_cprofile(
     spec: WorkerSpec, items: Sequence[Item], size: int, directory: Path, seconds: float
 ) -> Path | None:
-    """By the switch that TorchServe's users know."""
+    """Profile a worker by TorchServe's switch for cProfile."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         with start_worker(spec, {"TS_BENCHMARK": "true", "TMPDIR": scratch}) as worker:
-            chunk_of(worker, items, size, 0, seconds)
+            measure_chunk(worker, items, size, 0, seconds)
         written = next(Path(scratch).glob("tsPythonProfile-*.prof"), None)
         return None if written is None else Path(shutil.move(written, directory / PROFILE))
 
 
-def _traced(spec: WorkerSpec, items: Sequence[Item], size: int, directory: Path) -> Path | None:
+def _record_trace(
+    spec: WorkerSpec, items: Sequence[Item], size: int, directory: Path
+) -> Path | None:
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         with start_worker(spec, {"ENABLE_TORCH_PROFILER": "1", "TMPDIR": scratch}) as worker:
-            for number in range(TRACED):
+            for number in range(TRACED_BATCHES):
                 worker.answer(batch_of(items, size, number))
         written = sorted(
             Path(scratch).rglob("*.pt.trace.json"), key=lambda file: file.stat().st_mtime_ns

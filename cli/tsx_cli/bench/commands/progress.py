@@ -1,4 +1,4 @@
-"""Shows on stderr how far a run is."""
+"""The display of a run's progress on stderr."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from tsx_runtime.shared.log_format import escaped
 
 
 class Progress:
-    """How far a run is, on stderr: one line that changes on a terminal, a line for each thing that
-    was found elsewhere.
+    """The progress of a run on stderr: a changing line on a terminal, and a line for each result.
 
-    `ends` is the moment, by time.monotonic, at which the run is to be over.
+    `ends` is the end of the run by time.monotonic.
     """
 
     def __init__(self, ends: float, *, quiet: bool = False) -> None:
-        self._ends = ends
+        self._end = ends
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._status: Status | None = None
-        self._doing = ""
+        self._activity = ""
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal and not self._console.quiet:
@@ -40,38 +39,39 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         if self._status is not None:
-            with suppress(OSError):  # the terminal is gone
+            with suppress(OSError):  # The terminal is gone.
                 self._status.stop()
             self._status = None
 
-    def found(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         with suppress(OSError):
             self._console.print(escaped(text), markup=False, soft_wrap=True)
 
     def doing(self, text: str, more: str = "") -> None:
-        """What lasts for a while: only a terminal shows it."""
-        self._doing = text
+        """Show a current activity, on a terminal only."""
+        self._activity = text
         if self._status is not None:
-            left = self._ends - time.monotonic()
-            before = "" if math.isinf(left) else f"{_clock(left)} left · "
-            self._status.update(f"{before}{text}{more}".replace("[", r"\["))
+            remaining_s = self._end - time.monotonic()
+            prefix = "" if math.isinf(remaining_s) else f"{_clock(remaining_s)} left · "
+            self._status.update(f"{prefix}{text}{more}".replace("[", r"\["))
 
     def load(self, progress: LoadProgress) -> None:
-        self.doing(self._doing, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
+        self.doing(self._activity, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
 
-    def load_of(self, number: int, rounds: int | None, progress: LoadProgress) -> None:
-        """Show a load on a running server, of so many rounds; None where their number is not
-        known.
+    def show_round(self, number: int, rounds: int | None, progress: LoadProgress) -> None:
+        """Show the load of a round on a running server.
+
+        The number of rounds is None if it is unknown.
         """
-        left = (rounds - number if rounds else 1) * progress.of - progress.seconds
+        remaining_s = (rounds - number if rounds else 1) * progress.of - progress.seconds
         name = f"round {number + 1} of {rounds}" if rounds else f"load {number + 1}"
-        self.doing(name, f" · {progress.answers:,} answers, {max(0.0, left):.0f} s left")
+        self.doing(name, f" · {progress.answers:,} answers, {max(0.0, remaining_s):.0f} s left")
 
     def rows(self, count: int) -> None:
-        self.doing(self._doing, f" · {count:,} rows")
+        self.doing(self._activity, f" · {count:,} rows")
 
 
-def _clock(left: float) -> str:
-    minutes, seconds = divmod(max(0, round(left)), 60)
+def _clock(remaining_s: float) -> str:
+    minutes, seconds = divmod(max(0, round(remaining_s)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,6 +1,4 @@
-"""A run: measures what the search requests until it is done, then the best configurations in turn;
-all results are saved.
-"""
+"""A run of the benchmark: the search, then the best configurations in turn, all saved."""
 
 from __future__ import annotations
 
@@ -13,27 +11,27 @@ from dataclasses import dataclass, field, replace
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.load.configuration import Configuration, Variant
-from tsx_cli.bench.load.generator import most_connections
+from tsx_cli.bench.load.generator import max_connections
 from tsx_cli.bench.load.results import Curve, OfferedLoad, Results, Trial, now
 from tsx_cli.bench.report.journal import Journal
 from tsx_cli.bench.report.verdict import conclude
 from tsx_cli.bench.search import confirm as budget
 from tsx_cli.bench.search.accuracy import AccuracyGuard, verdicts_of
-from tsx_cli.bench.search.confirm import RAMP_SHARE, confirm, ramp_of
+from tsx_cli.bench.search.confirm import RAMP_SHARE, confirm, measure_ramp
 from tsx_cli.bench.search.latency_curve import measure_curve
-from tsx_cli.bench.search.machine import NOISY, Watch, again, judge, summary
+from tsx_cli.bench.search.machine import NOISY_VARIATION, Watch, judge, should_repeat, summary
 from tsx_cli.bench.search.options import BenchOptions, configurations
 from tsx_cli.bench.search.points import best_point, choose, confirmed_best, with_round
 from tsx_cli.bench.search.search import (
-    FIRST,
-    MOST_CONNECTIONS,
+    GROUP_SIZE,
+    MAX_CONNECTIONS,
     State,
     baseline,
-    by_use,
     faster_unmeasured,
     next_trial,
     passed_over,
     ranking,
+    variants_by_use,
 )
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
@@ -43,34 +41,34 @@ from tsx_cli.common.output import milliseconds, rounded
 from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.shared.cores import cpu_count
 
-BEYOND = 1.5  # times the tightest bound: the time of a batch beyond which larger ones are not timed
-START_GUESS = 4.0  # seconds that a server takes to start, before one did
+MAX_BATCH_BOUNDS = 1.5  # longest timed batch, in multiples of the tightest latency bound
+START_GUESS_S = 4.0  # time in which a server starts, until one has started
 
 
 @dataclass
 class Bench:
-    """`results` is filled as the run goes on, and is sound whenever it is interrupted."""
+    """A run; its `results` grow, and are consistent at each interruption."""
 
     options: BenchOptions
     target: TrialTarget
     results: Results
     journal: Journal
     progress: Progress
-    ends: float  # by time.monotonic
+    ends: float  # seconds of time.monotonic
     clock: Callable[[], float] = time.monotonic
-    forms: Sequence[FormRecord] = ()  # kept in the archive, to measure
+    forms: Sequence[FormRecord] = ()  # the kept forms to measure
     excluded: dict[Variant, str] = field(default_factory=dict)
     time_curve: Callable[..., Curve] = measure_curve
     watch: Callable[[list[float]], Watch] = Watch
     _starts: list[float] = field(default_factory=list)
-    _disturbed: list[bool] = field(default_factory=list)  # of each round of this process
+    _disturbed: list[bool] = field(default_factory=list)  # a flag for each round of this process
     _probes: list[float] = field(default_factory=list)
     _running: Configuration | None = None
     _comparing: bool = False
 
     def __post_init__(self) -> None:
         self._began = self.clock()
-        self._seconds = self.target.seconds  # of a round
+        self._seconds = self.target.seconds  # the length of a round
         self.slo = self.options.bounds
         self.servers = Servers(
             self.target, lambda configuration: self.progress.doing(f"starting {configuration}")
@@ -86,49 +84,55 @@ class Bench:
         for trial in self.results.trials:
             self._judge(trial)
         for curve in self.results.curves:
-            self._leave_out(curve)
+            self._exclude_form(curve)
 
     def go(self) -> None:
-        """Whatever ends it, no server stays. Raises what interrupts it."""
-        kept = (
+        """Search, compare and conclude; all servers end, whatever ends the run.
+
+        Raises:
+            CliError: The archive does not run unchanged.
+        """
+        ramp_s = (
             RAMP_SHARE * self.seconds_left()
             if self.options.ramp and math.isfinite(self.ends)
             else 0.0
         )
-        self.ends -= kept
+        self.ends -= ramp_s
         try:
-            self._reference()
-            self._curves()
+            self._learn_reference()
+            self._measure_curves()
             self._search()
             self._confirm()
-            while self._search():  # with the time that the comparison left over
+            # Time that the comparison left over serves the search again.
+            while self._search():
                 self._confirm()
-            self.ends += kept
+            self.ends += ramp_s
             winner, _ = choose(self.order(), self.trial, self.results.paired)
-            if self.options.ramp and winner is not None and not ramp_of(self, winner):
+            if self.options.ramp and winner is not None and not measure_ramp(self, winner):
                 short = (
                     "the time was too short for --ramp to find the knee; --resume with a longer"
                     " --time-limit goes on"
                 )
                 reason = self.trial(winner).reason
                 self.note(
-                    f"--ramp ended as {self.trial(winner).how()} failed: {_first_line(reason)}"
+                    f"--ramp ended as {self.trial(winner).as_configuration()} failed:"
+                    f" {_first_line(reason)}"
                     if reason
                     else short
                 )
         finally:
-            self.finish()  # first, as Ctrl-C may end the wait for the servers
+            self.finish()  # Ctrl-C may end the wait for the servers, so this comes first.
             self.servers.close()
 
     def _search(self) -> bool:
-        """Until nothing more is proposed; whether the best has changed."""
+        """Measure until the search proposes nothing more; return whether the best has changed."""
         before = self.order()[:1]
         while (proposal := next_trial(self._state())) is not None:
             self._measure(proposal)
         return self.order()[:1] != before
 
     def finish(self) -> None:
-        """The winner, and what to know, of what there is."""
+        """Conclude from the measurements: the winner and the notes."""
         results = self.results
         results.ended = now()
         for trial in results.trials:
@@ -141,7 +145,7 @@ class Bench:
         results.baseline = self.first()
         if self.guard.note:
             self.note(self.guard.note)
-        if (results.environment.noise or 0.0) > NOISY:
+        if (results.environment.noise or 0.0) > NOISY_VARIATION:
             result = f"a fixed computation varies by {results.environment.noise:.0%}"
             self.note(f"this machine is not quiet: {result}; small differences mean little")
         curves = sum(bool(curve.disturbed) for curve in results.curves)
@@ -159,13 +163,13 @@ class Bench:
             self.results.notes.append(text)
 
     def pass_over(self) -> None:
-        """What was not measured, and why."""
-        for configuration, predicted, why in passed_over(self._state()):
+        """Add the configurations that were not measured to the results, with the reason."""
+        for configuration, predicted, reason in passed_over(self._state()):
             self.results.trials.append(
                 Trial(
                     configuration=configuration.as_json(),
                     state="predicted",
-                    reason=why,
+                    reason=reason,
                     predicted=predicted,
                 )
             )
@@ -175,26 +179,26 @@ class Bench:
         return budget.round_cost(self._seconds)
 
     @property
-    def _start(self) -> float:
-        """Seconds that a server takes to start."""
-        return sum(self._starts) / len(self._starts) if self._starts else START_GUESS
+    def _start_s(self) -> float:
+        """The seconds in which a server starts."""
+        return sum(self._starts) / len(self._starts) if self._starts else START_GUESS_S
 
     def _state(self) -> State:
-        left, rounds = self.seconds_left(), self.options.rounds
-        reserved = 0.0  # where there is nothing to compare yet
+        remaining_s, rounds = self.seconds_left(), self.options.rounds
+        reserved = 0.0  # A single configuration needs no comparison.
         if self.results.paired:
-            reserved = budget.reserved_for_another(rounds, self._start)
+            reserved = budget.reserved_for_another(rounds, self._start_s)
         elif len(self.order()) > 1:
             reserved = budget.reserved_for_end(
-                self.options.duration, rounds, self.ends - self._began, self._start
+                self.options.duration, rounds, self.ends - self._began, self._start_s
             )
-        one = budget.round_cost(self.options.duration or budget.SHORT)
-        if self.first() is None:  # without the baseline there is nothing to tell
-            left = max(left, self._start + one)
+        point_s = budget.round_cost(self.options.duration or budget.SHORT_ROUND_S)
+        if self.first() is None:  # Without the baseline, the results say nothing.
+            remaining_s = max(remaining_s, self._start_s + point_s)
         return State(
             configurations=self.space,
             curves=self.results.curves,
-            trials=self._as_allowed(),
+            trials=self._searchable_trials(),
             slo=self.slo,
             mode=self.options.mode,
             arrivals=self.options.arrivals,
@@ -203,18 +207,18 @@ class Bench:
             threads=self.target.archive.config.threads,
             excluded=self.excluded,
             exhaustive=self.options.exhaustive,
-            seconds_left=max(0.0, left),
+            seconds_left=max(0.0, remaining_s),
             seconds_reserved=reserved,
-            seconds_per_point=one,
-            seconds_to_start=self._start,
+            seconds_per_point=point_s,
+            seconds_to_start=self._start_s,
             running=self._running,
-            most_connections=min(MOST_CONNECTIONS, most_connections()),
+            max_connections=min(MAX_CONNECTIONS, max_connections()),
         )
 
-    def _curves(self) -> None:
-        """t(n) of each variant, from which the search predicts.
+    def _measure_curves(self) -> None:
+        """Measure t(n) of each variant, from which the search predicts.
 
-        Where there can be none, what is measured has to do.
+        Without curves, the search uses only measurements.
         """
         if not self.batches:
             self.note(
@@ -224,47 +228,56 @@ class Bench:
             return
         known = {curve.variant for curve in self.results.curves}
         variants = [
-            variant for variant in by_use(self.space, self._state()) if variant not in known
+            variant
+            for variant in variants_by_use(self.space, self._state())
+            if variant not in known
         ]
-        if (
-            len(self.space) == len(variants) and not self.options.exhaustive
-        ):  # there is nothing to predict, but forms may not fit
+        # With so few configurations there is nothing to predict, but forms may not fit.
+        if len(self.space) == len(variants) and not self.options.exhaustive:
             variants = [variant for variant in variants if variant.form not in (None, REFERENCE)]
         if not variants:
             return
         if any(variant.device != "cpu" for variant in variants):
-            self.servers.close()  # one that idles takes no core, but memory of the GPU
-        share, most = (
-            budget.of_a_curve(self.seconds_left(), len(variants)),
-            budget.FOR_LOADING * self.seconds_left(),
+            self.servers.close()  # An idle server occupies memory of the GPU.
+        curve_s, max_s = (
+            budget.curve_seconds(self.seconds_left(), len(variants)),
+            budget.MAX_CURVES_SHARE * self.seconds_left(),
         )
-        begun = self.clock()
+        started_at = self.clock()
         for number, variant in enumerate(variants):
             if variant in self.excluded:
                 continue
-            if number and (self.clock() - begun) * (number + 1) / number > most:
+            if number and (self.clock() - started_at) * (number + 1) / number > max_s:
                 self.note(
                     "the time was too short to time batches of each kind of worker; a longer"
                     " --time-limit predicts more"
                 )
                 break
-            one = next(each for each in self.space if each.variant == variant)
-            sizes = sorted({each.batch_size for each in self.space if each.variant == variant})
-            alone = replace(one, workers=1, batch_size=1)
-            self.progress.doing(f"timing batches without a server: {alone.worker}")
-            longest = (
+            example = next(
+                configuration for configuration in self.space if configuration.variant == variant
+            )
+            sizes = sorted(
+                {
+                    configuration.batch_size
+                    for configuration in self.space
+                    if configuration.variant == variant
+                }
+            )
+            single = replace(example, workers=1, batch_size=1)
+            self.progress.doing(f"timing batches without a server: {single.worker}")
+            max_batch_ms = (
                 math.inf
                 if self.slo is None or self.options.exhaustive
-                else BEYOND * self.slo.tightest_ms
+                else MAX_BATCH_BOUNDS * self.slo.tightest_ms
             )
             with self.watch(self._probes) as watch:
                 curve = self.time_curve(
                     self.target.archive,
-                    alone,
+                    single,
                     sizes,
                     self.target.payloads,
-                    budget_seconds=share,
-                    most_ms=longest,
+                    budget_seconds=curve_s,
+                    most_ms=max_batch_ms,
                 )
             curve.noise, curve.disturbed = (
                 watch.noise,
@@ -272,36 +285,40 @@ class Bench:
             )
             self.results.curves.append(curve)
             self.journal.curve(curve)
-            self._leave_out(curve)
+            self._exclude_form(curve)
             times = ", ".join(
                 f"{point.batch_size}: {milliseconds(point.median_ms)}" for point in curve.points
             )
             failed = f"; no more, since {curve.failed}" if curve.failed else ""
-            self.progress.found(
-                f"{alone.worker}, a batch takes"
+            self.progress.print_line(
+                f"{single.worker}, a batch takes"
                 f" {times or 'no measurable time'}{_first_line(failed)}"
             )
 
-    def _leave_out(self, curve: Curve) -> None:
-        """Excludes a form that does not run here, with any number of threads."""
+    def _exclude_form(self, curve: Curve) -> None:
+        """Exclude a form that does not run here, with any number of threads."""
         if curve.failed and not curve.points and curve.form not in (None, REFERENCE):
-            variants = {each.variant for each in self.space}
+            variants = {configuration.variant for configuration in self.space}
             self.excluded |= {
-                each: curve.failed for each in variants if each.kind == curve.variant.kind
+                variant: curve.failed for variant in variants if variant.kind == curve.variant.kind
             }
             self.note(f"the form {curve.form} is not measured: {curve.failed}")
 
-    def _as_allowed(self) -> list[Trial]:
-        """The search leaves out what answers differently, by what the trials say of it."""
+    def _searchable_trials(self) -> list[Trial]:
+        """Return the trials, without their verdicts on answers if different answers are allowed."""
         if not self.options.allow_different:
             return self.results.trials
         return [trial.model_copy(update={"accuracy": None}) for trial in self.results.trials]
 
-    def _reference(self) -> None:
-        """The answers of the archive as it is. Where it does not even start, that is an end."""
+    def _learn_reference(self) -> None:
+        """Learn the answers of the archive as it is.
+
+        Raises:
+            CliError: The archive does not run unchanged.
+        """
         try:
-            one = baseline(self.space)
-            self.guard.learn(self._server(Configuration(device=one.device, form=one.form)))
+            first = baseline(self.space)
+            self.guard.learn(self._server(Configuration(device=first.device, form=first.form)))
         except TrialFailed as error:
             raise CliError(f"{self.target.name} does not run unchanged: {error}") from error
 
@@ -326,15 +343,17 @@ class Bench:
                         "failed",
                         f"its answers differ: {trial.accuracy.worst}",
                     )
-                    self.progress.found(f"{trial.how()} cannot win: {trial.reason}")
+                    self.progress.print_line(
+                        f"{trial.as_configuration()} cannot win: {trial.reason}"
+                    )
                     self.journal.trial(at, trial)
                     return
                 self.journal.trial(at, trial)
-            self._seconds = self._round_of(proposal, trial)
+            self._seconds = self._search_round_s(proposal, trial)
             self.load(at, candidate, proposal.offered)
 
-    def _round_of(self, proposal: Proposal, trial: Trial) -> float:
-        """Seconds of a round of the search."""
+    def _search_round_s(self, proposal: Proposal, trial: Trial) -> float:
+        """Return the seconds of a round of the search."""
         if math.isinf(self.ends):
             return self.target.seconds
         predicted = None if proposal.predicted is None else proposal.predicted.throughput
@@ -342,15 +361,17 @@ class Bench:
         return budget.seconds_in_search(self.options.duration, expected, self.seconds_left())
 
     def load(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
-        """One round, into the trial's point of that load, and another where the first was
-        disturbed. Raises TrialFailed.
+        """Measure a round of the load, and repeat it once if it was disturbed.
+
+        Raises:
+            TrialFailed: The server failed.
         """
         self._round(at, candidate, offered)
-        state = self._state()  # which knows what the time is needed for
-        first = max(0, min(FIRST, len(self.space) - 1) - len(self.results.trials) + 1) * (
+        state = self._state()  # It knows the reserved time.
+        first = max(0, min(GROUP_SIZE, len(self.space) - 1) - len(self.results.trials) + 1) * (
             state.seconds_to_start + state.seconds_per_point
         )
-        if again(
+        if should_repeat(
             self._disturbed,
             self.seconds_left() - (0.0 if self._comparing else first + state.seconds_reserved),
             self.round_seconds,
@@ -359,7 +380,7 @@ class Bench:
 
     def _round(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
         trial = self.results.trials[at]
-        self.progress.doing(f"{trial.how()}, {offered}")
+        self.progress.doing(f"{trial.as_configuration()}, {offered}")
         if candidate.start is not None and candidate.start not in trial.starts:
             trial.starts.append(candidate.start)
         with self.watch(self._probes) as watch:
@@ -380,7 +401,7 @@ class Bench:
         self.journal.point(at, number, point)
         self.journal.trial(at, trial)
         if fresh.generator.limited:
-            self.note(f"{trial.how()}, {offered}: {fresh.generator.limited}")
+            self.note(f"{trial.as_configuration()}, {offered}: {fresh.generator.limited}")
         holds = (
             ""
             if point.holds
@@ -400,11 +421,11 @@ class Bench:
             )
             reached += f", {rounded(stream.tokens_per_second)} tokens/s, {times}"
         marked = f"; disturbed: {disturbed[0]}" if disturbed else ""
-        self.progress.found(f"{trial.how()}, {offered}: {reached}{holds}{marked}")
+        self.progress.print_line(f"{trial.as_configuration()}, {offered}: {reached}{holds}{marked}")
 
     def _trial(self, proposal: Proposal) -> int:
         for at, trial in enumerate(self.results.trials):
-            if trial.how() == proposal.configuration:
+            if trial.as_configuration() == proposal.configuration:
                 return at
         trial = Trial(configuration=proposal.configuration.as_json(), predicted=proposal.predicted)
         self.results.trials.append(trial)
@@ -418,18 +439,20 @@ class Bench:
         except TrialFailed as error:
             trial = self.results.trials[at]
             trial.state, trial.reason = "failed", str(error)
-            self.servers.end(trial.how())
+            self.servers.end(trial.as_configuration())
             self.journal.trial(at, trial)
-            self.progress.found(f"{trial.how()} failed: {_first_line(str(error))}")
+            self.progress.print_line(
+                f"{trial.as_configuration()} failed: {_first_line(str(error))}"
+            )
 
     def _judge(self, trial: Trial) -> bool:
-        """Whether it answers differently and may not.
+        """Tell whether a trial answers differently and may not.
 
-        Its variant is not looked at again, unless that is the archive's own.
+        The search then excludes its variant, unless that is the archive's own.
         """
         if trial.accuracy is None or trial.accuracy.allowed or self.options.allow_different:
             return False
-        configuration = trial.how()
+        configuration = trial.as_configuration()
         if (
             configuration.variant != baseline(self.space).variant
             and configuration.variant not in self.excluded
@@ -438,42 +461,49 @@ class Bench:
         return True
 
     def _confirm(self) -> None:
-        several, rounds = len(self.order()) > 1, self.options.rounds
-        starting = (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
+        has_several, rounds = len(self.order()) > 1, self.options.rounds
+        # One of the compared servers usually runs already.
+        starting = (budget.COMPARED - 1) * self._start_s
         self._seconds = budget.seconds_at_end(
             self.options.duration, rounds, self.seconds_left(), starting
         )
-        if not several and faster_unmeasured(self._state()):
-            return  # there is nothing to compare, and nothing that could be chosen
-        if several and self.seconds_left() < self._start + budget.FEWEST * self.round_seconds:
-            return  # what little could be compared would tell nothing
+        if not has_several and faster_unmeasured(self._state()):
+            return  # Nothing can be compared or chosen.
+        if (
+            has_several
+            and self.seconds_left()
+            < self._start_s + budget.MIN_COMPARISON_ROUNDS * self.round_seconds
+        ):
+            return  # So short a comparison would show nothing.
         self._comparing = True
         self.results.paired = confirm(self)
         self._comparing = False
 
     def order(self) -> list[int]:
-        """Positions of the trials that may win, the best first."""
+        """Return the positions of the trials that may win, the best first."""
         return ranking(self.results.trials, None if self.options.allow_different else self.excluded)
 
     def trial(self, at: int) -> Trial:
         return self.results.trials[at]
 
     def first(self) -> int | None:
-        """The position of the baseline, if it was measured."""
+        """Return the position of the baseline, if it was measured."""
         first = baseline(self.space)
         return next(
             (
                 at
                 for at, trial in enumerate(self.results.trials)
-                if trial.how() == first and trial.points
+                if trial.as_configuration() == first and trial.points
             ),
             None,
         )
 
     def attempt(self, at: int, offered: OfferedLoad) -> bool:
-        """One more round beside others that run; whether it came to something."""
+        """Measure one more round beside running servers; return whether it succeeded."""
         with self._failures(at):
-            self.load(at, self._server(self.results.trials[at].how(), beside=True), offered)
+            self.load(
+                at, self._server(self.results.trials[at].as_configuration(), beside=True), offered
+            )
         return self.results.trials[at].state == "measured"
 
     def seconds_left(self) -> float:

@@ -1,6 +1,4 @@
-"""Prepares a run from the command line: the archive, the inputs, the directory, and an earlier run
-to resume.
-"""
+"""The session of a run: its archive, inputs and directory, and an earlier run to resume."""
 
 from __future__ import annotations
 
@@ -23,10 +21,10 @@ from tsx_cli.bench.load.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.load.payloads import Payload, mix
 from tsx_cli.bench.load.results import ModelInfo, Results, now
 from tsx_cli.bench.report.journal import Journal, PastRun, read_journal
-from tsx_cli.bench.search.confirm import FULL
+from tsx_cli.bench.search.confirm import FULL_ROUND_S
 from tsx_cli.bench.search.machine import Watch, environment
 from tsx_cli.bench.search.options import BenchOptions, command_line, plain
-from tsx_cli.bench.search.server import chosen, pinned, sweep
+from tsx_cli.bench.search.server import choose_cores, pinned, sweep
 from tsx_cli.bench.search.trial import TrialTarget
 from tsx_cli.bench.search.variants import kept_forms
 from tsx_cli.common.failure import CliError, UsageError
@@ -45,7 +43,7 @@ class RunRequest:
     time_limit: float | None  # seconds
     past: PastRun | None = None
     quiet: bool = False
-    profile: bool = False  # whether the best is looked into at the end
+    profile: bool = False  # whether a worker of the best configuration is profiled
 
 
 def new_run(
@@ -56,15 +54,25 @@ def new_run(
     *,
     quiet: bool,
 ) -> RunRequest:
-    """Raises UsageError."""
+    """Prepare a new run.
+
+    Raises:
+        UsageError: The directory holds a run already, or the model is not packed.
+        CliError: There is no such model.
+    """
     return RunRequest(
         model, options, new_directory("bench", model, output), time_limit, quiet=quiet
     )
 
 
 def new_directory(command: str, model: Path, output: Path | None) -> Path:
-    """The directory of a new run of `tsx bench` or `tsx optimize`: `output`, or one with a name of
-    its own. Raises CliError, UsageError.
+    """Return the directory of a new run of `tsx bench` or `tsx optimize`.
+
+    It is `output`, or a directory named after the model and the time.
+
+    Raises:
+        CliError: There is no such model.
+        UsageError: The directory holds a run already.
     """
     require_packed(model)
     if not model.exists():
@@ -86,32 +94,37 @@ def new_directory(command: str, model: Path, output: Path | None) -> Path:
 def resumed_run(
     directory: Path, model: Path | None, time_limit: float | None, *, quiet: bool
 ) -> RunRequest:
-    """Raises CliError."""
+    """Prepare the continuation of a run.
+
+    Raises:
+        CliError: The directory holds no run.
+    """
     past = read_journal(directory)
     measured, options = past.arguments(directory, BenchOptions)
     return RunRequest(model or measured, options, directory, time_limit, past, quiet)
 
 
-def carry_out(request: RunRequest, settings: Settings) -> Results:
-    """Measure until it is done, out of time or interrupted: `complete` says which. The directory
-    has the journal and results.json.
+def run_bench(request: RunRequest, settings: Settings) -> Results:
+    """Measure until the run is done, out of time or interrupted.
+
+    `complete` of the results tells whether it was interrupted. The directory receives the journal
+    and results.json.
     """
     sweep()
-    pinning = chosen(request.options.server_cores, request.options.generator_cores)
-    cores = (
-        () if pinning is None else tuple(pinning.server)
-    )  # of this process, which waits while the generator runs, as well
+    pinning = choose_cores(request.options.server_cores, request.options.generator_cores)
+    # The cores of this process too, which waits while the generator runs.
+    cores = () if pinning is None else tuple(pinning.server)
     with (
         pinned(cores),
         open_archive(
             request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
         ) as archive,
     ):
-        payloads, source = chosen_inputs(request.options, archive)
-        begun = time.monotonic()
-        ends = begun + (float("inf") if request.time_limit is None else request.time_limit)
+        payloads, source = payloads_of_options(request.options, archive)
+        started_at = time.monotonic()
+        end = started_at + (float("inf") if request.time_limit is None else request.time_limit)
         with (
-            Progress(ends, quiet=request.quiet) as progress,
+            Progress(end, quiet=request.quiet) as progress,
             Journal(request.directory, new=request.past is None) as journal,
         ):
             progress.doing("examining this machine")
@@ -124,22 +137,22 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
                     fingerprint=results.environment.fingerprint,
                     started=results.started,
                 )
-            seconds = request.options.duration or FULL
+            seconds = request.options.duration or FULL_ROUND_S
             generator = () if pinning is None else tuple(pinning.generator)
-            sized = sizes(settings, payloads)
+            size_limits = size_limits_of(settings, payloads)
             target = TrialTarget(
                 archive,
                 payloads,
                 seconds,
                 request.options.seed,
-                sizes=sized,
+                sizes=size_limits,
                 generator_cores=generator,
                 slo=request.options.bounds,
             )
             watch = partial(Watch, more=generator)
             forms, outdated = _forms(archive, request.options)
             bench = Bench(
-                request.options, target, results, journal, progress, ends, watch=watch, forms=forms
+                request.options, target, results, journal, progress, end, watch=watch, forms=forms
             )
             if outdated is not None:
                 bench.note(outdated)
@@ -157,7 +170,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
                     )
                 except BaseException:
                     results.complete = False
-                    with suppress(CliError):  # the reason that ended the run is reported
+                    with suppress(CliError):  # The reason that ended the run is reported.
                         write_results(results, request.directory)
                     raise
                 write_results(results, request.directory)
@@ -165,13 +178,15 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
 
 
 def _forms(archive: OpenArchive, options: BenchOptions) -> tuple[Sequence[FormRecord], str | None]:
-    """The kept forms to measure, and why there are none if they are out of date. Raises
-    CliError.
+    """Return the kept forms to measure, or the reason why none are.
+
+    Raises:
+        CliError: The options name forms that are out of date.
     """
-    kept = kept_forms(archive)
-    changed = kept.stale_since(archive.manifest.checksums)
+    stored = kept_forms(archive)
+    changed = stored.stale_since(archive.manifest.checksums)
     if changed is None:
-        return kept.forms, None
+        return stored.forms, None
     outdated = (
         f"its forms are not measured, as {changed} has changed since they were built: run tsx"
         " optimize again"
@@ -181,11 +196,15 @@ def _forms(archive: OpenArchive, options: BenchOptions) -> tuple[Sequence[FormRe
     return (), outdated
 
 
-def chosen_inputs(options: BenchOptions, archive: OpenArchive) -> tuple[list[Payload], str]:
-    """The requests, and where they are from. Raises UsageError where there are none."""
+def payloads_of_options(options: BenchOptions, archive: OpenArchive) -> tuple[list[Payload], str]:
+    """Return the requests and a description of their source.
+
+    Raises:
+        UsageError: There are no inputs.
+    """
     return choose_payloads(
         archive.source,
-        [Path(each) for each in options.inputs],
+        [Path(path) for path in options.inputs],
         kind=options.input_kind,
         shape=None if options.input_shape is None else parse_shape(options.input_shape),
         seed=options.seed,
@@ -195,8 +214,8 @@ def chosen_inputs(options: BenchOptions, archive: OpenArchive) -> tuple[list[Pay
     )
 
 
-def sizes(settings: Settings, payloads: Sequence[Payload]) -> dict[str, int]:
-    """How much a server has to let in and out: as it is set here, and what is sent in any case."""
+def size_limits_of(settings: Settings, payloads: Sequence[Payload]) -> dict[str, int]:
+    """Return the size limits of a server: its settings, raised to fit what is sent."""
     largest = max(len(payload.body) for payload in payloads)
     return {
         "max_request_size": max(settings.max_request_size, largest),

@@ -1,4 +1,4 @@
-"""`tsx bench cfg.yaml`: TorchServe's auto-benchmark from the command line."""
+"""`tsx bench CONFIG.yaml`: the options of TorchServe's auto-benchmark."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ def bench_torchserve(
         ),
     ] = "2m",
 ) -> None:
-    """Run a configuration file of TorchServe's auto-benchmark, and write ab_report.csv of each case
-    and a report of each model.
+    """Run a configuration file of TorchServe's auto-benchmark.
+
+    It writes ab_report.csv of each case, and a report of each model.
     """
-    from tsx_cli.bench.commands.against_command import trusted
+    from tsx_cli.bench.commands.against_command import trusted_certificate
     from tsx_cli.bench.commands.torchserve_plan import read_plan
     from tsx_cli.bench.commands.torchserve_run import MeasuredServer, management_of, run_plan
     from tsx_cli.bench.report import show
@@ -87,16 +88,18 @@ def bench_torchserve(
     server = None
     if against is not None:
         tokens = read_token(token), read_token(management_token, "--management-token")
-        managed = management or management_of(against)
+        management_url = management or management_of(against)
         server = MeasuredServer(
             against,
-            managed,
+            management_url,
             logs,
             *tokens,
-            trusted(certificate, managed if managed.startswith("https:") else against),
+            trusted_certificate(
+                certificate, management_url if management_url.startswith("https:") else against
+            ),
         )
     count = len(plan.cases)
-    found = run_plan(
+    results_by_group = run_plan(
         plan,
         output,
         against=server,
@@ -106,11 +109,13 @@ def bench_torchserve(
             f"{number + 1} of {count}: {case.name}", file=sys.stderr
         ),
     )
-    for results in found.values():
+    for results in results_by_group.values():
         show(results)
     print(
         f"reports: {output}, with ab_report.csv of each case and report.html of each model and mode"
         " in its directory"
     )
-    if any(trial.state == "failed" for results in found.values() for trial in results.trials):
+    if any(
+        trial.state == "failed" for results in results_by_group.values() for trial in results.trials
+    ):
         raise typer.Exit(FAILED)

@@ -1,6 +1,4 @@
-"""The YAML of TorchServe's auto-benchmark and of its models (contract section 9.2), as cases to
-measure.
-"""
+"""The YAML of TorchServe's auto-benchmark and of its models, as cases to measure."""
 
 from __future__ import annotations
 
@@ -15,14 +13,10 @@ import yaml
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.common.failure import CliError, UsageError
 
-WORKERS, BATCH_SIZES, DELAY, REQUESTS, CONCURRENCY = (
-    [1],
-    [1],
-    200,
-    100,
-    10,
-)  # where nothing is said, as TorchServe has it
-USED = {
+# TorchServe's defaults.
+DEFAULT_WORKERS, DEFAULT_BATCH_SIZES, DEFAULT_DELAY_MS = [1], [1], 200
+DEFAULT_REQUESTS, DEFAULT_CONCURRENCY = 100, 10
+USED_KEYS = {
     "url",
     "workers",
     "batch_size",
@@ -33,26 +27,23 @@ USED = {
     "concurrency",
     "processors",
 }
-USED |= {"handler_profiling", "inference_model_url"}
-LISTS = ("workers", "batch_size")
-ALWAYS = {
+USED_KEYS |= {"handler_profiling", "inference_model_url"}
+LIST_KEYS = ("workers", "batch_size")
+# Values that need no note.
+DEFAULT_VALUES = {
     "exec_env": "local",
     "backend_profiling": False,
     "generate_graphs": False,
     "benchmark_engine": "ab",
-}  # the defaults need no note
-UNUSED = {
+}
+IGNORED_KEYS = {
     "ts_version": (
         "no TorchServe is installed: tsx is measured, or with --against the server that runs there"
     ),
     "metrics_cmd": "that command is not run; results.json has the figures",
     "report_cmd": "that command is not run; the report stays in the directory that --output names",
 }
-FOLDERS = (
-    ".",
-    "models_config",
-    "benchmarks/models_config",
-)  # where the files of models are looked for
+MODEL_FILE_FOLDERS = (".", "models_config", "benchmarks/models_config")
 
 
 class Case(NamedTuple):
@@ -60,7 +51,7 @@ class Case(NamedTuple):
 
     model: str
     mode: str
-    url: str  # of the archive
+    url: str  # the archive
     workers: int
     batch_size: int
     batch_delay: int  # milliseconds
@@ -69,17 +60,17 @@ class Case(NamedTuple):
     requests: int
     concurrency: int
     device: str  # cpu or cuda
-    profiled: bool  # the handler's own steps
-    served_as: str  # the name that it is registered under
+    profiled: bool  # whether the handler's steps are timed
+    served_as: str  # the registered name
 
     @property
     def group(self) -> str:
-        """TorchServe's name for what goes in one table."""
+        """TorchServe's name of a table."""
         return f"{self.mode}_{self.model}" + ("_gpu" if self.device == "cuda" else "")
 
     @property
     def name(self) -> str:
-        """TorchServe's name of its directory."""
+        """TorchServe's name of the case's directory."""
         return f"{self.group}_w{self.workers}_b{self.batch_size}"
 
     @property
@@ -89,32 +80,37 @@ class Case(NamedTuple):
 
 class AutoBenchmarkPlan(NamedTuple):
     cases: list[Case]
-    notes: list[str]  # of keys that mean nothing here
+    notes: list[str]  # a note for each key without effect
 
 
 def read_plan(file: Path) -> AutoBenchmarkPlan:
-    """The auto-benchmark's file, or one of a model. Raises CliError and UsageError."""
-    given = _mapping(file)
-    if "models" not in given:
+    """Read a file of the auto-benchmark, or the file of one model.
+
+    Raises:
+        CliError: A file cannot be read.
+        UsageError: A file is no such configuration.
+    """
+    mapping = _mapping(file)
+    if "models" not in mapping:
         notes: dict[str, str] = {}
-        cases = list(_of_model(given, file, "cpu", notes))
+        cases = list(_model_cases(mapping, file, "cpu", notes))
         return _plan(cases, notes, file)
-    notes = {key: text for key, text in UNUSED.items() if key in given}
+    notes = {key: text for key, text in IGNORED_KEYS.items() if key in mapping}
     notes |= {
         key: "tsx does not know this key"
-        for key in given
-        if key not in {*UNUSED, "models", "hardware"}
+        for key in mapping
+        if key not in {*IGNORED_KEYS, "models", "hardware"}
     }
-    hardware = str(given.get("hardware") or "cpu")
+    hardware = str(mapping.get("hardware") or "cpu")
     if hardware not in ("cpu", "gpu"):
         raise UsageError(f"{file}: hardware is '{hardware}'; tsx runs models on cpu and gpu")
-    models = given["models"]
+    models = mapping["models"]
     if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
         raise UsageError(f"{file}: models must be a list of YAML files")
     cases = []
     for name in models:
-        found = _find(name, file)
-        cases += list(_of_model(_mapping(found), found, hardware, notes))
+        model_file = _find(name, file)
+        cases += list(_model_cases(_mapping(model_file), model_file, hardware, notes))
     return _plan(cases, notes, file)
 
 
@@ -130,41 +126,38 @@ def _plan(cases: list[Case], notes: Mapping[str, str], file: Path) -> AutoBenchm
 
 def _mapping(file: Path) -> dict[str, Any]:
     try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # a date may have a thirteenth month
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # A ValueError comes, for example, from the thirteenth month of a date.
         raise UsageError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(given, dict):
+    if not isinstance(mapping, dict):
         raise UsageError(
             f"{file} is not a configuration of TorchServe's auto-benchmark: it must contain keys"
             " and values"
         )
-    return given
+    return mapping
 
 
-def _find(name: str, beside: Path) -> Path:
-    places = [beside.parent / folder / name for folder in FOLDERS]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+def _find(name: str, referrer: Path) -> Path:
+    candidates = [referrer.parent / folder / name for folder in MODEL_FILE_FOLDERS]
+    model_file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if model_file is None:
         raise CliError(
-            f"{beside}: the model's file {name} does not exist; tsx looked in"
-            f" {', '.join(str(place.parent) for place in places)}"
+            f"{referrer}: the model's file {name} does not exist; tsx looked in"
+            f" {', '.join(str(candidate.parent) for candidate in candidates)}"
         )
-    return found
+    return model_file
 
 
-def _of_model(
-    given: Mapping[str, Any], file: Path, hardware: str, notes: dict[str, str]
+def _model_cases(
+    models: Mapping[str, Any], file: Path, hardware: str, notes: dict[str, str]
 ) -> Iterator[Case]:
-    if "url" in given:  # the flat form, which benchmark-ab takes
-        yield from _of_mode(file.stem, "custom", given, file, hardware, notes)
+    if "url" in models:  # the flat form of benchmark-ab
+        yield from _mode_cases(file.stem, "custom", models, file, hardware, notes)
         return
-    for model, modes in given.items():
+    for model, modes in models.items():
         if not isinstance(modes, Mapping):
             raise UsageError(
                 f"{file}: '{model}' must hold modes, such as eager_mode or scripted_mode"
@@ -174,10 +167,10 @@ def _of_model(
                 raise UsageError(
                     f"{file}: {model}.{mode} must hold keys such as url, workers and batch_size"
                 )
-            yield from _of_mode(str(model), str(mode), values, file, hardware, notes)
+            yield from _mode_cases(str(model), str(mode), values, file, hardware, notes)
 
 
-def _of_mode(
+def _mode_cases(
     model: str,
     mode: str,
     values: Mapping[str, Any],
@@ -185,38 +178,38 @@ def _of_mode(
     hardware: str,
     notes: dict[str, str],
 ) -> Iterator[Case]:
-    place = f"{file}: {model}.{mode}"
-    if "/" in model + mode:  # they name directories
-        raise UsageError(f"{place}: the name of a model or a mode must not contain a /")
+    label = f"{file}: {model}.{mode}"
+    if "/" in model + mode:  # Both name directories.
+        raise UsageError(f"{label}: the name of a model or a mode must not contain a /")
     if not isinstance(values.get("content_type"), str | None):
         raise UsageError(
-            f"{place}.content_type is {values['content_type']!r}; it must be text, such as"
+            f"{label}.content_type is {values['content_type']!r}; it must be text, such as"
             " image/png"
         )
     if not isinstance(values.get("url"), str):
-        raise UsageError(f"{place} has no url of an archive")
+        raise UsageError(f"{label} has no url of an archive")
     if values["url"].endswith(".war"):
         notes[f"{model}.{mode}"] = (
             "workflows are not measured by tsx bench; send requests to one with --against"
         )
         return
     for key, value in values.items():
-        if key not in USED and ALWAYS.get(key, ...) != value:
+        if key not in USED_KEYS and DEFAULT_VALUES.get(key, ...) != value:
             notes.setdefault(key, "it has no effect")
     counts = {
-        key: _numbers(values, key, place, default)
-        for key, default in (("workers", WORKERS), ("batch_size", BATCH_SIZES))
+        key: _numbers(values, key, label, default)
+        for key, default in (("workers", DEFAULT_WORKERS), ("batch_size", DEFAULT_BATCH_SIZES))
     }
     (delay,), (requests,), (concurrency,) = (
-        _numbers(values, key, place, [default], least=least)
+        _numbers(values, key, label, [default], least=least)
         for key, default, least in (
-            ("batch_delay", DELAY, 0),
-            ("requests", REQUESTS, 1),
-            ("concurrency", CONCURRENCY, 1),
+            ("batch_delay", DEFAULT_DELAY_MS, 0),
+            ("requests", DEFAULT_REQUESTS, 1),
+            ("concurrency", DEFAULT_CONCURRENCY, 1),
         )
     )
     for device, workers, batch_size in product(
-        _devices(values, hardware, place), counts["workers"], counts["batch_size"]
+        _devices(values, hardware, label), counts["workers"], counts["batch_size"]
     ):
         yield Case(
             model=model,
@@ -225,66 +218,72 @@ def _of_mode(
             workers=workers,
             batch_size=batch_size,
             batch_delay=delay,
-            input=_input(values, file, place),
+            input=_input(values, file, label),
             content_type=values.get("content_type"),
             requests=requests,
             concurrency=concurrency,
             device=device,
             profiled=values.get("handler_profiling") is True,
-            served_as=_served_as(values, place),
+            served_as=_served_as(values, label),
         )
 
 
-def _served_as(values: Mapping[str, Any], place: str) -> str:
-    given = str(values.get("inference_model_url") or "predictions/benchmark")
-    found = re.fullmatch(r"/?predictions/([A-Za-z0-9_.-]+)", given)
-    if found is None:
+def _served_as(values: Mapping[str, Any], label: str) -> str:
+    url = str(values.get("inference_model_url") or "predictions/benchmark")
+    match = re.fullmatch(r"/?predictions/([A-Za-z0-9_.-]+)", url)
+    if match is None:
         raise UsageError(
-            f"{place}.inference_model_url is {given!r}; the URL of a model is predictions/NAME"
+            f"{label}.inference_model_url is {url!r}; the URL of a model is predictions/NAME"
         )
-    return found[1]
+    return match[1]
 
 
 def _numbers(
-    values: Mapping[str, Any], key: str, place: str, default: list[int], *, least: int = 1
+    values: Mapping[str, Any], key: str, label: str, default: list[int], *, least: int = 1
 ) -> list[int]:
-    given = values.get(key, default)
-    found = given if isinstance(given, list) else [given]
+    value = values.get(key, default)
+    numbers = value if isinstance(value, list) else [value]
     if (
-        not found
-        or not all(type(each) is int and each >= least for each in found)
-        or (len(default) == 1 and len(found) > 1 and key not in LISTS)
+        not numbers
+        or not all(type(number) is int and number >= least for number in numbers)
+        or (len(default) == 1 and len(numbers) > 1 and key not in LIST_KEYS)
     ):
         raise UsageError(
-            f"{place}.{key} is {given!r}; it must be a whole number of {least} or more"
+            f"{label}.{key} is {value!r}; it must be a whole number of {least} or more"
         )
-    return found
+    return numbers
 
 
-def _devices(values: Mapping[str, Any], hardware: str, place: str) -> list[str]:
-    """Of `processors: [cpu, {gpus: all}]` those that `hardware` names, as TorchServe chooses."""
-    given = values.get("processors", [hardware if hardware == "cpu" else {"gpus": "all"}])
+def _devices(values: Mapping[str, Any], hardware: str, label: str) -> list[str]:
+    """Return the listed devices that `hardware` allows, as TorchServe chooses them.
+
+    An example is `processors: [cpu, {gpus: all}]`.
+    """
+    processors = values.get("processors", [hardware if hardware == "cpu" else {"gpus": "all"}])
     kinds = {
-        "cuda" if isinstance(each, Mapping) and "gpus" in each else each
-        for each in (given if isinstance(given, list) else [given])
+        "cuda" if isinstance(processor, Mapping) and "gpus" in processor else processor
+        for processor in (processors if isinstance(processors, list) else [processors])
     }
     if not kinds <= {"cpu", "cuda"}:
-        raise UsageError(f'{place}.processors is {given!r}; it may list "cpu" and "gpus": "all"')
+        raise UsageError(
+            f'{label}.processors is {processors!r}; it may list "cpu" and "gpus": "all"'
+        )
     return sorted(kinds & {"cuda" if hardware == "gpu" else "cpu"})
 
 
-def _input(values: Mapping[str, Any], file: Path, place: str) -> Path:
-    """A path in TorchServe's own files begins where its repository does: above the file, where that
-    is one of it.
+def _input(values: Mapping[str, Any], file: Path, label: str) -> Path:
+    """Return the path of an input file.
+
+    TorchServe's own files name it relative to their repository, above the file.
     """
-    given = values.get("input")
-    if not isinstance(given, str):
-        raise UsageError(f"{place} has no input: name the file to send")
+    name = values.get("input")
+    if not isinstance(name, str):
+        raise UsageError(f"{label} has no input: name the file to send")
     bases = [Path.cwd(), file.parent, *file.absolute().parents]
-    found = next((path for base in bases if (path := base / given).is_file()), None)
-    if found is None:
+    input_file = next((path for base in bases if (path := base / name).is_file()), None)
+    if input_file is None:
         raise UsageError(
-            f"{place}.input: {given} does not exist; paths are relative to this directory, or to"
+            f"{label}.input: {name} does not exist; paths are relative to this directory, or to"
             f" that of {file.name}"
         )
-    return found
+    return input_file

@@ -1,5 +1,6 @@
-"""The figures of a load as TorchServe's scripts report them: read from ts_metrics.log and
-model_metrics.log, which tsx writes like TorchServe, into the columns of ab_report.csv.
+"""The figures of a load as TorchServe's scripts report them, in the columns of ab_report.csv.
+
+They are read from ts_metrics.log and model_metrics.log, which tsx writes like TorchServe.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import NamedTuple
 from tsx_cli.bench.commands.torchserve_plan import Case
 from tsx_cli.bench.load.results import Point
 
-FILES = ("ts_metrics.log", "model_metrics.log")
+LOG_FILES = ("ts_metrics.log", "model_metrics.log")
 _LINE = re.compile(r"[ -] ([A-Za-z_0-9]+)\.[A-Za-z/]+:(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\|#([^|]*)")
-WANTED = {
+METRICS = {
     *("PredictionTime", "HandlerTime", "QueueTime", "WorkerThreadTime"),
     *("ts_handler_preprocess", "ts_handler_inference", "ts_handler_postprocess"),
     *(
@@ -37,28 +38,28 @@ class LogPosition(NamedTuple):
     sizes: Mapping[str, int]
 
 
-def begin(directory: Path) -> LogPosition:
+def log_position(directory: Path) -> LogPosition:
     return LogPosition(
         directory,
         {
             name: (directory / name).stat().st_size if (directory / name).is_file() else 0
-            for name in FILES
+            for name in LOG_FILES
         },
     )
 
 
-def figures(place: LogPosition) -> dict[str, list[float]]:
-    """The values by their metric, in order, of what was written since."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for name in FILES:
-        for metric, value in _read(place.directory / name, place.sizes.get(name, 0)):
-            found[metric].append(value)
-    return found
+def values_since(position: LogPosition) -> dict[str, list[float]]:
+    """Return the values of each metric, in order, that were logged since a position."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for name in LOG_FILES:
+        for metric, value in _read(position.directory / name, position.sizes.get(name, 0)):
+            values[metric].append(value)
+    return values
 
 
 def _read(file: Path, start: int) -> list[tuple[str, float]]:
     try:
-        if file.stat().st_size < start:  # the log was rotated
+        if file.stat().st_size < start:  # The log was rotated.
             start = 0
         with file.open("rb") as lines:
             lines.seek(start)
@@ -66,14 +67,14 @@ def _read(file: Path, start: int) -> list[tuple[str, float]]:
     except OSError:
         return []
     return [
-        (found[1], float(found[2]))
-        for found in map(_LINE.search, text.splitlines())
-        if found and found[1] in WANTED
+        (match[1], float(match[2]))
+        for match in map(_LINE.search, text.splitlines())
+        if match and match[1] in METRICS
     ]
 
 
-def at(values: Sequence[float], share: float) -> float:
-    """As TorchServe takes percentiles: the value at that place in their order."""
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return a percentile as TorchServe takes it: a value at a position of the order."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
@@ -101,14 +102,14 @@ PROFILED = {
 
 
 def row(case: Case, point: Point, times: Mapping[str, Sequence[float]]) -> Row:
-    """Milliseconds, percent and requests per second.
+    """Return a row of the report, in milliseconds, percent and requests per second.
 
-    A value that is in no log is 0, as in TorchServe.
+    A value that no log has is 0, as in TorchServe.
     """
-    sent = sum(each.sent for each in point.rounds)
-    failed = sent - sum(each.ok for each in point.rounds)
+    sent = sum(round_.sent for round_ in point.rounds)
+    failed = sent - sum(round_.ok for round_ in point.rounds)
     latency = point.latency
-    found: Row = {
+    cells: Row = {
         "Benchmark": "AB",
         "TS failed requests": failed,
         "TS throughput": round(point.throughput.value, 2),
@@ -126,15 +127,16 @@ def row(case: Case, point: Point, times: Mapping[str, Sequence[float]]) -> Row:
         "Requests": sent,
     }
     for name, metric in (("Model_p", "PredictionTime"), ("Queue time p", "QueueTime")):
-        found |= {
-            f"{name}{percent}": at(times.get(metric, ()), percent / 100) for percent in (50, 90, 99)
+        cells |= {
+            f"{name}{percent}": percentile(times.get(metric, ()), percent / 100)
+            for percent in (50, 90, 99)
         }
-    columns = MEANS | (PROFILED if case.profiled else {})
-    return found | {column: mean(times.get(metric, ())) for column, metric in columns.items()}
+    means = MEANS | (PROFILED if case.profiled else {})
+    return cells | {column: mean(times.get(metric, ())) for column, metric in means.items()}
 
 
 def csv_text(row: Row) -> str:
-    """Two lines: what the columns are, and what they hold."""
+    """Return two lines: the names of the columns, and their values."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\r\n").writerows([list(row), list(row.values())])
     return out.getvalue()

@@ -1,1 +1,1 @@
-"""What a benchmark sends, and the figures of it: inputs, protocols, the load generator, results.json."""
+"""The load of a benchmark: inputs, protocols, the load generator and results.json."""

@@ -1,4 +1,4 @@
-"""Computes the figures of a round from a load's records; no clock and no socket here."""
+"""The figures of a round, computed from a load's records without a clock or a socket."""
 
 from __future__ import annotations
 
@@ -9,76 +9,74 @@ from copy import deepcopy
 from itertools import pairwise
 
 from tsx_cli.bench.load.histogram import Histogram
-from tsx_cli.bench.load.loops import SLOT, Load, SlotCounts
+from tsx_cli.bench.load.loops import SLOT_S, Load, SlotCounts
 from tsx_cli.bench.load.plan import LoadPlan
 from tsx_cli.bench.load.results import GeneratorSide, Round, SizeClass
 from tsx_cli.bench.load.statistics import warm_up_end
 from tsx_cli.bench.load.streams import stream_figures
 from tsx_cli.common.output import milliseconds
 
-BUSY = 0.9  # of the time: beyond it the generator is the limit
-LATE_MS = 1.0
-STALL = 0.05  # seconds without an answer; less is no stall
-MOST_INTERVALS, FEWEST_INTERVALS = 40, 6  # of a round, that its course is told in
-OF_INTERVAL = 20  # answers, where there are enough
-MOST_CLASSES = 4  # of sizes of inputs
-TIMES_MEDIAN, TIMES_SPACING = (
-    3.0,
-    10.0,
-)  # a stall is so many times longer than an answer takes, and than answers are apart
+MAX_BUSY_SHARE = 0.9  # share of the time from which the generator is the limit
+MAX_LATE_MS = 1.0
+MIN_STALL_S = 0.05  # the shortest time without an answer that is a stall
+MAX_INTERVALS, MIN_INTERVALS = 40, 6  # intervals of a round's course
+ANSWERS_PER_INTERVAL = 20  # the fewest, if there are enough
+MAX_SIZE_CLASSES = 4  # classes of input sizes
+# A stall is this many times longer than an answer takes, and than the time between answers.
+STALL_MEDIANS, STALL_SPACINGS = 3.0, 10.0
 
 
-def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
-    """Of a load that is over; its last mark is that of the end of waiting."""
-    marks = [SlotCounts(noted.start, 0, 0, 0, Counter()), *noted.marks]
+def account(plan: LoadPlan, load: Load, cpu: float, starved: float) -> Round:
+    """Return the figures of a load that is over; its last mark ends the wait for answers."""
+    marks = [SlotCounts(load.start, 0, 0, 0, Counter()), *load.marks]
     slots = [after.answers - before.answers for before, after in pairwise(marks[:-1])]
     skipped = _warm_up(plan, slots)
     begin, end = marks[skipped], marks[-2]
     accepted, refused = Histogram(), Histogram()
-    accepted.add(noted.accepted[begin.accepted :])
-    refused.add(noted.refused[begin.refused :])
+    accepted.add(load.accepted[begin.accepted :])
+    refused.add(load.refused[begin.refused :])
     errors = sum((mark.errors for mark in marks[skipped + 1 :]), Counter[str]())
     seconds = end.at - begin.at
-    in_time = end.accepted - begin.accepted
-    stalls = find_stalls(noted.gaps, begin.at, seconds, in_time, accepted.quantile(0.5))
+    accepted_in_time = end.accepted - begin.accepted
+    stalls = find_stalls(load.gaps, begin.at, seconds, accepted_in_time, accepted.quantile(0.5))
     latency = accepted.latency()
     late = Histogram()
-    late.add(noted.late)
+    late.add(load.late)
     late_p99 = 1000 * late.quantile(0.99)
     side = GeneratorSide(
         cpu=cpu,
         starved=starved,
         late_p99_ms=late_p99,
-        waited=noted.waited,
+        waited=load.waited,
         limited=limit(cpu, starved, late_p99, latency.p99_ms),
     )
     return Round(
         seconds=seconds,
-        sent=len(accepted) + len(refused) + errors.total() + noted.unanswered,
+        sent=len(accepted) + len(refused) + errors.total() + load.unanswered,
         ok=len(accepted),
         refused=len(refused),
         refused_p99_ms=1000 * refused.quantile(0.99),
         errors=dict(errors),
-        unanswered=noted.unanswered,
-        unsent=noted.unsent,
-        throughput=in_time / seconds,
+        unanswered=load.unanswered,
+        unsent=load.unsent,
+        throughput=accepted_in_time / seconds,
         latency=latency,
         histogram=accepted.coarse(),
-        warm_up_seconds=begin.at - noted.start,
+        warm_up_seconds=begin.at - load.start,
         stalls=stalls,
         corrected_p99_ms=(
-            corrected_p99(accepted, stalls, in_time / seconds)
+            corrected_p99(accepted, stalls, accepted_in_time / seconds)
             if plan.mode == "closed" and stalls
             else None
         ),
-        over_time=over_time(marks[:-1], skipped, noted.accepted),
+        over_time=over_time(marks[:-1], skipped, load.accepted),
         by_size=by_size(
             [len(payload.body) for payload in plan.payloads],
-            noted.numbers[begin.accepted :],
-            noted.accepted[begin.accepted :],
+            load.numbers[begin.accepted :],
+            load.accepted[begin.accepted :],
         ),
         stream=stream_figures(
-            noted.streams, noted.accepted, begin.accepted, end.accepted, seconds, plan.slo
+            load.streams, load.accepted, begin.accepted, end.accepted, seconds, plan.slo
         ),
         generator=side,
     )
@@ -87,62 +85,63 @@ def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
 def over_time(
     marks: Sequence[SlotCounts], skipped: int, accepted: Sequence[float]
 ) -> list[tuple[float, int, float, float]]:
-    """`Round.over_time`, of the marks up to the end of sending; the first of them is the start, and
-    `skipped` slots are warm-up.
+    """Return the intervals of `Round.over_time`.
+
+    The marks reach from the start to the end of sending; `skipped` slots are warm-up.
     """
     slots, answers = len(marks) - 1, max(1, marks[-1].accepted)
-    enough = min(
-        -(-OF_INTERVAL * slots // answers), slots // FEWEST_INTERVALS
-    )  # or percentiles are those of a few answers
-    length = max(1, -(-slots // MOST_INTERVALS), enough)
+    # Percentiles of a few answers say little.
+    min_length = min(-(-ANSWERS_PER_INTERVAL * slots // answers), slots // MIN_INTERVALS)
+    length = max(1, -(-slots // MAX_INTERVALS), min_length)
     ends = range(skipped % length + length, len(marks), length)
-    found = []
+    intervals = []
     for before, after in ((marks[end - length], marks[end]) for end in ends):
         p50, p99 = _percentiles(accepted[before.accepted : after.accepted])
-        found.append(
+        intervals.append(
             (round(after.at - marks[skipped].at, 3), after.accepted - before.accepted, p50, p99)
         )
-    return found
+    return intervals
 
 
 def by_size(
     sizes: Sequence[int], numbers: Sequence[int], accepted: Sequence[float]
 ) -> list[SizeClass]:
-    """A class for each size where there are few, else for each quarter of the inputs; `numbers` are
-    those of the answers' inputs.
+    """Return a class for each size if there are few, or else for each quarter of the inputs.
+
+    `numbers` are the positions of the answers' inputs.
     """
     ordered = sorted(sizes)
     if ordered[0] == ordered[-1]:
         return []
-    few = sorted(set(sizes))
+    distinct = sorted(set(sizes))
     ends = (
-        few
-        if len(few) <= MOST_CLASSES
-        else sorted({ordered[-(-len(ordered) * part // MOST_CLASSES) - 1] for part in (1, 2, 3, 4)})
+        distinct
+        if len(distinct) <= MAX_SIZE_CLASSES
+        else sorted(
+            {ordered[-(-len(ordered) * part // MAX_SIZE_CLASSES) - 1] for part in (1, 2, 3, 4)}
+        )
     )
-    import numpy as np  # what only a run needs
+    import numpy as np  # Only a run needs it.
 
     classes = np.asarray([bisect_left(ends, size) for size in sizes])
-    of_answers, seconds, found = (
-        classes[np.asarray(numbers, dtype=np.int64)],
-        np.asarray(accepted),
-        [],
-    )
-    for place, end in enumerate(ends):
-        mine = seconds[of_answers == place]
-        p50, p99 = _percentiles(mine)
-        smallest = min(size for size in sizes if bisect_left(ends, size) == place)
-        found.append(
-            SizeClass(smallest=smallest, largest=end, ok=len(mine), p50_ms=p50, p99_ms=p99)
+    answer_classes = classes[np.asarray(numbers, dtype=np.int64)]
+    seconds = np.asarray(accepted)
+    size_classes = []
+    for index, end in enumerate(ends):
+        class_seconds = seconds[answer_classes == index]
+        p50, p99 = _percentiles(class_seconds)
+        smallest = min(size for size in sizes if bisect_left(ends, size) == index)
+        size_classes.append(
+            SizeClass(smallest=smallest, largest=end, ok=len(class_seconds), p50_ms=p50, p99_ms=p99)
         )
-    return found
+    return size_classes
 
 
 def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """p50 and p99 in milliseconds; 0 of nothing."""
+    """Return p50 and p99 in milliseconds, or zeros without a value."""
     if not len(seconds):
         return 0.0, 0.0
-    import numpy as np  # what only a run needs
+    import numpy as np  # Only a run needs it.
 
     p50, p99 = np.quantile(seconds, (0.5, 0.99), method="inverted_cdf")
     return round(1000 * float(p50), 4), round(1000 * float(p99), 4)
@@ -151,49 +150,49 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
 def find_stalls(
     gaps: Iterable[tuple[float, float]], begin: float, seconds: float, answers: int, median: float
 ) -> list[tuple[float, float]]:
-    """(start, length) in seconds from `begin`, of the gaps in which some request waited and that
-    are too long to be the server's way.
+    """Return the start and the length of each stall, in seconds from `begin`.
 
-    Once nothing more is sent, only the slowest requests are left, and between their answers nothing
-    stalls.
+    A stall is a gap in which a request waited, and which is too long to be the server's usual time.
+    Gaps after the end of sending do not count, because only the slowest requests remain then.
     """
-    longest = max(STALL, TIMES_MEDIAN * median, TIMES_SPACING * seconds / max(1, answers))
+    min_stall_s = max(
+        MIN_STALL_S, STALL_MEDIANS * median, STALL_SPACINGS * seconds / max(1, answers)
+    )
     return [
         (start - begin, end - start)
         for start, end in gaps
-        if end > begin > start - seconds and end - start > longest
+        if end > begin > start - seconds and end - start > min_stall_s
     ]
 
 
 def corrected_p99(accepted: Histogram, stalls: Sequence[tuple[float, float]], rate: float) -> float:
-    """Milliseconds: what clients that arrive at the mean rate would have seen.
+    """Return the p99 in milliseconds that clients arriving at the mean rate would have seen.
 
-    In a closed loop no more than its connections wait for the
-    end of a stall; those clients arrive all through it, and each waits for what is left of it and
-    then as long as others do.
+    In a closed loop no more than its connections wait for the end of a stall. Those clients arrive
+    throughout it, and each waits for its remainder and then for the usual time.
     """
-    usual = accepted.quantile(0.5)
-    seen = deepcopy(accepted)
+    median_s = accepted.quantile(0.5)
+    corrected = deepcopy(accepted)
     for _, length in stalls:
         count = round(rate * length)
-        seen.add([length * (number + 0.5) / count + usual for number in range(count)])
-    return 1000 * seen.quantile(0.99)
+        corrected.add([length * (number + 0.5) / count + median_s for number in range(count)])
+    return 1000 * corrected.quantile(0.99)
 
 
 def limit(cpu: float, starved: float, late_p99: float, p99: float) -> str | None:
-    """Why the figures tell of the generator and not of the server; times in milliseconds."""
-    if cpu + starved > BUSY:
+    """Return why the generator limits the figures, or None; times are in milliseconds."""
+    if cpu + starved > MAX_BUSY_SHARE:
         return (
             f"the generator used {cpu:.0%} of a core and waited for one {starved:.0%} of the time"
         )
-    if late_p99 > LATE_MS and late_p99 > 0.2 * p99:
+    if late_p99 > MAX_LATE_MS and late_p99 > 0.2 * p99:
         return f"the generator itself was {milliseconds(late_p99)} late (p99)"
     return None
 
 
 def _warm_up(plan: LoadPlan, slots: Sequence[int]) -> int:
-    """Slots that do not count."""
-    most = round(plan.lead / SLOT)
+    """Return the number of slots that do not count."""
+    max_slots = round(plan.lead / SLOT_S)
     if plan.warm_up != "auto":
-        return most
-    return min(most, warm_up_end(slots))
+        return max_slots
+    return min(max_slots, warm_up_end(slots))

@@ -10,13 +10,13 @@ from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.common.failure import UsageError
 
 PRECISIONS = ("fp32", "fp16", "bf16")
-LARGEST = 4096  # of a range of numbers
-AS_IS = "as is"  # the archive's own precision, whatever that is
+MAX_NUMBER = 4096  # the largest number of a range
+AS_IS = "as is"  # the archive's own precision
 _RANGE = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?")
 
 
 class Variant(NamedTuple):
-    """What a worker by itself is."""
+    """The kind of a worker, without the number of workers and their batch size."""
 
     device: str
     precision: str
@@ -32,33 +32,34 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class Configuration:
-    """`device` is `cpu` or `cuda`; `threads` are each worker's, None for what the runtime gives
-    it.
+    """A way to run a model.
+
+    `device` is `cpu` or `cuda`; `threads` are those of each worker, or None for the runtime's
+    choice.
     """
 
     device: str = "cpu"
     precision: str = AS_IS
-    compiled: bool | None = None  # None: as the archive says
+    compiled: bool | None = None  # None: the archive's setting
     threads: int | None = None
     workers: int = 1
     batch_size: int = 1
-    form: str | None = (
-        None  # of those that the archive keeps, or REFERENCE; None: as the archive says
-    )
+    form: str | None = None  # a kept form or REFERENCE; None: the archive's setting
 
     @property
     def variant(self) -> Variant:
-        """Configurations of one variant share its curve t(n)."""
+        """The variant, whose configurations share a curve t(n)."""
         return Variant(self.device, self.precision, self.compiled, self.threads, self.form)
 
-    def threads_each(self, cores: int, own: int | None = None) -> int:
-        """Threads of each worker: by default the runtime divides the cores; `own` is the archive's
-        setting.
+    def threads_per_worker(self, cores: int, archive_threads: int | None = None) -> int:
+        """Return the threads of each worker.
+
+        Without a setting of the configuration or the archive, the runtime divides the cores.
         """
-        return self.threads or own or max(1, cores // self.workers)
+        return self.threads or archive_threads or max(1, cores // self.workers)
 
     def keys(self) -> dict[str, Any]:
-        """The keys of model-config.yaml that make a model run like this; None takes a key away."""
+        """Return the keys of model-config.yaml for this configuration; None removes a key."""
         keys: dict[str, Any] = {
             "minWorkers": self.workers,
             "maxWorkers": self.workers,
@@ -85,7 +86,7 @@ class Configuration:
 
     @property
     def worker(self) -> str:
-        """In words, what is not said of how many there are and of their batches."""
+        """The description of a worker, without the number of workers and their batch size."""
         return self._description("", "")
 
     def _description(self, workers: str, batches: str) -> str:
@@ -112,17 +113,19 @@ class Configuration:
 
 
 def parse_numbers(text: str, option: str) -> tuple[int, ...]:
-    """`1,2,4` or `1..32`, which is both ends and the powers of two between them. Raises
-    UsageError.
+    """Parse `1,2,4` or `1..32`, which is both ends and the powers of two between them.
+
+    Raises:
+        UsageError: The text has another form, or a number is too large.
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= low <= high <= LARGEST:
+        if not 1 <= low <= high <= MAX_NUMBER:
             raise UsageError(
-                f"{option}: '{part.strip()}' is not a number from 1 to {LARGEST} or a range of"
+                f"{option}: '{part.strip()}' is not a number from 1 to {MAX_NUMBER} or a range of"
                 " them; write 1,2,4 or 1..32"
             )
-        found |= {low, high, *(2**power for power in range(13) if low < 2**power < high)}
-    return tuple(sorted(found))
+        numbers |= {low, high, *(2**power for power in range(13) if low < 2**power < high)}
+    return tuple(sorted(numbers))

@@ -1,5 +1,6 @@
-"""Connections of the generator over TCP, TLS and unix sockets: each sends a request and reads its
-answer, with a fast path for plain, complete answers.
+"""The generator's connections over TCP, TLS and Unix sockets.
+
+Each sends a request and reads its answer, with a fast path for plain, complete answers.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import httptools
 from tsx_cli.bench.load.loops import Connect, Load, LoadClient
 from tsx_cli.bench.load.plan import LoadPlan
 from tsx_cli.bench.load.protocols import read_target, render
-from tsx_cli.bench.load.streams import CONTENT_TYPE, FAILED, answer_of, read_stream
+from tsx_cli.bench.load.streams import CONTENT_TYPE, FAILED, read_stream, streamed_answer
 from tsx_cli.common.server_address import trusting
 
 CLOSED, MALFORMED = "closed", "malformed"
 _LENGTHS = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
-_SIZE = len(_LENGTHS[0])
+_LENGTH_HEAD_BYTES = len(_LENGTHS[0])
 
 
 class LoadConnection(asyncio.Protocol):
-    """`since` is when the latency of its request counts from, and `sent` when it left, both 0 while
-    it has none.
+    """A connection that carries one request at a time.
+
+    `since` is the time from which the latency of its request counts, and `sent` the time of its
+    sending. Both are 0 without a request.
     """
 
     __slots__ = ("_answer", "gone", "load", "number", "sent", "since", "transport")
@@ -36,11 +39,11 @@ class LoadConnection(asyncio.Protocol):
         self.load = load
         self.since = self.sent = 0.0
         self.number = 0
-        self.gone = False  # it is of no more use
-        self._answer: _Answer | None = None  # one that comes in pieces, or is not plain
+        self.gone = False  # whether the connection is useless
+        self._answer: _Answer | None = None  # an incomplete answer, or one that is not plain
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  # it is one of TCP
+        self.transport = transport  # type: ignore[assignment]  # It is a TCP transport.
 
     def send(self, request: bytes) -> None:
         self.transport.write(request)
@@ -51,14 +54,14 @@ class LoadConnection(asyncio.Protocol):
         if self._answer is None and self.since and _plain_ok(data):
             load.accept(self, now)
             return
-        if not self.since:  # no request is open
+        if not self.since:  # No request is open.
             self.drop()
             return
         if self._answer is None:
             self._answer = _Answer()
-        self._take(self._answer, data, now)
+        self._feed(self._answer, data, now)
 
-    def _take(self, answer: _Answer, data: bytes, now: float) -> None:
+    def _feed(self, answer: _Answer, data: bytes, now: float) -> None:
         answer.now = now
         try:
             answer.parser.feed_data(data)
@@ -72,24 +75,26 @@ class LoadConnection(asyncio.Protocol):
         if not answer.complete:
             return
         self._answer = None
-        if answer.begun > 1:
+        if answer.message_count > 1:
             self._end_malformed(now)
-        elif answer.keeps:
-            self.load.answered(self, self._outcome(answer), now)
+        elif answer.is_kept_open:
+            self.load.on_answer(self, self._outcome(answer), now)
         else:
             self.close()
-            self.load.answered(self, self._outcome(answer), now)
+            self.load.on_answer(self, self._outcome(answer), now)
 
     def _outcome(self, answer: _Answer) -> str:
-        """Its status; of an event stream that failed after its head that it did, and of any other
-        the load keeps the tokens.
+        """Return the status of an answer.
+
+        An event stream that failed after its head has a status of its own. The load records the
+        tokens of any other stream.
         """
         if answer.events is None or not answer.status.startswith("2"):
             return answer.status
         record = read_stream(answer.events)
         if record.failed:
             return FAILED
-        self.load.streams.append(answer_of(len(self.load.accepted), self.since, record))
+        self.load.streams.append(streamed_answer(len(self.load.accepted), self.since, record))
         return answer.status
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -97,20 +102,19 @@ class LoadConnection(asyncio.Protocol):
             return
         self.gone = True
         answer, now = self._answer, self.load.stamp()
-        if (
-            answer is not None and answer.until_end
-        ):  # neither a length nor chunks: the end of the connection is the answer's
-            self.load.answered(self, self._outcome(answer), now)
+        # Without a length or chunks, the end of the connection ends the answer.
+        if answer is not None and answer.until_end:
+            self.load.on_answer(self, self._outcome(answer), now)
         else:
-            self.load.broken(self, CLOSED, now)
+            self.load.on_broken(self, CLOSED, now)
 
     def drop(self) -> None:
-        """What it carried has come to nothing."""
+        """End the connection, with an error of its request."""
         self.end(CLOSED, self.load.stamp())
 
     def end(self, reason: str, now: float) -> None:
         self.close()
-        self.load.broken(self, reason, now)
+        self.load.on_broken(self, reason, now)
 
     def close(self) -> None:
         self.gone = True
@@ -121,19 +125,27 @@ class LoadConnection(asyncio.Protocol):
 
 
 class _Answer:
-    """One answer, as the parser finds it."""
+    """An answer, filled in by the parser."""
 
-    __slots__ = ("_ends", "begun", "complete", "events", "headed", "keeps", "now", "parser")
+    __slots__ = (
+        "_has_length",
+        "complete",
+        "events",
+        "has_head",
+        "is_kept_open",
+        "message_count",
+        "now",
+        "parser",
+    )
 
     def __init__(self) -> None:
         self.parser = httptools.HttpResponseParser(self)
-        self.begun = 0
-        self.complete = self.keeps = self.headed = False
-        self._ends = False  # it says how long it is
-        self.events: list[tuple[float, bytes]] | None = (
-            None  # the pieces of an event stream, each with its time
-        )
-        self.now = 0.0  # of what the parser is given
+        self.message_count = 0
+        self.complete = self.is_kept_open = self.has_head = False
+        self._has_length = False
+        # The pieces of an event stream with their times.
+        self.events: list[tuple[float, bytes]] | None = None
+        self.now = 0.0  # the time of the parsed bytes
 
     @property
     def status(self) -> str:
@@ -141,45 +153,45 @@ class _Answer:
 
     @property
     def until_end(self) -> bool:
-        return self.headed and not self._ends
+        return self.has_head and not self._has_length
 
     def on_message_begin(self) -> None:
-        self.begun += 1
+        self.message_count += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._ends |= name.lower() in (b"content-length", b"transfer-encoding")
+        self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
         if name.lower() == b"content-type" and value.lower().startswith(CONTENT_TYPE):
             self.events = []
 
     def on_headers_complete(self) -> None:
-        self.headed = True
+        self.has_head = True
 
     def on_body(self, body: bytes) -> None:
         if self.events is not None:
             self.events.append((self.now, body))
 
     def on_message_complete(self) -> None:
-        if self.status.startswith("1"):  # 100 Continue and its kin: the answer is still to come
-            self.begun, self.headed, self._ends = 0, False, False
+        if self.status.startswith("1"):  # The final answer follows, for example after 100 Continue.
+            self.message_count, self.has_head, self._has_length = 0, False, False
             return
         self.complete = True
-        self.keeps = self.parser.should_keep_alive()
+        self.is_kept_open = self.parser.should_keep_alive()
 
 
 def _plain_ok(data: bytes) -> bool:
-    """Whether this is one whole 2xx with a length, on a connection that goes on.
+    """Tell whether the data is one complete 2xx with a length, on a connection that goes on.
 
-    What this does not know, the parser looks at.
+    The parser handles all other data.
     """
     end = data.find(b"\r\n\r\n", 12)
     if end < 0 or not data.startswith(b"HTTP/1.1 2"):
         return False
-    at = data.find(_LENGTHS[0], 12, end)
-    if at < 0:
-        at = data.find(_LENGTHS[1], 12, end)
-        if at < 0:
+    position = data.find(_LENGTHS[0], 12, end)
+    if position < 0:
+        position = data.find(_LENGTHS[1], 12, end)
+        if position < 0:
             return False
-    digits = data[at + _SIZE : data.find(b"\r", at + _SIZE)]
+    digits = data[position + _LENGTH_HEAD_BYTES : data.find(b"\r", position + _LENGTH_HEAD_BYTES)]
     return (
         digits.isdigit()
         and end + 4 + int(digits) == len(data)
@@ -188,46 +200,47 @@ def _plain_ok(data: bytes) -> bool:
     )
 
 
-PATIENCE = 10.0  # seconds to wait for a connection
+CONNECT_TIMEOUT_S = 10.0
 
 
-def rendered(plan: LoadPlan) -> Sequence[bytes]:
+def render_requests(plan: LoadPlan) -> Sequence[bytes]:
     return [
         render(plan.protocol, plan.url, plan.model, payload, plan.token, version=plan.version)
         for payload in plan.payloads
     ]
 
 
-def context_of(plan: LoadPlan, spoken: str) -> ssl.SSLContext:
-    """Who is trusted, and which protocol is to be spoken.
+def tls_context(plan: LoadPlan, protocol: str) -> ssl.SSLContext:
+    """Return a TLS context that trusts the plan's certificate and offers one protocol.
 
-    Raises OSError where the certificate is none.
+    Raises:
+        OSError: The certificate is not valid.
     """
-    trusted = trusting(plan.certificate)
-    trusted.set_alpn_protocols([spoken])
-    return trusted
+    context = trusting(plan.certificate)
+    context.set_alpn_protocols([protocol])
+    return context
 
 
 def connector(plan: LoadPlan) -> Connect:
-    place, loop = read_target(plan.url), asyncio.get_running_loop()
-    trusted = context_of(plan, "http/1.1") if place.secure else None
+    target, loop = read_target(plan.url), asyncio.get_running_loop()
+    context = tls_context(plan, "http/1.1") if target.secure else None
 
     async def connect(load: Load) -> LoadClient:
-        made: tuple[asyncio.BaseTransport, LoadConnection]
-        if place.socket:
-            opening = loop.create_unix_connection(lambda: LoadConnection(load), place.socket)
+        connection: tuple[asyncio.BaseTransport, LoadConnection]
+        if target.socket:
+            opening = loop.create_unix_connection(lambda: LoadConnection(load), target.socket)
         else:
             opening = loop.create_connection(
-                lambda: LoadConnection(load), place.host, place.port, ssl=trusted
+                lambda: LoadConnection(load), target.host, target.port, ssl=context
             )
         try:
-            made = await asyncio.wait_for(opening, PATIENCE)
+            connection = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
         except asyncio.TimeoutError as error:
-            raise OSError(f"no connection within {PATIENCE:g} seconds") from error
-        raw = made[0].get_extra_info("socket")
-        if not place.socket and raw is not None:
-            with suppress(OSError):  # the server has closed it already
+            raise OSError(f"no connection within {CONNECT_TIMEOUT_S:g} seconds") from error
+        raw = connection[0].get_extra_info("socket")
+        if not target.socket and raw is not None:
+            with suppress(OSError):  # The server has closed it already.
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made[1]
+        return connection[1]
 
     return connect

@@ -1,6 +1,4 @@
-"""Runs a load, from its plan to its figures, in this process or in a separate one with its own
-event loop.
-"""
+"""The run of a load from its plan to its figures, in this process or in one of its own."""
 
 from __future__ import annotations
 
@@ -20,17 +18,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsx_cli.bench.load.accounting import account
-from tsx_cli.bench.load.loops import SLOT, ClosedLoop, Load, OpenLoop
-from tsx_cli.bench.load.plan import MOST_CONNECTIONS, LoadPlan, due_times
+from tsx_cli.bench.load.loops import SLOT_S, ClosedLoop, Load, OpenLoop
+from tsx_cli.bench.load.plan import MAX_CONNECTIONS, LoadPlan, due_times
 from tsx_cli.bench.load.protocols import GRPC
 from tsx_cli.bench.load.results import Round
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.server_address import distrust
 from tsx_runtime.core.placement.hardware import raise_file_limit
 
-TOLD_EVERY = 5  # slots
-OTHER_FILES = 64
-TRUST = "give --certificate FILE with it, or with that of the authority that signed it"
+SLOTS_PER_REPORT = 5
+RESERVED_FILES = 64  # descriptors that the process needs for other files
+TRUST_ADVICE = "give --certificate FILE with it, or with that of the authority that signed it"
 _BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.load.generator import main; main()"
 
 
@@ -46,11 +44,13 @@ OnProgress = Callable[[LoadProgress], None]
 
 
 async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Round:
-    """In this process, which had better do nothing else. Raises CliError where there is no
-    server.
+    """Run a load in this process, which should do nothing else.
+
+    Raises:
+        CliError: There is no server.
     """
-    load = await _make(plan)
-    slots = max(1, round((plan.lead + plan.seconds) / SLOT))
+    load = await _make_load(plan)
+    slots = max(1, round((plan.lead + plan.seconds) / SLOT_S))
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -65,10 +65,10 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Rou
         def tick(number: int) -> None:
             nonlocal shares
             if number == slots:
-                took = time.perf_counter() - began
-                shares = (time.process_time() - used) / took, (starvation() - starved) / took
-            elif on_progress is not None and number % TOLD_EVERY == 0:
-                on_progress(LoadProgress(number * SLOT, slots * SLOT, load.answers))
+                elapsed = time.perf_counter() - began
+                shares = (time.process_time() - used) / elapsed, (starvation() - starved) / elapsed
+            elif on_progress is not None and number % SLOTS_PER_REPORT == 0:
+                on_progress(LoadProgress(number * SLOT_S, slots * SLOT_S, load.answers))
 
         await load.run(slots, min(plan.grace, plan.timeout), tick)
     finally:
@@ -78,15 +78,16 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Rou
 
 
 def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
-    """In a process of its own. Raises CliError."""
-    boot = _BOOT.format(
-        path=[place for place in sys.path if place]
-    )  # as here, and nothing from the working directory
-    command = [
-        sys.executable,
-        "-c",
-        boot,
-    ]  # in a session of its own: Ctrl-C is for this process, which ends it
+    """Run a load in a process of its own.
+
+    Raises:
+        CliError: The load failed, or its process died.
+        UsageError: The plan is not possible.
+    """
+    # The child has the same paths, without the working directory.
+    boot = _BOOT.format(path=[directory for directory in sys.path if directory])
+    # In a session of its own, the child ignores Ctrl-C; this process ends it.
+    command = [sys.executable, "-c", boot]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as child:
@@ -94,7 +95,7 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
         assert child.stdout is not None
         try:
             pickle.dump(plan, child.stdin)
-            child.stdin.flush()  # it stays open: its end tells the child that the parent is gone
+            child.stdin.flush()  # Its end, on the parent's death, ends the child.
             for line in child.stdout:
                 message = json.loads(line)
                 if "result" in message:
@@ -113,17 +114,17 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
     )
 
 
-def most_connections() -> int:
-    """That this process may have, beside its other files."""
+def max_connections() -> int:
+    """Return the number of connections that this process may have beside its other files."""
     try:
         import resource
     except ImportError:  # Windows
-        return MOST_CONNECTIONS
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        return MAX_CONNECTIONS
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return (
-        MOST_CONNECTIONS
-        if most == resource.RLIM_INFINITY
-        else max(1, min(MOST_CONNECTIONS, most - OTHER_FILES))
+        MAX_CONNECTIONS
+        if max_files == resource.RLIM_INFINITY
+        else max(1, min(MAX_CONNECTIONS, max_files - RESERVED_FILES))
     )
 
 
@@ -134,7 +135,7 @@ def _no_connection(plan: LoadPlan, error: OSError) -> str:
             f" ({error.strerror}): raise ulimit -n"
         )
     if isinstance(error, ssl.SSLError):
-        return f"{plan.url}: {distrust(error, address='--against', trust=TRUST)}"
+        return f"{plan.url}: {distrust(error, address='--against', trust=TRUST_ADVICE)}"
     return (
         f"no server answers at {plan.url} ({error.strerror or error}); start it, or give another"
         " address"
@@ -142,20 +143,22 @@ def _no_connection(plan: LoadPlan, error: OSError) -> str:
 
 
 def starvation() -> float:
-    """Seconds that this process has been ready to run and waited for a core; 0 where the kernel
-    does not count them.
+    """Return the seconds in which this process was ready to run and waited for a core.
+
+    It is 0 if the kernel does not count them.
     """
     counts = Path("/proc/self/schedstat")
     return int(counts.read_text().split()[1]) / 1e9 if counts.exists() else 0.0
 
 
-async def _make(plan: LoadPlan) -> Load:
-    if plan.protocol in GRPC:  # each here, as its package may be absent
-        from tsx_cli.bench.load.rpc import connector, rendered
+async def _make_load(plan: LoadPlan) -> Load:
+    # Imported here, because gRPC may be absent.
+    if plan.protocol in GRPC:
+        from tsx_cli.bench.load.rpc import connector, render_requests
     else:
-        from tsx_cli.bench.load.connection import connector, rendered
+        from tsx_cli.bench.load.connection import connector, render_requests
     try:
-        requests, connect = rendered(plan), connector(plan)
+        requests, connect = render_requests(plan), connector(plan)
     except OSError as error:
         raise CliError(f"{plan.certificate} cannot be read as a certificate: {error}") from error
     if plan.mode == "closed":
@@ -166,28 +169,26 @@ async def _make(plan: LoadPlan) -> Load:
 
 
 def main() -> None:
-    """The process of its own: a plan comes in by stdin, progress and the result go out by stdout, a
-    line of JSON each.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which waits for the result, decides
-    raise_file_limit()  # a thousand connections are more than a shell lets its programs have
+    """Run a plan from stdin in this process; print progress and the result as lines of JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The waiting parent decides.
+    raise_file_limit()  # The shell's limit may be below the number of connections.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # nothing else goes out there
+    os.dup2(2, 1)  # Printed text goes to stderr.
 
-    def tell(**what: Any) -> None:
-        print(json.dumps(what), file=out, flush=True)
+    def print_message(**message: Any) -> None:
+        print(json.dumps(message), file=out, flush=True)
 
     try:
         plan = pickle.load(sys.stdin.buffer)
         if plan.cores:
             os.sched_setaffinity(0, plan.cores)
-        measured = _run(_main(plan, lambda progress: tell(progress=list(progress))))
-    except (EOFError, pickle.UnpicklingError):  # who wanted it was interrupted
+        result = _run(_main(plan, lambda progress: print_message(progress=list(progress))))
+    except (EOFError, pickle.UnpicklingError):  # The parent was interrupted.
         return
     except CliError as error:
-        tell(error=error.message, usage=isinstance(error, UsageError))
+        print_message(error=error.message, usage=isinstance(error, UsageError))
         return
-    tell(result=measured.model_dump(mode="json"))
+    print_message(result=result.model_dump(mode="json"))
 
 
 async def _main(plan: LoadPlan, on_progress: Any) -> Any:

@@ -1,9 +1,8 @@
-"""The inputs of a benchmark: given ones, the samples of the archive, generated ones, or prompts of
-text generation.
+"""The inputs of a benchmark: given files, an archive's samples, generated data or prompts.
 
-Prompts are plain words, as many as a distribution says. They are requests of Hugging Face's
-inference API, `{"inputs", "parameters": {"max_new_tokens"}, "stream": true}`; the protocols of
-OpenAI make their own of them (`protocols`).
+Prompts are plain words in the number that a distribution gives. They are requests of Hugging Face's
+inference API, `{"inputs", "parameters": {"max_new_tokens"}, "stream": true}`; OpenAI's protocols
+make their own requests of them (`protocols`).
 """
 
 from __future__ import annotations
@@ -22,22 +21,24 @@ from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.limits import MIB
 from tsx_archiver.metadata.huggingface import GENERATION_HANDLER
 from tsx_archiver.pretrained import EXAMPLE
-from tsx_cli.bench.load.payloads import MOST_BYTES, Payload, is_header, read_payloads
+from tsx_cli.bench.load.payloads import MAX_PAYLOAD_BYTES, Payload, is_header, read_payloads
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import archive_limits
 from tsx_runtime.recordings import SUFFIX
 from tsx_runtime.shared.content_types import guess_content_type
 
-# different prompts: one that comes again may be in a server's prefix cache
-PROMPTS_MADE = 256
-LONGEST = 1 << 17  # tokens
+# A repeated prompt may be in a server's prefix cache, so many are different.
+PROMPT_COUNT = 256
+MAX_TOKENS = 1 << 17
 _LENGTHS = re.compile(r"(?:(constant|uniform|lognormal):)?(\d+)(?:,(\d+(?:\.\d+)?))?")
 
 
 class Lengths(NamedTuple):
-    """`constant:64`, `uniform:16,256` (both ends) or `lognormal:64,0.6` (median, and sigma of the
-    logarithm), in tokens.
+    """A distribution of lengths in tokens.
+
+    It is `constant:64`, `uniform:16,256` (both ends) or `lognormal:64,0.6` (the median, and sigma
+    of the logarithm).
     """
 
     kind: str
@@ -52,22 +53,27 @@ class Lengths(NamedTuple):
             if self.kind == "lognormal"
             else self.first
         )
-        return min(max(1, round(drawn)), LONGEST)
+        return min(max(1, round(drawn)), MAX_TOKENS)
 
 
 def parse_lengths(text: str, option: str) -> Lengths:
-    """Raises UsageError."""
-    found = _LENGTHS.fullmatch(text.strip())
+    """Parse a distribution of lengths.
+
+    Raises:
+        UsageError: The text is no such distribution.
+    """
+    match = _LENGTHS.fullmatch(text.strip())
     kind, first, second = (
-        (found[1] or "constant", int(found[2]), found[3]) if found else ("", 0, None)
+        (match[1] or "constant", int(match[2]), match[3]) if match else ("", 0, None)
     )
-    wrong = not 1 <= first <= LONGEST or (second is None) != (kind == "constant")
-    if wrong or (
-        kind == "uniform" and not (str(second).isdigit() and first <= int(second or 0) <= LONGEST)
+    is_wrong = not 1 <= first <= MAX_TOKENS or (second is None) != (kind == "constant")
+    if is_wrong or (
+        kind == "uniform"
+        and not (str(second).isdigit() and first <= int(second or 0) <= MAX_TOKENS)
     ):
         raise UsageError(
             f"{option}: '{text}' is not a length in tokens; give a number, uniform:16,256 or"
-            f" lognormal:64,0.6 (median and sigma), from 1 to {LONGEST}"
+            f" lognormal:64,0.6 (median and sigma), from 1 to {MAX_TOKENS}"
         )
     return Lengths(kind, first, float(second or 0.0))
 
@@ -75,48 +81,52 @@ def parse_lengths(text: str, option: str) -> Lengths:
 def prompts(
     lengths: Lengths,
     answers: Lengths,
-    words: Sequence[str],
-    count: int = PROMPTS_MADE,
+    vocabulary: Sequence[str],
+    count: int = PROMPT_COUNT,
     seed: int = 0,
 ) -> list[Payload]:
-    """The same for the same seed.
+    """Return prompts, which are the same for the same seed.
 
-    A common word is one token for most tokenizers, so their number is near that of the tokens.
+    A common word is one token for most tokenizers, so words stand for tokens.
     """
     chance = random.Random(seed)
-    made = []
+    payloads = []
     for _ in range(count):
-        text = " ".join(chance.choices(words, k=lengths.draw(chance)))
+        text = " ".join(chance.choices(vocabulary, k=lengths.draw(chance)))
         body = {
             "inputs": text,
             "parameters": {"max_new_tokens": answers.draw(chance)},
             "stream": True,
         }
-        made.append(Payload(json.dumps(body, separators=(",", ":")).encode(), "application/json"))
-    return made
+        payloads.append(
+            Payload(json.dumps(body, separators=(",", ":")).encode(), "application/json")
+        )
+    return payloads
 
 
 KINDS = ("image", "png", "text", "json", "file", "chat")
-PROMPT_TOKENS, ANSWER_TOKENS = "lognormal:64,0.6", "64"  # of prompts where nothing is said
-COUNT = 32  # different ones that are made up
+# Distributions of prompts that have no given ones.
+DEFAULT_PROMPT_TOKENS, DEFAULT_ANSWER_TOKENS = "lognormal:64,0.6", "64"
+INPUT_COUNT = 32  # different generated inputs
 IMAGE_SHAPE = (3, 480, 640)
 FILE_SHAPE = (64 * 1024,)  # bytes
-LARGEST_SHAPE = 1 << 26  # numbers
-OF_HANDLERS = {
+MAX_SHAPE_SIZE = 1 << 26  # numbers
+KINDS_BY_HANDLER = {
     "image_classifier": "image",
     "image_segmenter": "image",
     "object_detector": "image",
     "text_classifier": "text",
     GENERATION_HANDLER: "chat",
 }
-OF_CLASSES = {
+KINDS_BY_CLASS = {
     "ImageClassifier": "image",
     "ImageSegmenter": "image",
     "ObjectDetector": "image",
     "VisionHandler": "image",
 }
-OF_CLASSES |= {"TextClassifier": "text", "TextHandler": "text"}
-WORDS = (  # common ones, which any vocabulary has
+KINDS_BY_CLASS |= {"TextClassifier": "text", "TextHandler": "text"}
+# Common words, which any vocabulary has.
+WORDS = (
     "the of and to in a is that for it was on are as with they be at one have this from by had not"
     " but what all were when we there can an your which their said if do will each about how up out"
     " them then she many some so these would other into has more her two like him see time could no"
@@ -132,19 +142,24 @@ def choose_payloads(
     *,
     kind: str | None = None,
     shape: Sequence[int] | None = None,
-    count: int = COUNT,
+    count: int = INPUT_COUNT,
     seed: int = 0,
     content_type: str | None = None,
     prompt_tokens: str | None = None,
     max_tokens: str | None = None,
 ) -> tuple[list[Payload], str]:
-    """(payloads, where they are from, in words): what was given, else what `kind` says, else the
-    archive's samples, else the files that it is warmed up with, else made up for its handler.
-    `prompt_tokens`: prompts of such lengths; `max_tokens`: of the answers.
+    """Return the payloads and a description of their source.
 
-    Raises CliError, UsageError, ArchiveError.
+    The first of these sources that exists is used: the given files, data of `kind`, the archive's
+    samples, its warm-up files, data for its handler. `prompt_tokens` asks for prompts of such
+    lengths, and `max_tokens` for answers of such lengths.
+
+    Raises:
+        CliError: A file cannot be read.
+        UsageError: There is no source, or the options do not fit together.
+        ArchiveError: The archive cannot be read.
     """
-    answers = parse_lengths(max_tokens or ANSWER_TOKENS, "--max-tokens")
+    answers = parse_lengths(max_tokens or DEFAULT_ANSWER_TOKENS, "--max-tokens")
     if prompt_tokens is not None or kind == "chat":
         if sources or shape is not None or kind not in (None, "chat"):
             raise UsageError(
@@ -180,13 +195,12 @@ def choose_payloads(
     if kind is None and archive is not None:
         inspection = inspect_archive(archive, limits=archive_limits())
         kind = kind_of(inspection)
-        made_up = inspection.manifest.handler == GENERATION_HANDLER and samples_of(inspection) == [
-            f"{SAMPLES}/{EXAMPLE}"
-        ]
-        if not made_up and (
-            found := of_archive(inspection)
-        ):  # one prompt again and again says little of text generation
-            return found
+        has_example_only = inspection.manifest.handler == GENERATION_HANDLER and samples_of(
+            inspection
+        ) == [f"{SAMPLES}/{EXAMPLE}"]
+        # A single repeated prompt says little about text generation.
+        if not has_example_only and (archive_payloads := payloads_of_archive(inspection)):
+            return archive_payloads
     if kind == "chat":
         return _prompts(None, answers, seed)
     if kind is None:
@@ -196,20 +210,22 @@ def choose_payloads(
             " generation, or --input-shape 1,28,28 for rows of numbers; tsx archive includes the"
             " directory samples/"
         )
-    made = generated(kind, count, seed, shape)
+    payloads = generate_payloads(kind, count, seed, shape)
     return (
-        made,
+        payloads,
         (
-            f"generated: {len(made)} different"
+            f"generated: {len(payloads)} different"
             f" {'images' if kind in ('image', 'png') else kind + ' requests'}"
         ),
     )
 
 
 def _prompts(lengths: str | None, answers: Lengths, seed: int) -> tuple[list[Payload], str]:
-    known = lengths or PROMPT_TOKENS
-    made = prompts(parse_lengths(known, "--prompt-tokens"), answers, WORDS.split(), seed=seed)
-    return made, f"generated: {len(made)} different prompts of {known} words"
+    lengths_text = lengths or DEFAULT_PROMPT_TOKENS
+    payloads = prompts(
+        parse_lengths(lengths_text, "--prompt-tokens"), answers, WORDS.split(), seed=seed
+    )
+    return payloads, f"generated: {len(payloads)} different prompts of {lengths_text} words"
 
 
 def samples_of(inspection: Inspection) -> list[str]:
@@ -223,29 +239,31 @@ def samples_of(inspection: Inspection) -> list[str]:
     )
 
 
-def of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
+def payloads_of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
     sizes = {member.name: member.size for member in inspection.members}
     if samples := samples_of(inspection):
         return [_member(inspection, name, None) for name in samples], f"{SAMPLES}/ of the archive"
-    warm = [
-        each
-        for each in inspection.config.warmup or ()
-        if each.file in sizes and not each.file.endswith(SUFFIX)
+    warm_ups = [
+        request
+        for request in inspection.config.warmup or ()
+        if request.file in sizes and not request.file.endswith(SUFFIX)
     ]
-    if warm:
+    if warm_ups:
         return [
-            _member(inspection, each.file, each.content_type) for each in warm
+            _member(inspection, request.file, request.content_type) for request in warm_ups
         ], "the warm-up requests of the archive"
     return None
 
 
 def kind_of(inspection: Inspection) -> str | None:
-    """What its handler takes, by its name, or by the text of its file: `input_kind`
-    (docs/guides/handlers.md), or the class it extends.
+    """Return the kind of input that the handler of an archive takes, if it is known.
+
+    It follows from the handler's name, or from its source: `input_kind`
+    (docs/guides/handlers.md), or a class that it extends.
     """
     handler = inspection.manifest.handler
-    if handler in OF_HANDLERS:
-        return OF_HANDLERS[handler]
+    if handler in KINDS_BY_HANDLER:
+        return KINDS_BY_HANDLER[handler]
     file = inspection.manifest.handler_file
     name = file if file.endswith(".py") else f"{file}.py"
     code = (
@@ -255,7 +273,7 @@ def kind_of(inspection: Inspection) -> str | None:
     )
     try:
         tree = ast.parse(code or b"")
-    except (SyntaxError, ValueError):  # the server will say so
+    except (SyntaxError, ValueError):  # The server will report it.
         return None
     extended: str | None = None
     for node in ast.walk(tree):
@@ -274,47 +292,54 @@ def kind_of(inspection: Inspection) -> str | None:
                 base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
                 for base in node.bases
             ]
-            extended = next((OF_CLASSES[base] for base in bases if base in OF_CLASSES), extended)
+            extended = next(
+                (KINDS_BY_CLASS[base] for base in bases if base in KINDS_BY_CLASS), extended
+            )
     return extended
 
 
 def _member(inspection: Inspection, name: str, content_type: str | None) -> Payload:
     body = (
         read_member(
-            inspection.source, name, most=min(MOST_BYTES, 256 * MIB), limits=archive_limits()
+            inspection.source,
+            name,
+            most=min(MAX_PAYLOAD_BYTES, 256 * MIB),
+            limits=archive_limits(),
         )
         or b""
     )
     return Payload(body, content_type or guess_content_type(name, body))
 
 
-def generated(
-    input_kind: str, count: int = COUNT, seed: int = 0, shape: Sequence[int] | None = None
+def generate_payloads(
+    input_kind: str, count: int = INPUT_COUNT, seed: int = 0, shape: Sequence[int] | None = None
 ) -> list[Payload]:
-    """The same for the same seed.
+    """Return generated payloads, which are the same for the same seed.
 
-    `shape`: channels, height and width of an image (JPEG; PNG for `png`), of the numbers of a JSON
-    body, words of a text, bytes of a file. Raises UsageError.
+    `shape` is the channels, height and width of an image (JPEG; PNG for `png`), the shape of the
+    numbers in a JSON body, the words of a text, or the bytes of a file.
+
+    Raises:
+        UsageError: The kind is unknown, or does not have such a shape.
     """
     if input_kind not in KINDS:
         raise UsageError(
             f"--input-kind: '{input_kind}' is unknown; choose one of {', '.join(KINDS)}"
         )
     if input_kind == "chat":
-        return _prompts(None, parse_lengths(ANSWER_TOKENS, "--max-tokens"), seed)[0][:count]
+        return _prompts(None, parse_lengths(DEFAULT_ANSWER_TOKENS, "--max-tokens"), seed)[0][:count]
     size = 1
     for length in shape or ():
         size *= length
-    largest = LARGEST_SHAPE >> (
-        4 if input_kind in ("text", "json") else 0
-    )  # each takes many bytes while it is made
-    if size < 1 or size > largest:
-        given = ",".join(map(str, shape or ()))
+    # A number or a word takes many bytes during the generation.
+    max_size = MAX_SHAPE_SIZE >> (4 if input_kind in ("text", "json") else 0)
+    if size < 1 or size > max_size:
+        shape_text = ",".join(map(str, shape or ()))
         raise UsageError(
-            f"--input-shape {given}: each number is 1 or more, and all together {largest} at most"
-            f" ({input_kind})"
+            f"--input-shape {shape_text}: each number is 1 or more, and all together {max_size} at"
+            f" most ({input_kind})"
         )
-    count = min(count, max(1, largest // size))
+    count = min(count, max(1, max_size // size))
     chance = random.Random(seed)
     if input_kind in ("image", "png"):
         channels, height, width = _image_shape(shape)
@@ -349,7 +374,11 @@ def generated(
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """`1,28,28`; raises UsageError."""
+    """Parse a shape such as `1,28,28`.
+
+    Raises:
+        UsageError: The text is not a shape.
+    """
     try:
         shape = tuple(int(part) for part in text.replace("x", ",").split(","))
     except ValueError:
@@ -362,20 +391,21 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def _image_shape(shape: Sequence[int] | None) -> tuple[int, int, int]:
-    given = tuple(shape or IMAGE_SHAPE)
-    if len(given) == 2:
-        given = (3, *given)
-    if len(given) != 3 or given[0] not in (1, 3):
+    image_shape = tuple(shape or IMAGE_SHAPE)
+    if len(image_shape) == 2:
+        image_shape = (3, *image_shape)
+    if len(image_shape) != 3 or image_shape[0] not in (1, 3):
         raise UsageError(
             "--input-shape of an image is channels,height,width with 1 or 3 channels, such as"
             " 3,480,640, or height,width"
         )
-    return given[0], given[1], given[2]
+    return image_shape[0], image_shape[1], image_shape[2]
 
 
 def _image(seed: int, channels: int, height: int, width: int, form: str) -> Payload:
-    """Noise whose amplitude falls with the frequency, as that of photographs does: it takes as many
-    bytes, and as long to decode.
+    """Return an image of noise whose amplitude falls with the frequency, like a photograph's.
+
+    It takes as many bytes as a photograph, and as long to decode.
     """
     import numpy as np
     from PIL import Image
@@ -399,10 +429,11 @@ def _image(seed: int, channels: int, height: int, width: int, form: str) -> Payl
     return Payload(file.getvalue(), f"image/{form.lower()}")
 
 
-def _text(chance: random.Random, words: int | None) -> Payload:
-    count, known = words or chance.randint(8, 60), WORDS.split()
+def _text(chance: random.Random, word_count: int | None) -> Payload:
+    count, vocabulary = word_count or chance.randint(8, 60), WORDS.split()
     return Payload(
-        " ".join(chance.choice(known) for _ in range(count)).encode(), "text/plain; charset=utf-8"
+        " ".join(chance.choice(vocabulary) for _ in range(count)).encode(),
+        "text/plain; charset=utf-8",
     )
 
 

@@ -1,6 +1,4 @@
-"""Closed and open loops over connections, the outcome of each request, and the precise timer that an
-open loop sends by.
-"""
+"""Closed and open loops over connections, with the precise timer of an open loop."""
 
 from __future__ import annotations
 
@@ -20,30 +18,29 @@ from typing import NamedTuple, Protocol
 
 from tsx_cli.bench.load.streams import StreamedAnswer
 
-_TIMES = struct.Struct(
-    "@qqqq"
-)  # struct itimerspec: interval and value, each of seconds and nanoseconds
+# struct itimerspec: interval and value, each of seconds and nanoseconds.
+_TIMES = struct.Struct("@qqqq")
 _MONOTONIC, _NONBLOCK_CLOEXEC, _ABSOLUTE = 1, 0o2004000, 1
 _PR_SET_TIMERSLACK = 29
 
-clock = time.perf_counter  # CLOCK_MONOTONIC, where this matters
+clock = time.perf_counter  # CLOCK_MONOTONIC on Linux
 
 
 class PreciseTimer:
-    """Calls `ring` at the last set time, in seconds of `clock`."""
+    """A timer that calls `callback` at the last set time, in seconds of `clock`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
-        self._loop, self._ring = loop, ring
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop, self._callback = loop, callback
         self._timer: asyncio.TimerHandle | None = None
         self._descriptor = _open() if sys.platform == "linux" else -1
         if self._descriptor >= 0:
-            loop.add_reader(self._descriptor, self._rings)
+            loop.add_reader(self._descriptor, self._on_ready)
 
     def set(self, moment: float) -> None:
         if self._descriptor < 0:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_later(max(0.0, moment - clock()), self._ring)
+            self._timer = self._loop.call_later(max(0.0, moment - clock()), self._callback)
             return
         seconds = int(moment)
         value = _TIMES.pack(0, 0, seconds, max(1, int((moment - seconds) * 1e9)))
@@ -58,30 +55,29 @@ class PreciseTimer:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _rings(self) -> None:
+    def _on_ready(self) -> None:
         try:
             os.read(self._descriptor, 8)
-        except BlockingIOError:  # it was set again in between
+        except BlockingIOError:  # The timer was set again in between.
             return
-        self._ring()
+        self._callback()
 
 
 def _open() -> int:
-    """-1 where there is no such timer."""
+    """Open a Linux timer; return its descriptor, or -1 if there is none."""
     if _libc is None or not hasattr(_libc, "timerfd_create"):
         return -1
-    _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # wake when it is time, not up to 50 us later
+    _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # Wake at once, not up to 50 us later.
     return int(_libc.timerfd_create(_MONOTONIC, _NONBLOCK_CLOEXEC))
 
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-SLOT = 0.1  # seconds
-# seconds without an answer that are noted; which of them are stalls is for `result` to say
-GAP = 0.01
+SLOT_S = 0.1
+MIN_GAP_S = 0.01  # the shortest recorded time without an answer; accounting finds the stalls
 REFUSALS = ("429", "503")
-FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two tries to connect
-AT_A_TIME = 64  # connections that are made together: a listener's queue may be short
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.01, 1.0  # pauses between attempts to connect
+MAX_CONCURRENT_CONNECTS = 64  # The queue of a listener may be short.
 TIMEOUT = "timeout"
 
 
@@ -90,13 +86,13 @@ class LoadClient(Protocol):
 
     since: float
     sent: float
-    number: int  # of the payload it carries
+    number: int  # the position of its payload
     gone: bool
 
     def send(self, request: bytes) -> None: ...
 
     def end(self, reason: str, now: float) -> None:
-        """Give the request up, and tell the load so."""
+        """Give up the request, and report it to the load."""
 
     def close(self) -> None: ...
 
@@ -105,7 +101,7 @@ Connect = Callable[["Load"], Awaitable[LoadClient]]  # raises OSError
 
 
 class SlotCounts(NamedTuple):
-    """The counts so far at the end of a slot; `errors` are those of the slot alone."""
+    """The counts so far at the end of a slot, and the errors of the slot alone."""
 
     at: float
     accepted: int
@@ -115,54 +111,54 @@ class SlotCounts(NamedTuple):
 
 
 class Load(ABC):
-    """The base of both loops.
+    """The base of both loops; they decide when a free connection sends.
 
     Times are those of `clock`; latencies are seconds, in the order of the answers.
-
-    `loops` says when a connection that is free is to send.
     """
 
     def __init__(self, connect: Connect, connections: int, timeout: float) -> None:
         self.connect, self.connections, self.timeout = connect, connections, timeout
         self.accepted, self.refused, self.late = array("f"), array("f"), array("f")
-        self.numbers = array("I")  # of the payloads whose answers were accepted
-        self.streams: list[StreamedAnswer] = []  # of the accepted answers that were event streams
+        self.numbers = array("I")  # positions of the accepted answers' payloads
+        self.streams: list[StreamedAnswer] = []  # the accepted answers that were event streams
         self.errors: Counter[str] = Counter()
         self.marks: list[SlotCounts] = []
-        self.gaps: list[tuple[float, float]] = []  # (from, to)
+        self.gaps: list[tuple[float, float]] = []  # start and end of times without an answer
         self.answers = self.busy = self.unanswered = self.unsent = self.waited = 0
-        self.now = 0.0  # of this turn of the event loop; 0 before anybody asked
+        self.now = 0.0  # the time of this turn of the event loop; 0 if it is unknown
         self.start = self.last = 0.0
-        self.begun = self.stopped = False
+        self.has_begun = self.is_stopped = False
         self.clients: set[LoadClient] = set()
-        self._lost: set[asyncio.Task[None]] = set()
+        self._reconnects: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
 
-    # What connections tell
+    # Reports of the connections
 
     def stamp(self) -> float:
-        """When this turn of the loop began: what came in it was there by then, and is not late for
-        waiting behind others.
+        """Return the time at which this turn of the event loop began.
+
+        What came in a turn was there by then, and is not late because it waits behind others.
         """
         if not self.now:
             self.now = clock()
-            self.loop.call_soon(self._forget)
+            self.loop.call_soon(self._reset_now)
         return self.now
 
     def accept(self, client: LoadClient, now: float) -> None:
         self.accepted.append(now - client.since)
         self.numbers.append(client.number)
-        if now - self.last > GAP:
+        if now - self.last > MIN_GAP_S:
             self.gaps.append((self.last, now))
         self.last = now
         self.answers += 1
         self.busy -= 1
-        self.freed(client)
+        self.on_free(client)
 
-    def answered(self, client: LoadClient, status: str, now: float) -> None:
-        """The slower way, for every status of HTTP, or its like; `asker.gone` where its connection
-        ended with the answer.
+    def on_answer(self, client: LoadClient, status: str, now: float) -> None:
+        """Record an answer of any status, or a similar end of a request.
+
+        `client.gone` tells that its connection ended with the answer.
         """
         latency = now - client.since
         if status.startswith("2"):
@@ -172,7 +168,7 @@ class Load(ABC):
             self.refused.append(latency)
         else:
             self.errors[status] += 1
-        if now - self.last > GAP:
+        if now - self.last > MIN_GAP_S:
             self.gaps.append((self.last, now))
         self.last = now
         self.answers += 1
@@ -180,56 +176,60 @@ class Load(ABC):
         if client.gone:
             self._replace(client)
         else:
-            self.freed(client)
+            self.on_free(client)
 
-    def broken(self, client: LoadClient, reason: str, now: float) -> None:
-        """The connection is of no more use; what it carried, if anything, is an error."""
+    def on_broken(self, client: LoadClient, reason: str, now: float) -> None:
+        """Record the end of a connection; the request that it carried is an error."""
         if client.since:
             self.errors[reason] += 1
             self.busy -= 1
         self._replace(client)
 
-    # What the loops say
+    # Decisions of the loops
 
     @abstractmethod
     def begin(self) -> None: ...
 
     @abstractmethod
-    def freed(self, client: LoadClient) -> None:
-        """It can send."""
+    def on_free(self, client: LoadClient) -> None:
+        """Use a connection that can send."""
 
     @abstractmethod
-    def not_connected(self) -> None:
-        """Another try to connect has failed."""
+    def on_connect_failure(self) -> None:
+        """Note that an attempt to connect has failed."""
 
     # The run
 
     async def open(self) -> None:
-        """Raises OSError where the first connections cannot be made."""
-        for begin in range(0, self.connections, AT_A_TIME):
-            count = min(AT_A_TIME, self.connections - begin)
-            made = await asyncio.gather(
+        """Open the connections.
+
+        Raises:
+            OSError: The first connections fail.
+        """
+        for begin in range(0, self.connections, MAX_CONCURRENT_CONNECTS):
+            count = min(MAX_CONCURRENT_CONNECTS, self.connections - begin)
+            clients = await asyncio.gather(
                 *(self.connect(self) for _ in range(count)), return_exceptions=True
             )
-            for each in made:
-                if isinstance(each, BaseException):
-                    raise each
-                self.clients.add(each)
-                if each.gone:  # the server has closed it at once
-                    self._replace(each)
+            for client in clients:
+                if isinstance(client, BaseException):
+                    raise client
+                self.clients.add(client)
+                if client.gone:  # The server has closed it at once.
+                    self._replace(client)
 
     async def run(self, slots: int, grace: float, tick: Callable[[int], None]) -> None:
-        """`tick` is called at the end of each slot, with its number."""
+        """Run the load; `tick` receives the number of each slot at its end."""
         self.start = self.last = clock()
-        self.begun = True
+        self.has_begun = True
         self.begin()
         for number in range(1, slots + 1):
-            await asyncio.sleep(max(0.0, self.start + number * SLOT - clock()))
+            await asyncio.sleep(max(0.0, self.start + number * SLOT_S - clock()))
             if number == slots:
                 self.finish()
-            self._mark()
+            self._add_mark()
             tick(number)
-            self._end_late()
+            self._end_timed_out()
         end = clock() + grace
         while self.busy and clock() < end:
             self._idle.clear()
@@ -238,69 +238,70 @@ class Load(ABC):
                     self._idle.wait(), min(max(0.0, end - clock()), self._next_timeout())
                 )
             except asyncio.TimeoutError:
-                self._end_late()
+                self._end_timed_out()
         self.unanswered = self.busy
-        if self.busy and clock() - self.last > GAP:
+        if self.busy and clock() - self.last > MIN_GAP_S:
             self.gaps.append((self.last, clock()))
-        self._mark()
+        self._add_mark()
 
     def finish(self) -> None:
-        """Nothing more is sent."""
-        self.stopped = True
+        """Stop sending."""
+        self.is_stopped = True
 
     async def close(self) -> None:
-        self.stopped = True
-        for task in self._lost:
+        self.is_stopped = True
+        for task in self._reconnects:
             task.cancel()
-        await asyncio.gather(*self._lost, return_exceptions=True)
+        await asyncio.gather(*self._reconnects, return_exceptions=True)
         for client in self.clients:
             client.close()
 
-    def rest(self, client: LoadClient) -> None:
-        """Nothing more is to be sent by it."""
+    def set_idle(self, client: LoadClient) -> None:
+        """Note that a connection has no request."""
         client.since = 0.0
         if not self.busy:
             self._idle.set()
 
     def _replace(self, client: LoadClient) -> None:
-        known = client in self.clients  # or the task that connects sees that it is gone
+        # The connecting task handles a client that is not listed yet.
+        was_listed = client in self.clients
         self.clients.discard(client)
-        self.rest(client)
-        if known and not self.stopped:
-            task = self.loop.create_task(self._connect_again())
-            self._lost.add(task)
-            task.add_done_callback(self._lost.discard)
+        self.set_idle(client)
+        if was_listed and not self.is_stopped:
+            task = self.loop.create_task(self._reconnect())
+            self._reconnects.add(task)
+            task.add_done_callback(self._reconnects.discard)
 
-    async def _connect_again(self) -> None:
-        pause = FIRST_PAUSE
-        while not self.stopped:
+    async def _reconnect(self) -> None:
+        pause = FIRST_PAUSE_S
+        while not self.is_stopped:
             try:
                 client = await self.connect(self)
                 if client.gone:
                     raise ConnectionResetError
             except OSError:
-                self.not_connected()
+                self.on_connect_failure()
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, MAX_PAUSE_S)
                 continue
             self.clients.add(client)
-            if self.begun:
-                self.freed(client)
+            if self.has_begun:
+                self.on_free(client)
             return
 
-    def _mark(self) -> None:
+    def _add_mark(self) -> None:
         errors, self.errors = self.errors, Counter()
         self.marks.append(
             SlotCounts(clock(), len(self.accepted), len(self.refused), self.answers, errors)
         )
 
-    def _forget(self) -> None:
+    def _reset_now(self) -> None:
         self.now = 0.0
 
-    def _end_late(self) -> None:
+    def _end_timed_out(self) -> None:
         now = clock()
         for client in [
-            each for each in self.clients if each.since and now - each.sent > self.timeout
+            client for client in self.clients if client.since and now - client.sent > self.timeout
         ]:
             client.end(TIMEOUT, now)
 
@@ -309,7 +310,7 @@ class Load(ABC):
         return max(
             0.001,
             min(
-                (each.sent + self.timeout - now for each in self.clients if each.since),
+                (client.sent + self.timeout - now for client in self.clients if client.since),
                 default=self.timeout,
             )
             + 0.001,
@@ -320,7 +321,7 @@ NO_CONNECTION = "connect"
 
 
 class ClosedLoop(Load):
-    """Each connection sends its next request as soon as it is answered."""
+    """A loop in which each connection sends its next request after its answer."""
 
     def __init__(
         self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float
@@ -330,25 +331,26 @@ class ClosedLoop(Load):
 
     def begin(self) -> None:
         for client in list(self.clients):
-            self.freed(client)
+            self.on_free(client)
 
-    def freed(self, client: LoadClient) -> None:
-        if self.stopped:
-            self.rest(client)
+    def on_free(self, client: LoadClient) -> None:
+        if self.is_stopped:
+            self.set_idle(client)
             return
         self.busy += 1
         client.number, request = self._next()
         client.since = client.sent = clock()
         client.send(request)
 
-    def not_connected(self) -> None:
-        """A request that found no server."""
+    def on_connect_failure(self) -> None:
+        """Count a request that found no server."""
         self.errors[NO_CONNECTION] += 1
 
 
 class OpenLoop(Load):
-    """Sends each request when it is due, on a free connection; latency counts from the due time,
-    even if no connection is free.
+    """A loop that sends each request when it is due, on a free connection.
+
+    Latency counts from the due time, even if no connection is free.
     """
 
     def __init__(
@@ -362,24 +364,24 @@ class OpenLoop(Load):
         super().__init__(connect, connections, timeout)
         self._requests, self._due, self._next = requests, due, 0
         self._free: deque[LoadClient] = deque()
-        self._blocked = 0  # requests before this one found no free connection when they were due
+        self._blocked = 0  # Requests before this position found no free connection when due.
         self._alarm = PreciseTimer(self.loop, self._send_due)
 
     def begin(self) -> None:
         self._free.extend(self.clients)
         self._send_due()
 
-    def freed(self, client: LoadClient) -> None:
+    def on_free(self, client: LoadClient) -> None:
         client.since = 0.0
-        if self.stopped:
-            self.rest(client)
+        if self.is_stopped:
+            self.set_idle(client)
             return
         self._free.append(client)
-        if self._next < self._blocked:  # else an alarm is set
+        if self._next < self._blocked:  # Otherwise an alarm is set.
             self._send_due()
 
-    def not_connected(self) -> None:
-        """What is due then waits for another connection, or stays unsent."""
+    def on_connect_failure(self) -> None:
+        """Do nothing: a due request waits for another connection, or stays unsent."""
 
     def finish(self) -> None:
         self._send_due()
@@ -391,9 +393,9 @@ class OpenLoop(Load):
         await super().close()
 
     def _send_due(self) -> None:
-        due, free, start, total = self._due, self._free, self.start, len(self._due)
+        due, free, start, count = self._due, self._free, self.start, len(self._due)
         now = clock()
-        while free and self._next < total and start + due[self._next] <= now:
+        while free and self._next < count and start + due[self._next] <= now:
             client = free.popleft()
             if client.gone:
                 continue
@@ -404,12 +406,12 @@ class OpenLoop(Load):
             else:
                 self.late.append(now - client.since)
             if not self.busy:
-                self.last = now  # there was nothing to answer until then
+                self.last = now  # No answer was expected until then.
             self.busy += 1
             client.number = number % len(self._requests)
             client.send(self._requests[client.number])
             now = clock()
-        if self._next == total:
+        if self._next == count:
             return
         if free:
             self._alarm.set(start + due[self._next])
@@ -417,10 +419,11 @@ class OpenLoop(Load):
             self._block(now)
 
     def _block(self, now: float) -> None:
-        """All that is due has to wait, until `freed`; what becomes due meanwhile too, which the
-        alarm tells.
+        """Let all due requests wait for a free connection.
+
+        The alarm rings for requests that become due meanwhile, which wait too.
         """
         self._blocked = max(self._blocked, bisect_right(self._due, now - self.start, self._next))
-        ahead = max(self._blocked, self._next)
-        if ahead < len(self._due):
-            self._alarm.set(self.start + self._due[ahead])
+        first_due = max(self._blocked, self._next)
+        if first_due < len(self._due):
+            self._alarm.set(self.start + self._due[first_due])

@@ -1,6 +1,4 @@
-"""The payloads of a benchmark: files, directories, lists of requests, recordings, samples, or
-generated data.
-"""
+"""The payloads of a benchmark, read from files, directories, request lists and recordings."""
 
 from __future__ import annotations
 
@@ -20,12 +18,12 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.shared.content_types import guess_content_type
 
-MOST_BYTES = 1 << 30  # all payloads together: they are held in memory, as they go over the wire
-KEYS = ("body", "file", "base64", "content_type", "headers", "query")
-BODIES = KEYS[:3]
-TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-VALUE = re.compile(r"[\t -~\x80-\xff]*")
-NOT_SENT = {
+MAX_PAYLOAD_BYTES = 1 << 30  # limit of all payloads together, which are held in memory
+REQUEST_KEYS = ("body", "file", "base64", "content_type", "headers", "query")
+BODY_KEYS = REQUEST_KEYS[:3]
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+HEADER_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+UNSENT_HEADERS = {
     "authorization",
     "connection",
     "content-length",
@@ -38,10 +36,10 @@ NOT_SENT = {
 
 
 class Payload(NamedTuple):
-    """One request, whatever the protocol makes of it.
+    """One request, independent of the protocol.
 
-    `at`: seconds after the first one of its recording. `name`: the file it was read from, below the
-    directory that was given.
+    `at` is its time in seconds after the first request of its recording. `name` is the path of its
+    file below the given directory.
     """
 
     body: bytes
@@ -53,35 +51,37 @@ class Payload(NamedTuple):
 
 
 def read_payloads(sources: Sequence[Path], *, content_type: str | None = None) -> list[Payload]:
-    """Of files, directories, `.jsonl` lists and recordings, in their order.
+    """Return the payloads of files, directories, `.jsonl` lists and recordings, in their order.
 
-    `content_type` is for those that do not say theirs.
+    `content_type` applies to inputs that do not state theirs.
 
-    Raises CliError, UsageError.
+    Raises:
+        CliError: An input cannot be read, or all together are too large.
+        UsageError: There are no sources.
     """
     if not sources:
         raise UsageError(
             "there is nothing to send: give --input a file, a directory, a .jsonl list of requests"
             " or a recording"
         )
-    found: list[Payload] = []
+    payloads: list[Payload] = []
     size = 0
     for source in sources:
-        for payload in _of(source, content_type):
+        for payload in _read(source, content_type):
             size += len(payload.body)
-            if size > MOST_BYTES:
+            if size > MAX_PAYLOAD_BYTES:
                 raise CliError(
-                    f"{source}: the inputs are more than {human(MOST_BYTES)} together; give fewer"
-                    " of them"
+                    f"{source}: the inputs are more than {human(MAX_PAYLOAD_BYTES)} together; give"
+                    " fewer of them"
                 )
-            found.append(payload)
-    if not found:
+            payloads.append(payload)
+    if not payloads:
         raise CliError(f"{', '.join(map(str, sources))}: there are no requests in it")
-    return found
+    return payloads
 
 
 def mix(payloads: Sequence[Payload], source: str) -> Inputs:
-    """What the report says of them."""
+    """Return the summary of payloads for reports."""
     sizes = sorted(len(payload.body) for payload in payloads)
     kinds = Counter(payload.content_type or "none" for payload in payloads)
     return Inputs(
@@ -94,18 +94,18 @@ def mix(payloads: Sequence[Payload], source: str) -> Inputs:
     )
 
 
-def _of(source: Path, content_type: str | None, name: str = "") -> Iterator[Payload]:
+def _read(source: Path, content_type: str | None, name: str = "") -> Iterator[Payload]:
     if not source.exists():
         raise CliError(f"there is no input '{source}'")
     try:
         if source.is_dir():
-            yield from _of_directory(source, content_type)
+            yield from _read_directory(source, content_type)
         elif source.suffix == SUFFIX:
-            yield from _of_recording(source)
+            yield from _read_recording(source)
         elif source.suffix == ".jsonl":
-            yield from _of_list(source, content_type)
+            yield from _read_list(source, content_type)
         else:
-            body = _whole(source)
+            body = _read_limited(source)
             yield Payload(
                 body,
                 content_type or guess_content_type(source.name, body),
@@ -117,20 +117,20 @@ def _of(source: Path, content_type: str | None, name: str = "") -> Iterator[Payl
         raise CliError(f"{source} cannot be read: {error.strerror or error}") from error
 
 
-def _of_directory(source: Path, content_type: str | None) -> Iterator[Payload]:
+def _read_directory(source: Path, content_type: str | None) -> Iterator[Payload]:
     files = sorted(
         path for path in source.rglob("*") if path.is_file() and not path.name.startswith(".")
     )
     if any(file.suffix == SUFFIX for file in files):
-        yield from _of_recording(source)
+        yield from _read_recording(source)
         return
     if not files:
         raise CliError(f"{source} contains no file to send")
     for file in files:
-        yield from _of(file, content_type, file.relative_to(source).as_posix())
+        yield from _read(file, content_type, file.relative_to(source).as_posix())
 
 
-def _of_recording(source: Path) -> Iterator[Payload]:
+def _read_recording(source: Path) -> Iterator[Payload]:
     first: float | None = None
     for entry in read(source):
         first = entry.at if first is None else first
@@ -140,82 +140,94 @@ def _of_recording(source: Path) -> Iterator[Payload]:
         headers = tuple(
             (name, value)
             for name, value in entry.headers
-            if name.lower() not in NOT_SENT | {"content-type"}
+            if name.lower() not in UNSENT_HEADERS | {"content-type"}
         )
         yield Payload(entry.body, kind, headers, entry.query, entry.at - first)
 
 
-def _of_list(source: Path, content_type: str | None) -> Iterator[Payload]:
+def _read_list(source: Path, content_type: str | None) -> Iterator[Payload]:
     with source.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                yield of_line(json.loads(line.decode("utf-8-sig")), source.parent, content_type)
+                yield parse_request(
+                    json.loads(line.decode("utf-8-sig")), source.parent, content_type
+                )
             except (ValueError, RecursionError, CliError) as error:
                 raise CliError(f"{source}, line {number}: {error}") from error
 
 
-def of_line(given: Any, directory: Path, content_type: str | None = None) -> Payload:
-    """A request of a `.jsonl` list; files are looked for beside it. Raises ValueError, CliError."""
-    if not isinstance(given, Mapping):
+def parse_request(request: Any, directory: Path, content_type: str | None = None) -> Payload:
+    """Return the payload of a line in a `.jsonl` list; files are relative to `directory`.
+
+    Raises:
+        ValueError: The line is not a request.
+        CliError: Its file cannot be read.
+    """
+    if not isinstance(request, Mapping):
         raise ValueError('a request is an object, such as {"body": {"x": 1}}')
-    if unknown := [key for key in given if key not in KEYS]:
-        raise ValueError(f"'{unknown[0]}' is not known; a request has {', '.join(KEYS)}")
-    named = [key for key in BODIES if key in given]
-    if len(named) != 1:
+    if unknown := [key for key in request if key not in REQUEST_KEYS]:
+        raise ValueError(f"'{unknown[0]}' is not known; a request has {', '.join(REQUEST_KEYS)}")
+    body_keys = [key for key in BODY_KEYS if key in request]
+    if len(body_keys) != 1:
         raise ValueError(
-            f"a request has one of {', '.join(BODIES)}, this one has"
-            f" {' and '.join(named) or 'none'}"
+            f"a request has one of {', '.join(BODY_KEYS)}, this one has"
+            f" {' and '.join(body_keys) or 'none'}"
         )
-    body, guess = _body(named[0], given[named[0]], directory)
-    kind, headers, query = (
-        given.get("content_type", content_type or guess),
-        given.get("headers", {}),
-        given.get("query", ""),
-    )
+    body, guess = _body(body_keys[0], request[body_keys[0]], directory)
+    kind = request.get("content_type", content_type or guess)
+    headers = request.get("headers", {})
+    query = request.get("query", "")
     if (
         not isinstance(kind, str | None)
         or not isinstance(query, str)
         or not isinstance(headers, Mapping)
     ):
         raise ValueError("content_type and query are text, and headers an object of them")
-    given_headers = tuple((str(name), str(value)) for name, value in headers.items())
+    header_pairs = tuple((str(name), str(value)) for name, value in headers.items())
     if refused := next(
-        (name for name, _ in given_headers if name.lower() in NOT_SENT - {"authorization"}), None
+        (name for name, _ in header_pairs if name.lower() in UNSENT_HEADERS - {"authorization"}),
+        None,
     ):
         raise ValueError(f"the header {refused} is set by the generator itself")
-    if any(name.lower() == "content-type" for name, _ in given_headers):
+    if any(name.lower() == "content-type" for name, _ in header_pairs):
         raise ValueError("give the Content-Type as 'content_type', not in the headers")
-    wrong = [
+    invalid = [
         name
-        for name, value in (*given_headers, ("content-type", kind or ""))
+        for name, value in (*header_pairs, ("content-type", kind or ""))
         if not is_header(name, value)
     ]
-    if wrong:
+    if invalid:
         raise ValueError(
-            f"the header '{wrong[0]}' cannot be sent: a name has no spaces, a value is one line of"
-            " Latin-1"
+            f"the header '{invalid[0]}' cannot be sent: a name has no spaces, a value is one line"
+            " of Latin-1"
         )
-    name = given["file"] if named == ["file"] else None
-    return Payload(body, kind, given_headers, query.encode().decode("latin-1"), name=name)
+    name = request["file"] if body_keys == ["file"] else None
+    return Payload(body, kind, header_pairs, query.encode().decode("latin-1"), name=name)
 
 
 def is_header(name: str, value: str) -> bool:
-    """Whether it can go over the wire as it is."""
-    return TOKEN.fullmatch(name) is not None and VALUE.fullmatch(value) is not None
+    """Tell whether a header can be sent unchanged."""
+    return HEADER_NAME.fullmatch(name) is not None and HEADER_VALUE.fullmatch(value) is not None
 
 
-def _whole(file: Path) -> bytes:
-    """Raises OSError, and CliError for more than can be sent, before it fills the memory."""
+def _read_limited(file: Path) -> bytes:
+    """Read a file, unless it is larger than all payloads may be.
+
+    Raises:
+        OSError: The file cannot be read.
+        CliError: The file is too large.
+    """
     with file.open("rb") as source:
         if (
-            os.fstat(source.fileno()).st_size <= MOST_BYTES
-            and len(content := source.read(MOST_BYTES + 1)) <= MOST_BYTES
+            os.fstat(source.fileno()).st_size <= MAX_PAYLOAD_BYTES
+            and len(content := source.read(MAX_PAYLOAD_BYTES + 1)) <= MAX_PAYLOAD_BYTES
         ):
             return content
     raise CliError(
-        f"{file} is larger than {human(MOST_BYTES)}, the limit for one input; give a smaller file"
+        f"{file} is larger than {human(MAX_PAYLOAD_BYTES)}, the limit for one input; give a"
+        " smaller file"
     )
 
 
@@ -237,5 +249,5 @@ def _body(key: str, value: Any, directory: Path) -> tuple[bytes, str]:
     file = directory / value
     if not file.is_file():
         raise CliError(f"there is no file '{file}'")
-    body = _whole(file)
+    body = _read_limited(file)
     return body, guess_content_type(file.name, body)

@@ -1,6 +1,4 @@
-"""What a load is to be, and when the requests of an open loop are due: at an even rate, at random,
-or as they once came.
-"""
+"""The plan of a load, and the due times of an open loop: constant, random or recorded."""
 
 from __future__ import annotations
 
@@ -18,20 +16,23 @@ from tsx_cli.common.failure import UsageError
 
 Mode = Literal["closed", "open"]
 Arrivals = Literal["constant", "poisson", "recorded"]
-MOST_CONNECTIONS = 10_000
-MOST_REQUESTS = 50_000_000  # of an open loop: each has its time, kept in memory
-AUTO_SECONDS = 5.0  # that a warm-up may last at most where it is found
+MAX_CONNECTIONS = 10_000
+MAX_REQUESTS = 50_000_000  # requests of an open loop, whose due times are held in memory
+MAX_AUTO_WARM_UP_S = 5.0  # longest warm-up whose end is detected
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Raises UsageError where it makes no sense.
+    """The plan of a load.
 
-    `seconds` are those that count, in steps of 0.1; a `warm_up` goes before them. "auto" finds its
-    end (`statistics.warm_up_end`) and puts up to `AUTO_SECONDS` before them, no more than
-    `seconds`. In an open loop no more than `connections` requests are under way at a time: what is
-    due beyond that waits, and its latency tells. `timeout` ends a request, `grace` the wait for
-    answers after the end.
+    `seconds` count, in steps of 0.1; a `warm_up` precedes them. With "auto" its end is detected
+    (`statistics.warm_up_end`), and it takes up to `MAX_AUTO_WARM_UP_S`, but no more than `seconds`.
+    In an open loop at most `connections` requests run at a time. Further due requests wait, and
+    their latency includes the wait. `timeout` limits a request, and `grace` the wait for answers
+    after the end.
+
+    Raises:
+        UsageError: A value is not possible.
     """
 
     url: str
@@ -41,31 +42,30 @@ class LoadPlan:
     version: str | None = None
     mode: Mode = "closed"
     connections: int = 1
-    rate: float | None = (
-        None  # requests per second, of open loops with other arrivals than recorded ones
-    )
-    arrivals: Arrivals = "poisson"  # of open loops
-    speed: float = 1.0  # of recorded arrivals: how many times as fast as they came
+    # Requests per second of open loops, except recorded ones.
+    rate: float | None = None
+    arrivals: Arrivals = "poisson"  # only open loops have them
+    speed: float = 1.0  # speed of recorded arrivals relative to the recording
     seconds: float = 10.0
     warm_up: float | Literal["auto"] = "auto"
     timeout: float = 30.0
     grace: float = 5.0
     token: str | None = None
-    certificate: str | None = None  # a file to trust, beside what this machine trusts
+    certificate: str | None = None  # a trusted file, beside what this machine trusts
     seed: int = 0
-    cores: tuple[int, ...] = ()  # of the generator's process; empty: those of this one
-    slo: Slo | None = None  # what an event stream has to keep to count for the goodput
+    cores: tuple[int, ...] = ()  # cores of the generator's process; empty: those of this one
+    slo: Slo | None = None  # the bounds that an event stream keeps to count for the goodput
 
     def __post_init__(self) -> None:
-        for wrong, message in _faults(self):
-            if wrong:
+        for is_wrong, message in _faults(self):
+            if is_wrong:
                 raise UsageError(message)
         read_target(self.url)
 
     @property
     def lead(self) -> float:
-        """Seconds before those that count."""
-        return min(AUTO_SECONDS, self.seconds) if self.warm_up == "auto" else self.warm_up
+        """The seconds before those that count."""
+        return min(MAX_AUTO_WARM_UP_S, self.seconds) if self.warm_up == "auto" else self.warm_up
 
     @property
     def offered(self) -> OfferedLoad:
@@ -80,15 +80,15 @@ class LoadPlan:
 
 
 def recorded_rate(payloads: Sequence[Payload]) -> float:
-    """The mean rate of recorded requests; 0 where they all came at once."""
+    """Return the mean rate of recorded requests, or 0 if they all came at once."""
     span = (payloads[-1].at or 0.0) - (payloads[0].at or 0.0)
     return (len(payloads) - 1) / span if span > 0 else 0.0
 
 
 def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
-    """Each with whether it is one."""
+    """Return each possible fault as a condition and a message."""
     open_loop, recorded = plan.mode == "open", plan.arrivals == "recorded"
-    given = plan.rate is not None
+    has_rate = plan.rate is not None
     rate = plan.rate or 0.0
     return [
         (not plan.payloads, "there is nothing to send: give --input a file"),
@@ -105,8 +105,8 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
             f"--arrivals: '{plan.arrivals}' is unknown; choose constant, poisson or recorded",
         ),
         (
-            not 1 <= plan.connections <= MOST_CONNECTIONS,
-            f"--connections: {plan.connections} is not from 1 to {MOST_CONNECTIONS}",
+            not 1 <= plan.connections <= MAX_CONNECTIONS,
+            f"--connections: {plan.connections} is not from 1 to {MAX_CONNECTIONS}",
         ),
         (
             not plan.seconds >= 0.1,
@@ -118,9 +118,12 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
         ),
         (not plan.timeout > 0, f"--timeout: {plan.timeout:g} seconds leave no time for an answer"),
         (not plan.grace >= 0, f"the time for late answers is negative: {plan.grace:g} seconds"),
-        (not open_loop and given, "--rate is for an open loop: leave it out, or give --mode open"),
         (
-            open_loop and recorded and given,
+            not open_loop and has_rate,
+            "--rate is for an open loop: leave it out, or give --mode open",
+        ),
+        (
+            open_loop and recorded and has_rate,
             (
                 "--rate and recorded arrivals cannot be combined: give --speed to change a"
                 " recording's rate"
@@ -131,17 +134,17 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
             "an open loop needs a rate: give --rate, in requests per second, above 0",
         ),
         (
-            open_loop and not recorded and rate * plan.seconds > MOST_REQUESTS,
+            open_loop and not recorded and rate * plan.seconds > MAX_REQUESTS,
             f"--rate {rate:g} for {plan.seconds:g} seconds is too much",
         ),
         (
-            open_loop and recorded and any(each.at is None for each in plan.payloads),
+            open_loop and recorded and any(payload.at is None for payload in plan.payloads),
             "recorded arrivals need a recording as --input",
         ),
         (
             open_loop
             and recorded
-            and not recorded_rate(plan.payloads) * plan.speed * plan.seconds < MOST_REQUESTS,
+            and not recorded_rate(plan.payloads) * plan.speed * plan.seconds < MAX_REQUESTS,
             f"--speed {plan.speed:g} for {plan.seconds:g} seconds is too much",
         ),
         (
@@ -152,11 +155,12 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
 
 
 def due_times(plan: LoadPlan, seconds: float) -> array[float]:
-    """When the requests of an open loop are due, in seconds from the start; the n-th is that of
-    payload n modulo their number.
+    """Return when the requests of an open loop are due, in seconds from the start.
+
+    The n-th is that of payload n modulo their number.
     """
     if plan.arrivals == "recorded":
-        return recorded([each.at or 0.0 for each in plan.payloads], plan.speed, seconds)
+        return recorded([payload.at or 0.0 for payload in plan.payloads], plan.speed, seconds)
     assert plan.rate is not None
     return (
         constant(plan.rate, seconds)
@@ -178,16 +182,20 @@ def poisson(rate: float, seconds: float, seed: int) -> array[float]:
     return due
 
 
-def recorded(times: Sequence[float], speed: float, seconds: float) -> array[float]:
-    """A recording that is shorter begins again, after its mean pause; one that has no length is
-    sent once.
+def recorded(arrival_times: Sequence[float], speed: float, seconds: float) -> array[float]:
+    """Return the due times of a recording.
+
+    A recording that is too short begins again, after its mean pause. A recording without any length
+    is sent once.
     """
-    first, span = times[0], times[-1] - times[0]
-    again = (span + span / max(1, len(times) - 1)) / speed
+    first, span = arrival_times[0], arrival_times[-1] - arrival_times[0]
+    repeat_after = (span + span / max(1, len(arrival_times) - 1)) / speed
     due, start = array("d"), 0.0
     while start < seconds:
-        due.extend(moment for at in times if (moment := start + (at - first) / speed) < seconds)
-        if again <= 0:
+        due.extend(
+            moment for at in arrival_times if (moment := start + (at - first) / speed) < seconds
+        )
+        if repeat_after <= 0:
             break
-        start += again
+        start += repeat_after
     return due

@@ -1,4 +1,4 @@
-"""Encodes requests for each supported protocol."""
+"""The encoding of requests for each supported protocol."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from tsx_cli.bench.load.payloads import NOT_SENT, Payload
+from tsx_cli.bench.load.payloads import UNSENT_HEADERS, Payload
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.server_address import ServerAddress, read_url
 
 GRPC = ("grpc", "kserve-v2-grpc")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-BINARY_HEAD = "Inference-Header-Content-Length"  # of the Open Inference Protocol's binary tensors
-QUERY = "%=&+;,/?:@!$'()*~[]"  # what stays as it is
+BINARY_HEAD = "Inference-Header-Content-Length"  # header of the protocol's binary tensors
+SAFE_QUERY = "%=&+;,/?:@!$'()*~[]"  # characters that stay unquoted
 
 
 def read_target(url: str) -> ServerAddress:
-    """Raises UsageError."""
+    """Return the parsed address of a server.
+
+    Raises:
+        UsageError: The text is not an address.
+    """
     return read_url(url, ("http", "https", "grpc"))
 
 
 class EncodedRequest(NamedTuple):
-    """What a protocol makes of a payload."""
+    """A payload in the form of a protocol."""
 
     path: str
     body: bytes
@@ -33,7 +37,7 @@ class EncodedRequest(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Form = Callable[[str, "str | None", Payload], EncodedRequest]
+Encoder = Callable[[str, "str | None", Payload], EncodedRequest]
 
 
 def _predictions(model: str, version: str | None, payload: Payload) -> EncodedRequest:
@@ -45,11 +49,11 @@ def _predictions(model: str, version: str | None, payload: Payload) -> EncodedRe
 
 
 def _kserve_v1(model: str, version: str | None, payload: Payload) -> EncodedRequest:
-    _no_version("kserve-v1", version)
+    _refuse_version("kserve-v1", version)
     value = _json_of(payload)
     if not (isinstance(value, Mapping) and "instances" in value):
-        alone = {"b64": base64.b64encode(payload.body).decode()} if value is None else value
-        payload = payload._replace(body=_dumped({"instances": [alone]}))
+        instance = {"b64": base64.b64encode(payload.body).decode()} if value is None else value
+        payload = payload._replace(body=_to_json({"instances": [instance]}))
     return EncodedRequest(
         f"{_path('v1', 'models', model)}:predict", payload.body, "application/json"
     )
@@ -64,7 +68,7 @@ def _kserve_v2(model: str, version: str | None, payload: Payload) -> EncodedRequ
         return EncodedRequest(path, payload.body, payload.content_type)
     tensor = tensor_of(value)
     if tensor is not None:
-        return EncodedRequest(path, _dumped({"inputs": [tensor]}), "application/json")
+        return EncodedRequest(path, _to_json({"inputs": [tensor]}), "application/json")
     raw = len(payload.body).to_bytes(4, "little") + payload.body
     input_ = {
         "name": "input-0",
@@ -72,41 +76,44 @@ def _kserve_v2(model: str, version: str | None, payload: Payload) -> EncodedRequ
         "datatype": "BYTES",
         "parameters": {"binary_data_size": len(raw)},
     }
-    head = _dumped({"inputs": [input_]})
+    head = _to_json({"inputs": [input_]})
     return EncodedRequest(
         path, head + raw, "application/octet-stream", ((BINARY_HEAD, str(len(head))),)
     )
 
 
 def _invocations(model: str, version: str | None, payload: Payload) -> EncodedRequest:
-    _no_version("invocations", version)
+    _refuse_version("invocations", version)
     return EncodedRequest(
         f"/invocations?model_name={quote(model, safe='')}", payload.body, payload.content_type
     )
 
 
 def _post(model: str, version: str | None, payload: Payload) -> EncodedRequest:
-    """To the address itself, whatever model is there."""
-    _no_version("post", version)
+    """Encode a request to the address itself, whatever its model is."""
+    _refuse_version("post", version)
     return EncodedRequest("", payload.body, payload.content_type)
 
 
 def _openai(path: str, model: str, version: str | None, payload: Payload) -> EncodedRequest:
-    """Of a text, of Hugging Face's `{"inputs", "parameters"}` and of an OpenAI request, which keeps
-    what it says but its model. It is streamed, with `usage` at the end, unless it says otherwise.
+    """Encode a request of an OpenAI API.
+
+    The payload is a text, Hugging Face's `{"inputs", "parameters"}` or an OpenAI request, whose
+    model is replaced. It is streamed, with `usage` at the end, unless it says otherwise.
     """
-    given = _json_of(payload)
+    request = _json_of(payload)
     body: dict[str, Any] = (
-        {**given}
-        if isinstance(given, Mapping)
+        {**request}
+        if isinstance(request, Mapping)
         else {"inputs": payload.body.decode("utf-8", "replace")}
     )
     if "inputs" in body:
-        text, own = body.pop("inputs"), body.pop("parameters", None) or {}
-        named = {
-            "max_tokens" if name == "max_new_tokens" else name: value for name, value in own.items()
+        text, parameters = body.pop("inputs"), body.pop("parameters", None) or {}
+        options = {
+            "max_tokens" if name == "max_new_tokens" else name: value
+            for name, value in parameters.items()
         }
-        body |= named | (
+        body |= options | (
             {"prompt": text}
             if path == COMPLETIONS
             else {
@@ -116,10 +123,10 @@ def _openai(path: str, model: str, version: str | None, payload: Payload) -> Enc
     body["model"] = f"{model}:{version}" if version else model
     if body.setdefault("stream", True):
         body.setdefault("stream_options", {"include_usage": True})
-    return EncodedRequest(path, _dumped(body), "application/json")
+    return EncodedRequest(path, _to_json(body), "application/json")
 
 
-FORMS: dict[str, Form] = {
+ENCODERS: dict[str, Encoder] = {
     "tsx": _predictions,
     "torchserve": _predictions,
     "kserve-v1": _kserve_v1,
@@ -129,7 +136,7 @@ FORMS: dict[str, Form] = {
     "openai-completions": partial(_openai, COMPLETIONS),
     "post": _post,
 }
-PROTOCOLS = (*FORMS, *GRPC)
+PROTOCOLS = (*ENCODERS, *GRPC)
 
 
 def render(
@@ -141,36 +148,45 @@ def render(
     *,
     version: str | None = None,
 ) -> bytes:
-    """The whole request, as HTTP/1.1 writes it. Raises UsageError."""
-    if protocol not in FORMS:
-        raise UsageError(f"'{protocol}' is not a protocol over HTTP; there are {', '.join(FORMS)}")
-    place = read_target(url)
-    sent = FORMS[protocol](model, version, payload)
-    path = quote(place.prefix) + sent.path or "/"
+    """Return a request as the bytes of HTTP/1.1.
+
+    Raises:
+        UsageError: The protocol is not one over HTTP, or the address is none.
+    """
+    if protocol not in ENCODERS:
+        raise UsageError(
+            f"'{protocol}' is not a protocol over HTTP; there are {', '.join(ENCODERS)}"
+        )
+    target = read_target(url)
+    request = ENCODERS[protocol](model, version, payload)
+    path = quote(target.prefix) + request.path or "/"
     if payload.query:
-        path += ("&" if "?" in path else "?") + quote(payload.query, safe=QUERY, encoding="latin-1")
-    lines = [f"POST {path} HTTP/1.1", f"Host: {place.authority}"]
-    if sent.content_type is not None:
-        lines.append(f"Content-Type: {sent.content_type}")
+        path += ("&" if "?" in path else "?") + quote(
+            payload.query, safe=SAFE_QUERY, encoding="latin-1"
+        )
+    lines = [f"POST {path} HTTP/1.1", f"Host: {target.authority}"]
+    if request.content_type is not None:
+        lines.append(f"Content-Type: {request.content_type}")
     skipped = (
-        NOT_SENT | {"content-type"}
+        UNSENT_HEADERS | {"content-type"}
         if token is not None
-        else (NOT_SENT | {"content-type"}) - {"authorization"}
+        else (UNSENT_HEADERS | {"content-type"}) - {"authorization"}
     )
     lines += [
         f"{name}: {value}"
-        for name, value in (*payload.headers, *sent.headers)
+        for name, value in (*payload.headers, *request.headers)
         if name.lower() not in skipped
     ]
     if token is not None:
         lines.append(f"Authorization: Bearer {token}")
-    head = "\r\n".join([*lines, f"Content-Length: {len(sent.body)}", "", ""])
-    return head.encode("latin-1", "replace") + sent.body
+    head = "\r\n".join([*lines, f"Content-Length: {len(request.body)}", "", ""])
+    return head.encode("latin-1", "replace") + request.body
 
 
 def tensor_of(value: Any) -> dict[str, Any] | None:
-    """Nested lists of numbers as a tensor of the Open Inference Protocol; None for anything else,
-    and for ragged ones.
+    """Return nested lists of numbers as a tensor of the Open Inference Protocol.
+
+    Other values and ragged lists give None.
     """
     shape: list[int] = []
     flat = value
@@ -178,19 +194,19 @@ def tensor_of(value: Any) -> dict[str, Any] | None:
         shape.append(len(flat[0]))
         if any(not isinstance(row, list) or len(row) != len(flat[0]) for row in flat):
             return None
-        flat = [each for row in flat for each in row]
+        flat = [number for row in flat for number in row]
     if (
         not isinstance(flat, list)
         or not flat
-        or any(isinstance(each, bool) or not isinstance(each, int | float) for each in flat)
+        or any(isinstance(number, bool) or not isinstance(number, int | float) for number in flat)
     ):
         return None
-    datatype = "INT64" if all(isinstance(each, int) for each in flat) else "FP32"
+    datatype = "INT64" if all(isinstance(number, int) for number in flat) else "FP32"
     return {"name": "input-0", "shape": [len(value), *shape], "datatype": datatype, "data": flat}
 
 
 def _json_of(payload: Payload) -> Any:
-    """The value of a JSON body; None where it is none."""
+    """Return the value of a JSON body, or None."""
     if payload.content_type is not None and "json" not in payload.content_type:
         return None
     try:
@@ -199,7 +215,7 @@ def _json_of(payload: Payload) -> Any:
         return None
 
 
-def _no_version(protocol: str, version: str | None) -> None:
+def _refuse_version(protocol: str, version: str | None) -> None:
     if version:
         raise UsageError(
             f"{protocol} has no way to name a version; leave --version out, or choose another"
@@ -211,5 +227,5 @@ def _path(*segments: str) -> str:
     return "".join(f"/{quote(segment, safe='')}" for segment in segments)
 
 
-def _dumped(value: Any) -> bytes:
+def _to_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()

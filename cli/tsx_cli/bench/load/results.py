@@ -1,8 +1,7 @@
-"""results.json, the results of a benchmark: the schema that reports, comparisons and `tsx plan`
-read.
+"""The schema of results.json, the results of a benchmark.
 
-Times end in `_ms` (milliseconds) or `_seconds`, sizes in `_mib`; shares go from 0 to 1. A reader
-passes over what it does not know and refuses another `format`.
+Reports, comparisons and `tsx plan` read it. Times end in `_ms` (milliseconds) or `_seconds`, sizes
+in `_mib`; shares go from 0 to 1. A reader ignores unknown fields and refuses another `format`.
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ class Part(BaseModel):
 
 
 class Latency(Part):
-    """Of accepted answers, in milliseconds: from the intended sending time in an open loop, from
-    the sending in a closed one.
+    """The latency of accepted answers in milliseconds.
+
+    In an open loop it counts from the intended sending time, in a closed one from the sending.
     """
 
     mean_ms: float = 0.0
@@ -50,43 +50,37 @@ class Latency(Part):
 
 
 class StreamFigures(Part):
-    """Accepted answers that were event streams, as text generation has them.
+    """The figures of accepted answers that were event streams; rates are per second.
 
-    Rates are of one second.
-
-    TTFT, the time to the first token, counts from where the latency does; TPOT, the time per output
-    token, is the time from the first to the last token divided by the tokens after the first, of
-    answers that have several.
+    TTFT, the time to the first token, counts from where the latency does. TPOT, the time per output
+    token, is the time from the first to the last token divided by the tokens after the first. Only
+    answers with several tokens have one.
     """
 
     answers: int = 0
-    tokens: int = (
-        0  # that were generated: as `usage` of the last event says, else the events with text
-    )
-    prompt_tokens: int = 0  # 0 where no server told
+    tokens: int = 0  # generated tokens: `usage` of the last event, or else the events with text
+    prompt_tokens: int = 0  # 0 if no server reported them
     tokens_per_second: float = 0.0
     prompt_tokens_per_second: float = 0.0
-    goodput: float | None = (
-        None  # answers that kept each bound of time by themselves; None without such a bound
-    )
+    goodput: float | None = None  # answers that kept each time bound; None without a time bound
     ttft: Latency = Latency()
     tpot: Latency = Latency()
-    ttft_histogram: list[tuple[float, int]] = Field(default_factory=list)  # as a round's
+    ttft_histogram: list[tuple[float, int]] = Field(default_factory=list)  # see Round.histogram
     tpot_histogram: list[tuple[float, int]] = Field(default_factory=list)
 
 
 def times_of(latency: Latency, stream: StreamFigures | None) -> dict[str, float]:
     parts = {} if stream is None else {"ttft": stream.ttft, "tpot": stream.tpot}
-    named = {
+    stream_times = {
         f"{part}.{name}": value
         for part, times in parts.items()
         for name, value in times.model_dump().items()
     }
-    return latency.model_dump() | named
+    return latency.model_dump() | stream_times
 
 
 class SizeClass(Part):
-    """Accepted answers to inputs of these sizes, both ends included."""
+    """The accepted answers to inputs of these sizes, both ends included."""
 
     smallest: int  # bytes
     largest: int
@@ -96,40 +90,44 @@ class SizeClass(Part):
 
 
 class ColdStart(Part):
-    """One start of a server: from its process to being ready, the model's loading included, and its
-    first answer after that.
+    """A start of a server.
+
+    It reaches from its process to readiness, with the loading of the model, and its first answer
+    follows.
     """
 
     ready_seconds: float
-    first_answer_ms: float | None = None  # None: it was refused
+    first_answer_ms: float | None = None  # None after a refusal
 
 
 class PinnedCores(Part):
-    """The cores of both sides; those of the server are empty where it was running already."""
+    """The cores of both sides; a running server has none."""
 
     server: list[int]
     generator: list[int]
 
 
 class Disturbed(Part):
-    """How many rounds of a run were disturbed, and by what."""
+    """The number of disturbed rounds of a run, and the disturbances."""
 
-    rounds: int = 0  # in all
+    rounds: int = 0  # all rounds
     disturbed: int = 0
-    # of the disturbed ones: they do not count, as the same load was measured undisturbed as well
+    # Disturbed rounds that do not count, as the same load was also measured undisturbed.
     repeated: int = 0
-    others: float = 0.0  # the median cores that other processes used in the disturbed ones
-    says: str = ""  # all that in a sentence; empty for a quiet run
+    others: float = 0.0  # the median cores that other processes used in disturbed rounds
+    says: str = ""  # a summary sentence; empty for a quiet run
 
 
-OUT_OF_TIME = "the run ended before"  # why a trial was not measured
-OUTDONE = "less than another does"  # another such reason, after the most that it could do
+# Reasons why a trial was not measured; the second follows its highest possible throughput.
+OUT_OF_TIME = "the run ended before"
+OUTDONE = "less than another does"
 
 FORMAT = 1
-CONFIGURED = {field.name for field in fields(Configuration)}
+CONFIGURATION_FIELDS = {field.name for field in fields(Configuration)}
 _CONFIGURATION = TypeAdapter(Configuration)
 
-Endless = Annotated[  # infinity, which JSON does not have, is null there
+# JSON has no infinity, so it is null there.
+InfiniteAsNull = Annotated[
     float,
     BeforeValidator(lambda value: math.inf if value is None else value),
     PlainSerializer(
@@ -141,9 +139,7 @@ Endless = Annotated[  # infinity, which JSON does not have, is null there
 
 
 class Figure(Part):
-    """A figure and its confidence interval; both ends are the figure itself where there was one
-    repetition only.
-    """
+    """A figure and its confidence interval, which is empty after a single repetition."""
 
     value: float
     low: float
@@ -152,13 +148,15 @@ class Figure(Part):
 
 
 class OfferedLoad(Part):
-    """The load. In a closed loop each connection sends its next request after an answer; an open
-    loop has a fixed rate.
+    """The offered load.
+
+    In a closed loop each connection sends its next request after an answer. An open loop has a
+    fixed rate.
     """
 
     mode: Literal["closed", "open"] = "closed"
     connections: int = 1
-    rate: float | None = None  # requests per second, of an open loop
+    rate: float | None = None  # requests per second; only an open loop has one
     arrivals: Literal["constant", "poisson", "recorded"] | None = None
 
     @property
@@ -182,35 +180,31 @@ class GeneratorSide(Part):
     If `limited` is set, the results describe the generator and not the server.
     """
 
-    cpu: float = 0.0  # of one core
+    cpu: float = 0.0  # share of one core
     starved: float = 0.0  # share of the time in which it was ready and got no core
-    late_p99_ms: float = 0.0  # after the intended time, of requests that a connection was free for
-    waited: int = 0  # requests of an open loop that found no free connection when they were due
+    late_p99_ms: float = 0.0  # delay of requests that had a free connection
+    waited: int = 0  # requests of an open loop that found no free connection when due
     limited: str | None = None
 
 
 class Noise(Part):
-    """What else happened on the machine during a measurement.
+    """Other activity on the machine during a measurement.
 
-    Shares are of its time; None where the system does not tell.
+    Shares are of its time; a figure is None if the system does not report it.
     """
 
-    cores: float = 0.0  # that the benchmark's own processes used
+    cores: float = 0.0  # cores that the benchmark's own processes used
     others: float = 0.0  # cores that all other processes used
-    busiest: str = ""  # the name of the one of them that used most
+    busiest: str = ""  # the name of the other process that used most
     steal: float = 0.0  # share that the hypervisor gave to other machines
     throttled: float = 0.0  # share in which the container's CPU quota was used up
-    cpu_pressure: float | None = (
-        None  # share in which a task was ready and waited for a core, its own ones included
-    )
+    cpu_pressure: float | None = None  # share in which a task, own ones included, waited for a core
     memory_pressure: float | None = None
     io_pressure: float | None = None
-    heat: int = 0  # times that a core was slowed down for its temperature
-    mhz: float | None = None  # mean frequency of the cores, afterwards
-    probe: float | None = (
-        # times as long as the fastest of the run that a fixed computation took, before and after
-        None
-    )
+    heat: int = 0  # how often a core was slowed down for its temperature
+    mhz: float | None = None  # mean frequency of the cores at the end
+    # Time of a fixed computation before and after, in multiples of the run's fastest.
+    probe: float | None = None
 
 
 class Round(Part):
@@ -219,71 +213,64 @@ class Round(Part):
     seconds: float
     sent: int
     ok: int
-    refused: int = 0  # 429 and 503
-    refused_p99_ms: float = 0.0  # their latency
-    errors: dict[str, int] = Field(default_factory=dict)  # by status, or `closed`, `timeout`
+    refused: int = 0  # statuses 429 and 503
+    refused_p99_ms: float = 0.0  # latency of refusals
+    errors: dict[str, int] = Field(default_factory=dict)  # a count for each status, `closed`, ...
     unanswered: int = 0
     unsent: int = 0
     throughput: float  # accepted answers per second
     latency: Latency
-    histogram: list[tuple[float, int]] = Field(
-        default_factory=list
-    )  # (upper end in ms, answers) of each bucket that has any
+    # (upper end in ms, answers) of each bucket that is not empty.
+    histogram: list[tuple[float, int]] = Field(default_factory=list)
     warm_up_seconds: float = 0.0
-    stalls: list[tuple[float, float]] = Field(
-        default_factory=list
-    )  # (start, length) in seconds of times without any answer
-    corrected_p99_ms: float | None = (
-        # of a closed loop with stalls: what clients that arrive at the mean rate would have seen
-        None
-    )
-    over_time: list[tuple[float, int, float, float]] = Field(
-        default_factory=list
-    )  # (end in seconds, answers, p50 ms, p99 ms) of
-    # intervals of one length; those of the warm-up end at 0 or before
-    by_size: list[SizeClass] = Field(default_factory=list)  # where inputs differ in size
-    stream: StreamFigures | None = None  # where answers were event streams
+    # (start, length) in seconds of times without any answer.
+    stalls: list[tuple[float, float]] = Field(default_factory=list)
+    # The p99 that clients arriving at the mean rate would have seen in a closed loop with stalls.
+    corrected_p99_ms: float | None = None
+    # (end in seconds, answers, p50 ms, p99 ms) of intervals of one length; the warm-up ends at 0.
+    over_time: list[tuple[float, int, float, float]] = Field(default_factory=list)
+    by_size: list[SizeClass] = Field(default_factory=list)  # empty for inputs of one size
+    stream: StreamFigures | None = None  # None without event streams
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
-    busy_ms: float | None = (
-        None  # of a worker for each request, warm-up included, where the server was asked
-    )
+    # Time of a worker for each request, warm-up included, if the server reported it.
+    busy_ms: float | None = None
     noise: Noise | None = None
-    disturbed: list[str] = Field(
-        default_factory=list
-    )  # by what, each with its figure and its limit; empty where it was quiet
+    # Each disturbance with its figure and its limit; empty for a quiet round.
+    disturbed: list[str] = Field(default_factory=list)
 
 
 class Point(Part):
-    """One load on one configuration: a point of the frontier of throughput and latency."""
+    """A load on a configuration: a point of the frontier of throughput and latency."""
 
     offered: OfferedLoad
     throughput: Figure
-    latency: Latency  # of all rounds together
+    latency: Latency  # all rounds together
     p99_ms: Figure
     stream: StreamFigures | None = None
     error_rate: float = 0.0
-    holds: bool = True  # the bounds
+    holds: bool = True  # whether the bounds hold
     rounds: list[Round] = Field(default_factory=list)
 
     @property
     def counted(self) -> list[Round]:
-        """The rounds that its figures are of."""
+        """The rounds that count for the figures."""
         return counted(self.rounds)
 
     @property
     def times(self) -> dict[str, float]:
-        """Milliseconds by the names of bounds: `p99_ms`, and of event streams `ttft.p99_ms`."""
+        """Milliseconds by the names of bounds, such as `p99_ms` or `ttft.p99_ms`."""
         return times_of(self.latency, self.stream)
 
 
 def counted(rounds: Sequence[Round]) -> list[Round]:
-    """The undisturbed ones, where there are any."""
-    return [each for each in rounds if not each.disturbed] or list(rounds)
+    """Return the undisturbed rounds, or all if there is none."""
+    return [round_ for round_ in rounds if not round_.disturbed] or list(rounds)
 
 
 class Stages(Part):
-    """Where the mean time of a request went, in milliseconds; `transport` is what the client saw
-    beside the server's own stages.
+    """The parts of a request's mean time in milliseconds.
+
+    `transport` is the client's time beside the server's own stages.
     """
 
     queue_ms: float = 0.0
@@ -294,25 +281,23 @@ class Stages(Part):
 
 
 class Usage(Part):
-    """The server's processes at one moment."""
+    """The usage of the server's processes at one moment."""
 
     at_seconds: float
     cpu: float  # cores
-    memory_mib: float  # what is shared counted once
+    memory_mib: float  # shared memory counts once
     gpu: float | None = None  # share of the time
     gpu_memory_mib: float | None = None
 
 
 class Accuracy(Part):
-    """The answers compared with those of the unchanged archive, one request at a time."""
+    """The comparison of answers with those of the unchanged archive, one request at a time."""
 
     same: bool
     compared: int = 0
     different: int = 0
     worst: str | None = None  # the first difference, in words
-    accepted: str | None = (
-        None  # the verdict of `tsx optimize` by which the answers of a form may differ
-    )
+    accepted: str | None = None  # the verdict of `tsx optimize` that allows a form's differences
 
     @property
     def allowed(self) -> bool:
@@ -320,10 +305,10 @@ class Accuracy(Part):
 
 
 class Prediction(Part):
-    """`p99_ms` is infinite if requests arrive faster than they can be answered."""
+    """A prediction; `p99_ms` is infinite if requests arrive faster than they can be answered."""
 
     throughput: float
-    p99_ms: Endless
+    p99_ms: InfiniteAsNull
 
 
 class Trial(Part):
@@ -331,14 +316,12 @@ class Trial(Part):
 
     configuration: dict[str, Any]
     state: Literal["measured", "failed", "predicted"] = "measured"
-    reason: str | None = None  # why it failed, or why it was not measured
+    reason: str | None = None  # why it failed or was not measured
     predicted: Prediction | None = None
     points: list[Point] = Field(default_factory=list)
-    best: int | None = None  # of the points: the most throughput within the bounds
-    stages: Stages | None = None  # at the best point
-    batch_sizes: dict[int, int] = Field(
-        default_factory=dict
-    )  # batches by their size, at the best point
+    best: int | None = None  # position of the point with the most throughput within the bounds
+    stages: Stages | None = None  # stages of the best point
+    batch_sizes: dict[int, int] = Field(default_factory=dict)  # batches of the best point by size
     usage: list[Usage] = Field(default_factory=list)
     starts: list[ColdStart] = Field(default_factory=list)
     accuracy: Accuracy | None = None
@@ -347,9 +330,13 @@ class Trial(Part):
     def chosen(self) -> Point | None:
         return None if self.best is None else self.points[self.best]
 
-    def how(self) -> Configuration:
+    def as_configuration(self) -> Configuration:
         return Configuration(
-            **{name: value for name, value in self.configuration.items() if name in CONFIGURED}
+            **{
+                name: value
+                for name, value in self.configuration.items()
+                if name in CONFIGURATION_FIELDS
+            }
         )
 
 
@@ -359,21 +346,16 @@ class CurvePoint(Part):
     low_ms: float
     high_ms: float
     samples: int
-    cpu_ms: float | None = (
-        # of all cores together; beside the time it tells how many workers the cores suffice for
-        None
-    )
-    preprocess_ms: float | None = (
-        None  # of the median time, by the handler's steps; None for a step that it does not have
-    )
+    # Time of all cores together, which limits the number of workers.
+    cpu_ms: float | None = None
+    # Parts of the median time by the handler's steps; None for a step that it does not have.
+    preprocess_ms: float | None = None
     inference_ms: float | None = None
     postprocess_ms: float | None = None
 
 
 class Curve(Part):
-    """t(n): how long one worker takes for a batch of n requests, measured in its process, without a
-    server.
-    """
+    """The times t(n) that one worker takes for batches of n requests, without a server."""
 
     device: str = "cpu"
     precision: str = AS_IS
@@ -381,10 +363,10 @@ class Curve(Part):
     threads: int | None = None
     form: str | None = None
     points: list[CurvePoint] = Field(default_factory=list)
-    failed: str | None = None  # why there are no more points
-    spread: float = 0.0  # coefficient of variation of a batch's time: its noise
+    failed: str | None = None  # the reason why no more points follow
+    spread: float = 0.0  # coefficient of variation of a batch's time
     noise: Noise | None = None
-    disturbed: list[str] = Field(default_factory=list)  # as a round's
+    disturbed: list[str] = Field(default_factory=list)  # see Round.disturbed
 
     @property
     def variant(self) -> Variant:
@@ -394,7 +376,7 @@ class Curve(Part):
 class Environment(Part):
     """The machine and the versions.
 
-    `fingerprint` is the same where a curve from one tells of another.
+    Machines of the same `fingerprint` have the same curves.
     """
 
     fingerprint: str
@@ -421,8 +403,9 @@ class Inputs(Part):
 
 
 class PairedComparison(Part):
-    """Two trials at their best points, measured in turn: how many times the second's throughput the
-    first's is, and how sure that is.
+    """A comparison of two trials at their best points, measured in turn.
+
+    `ratio` is the first's throughput in multiples of the second's.
     """
 
     first: int
@@ -430,7 +413,7 @@ class PairedComparison(Part):
     ratio: float
     low: float
     high: float
-    real: bool  # 1 is outside of the interval
+    real: bool  # whether 1 is outside of the interval
 
 
 class ModelInfo(Part):
@@ -445,35 +428,33 @@ class Results(Part):
     format: int = FORMAT
     started: str  # ISO 8601, with the offset
     ended: str | None = None
-    # False: interrupted. A search that its time limit ended is complete, and its trials say so
+    # False after an interruption. A search that its time limit ended is complete.
     complete: bool = True
     command: str = ""
     model: ModelInfo
-    against: str | None = None  # the address, where a running server was measured
+    against: str | None = None  # the address of a running server
     protocol: str = "tsx"
     slo: str | None = None
-    price_per_hour: float | None = None  # of one such server
+    price_per_hour: float | None = None  # the price of one such server
     pinning: PinnedCores | None = None
     environment: Environment
     inputs: Inputs
     curves: list[Curve] = Field(default_factory=list)
     trials: list[Trial] = Field(default_factory=list)
-    winner: int | None = None  # with `tied` it is recommended, and no faster than they are
-    tied: list[int] = Field(
-        default_factory=list
-    )  # trials whose difference from the winner is within the noise
-    # configurations that are expected to be faster than all measured ones; with any there is no
-    # winner
+    winner: int | None = None  # With `tied`, it is recommended and no faster than they are.
+    # Trials whose difference from the winner is within the noise.
+    tied: list[int] = Field(default_factory=list)
+    # Configurations that may be faster than all measured ones; with any there is no winner.
     faster_unmeasured: int = 0
-    baseline: int | None = None  # one worker, batch size 1
+    baseline: int | None = None  # the trial of one worker and batch size 1
     paired: list[PairedComparison] = Field(default_factory=list)  # the winner and others
     disturbed: Disturbed = Field(default_factory=Disturbed)
-    why: str = ""  # the winner, in a sentence or two
-    notes: list[str] = Field(default_factory=list)  # what a reader of the figures must know
+    why: str = ""  # a sentence or two about the winner
+    notes: list[str] = Field(default_factory=list)  # facts that a reader of the figures must know
 
     @property
     def winner_leads(self) -> bool:
-        """Check that no other configuration with the same answers has a higher throughput."""
+        """Whether no other configuration with the same answers has a higher throughput."""
         chosen = None if self.winner is None else self.trials[self.winner].chosen
         rivals = [
             trial.chosen
@@ -488,12 +469,16 @@ class Results(Part):
 
 
 def now() -> str:
-    """As results have a moment."""
+    """Return the time in the format of results."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _finite(text: str) -> float:
-    """Raises ValueError."""
+    """Parse a finite number.
+
+    Raises:
+        ValueError: The text is no such number.
+    """
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a number")
@@ -501,47 +486,57 @@ def _finite(text: str) -> float:
 
 
 def read_results(path: Path) -> Results:
-    """Raises CliError where it is none."""
+    """Read results.json.
+
+    Raises:
+        CliError: The file is missing, damaged or of another format.
+    """
     try:
-        given = json.loads(
+        content = json.loads(
             path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite
         )
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise CliError(f"{path} is not a results.json of tsx bench: {error}") from error
-    if not isinstance(given, Mapping) or "trials" not in given:
+    if not isinstance(content, Mapping) or "trials" not in content:
         raise CliError(f"{path} is not a results.json of tsx bench")
-    if given.get("format") != FORMAT:
-        raise CliError(f"{path} is of format {given.get('format')}; this tsx reads format {FORMAT}")
+    if content.get("format") != FORMAT:
+        raise CliError(
+            f"{path} is of format {content.get('format')}; this tsx reads format {FORMAT}"
+        )
     try:
-        found = Results.model_validate(given)
-        for trial in found.trials:
-            _CONFIGURATION.validate_python(asdict(trial.how()))
+        results = Results.model_validate(content)
+        for trial in results.trials:
+            _CONFIGURATION.validate_python(asdict(trial.as_configuration()))
     except ValidationError as error:
         first = error.errors()[0]
         raise CliError(
             f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from error
     trials = [
-        found.winner,
-        found.baseline,
-        *found.tied,
-        *(each.first for each in found.paired),
-        *(each.second for each in found.paired),
+        results.winner,
+        results.baseline,
+        *results.tied,
+        *(pair.first for pair in results.paired),
+        *(pair.second for pair in results.paired),
     ]
-    places = [(at, len(found.trials)) for at in trials] + [
-        (trial.best, len(trial.points)) for trial in found.trials
+    references = [(at, len(results.trials)) for at in trials] + [
+        (trial.best, len(trial.points)) for trial in results.trials
     ]
-    if any(at is not None and not 0 <= at < count for at, count in places):
+    if any(at is not None and not 0 <= at < count for at, count in references):
         raise CliError(
             f"{path} is damaged: it refers to a trial or a point that it does not contain"
         )
-    return found
+    return results
 
 
 def parse_slo(text: str) -> slo.Slo:
-    """Raises UsageError."""
+    """Parse the bounds of `--slo`.
+
+    Raises:
+        UsageError: The text is not a list of bounds.
+    """
     try:
         return slo.parse_slo(text)
     except ValueError as error:

@@ -1,6 +1,4 @@
-"""gRPC as a protocol of the generator: TorchServe's inference service, and the Open Inference
-Protocol's.
-"""
+"""gRPC as a protocol of the generator: TorchServe's service and the Open Inference Protocol's."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsx_cli.bench.load.connection import CLOSED, context_of
+from tsx_cli.bench.load.connection import CLOSED, tls_context
 from tsx_cli.bench.load.loops import TIMEOUT, Connect, Load, LoadClient
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.plan import LoadPlan
@@ -24,19 +22,19 @@ try:
 except ImportError as error:
     raise CliError(f"gRPC needs an extra: pip install 'tsx-serve[grpc]' ({error})") from error
 
-PATIENCE = 10.0  # seconds to wait for a connection
+CONNECT_TIMEOUT_S = 10.0
 METHODS = {
     "grpc": "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions",
     "kserve-v2-grpc": "/inference.GRPCInferenceService/ModelInfer",
 }
-REFUSED = {grpc.StatusCode.RESOURCE_EXHAUSTED: "429", grpc.StatusCode.UNAVAILABLE: "503"}
-LARGEST = 1 << 30  # bytes of a message
-OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # or all channels are one connection
-    ("grpc.max_send_message_length", LARGEST),
-    ("grpc.max_receive_message_length", LARGEST),
+REFUSAL_STATUSES = {grpc.StatusCode.RESOURCE_EXHAUSTED: "429", grpc.StatusCode.UNAVAILABLE: "503"}
+MAX_MESSAGE_BYTES = 1 << 30
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # Otherwise all channels share a connection.
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 ]
-CONTENTS = {
+CONTENT_FIELDS = {
     "BOOL": "bool",
     "INT64": "int64",
     "UINT64": "uint64",
@@ -44,7 +42,7 @@ CONTENTS = {
     "FP64": "fp64",
     "BYTES": "bytes",
 }
-CONTENTS |= {f"INT{size}": "int" for size in (8, 16, 32)} | {
+CONTENT_FIELDS |= {f"INT{size}": "int" for size in (8, 16, 32)} | {
     f"UINT{size}": "uint" for size in (8, 16, 32)
 }
 
@@ -59,15 +57,15 @@ class RpcConnection:
         self.since = self.sent = 0.0
         self.number = 0
         self.gone = False
-        self._call = channel.unary_unary(method)  # bytes in, bytes out
+        self._call = channel.unary_unary(method)  # It takes and returns bytes.
         self._task: asyncio.Task[None] | None = None
 
     def send(self, request: bytes) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._ask(request))
+        self._task = asyncio.get_running_loop().create_task(self._call_once(request))
 
     def end(self, reason: str, now: float) -> None:
         self.close()
-        self.load.broken(self, reason, now)
+        self.load.on_broken(self, reason, now)
 
     def close(self) -> None:
         self.gone = True
@@ -75,79 +73,83 @@ class RpcConnection:
             self._task.cancel()
         self._task = asyncio.get_running_loop().create_task(self.channel.close())
 
-    async def _ask(self, request: bytes) -> None:
+    async def _call_once(self, request: bytes) -> None:
         try:
             await self._call(request, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
-            self._failed(error)
+            self._report_failure(error)
         else:
             self.load.accept(self, self.load.stamp())
 
-    def _failed(self, error: grpc.aio.AioRpcError) -> None:
+    def _report_failure(self, error: grpc.aio.AioRpcError) -> None:
         code, load = error.code(), self.load
+        # The server did not send this status.
         if (
             code is grpc.StatusCode.UNAVAILABLE
             and self.channel.get_state() is not grpc.ChannelConnectivity.READY
-        ):  # not sent by the server
+        ):
             self._task = None
             self.end(CLOSED, load.stamp())
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            load.answered(self, TIMEOUT, load.stamp())
+            load.on_answer(self, TIMEOUT, load.stamp())
         else:
-            load.answered(self, REFUSED.get(code, code.name), load.stamp())
+            load.on_answer(self, REFUSAL_STATUSES.get(code, code.name), load.stamp())
 
 
 def connector(plan: LoadPlan) -> Connect:
-    place = read_target(plan.url)
+    address = read_target(plan.url)
     target = (
-        f"unix:{place.socket}"
-        if place.socket
-        else f"{f'[{place.host}]' if ':' in place.host else place.host}:{place.port}"
+        f"unix:{address.socket}"
+        if address.socket
+        else f"{f'[{address.host}]' if ':' in address.host else address.host}:{address.port}"
     )
     metadata = () if plan.token is None else (("authorization", f"Bearer {plan.token}"),)
-    trusted = context = None
-    if place.secure:
-        trusted = grpc.ssl_channel_credentials(
+    credentials = context = None
+    if address.secure:
+        credentials = grpc.ssl_channel_credentials(
             Path(plan.certificate).read_bytes() if plan.certificate else None
         )
-        context = context_of(plan, "h2")
+        context = tls_context(plan, "h2")
 
     async def connect(load: Load) -> LoadClient:
-        made = None
+        channel = None
         try:
-            await asyncio.wait_for(
-                _probe(place, context), PATIENCE
-            )  # a channel hides why it does not get through, and tries on
-            made = (
-                grpc.aio.secure_channel(target, trusted, OPTIONS)
-                if trusted
-                else grpc.aio.insecure_channel(target, OPTIONS)
+            # A channel hides why it does not connect, and tries again.
+            await asyncio.wait_for(_probe(address, context), CONNECT_TIMEOUT_S)
+            channel = (
+                grpc.aio.secure_channel(target, credentials, CHANNEL_OPTIONS)
+                if credentials
+                else grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
             )
-            await asyncio.wait_for(made.channel_ready(), PATIENCE)
+            await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_S)
         except asyncio.TimeoutError as error:
-            if made is not None:
-                await made.close()
-            known = "" if trusted else ", and does it speak TLS (https://)"
+            if channel is not None:
+                await channel.close()
+            advice = "" if credentials else ", and does it speak TLS (https://)"
             raise OSError(
-                f"no gRPC within {PATIENCE:g} seconds: is that its gRPC port{known}?"
+                f"no gRPC within {CONNECT_TIMEOUT_S:g} seconds: is that its gRPC port{advice}?"
             ) from error
-        return RpcConnection(load, made, METHODS[plan.protocol], metadata)
+        return RpcConnection(load, channel, METHODS[plan.protocol], metadata)
 
     return connect
 
 
-async def _probe(place: ServerAddress, context: ssl.SSLContext | None) -> None:
-    """Raises OSError, of which one of TLS says what is wrong with a certificate."""
-    if place.socket:
-        _, probe = await asyncio.open_unix_connection(place.socket)
+async def _probe(address: ServerAddress, context: ssl.SSLContext | None) -> None:
+    """Connect once.
+
+    Raises:
+        OSError: The connection fails; a TLS error says what is wrong with a certificate.
+    """
+    if address.socket:
+        _, probe = await asyncio.open_unix_connection(address.socket)
     else:
-        _, probe = await asyncio.open_connection(place.host, place.port, ssl=context)
+        _, probe = await asyncio.open_connection(address.host, address.port, ssl=context)
     probe.close()
 
 
-def rendered(plan: LoadPlan) -> Sequence[bytes]:
-    make = _prediction if plan.protocol == "grpc" else _inference
-    return [make(plan, payload) for payload in plan.payloads]
+def render_requests(plan: LoadPlan) -> Sequence[bytes]:
+    encode = _prediction if plan.protocol == "grpc" else _inference
+    return [encode(plan, payload) for payload in plan.payloads]
 
 
 def _prediction(plan: LoadPlan, payload: Payload) -> bytes:
@@ -161,8 +163,10 @@ def _prediction(plan: LoadPlan, payload: Payload) -> bytes:
 
 
 def _inference(plan: LoadPlan, payload: Payload) -> bytes:
-    """JSON of the protocol's form over HTTP becomes messages, lists of numbers a tensor, all else
-    one value of bytes.
+    """Encode a payload for the Open Inference Protocol.
+
+    JSON of the protocol's form over HTTP becomes messages, lists of numbers become a tensor, and
+    all else becomes one value of bytes.
     """
     from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest
 
@@ -183,14 +187,16 @@ def _inference(plan: LoadPlan, payload: Payload) -> bytes:
             model_version=plan.version or "",
             inputs=[
                 {
-                    "name": each["name"],
-                    "datatype": each["datatype"],
-                    "shape": each["shape"],
+                    "name": tensor["name"],
+                    "datatype": tensor["datatype"],
+                    "shape": tensor["shape"],
                     "contents": {
-                        f"{CONTENTS[each['datatype']]}_contents": list(_flat(each["data"]))
+                        f"{CONTENT_FIELDS[tensor['datatype']]}_contents": list(
+                            _flat(tensor["data"])
+                        )
                     },
                 }
-                for each in tensors
+                for tensor in tensors
             ],
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -202,8 +208,8 @@ def _inference(plan: LoadPlan, payload: Payload) -> bytes:
 
 
 def _flat(data: Any) -> Iterator[Any]:
-    for each in data:
-        if isinstance(each, list):
-            yield from _flat(each)
+    for item in data:
+        if isinstance(item, list):
+            yield from _flat(item)
         else:
-            yield each.encode() if isinstance(each, str) else each
+            yield item.encode() if isinstance(item, str) else item

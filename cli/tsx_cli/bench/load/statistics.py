@@ -1,6 +1,4 @@
-"""Statistics of rounds: the end of the warm-up, confidence intervals, and whether a difference is
-significant.
-"""
+"""Statistics of rounds: the end of the warm-up, confidence intervals and real differences."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ from tsx_cli.bench.load.results import Figure, Latency, Round, StreamFigures
 from tsx_runtime.shared.quantiles import bucket_of
 
 CONFIDENCE = 0.95
-DRAWS = 400  # of a bootstrap
-FEWEST = 3  # rounds before one may be sure of anything
-PIECES = 60  # that the time is cut into where the end of the warm-up is looked for
-PIECE = 10  # answers that make one, where there are enough
-CERTAIN = 6.0  # standard errors that the beginning must differ by to be a warm-up
-SLIGHT = 0.02  # of the steady rate: a beginning that differs by less is none
+BOOTSTRAP_DRAWS = 400
+MIN_ROUNDS = 3  # rounds that a conclusion needs
+MAX_PIECES = 60  # pieces of the time in the search for the end of the warm-up
+ANSWERS_PER_PIECE = 10  # the fewest, if there are enough
+MIN_STANDARD_ERRORS = 6.0  # difference of a warm-up from the steady state
+MIN_RATE_CHANGE = 0.02  # difference of a warm-up, as a share of the steady rate
 
 QUANTILES: dict[str, float] = {
     "p50_ms": 0.5,
@@ -31,12 +29,13 @@ QUANTILES: dict[str, float] = {
     "p99_ms": 0.99,
     "p999_ms": 0.999,
 }
-Histogram = Sequence[tuple[float, int]]  # (upper end of a bucket, how many)
+Histogram = Sequence[tuple[float, int]]  # (upper end of a bucket, count)
 
 
 class RatioInterval(NamedTuple):
-    """How many times the first's figure the second's is, and the interval that this lies in; `real`
-    where 1 is outside of it.
+    """The ratio of the second figure to the first, and its interval.
+
+    `real` tells that 1 is outside of the interval.
     """
 
     ratio: float
@@ -45,16 +44,15 @@ class RatioInterval(NamedTuple):
     real: bool
 
 
-def warm_up_end(slots: Sequence[float], most: float = 0.5) -> int:
-    """How many of the slots, each with its number of answers, come before the steady state; at most
-    this share of them.
+def warm_up_end(slots: Sequence[float], max_share: float = 0.5) -> int:
+    """Return how many slots come before the steady state, at most this share of them.
 
-    The time is parted in two where that leaves the least squares, and again from there on, which
-    follows a ramp to its end, as long as the first part is not like the rest in its median: so a
-    stall in the middle is no warm-up, and one at the beginning is. Where there are too few answers
-    to tell, and where nothing changed, it is 0.
+    A slot is a number of answers. The time is parted in two where that leaves the least squares,
+    and again from there on, which follows a ramp to its end. This repeats as long as the median of
+    the first part differs from the rest. So a stall at the beginning is warm-up, and one in the
+    middle is not. With too few answers, and without a change, the result is 0.
     """
-    length = _piece(slots)
+    length = _piece_slots(slots)
     pieces = [
         sum(slots[start : start + length]) for start in range(0, len(slots) - length + 1, length)
     ]
@@ -65,18 +63,18 @@ def warm_up_end(slots: Sequence[float], most: float = 0.5) -> int:
     if level <= 0:
         return 0
     noise = _noise(tail, level)
-    clipped = [
-        min(max(piece, level - 6 * noise), level + 6 * noise) for piece in pieces
-    ]  # a stall is no more than an outlier
-    start, last = 0, int(len(pieces) * most)
+    # A stall is no more than an outlier.
+    clipped = [min(max(piece, level - 6 * noise), level + 6 * noise) for piece in pieces]
+    start, last = 0, int(len(pieces) * max_share)
     while (cut := _parting(pieces, clipped, start, last, level, noise)) is not None:
         start = cut
     return start * length
 
 
 def _noise(tail: Sequence[float], level: float) -> float:
-    """The standard deviation of a piece, without what is far off; not less than where answers come
-    in an even stream.
+    """Return the standard deviation of a piece without outliers.
+
+    It is at least that of answers in an even stream.
     """
     middle = max(
         1.4826 * median(abs(piece - level) for piece in tail), math.sqrt(level) / 2, 0.005 * level
@@ -93,40 +91,37 @@ def _parting(
     level: float,
     noise: float,
 ) -> int | None:
-    """Where what comes from `start` on is parted best, if what is before that is not like the
-    steady state.
+    """Return the best position to part the time after `start`.
+
+    It is None if no part before it differs from the steady state.
     """
     sums, end = [0.0, *accumulate(clipped)], len(clipped)
-    found = []
+    cuts = []
     for cut in range(start + 1, last + 1):
         before, after = sums[cut] - sums[start], sums[end] - sums[cut]
         if _differs(pieces[start:cut], level, noise):
-            found.append(
-                (before**2 / (cut - start) + after**2 / (end - cut), cut)
-            )  # the greater, the less the squares that are left
-    return max(found)[1] if found else None
+            # The greater this sum, the smaller the remaining squares.
+            cuts.append((before**2 / (cut - start) + after**2 / (end - cut), cut))
+    return max(cuts)[1] if cuts else None
 
 
-def _piece(slots: Sequence[float]) -> int:
-    """Slots that are looked at together, so that one has answers enough and there are not too
-    many.
-    """
+def _piece_slots(slots: Sequence[float]) -> int:
+    """Return the slots of a piece, so that it has enough answers and there are not too many."""
     total = sum(slots)
-    enough = math.ceil(PIECE * len(slots) / total) if total > 0 else 1
-    return max(1, math.ceil(len(slots) / PIECES), min(enough, len(slots) // 10))
+    min_slots = math.ceil(ANSWERS_PER_PIECE * len(slots) / total) if total > 0 else 1
+    return max(1, math.ceil(len(slots) / MAX_PIECES), min(min_slots, len(slots) // 10))
 
 
 def _differs(pieces: Sequence[float], level: float, noise: float) -> bool:
     return abs(median(pieces) - level) > max(
-        SLIGHT * level, CERTAIN * noise / math.sqrt(len(pieces))
+        MIN_RATE_CHANGE * level, MIN_STANDARD_ERRORS * noise / math.sqrt(len(pieces))
     )
 
 
 def interval(values: Sequence[float]) -> Figure:
-    """The mean of repetitions, and the t-interval around it, which ends at 0 as no figure is
-    negative.
+    """Return the mean of repetitions with its t-interval, which ends at 0.
 
-    One repetition says nothing of its noise: both ends are the value itself.
+    One repetition says nothing about its noise: both ends are the value itself.
     """
     mean = fmean(values)
     if len(values) < 2:
@@ -136,53 +131,56 @@ def interval(values: Sequence[float]) -> Figure:
 
 
 def throughput(rounds: Sequence[Round]) -> Figure:
-    return interval([each.throughput for each in rounds])
+    return interval([round_.throughput for round_ in rounds])
 
 
-def percentile_figure(rounds: Sequence[Round], which: str = "p99_ms") -> Figure:
-    """A field of `Latency`, of all rounds' answers together; `ttft.p99_ms` of event streams. Its
-    interval is by bootstrap: rounds are resampled, and answers within them.
+def percentile_figure(rounds: Sequence[Round], name: str = "p99_ms") -> Figure:
+    """Return a percentile of all rounds' answers, with an interval by bootstrap.
 
-    One round has none: its answers waited in one queue, so that they tell much less than as many
-    that were drawn apart.
+    The name is a field of `Latency`, or `ttft.p99_ms` for event streams. Rounds are resampled, and
+    answers within them. A single round has no interval: its answers waited in one queue, so they
+    say much less than independent ones.
     """
-    part, _, field = which.rpartition(".")
-    timed = [_timed(each, part) for each in rounds]
-    histograms = [each.histogram for each in timed if each.histogram]
+    part, _, field = name.rpartition(".")
+    timed = [_timed(round_, part) for round_ in rounds]
+    histograms = [figures.histogram for figures in timed if figures.histogram]
     if not histograms or field not in QUANTILES:
-        return interval([float(getattr(each.latency, field)) for each in timed])
+        return interval([float(getattr(figures.latency, field)) for figures in timed])
     quantile, count = QUANTILES[field], len(histograms)
     value = percentile(merged(histograms), quantile)
     if count == 1:
         return Figure(value=value, low=value, high=value)
-    drawn = _redrawn(histograms, quantile, random.Random(0))
+    drawn = _bootstrap(histograms, quantile, random.Random(0))
     # A few resampled rounds differ less than rounds do; the factor and the t distribution correct
-    # for that.
+    # this.
     half = t_quantile(count - 1, CONFIDENCE) * stdev(drawn) * math.sqrt(count / (count - 1))
     return Figure(value=value, low=max(0.0, value - half), high=value + half)
 
 
-def _redrawn(
+def _bootstrap(
     histograms: Sequence[Histogram], quantile: float, chance: random.Random
 ) -> list[float]:
-    """The percentile of each draw."""
+    """Return the percentile of each draw."""
     ends = [end for end, _ in merged(histograms)]
     sums = []
     for histogram in histograms:
         counts = dict(histogram)
         sums.append(list(accumulate(counts.get(end, 0) for end in ends)))
     drawn = []
-    for _ in range(DRAWS):
-        chosen = chance.choices(sums, k=len(sums))
-        answers = sum(each[-1] for each in chosen)
-        moved = quantile + chance.gauss(0, 1) * math.sqrt(
+    for _ in range(BOOTSTRAP_DRAWS):
+        sample = chance.choices(sums, k=len(sums))
+        answers = sum(cumulative[-1] for cumulative in sample)
+        # The share up to the percentile varies with the number of answers.
+        sampled_quantile = quantile + chance.gauss(0, 1) * math.sqrt(
             quantile * (1 - quantile) / answers
-        )  # where that of so many answers may lie
-        rank = min(max(moved, 0.0), 1.0) * answers
-        found = bisect_left(
-            range(len(ends)), rank, key=lambda position: sum(each[position] for each in chosen)
         )
-        drawn.append(ends[min(found, len(ends) - 1)])
+        rank = min(max(sampled_quantile, 0.0), 1.0) * answers
+        position = bisect_left(
+            range(len(ends)),
+            rank,
+            key=lambda index: sum(cumulative[index] for cumulative in sample),
+        )
+        drawn.append(ends[min(position, len(ends) - 1)])
     return drawn
 
 
@@ -195,7 +193,8 @@ def merged(histograms: Sequence[Histogram]) -> list[tuple[float, int]]:
 
 
 def percentile(histogram: Histogram, quantile: float) -> float:
-    """The upper end of the bucket in which so large a share is reached; 0 where there is nothing.
+    """Return the upper end of the bucket that reaches a share of the answers, or 0 without any.
+
     `histogram` is in order.
     """
     return (
@@ -205,75 +204,71 @@ def percentile(histogram: Histogram, quantile: float) -> float:
     )
 
 
-class _Timed(NamedTuple):
+class _TimedAnswers(NamedTuple):
     latency: Latency
     histogram: Histogram
     answers: int
 
 
-def _timed(one: Round, part: str) -> _Timed:
-    """Of a round its latency, or `ttft` or `tpot` of its event streams."""
+def _timed(round_: Round, part: str) -> _TimedAnswers:
+    """Return the latency of a round's answers, or `ttft` or `tpot` of its event streams."""
     if not part:
-        return _Timed(one.latency, one.histogram, one.ok)
-    stream = one.stream or StreamFigures()
+        return _TimedAnswers(round_.latency, round_.histogram, round_.ok)
+    stream = round_.stream or StreamFigures()
     histogram: Histogram = getattr(stream, f"{part}_histogram")
-    return _Timed(getattr(stream, part), histogram, sum(count for _, count in histogram))
+    return _TimedAnswers(getattr(stream, part), histogram, sum(count for _, count in histogram))
 
 
 def stream(rounds: Sequence[Round]) -> StreamFigures | None:
-    """Of all rounds together; None where no answer was an event stream."""
-    found = [each.stream for each in rounds if each.stream is not None]
-    if not found:
+    """Return the figures of all rounds' event streams, or None without any."""
+    streams = [round_.stream for round_ in rounds if round_.stream is not None]
+    if not streams:
         return None
-    good = [each.goodput for each in found if each.goodput is not None]
+    good = [figures.goodput for figures in streams if figures.goodput is not None]
     return StreamFigures(
-        answers=sum(each.answers for each in found),
-        tokens=sum(each.tokens for each in found),
-        prompt_tokens=sum(each.prompt_tokens for each in found),
-        tokens_per_second=fmean(each.tokens_per_second for each in found),
-        prompt_tokens_per_second=fmean(each.prompt_tokens_per_second for each in found),
+        answers=sum(figures.answers for figures in streams),
+        tokens=sum(figures.tokens for figures in streams),
+        prompt_tokens=sum(figures.prompt_tokens for figures in streams),
+        tokens_per_second=fmean(figures.tokens_per_second for figures in streams),
+        prompt_tokens_per_second=fmean(figures.prompt_tokens_per_second for figures in streams),
         goodput=fmean(good) if good else None,
         ttft=latency(rounds, "ttft"),
         tpot=latency(rounds, "tpot"),
-        ttft_histogram=merged([each.ttft_histogram for each in found]),
-        tpot_histogram=merged([each.tpot_histogram for each in found]),
+        ttft_histogram=merged([figures.ttft_histogram for figures in streams]),
+        tpot_histogram=merged([figures.tpot_histogram for figures in streams]),
     )
 
 
 def latency(rounds: Sequence[Round], part: str = "") -> Latency:
-    """Of all rounds together."""
-    timed = [_timed(each, part) for each in rounds]
-    together = merged([each.histogram for each in timed])
+    """Return the latency of all rounds together."""
+    timed = [_timed(round_, part) for round_ in rounds]
+    together = merged([figures.histogram for figures in timed])
     answers = sum(count for _, count in together)
     if not answers:
         return timed[0].latency if len(timed) == 1 else Latency()
-    weight = sum(each.answers for each in timed) or 1
-    mean = sum(each.latency.mean_ms * each.answers for each in timed) / weight
-    slowest = max(
-        each.latency.max_ms for each in timed
-    )  # is known exactly, and lies within a bucket
+    weight = sum(figures.answers for figures in timed) or 1
+    mean = sum(figures.latency.mean_ms * figures.answers for figures in timed) / weight
+    # The maximum is known exactly, and lies within a bucket.
+    slowest_ms = max(figures.latency.max_ms for figures in timed)
     quantiles = {
-        name: min(percentile(together, quantile), slowest or math.inf)
+        name: min(percentile(together, quantile), slowest_ms or math.inf)
         for name, quantile in QUANTILES.items()
     }
-    return Latency(mean_ms=mean, max_ms=slowest, **quantiles)
+    return Latency(mean_ms=mean, max_ms=slowest_ms, **quantiles)
 
 
-def enough(rounds: Sequence[Round], width: float) -> bool:
-    """Whether the interval of the throughput is no wider, from end to end, than this share of
-    it.
-    """
-    if len(rounds) < FEWEST:
+def is_precise(rounds: Sequence[Round], width: float) -> bool:
+    """Tell whether the throughput's interval is no wider than this share of it."""
+    if len(rounds) < MIN_ROUNDS:
         return False
-    found = throughput(rounds)
-    return found.high - found.low <= width * found.value
+    figure = throughput(rounds)
+    return figure.high - figure.low <= width * figure.value
 
 
 def real_difference(first: Sequence[float], second: Sequence[float]) -> RatioInterval:
-    """Of two configurations that were measured alternately: the n-th figure of the one was measured
-    beside the n-th of the other.
+    """Compare two configurations that were measured alternately, pair by pair.
 
-    What disturbed both of a pair is in neither's favour. The interval is of the mean of the
+    A disturbance of both of a pair favours neither. The interval is that of the mean of the
     logarithms of the ratios.
     """
     if len(first) != len(second) or not first:
@@ -285,7 +280,10 @@ def real_difference(first: Sequence[float], second: Sequence[float]) -> RatioInt
             math.inf,
             real=False,
         )
-    logs = [math.log(right / left) for left, right in zip(first, second, strict=True)]
+    logs = [
+        math.log(second_value / first_value)
+        for first_value, second_value in zip(first, second, strict=True)
+    ]
     if len(logs) == 1:
         return RatioInterval(math.exp(logs[0]), 0.0, math.inf, real=False)
     return _from_logs(
@@ -294,9 +292,9 @@ def real_difference(first: Sequence[float], second: Sequence[float]) -> RatioInt
 
 
 def difference_of(first: Figure, second: Figure) -> RatioInterval:
-    """Of figures that were measured apart.
+    """Compare two figures that were measured apart.
 
-    Where one of them has no interval, no difference is real.
+    If one of them has no interval, no difference is real.
     """
     if min(first.value, second.value) <= 0:
         return RatioInterval(
@@ -310,7 +308,7 @@ def difference_of(first: Figure, second: Figure) -> RatioInterval:
         return RatioInterval(ratio, 0.0, math.inf, real=False)
     return _from_logs(
         math.log(ratio),
-        math.hypot(*((each.high - each.value) / each.value for each in (first, second))),
+        math.hypot(*((figure.high - figure.value) / figure.value for figure in (first, second))),
     )
 
 
@@ -324,13 +322,14 @@ def _from_logs(middle: float, half: float) -> RatioInterval:
 
 
 def variation(values: Sequence[float]) -> float:
-    """The coefficient of variation; 0 where there are too few values to tell."""
+    """Return the coefficient of variation, or 0 for too few values."""
     return stdev(values) / fmean(values) if len(values) > 1 and fmean(values) > 0 else 0.0
 
 
 def machine_noise() -> float:
-    """How much the time of a fixed computation varies on this machine now: 0.01 is quiet, 0.1 is
-    not. It takes about half a second.
+    """Return the variation of a fixed computation's time: 0.01 is quiet, 0.1 is not.
+
+    It takes about half a second.
     """
     times = []
     for _ in range(20):
@@ -341,9 +340,7 @@ def machine_noise() -> float:
 
 
 def t_quantile(freedom: int, confidence: float) -> float:
-    """What Student's t with so many degrees of freedom does not exceed, on either side, with this
-    probability.
-    """
+    """Return the bound that |t| does not exceed with this probability (Student's t)."""
     if freedom > 200:
         return NormalDist().inv_cdf((1 + confidence) / 2)
     low, high = 0.0, 1.0
@@ -356,8 +353,9 @@ def t_quantile(freedom: int, confidence: float) -> float:
 
 
 def _within(t: float, freedom: int) -> float:
-    """The probability of -t to t, by the finite series for whole degrees of freedom (Abramowitz and
-    Stegun, 26.7.3 and 26.7.4).
+    """Return the probability of -t to t.
+
+    It is the finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
     """
     angle = math.atan(t / math.sqrt(freedom))
     square, odd = math.cos(angle) ** 2, freedom % 2

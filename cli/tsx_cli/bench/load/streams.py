@@ -1,8 +1,7 @@
-"""Answers that are server-sent events, as text generation has them: their tokens, and the time to
-the first one and between them.
+"""The tokens of answers that are server-sent events, and their times.
 
-It reads the events of Hugging Face's inference API and of OpenAI's chat completions, completions
-and responses. Of any other events each one counts as a token.
+Events of Hugging Face's inference API and of OpenAI's chat completions, completions and responses
+are understood. Any other event counts as a token.
 """
 
 from __future__ import annotations
@@ -17,12 +16,9 @@ from tsx_cli.bench.load.results import StreamFigures
 
 CONTENT_TYPE = b"text/event-stream"
 FAILED = "error event"  # the kind of error of an answer that ended with one
-TOKENS = (
-    "completion_tokens",
-    "output_tokens",
-    "generated_tokens",
-)  # of OpenAI's `usage`, of its responses, of Hugging Face's `details`
-PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "input_length")
+# Keys of OpenAI's `usage`, of its responses, and of Hugging Face's `details`.
+TOKEN_KEYS = ("completion_tokens", "output_tokens", "generated_tokens")
+PROMPT_TOKEN_KEYS = ("prompt_tokens", "input_tokens", "input_length")
 
 
 class StreamRecord(NamedTuple):
@@ -39,9 +35,9 @@ class StreamRecord(NamedTuple):
 
 
 class StreamedAnswer(NamedTuple):
-    """`position` is that of its latency in `Load.accepted`.
+    """An answer with tokens; `position` is that of its latency in `Load.accepted`.
 
-    Seconds; None where it has too few tokens to tell.
+    Times are in seconds, or None for too few tokens.
     """
 
     position: int
@@ -52,9 +48,9 @@ class StreamedAnswer(NamedTuple):
 
 
 def read_stream(pieces: Sequence[tuple[float, bytes]]) -> StreamRecord:
-    """Of a body that came in these pieces, each with its time.
+    """Return the tokens of a body that came in these pieces, each with its time.
 
-    An event's time is that of the piece that ends it.
+    The time of an event is that of the piece that ends it.
     """
     first = last = None
     events = 0
@@ -63,14 +59,14 @@ def read_stream(pieces: Sequence[tuple[float, bytes]]) -> StreamRecord:
     for at, name, value in _events(pieces):
         failed |= name == "error" or (isinstance(value, Mapping) and bool(value.get("error")))
         counts |= _usage(value)
-        if not failed and _holds_text(value):
+        if not failed and _has_text(value):
             first, last, events = at if first is None else first, at, events + 1
-    tokens = _count(counts, TOKENS) or events
-    return StreamRecord(first, last, tokens, _count(counts, PROMPT_TOKENS), failed)
+    tokens = _count(counts, TOKEN_KEYS) or events
+    return StreamRecord(first, last, tokens, _count(counts, PROMPT_TOKEN_KEYS), failed)
 
 
-def answer_of(position: int, since: float, record: StreamRecord) -> StreamedAnswer:
-    """`since`: when its latency counts from."""
+def streamed_answer(position: int, since: float, record: StreamRecord) -> StreamedAnswer:
+    """Return the times and tokens of an answer whose latency counts from `since`."""
     ttft = tpot = None
     if record.first is not None and record.last is not None:
         ttft = record.first - since
@@ -86,25 +82,26 @@ def stream_figures(
     seconds: float,
     slo: Slo | None,
 ) -> StreamFigures | None:
-    """Of the accepted answers from `begin` on; rates are of those before `end`, which came within
-    the `seconds`. None without a stream.
+    """Return the figures of the accepted answers from `begin` on, or None without a stream.
+
+    Rates are those of the answers before `end`, which came within the `seconds`.
     """
-    found = [each for each in streams if each.position >= begin]
-    if not found:
+    counted = [answer for answer in streams if answer.position >= begin]
+    if not counted:
         return None
-    in_time = [each for each in found if each.position < end]
+    in_time = [answer for answer in counted if answer.position < end]
     ttft, tpot = Histogram(), Histogram()
-    ttft.add([each.ttft for each in found if each.ttft is not None])
-    tpot.add([each.tpot for each in found if each.tpot is not None])
+    ttft.add([answer.ttft for answer in counted if answer.ttft is not None])
+    tpot.add([answer.tpot for answer in counted if answer.tpot is not None])
     limits = {} if slo is None else slo.limits
     return StreamFigures(
-        answers=len(found),
-        tokens=sum(each.tokens for each in found),
-        prompt_tokens=sum(each.prompt_tokens for each in found),
-        tokens_per_second=sum(each.tokens for each in in_time) / seconds,
-        prompt_tokens_per_second=sum(each.prompt_tokens for each in in_time) / seconds,
+        answers=len(counted),
+        tokens=sum(answer.tokens for answer in counted),
+        prompt_tokens=sum(answer.prompt_tokens for answer in counted),
+        tokens_per_second=sum(answer.tokens for answer in in_time) / seconds,
+        prompt_tokens_per_second=sum(answer.prompt_tokens for answer in in_time) / seconds,
         goodput=(
-            sum(_is_good(each, accepted[each.position], limits) for each in in_time) / seconds
+            sum(_is_good(answer, accepted[answer.position], limits) for answer in in_time) / seconds
             if limits
             else None
         ),
@@ -116,21 +113,21 @@ def stream_figures(
 
 
 def _is_good(answer: StreamedAnswer, latency: float, limits: Mapping[str, float]) -> bool:
-    took = {"": latency, "ttft": answer.ttft, "tpot": answer.tpot or 0.0}
+    times = {"": latency, "ttft": answer.ttft, "tpot": answer.tpot or 0.0}
     return all(
-        (seconds := took[part]) is not None and 1000 * seconds <= limit
+        (seconds := times[part]) is not None and 1000 * seconds <= limit
         for part, limit in limits.items()
     )
 
 
 def _events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, Any]]:
-    """(time, name, value of its data as JSON, else as text); without the mark of the end."""
-    rest, at = b"", 0.0
+    """Yield (time, name, data as JSON or else as text) of each event but the end mark."""
+    buffer, at = b"", 0.0
     for at, data in pieces:
-        *events, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
-        yield from (found for event in events if (found := _event(at, event)) is not None)
-    if (found := _event(at, rest)) is not None:
-        yield found
+        *events, buffer = (buffer + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        yield from (parsed for event in events if (parsed := _event(at, event)) is not None)
+    if (parsed := _event(at, buffer)) is not None:
+        yield parsed
 
 
 def _event(at: float, event: bytes) -> tuple[float, str, Any] | None:
@@ -153,33 +150,33 @@ def _event(at: float, event: bytes) -> tuple[float, str, Any] | None:
 def _usage(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         return {}
-    own = value.get("response")
-    found = (
+    response = value.get("response")
+    usage = (
         value.get("usage")
-        or (own.get("usage") if isinstance(own, Mapping) else None)
+        or (response.get("usage") if isinstance(response, Mapping) else None)
         or value.get("details")
     )
-    return found if isinstance(found, Mapping) else {}
+    return usage if isinstance(usage, Mapping) else {}
 
 
 def _count(counts: Mapping[str, Any], names: Sequence[str]) -> int:
     return next((count for name in names if isinstance(count := counts.get(name), int)), 0)
 
 
-def _holds_text(value: Any) -> bool:
+def _has_text(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return bool(value)
     if isinstance(choices := value.get("choices"), list):
-        return any(_choice_holds_text(choice) for choice in choices if isinstance(choice, Mapping))
+        return any(_choice_has_text(choice) for choice in choices if isinstance(choice, Mapping))
     if isinstance(kind := value.get("type"), str):
-        return kind.endswith(".delta")  # of responses
+        return kind.endswith(".delta")  # an event of OpenAI's responses
     return (
         bool(value.get("token")) if "token" in value else not value.keys() <= {"usage", "details"}
     )
 
 
-def _choice_holds_text(choice: Mapping[str, Any]) -> bool:
-    """The first event of a chat has a role and no text."""
+def _choice_has_text(choice: Mapping[str, Any]) -> bool:
+    """Tell whether a choice has text; the first event of a chat has only a role."""
     delta = choice.get("delta")
     return bool(choice.get("text")) or (
         isinstance(delta, Mapping) and any(value for name, value in delta.items() if name != "role")

@@ -1,6 +1,4 @@
-"""The reports of a benchmark: report.html, report.md, results.csv, results.json, and tables in the
-terminal.
-"""
+"""The reports of a benchmark: report.html, report.md, results.csv, results.json, the terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +9,19 @@ from tsx_cli.bench.report import facts, render, shown, tables
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.common.output import one_line
 
-MOST = 12  # configurations on a terminal
-FILES = (
+MAX_SHOWN_CONFIGURATIONS = 12  # rows in the terminal
+FILES_NOTE = (
     "results.csv has a row for each load, results.json has everything; tsx bench compare compares"
     " two such files."
 )
 
 
 def write_report(results: Results, directory: Path) -> list[Path]:
-    """Write the files, and link what lies in `directory`/profile. Raises OSError."""
+    """Write the files, with links to those of a profile in the directory.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
     report = render.ReportContent(
         command_name="tsx bench",
         title=facts.title(results),
@@ -37,7 +39,7 @@ def write_report(results: Results, directory: Path) -> list[Path]:
         failures=facts.failures(results),
         facts=facts.facts(results),
         command=results.command,
-        files_say=FILES,
+        files_say=FILES_NOTE,
         files=facts.files(directory),
     )
     json = results.model_dump_json(indent=1) + "\n"
@@ -47,7 +49,7 @@ def write_report(results: Results, directory: Path) -> list[Path]:
 def show(results: Results) -> None:
     """Print the best configurations, the winner, and why it won."""
     title = f"{facts.title(results)}: {results.slo or 'no bound'}"
-    render.show(tables.configurations(results), title, MOST, shown.ENDED_BEFORE)
+    render.show(tables.configurations(results), title, MAX_SHOWN_CONFIGURATIONS, shown.ENDED_BEFORE)
     print()
     if results.winner is None:
         print(one_line(results.why or f"{facts.best(results)}."))
@@ -62,10 +64,8 @@ def show(results: Results) -> None:
 
 
 def show_details(results: Results) -> None:
-    """Print the tables about the summary's configuration: its streams, its inputs by size, and its
-    starts.
-    """
-    trial = shown.told_trial(results)
+    """Print the tables of the summary's configuration: streams, input sizes and starts."""
+    trial = shown.detailed_trial(results)
     if shown.summary_point(results) is None or trial is None:
         return
     for table in tables.details([trial], results):

@@ -1,5 +1,6 @@
-"""`tsx-bench.json` of an archive: the measurements of `tsx bench --write`, for `tsx serve`, `tsx
-plan` and people.
+"""`tsx-bench.json` of an archive: the measurements of `tsx bench --write`.
+
+`tsx serve`, `tsx plan` and people read it.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class MeasuredLoad(Point):
     """A load on one configuration."""
 
     configuration: dict[str, Any]
-    utilisation: float | None = None  # share of the time that the workers were at work
+    utilisation: float | None = None  # busy share of the workers' time
 
     @property
-    def how(self) -> Configuration:
+    def as_configuration(self) -> Configuration:
         return Configuration(**self.configuration)
 
 
@@ -64,11 +65,11 @@ class ArchiveRecord(Part):
     inputs: Inputs
     best: Best
     curves: list[Curve] = Field(default_factory=list)
-    points: list[MeasuredLoad] = Field(default_factory=list)  # of all configurations
+    points: list[MeasuredLoad] = Field(default_factory=list)  # the loads of all configurations
 
     @property
     def here(self) -> bool:
-        """Whether this machine computes as the one that it was measured on."""
+        """Whether this machine computes like the measured one."""
         return self.environment.fingerprint == hardware().fingerprint
 
     def content(self) -> bytes:
@@ -78,20 +79,23 @@ class ArchiveRecord(Part):
 
 
 def read_record(archive: Path) -> ArchiveRecord | None:
-    """What an archive or a model's directory has of it; None where it was never measured. Raises
-    CliError for a damaged one.
+    """Return the record of an archive or a model's directory, or None if it was never measured.
+
+    Raises:
+        CliError: The record is damaged.
     """
     content = read_member(archive, FILE, most=MAX_RECORD_BYTES, limits=archive_limits())
     if content is None:
         return None
     try:
-        given = json.loads(content)
-        if isinstance(given, dict) and given.get("format") != FORMAT:
+        content_json = json.loads(content)
+        if isinstance(content_json, dict) and content_json.get("format") != FORMAT:
             message = (
-                f"{FILE} is of format {given.get('format')}, and this tsx reads format {FORMAT}"
+                f"{FILE} is of format {content_json.get('format')}, and this tsx reads format"
+                f" {FORMAT}"
             )
             raise CliError(f"{archive}: {message}; measure again: tsx bench {archive} --write")
-        return ArchiveRecord.model_validate(given)
+        return ArchiveRecord.model_validate(content_json)
     except (ValueError, ValidationError, RecursionError) as error:
         raise CliError(
             f"{archive}: {FILE} is damaged; measure again: tsx bench {archive} --write"
@@ -99,8 +103,9 @@ def read_record(archive: Path) -> ArchiveRecord | None:
 
 
 def record_of(results: Results, *, only_winner: bool = False) -> ArchiveRecord:
-    """Return what is kept of a run that has a winner: the loads of all configurations, or only
-    its.
+    """Return the record of a run that has a winner.
+
+    It holds the loads of all configurations, or only those of the winner.
     """
     assert results.winner is not None
     best = _best(results, results.winner)
@@ -125,7 +130,7 @@ def _points(trials: Iterable[Trial]) -> list[MeasuredLoad]:
     return [
         MeasuredLoad(
             configuration=trial.configuration,
-            utilisation=_utilisation(point, trial.how().workers),
+            utilisation=_utilisation(point, trial.as_configuration().workers),
             **point.model_dump(
                 exclude={"rounds": True, "stream": {"ttft_histogram", "tpot_histogram"}}
             ),
@@ -137,7 +142,7 @@ def _points(trials: Iterable[Trial]) -> list[MeasuredLoad]:
 
 
 def _utilisation(point: Point, workers: int) -> float | None:
-    busy_ms = [each.busy_ms for each in point.counted if each.busy_ms is not None]
+    busy_ms = [round_.busy_ms for round_ in point.counted if round_.busy_ms is not None]
     if not busy_ms:
         return None
     return round(min(1.0, point.throughput.value * fmean(busy_ms) / 1000 / workers), 4)
@@ -150,7 +155,7 @@ def _best(results: Results, number: int) -> Best | None:
         return None
     return Best(
         configuration=trial.configuration,
-        describes=str(trial.how()),
+        describes=str(trial.as_configuration()),
         offered=point.offered,
         throughput=point.throughput.value,
         p50_ms=point.latency.p50_ms,

@@ -1,6 +1,4 @@
-"""Draws charts as SVG without a library: lines and stacked bars, with error bars, in the colours of
-the page's theme.
-"""
+"""Charts as SVG without a library: lines and stacked bars in the colours of the page's theme."""
 
 from __future__ import annotations
 
@@ -11,15 +9,14 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
-ROW = 38  # of a stacked bar, with its name above
+BAR_ROW_HEIGHT = 38  # a stacked bar and its name
 GAP = 1.5  # between the parts of a bar
-SMALLEST = 1e-9  # anything less is drawn as nothing
-CAP = 3.0  # half the length of the ends of an error bar
-# times the greatest value, that an axis reaches for the sake of error bars; what goes beyond is cut
-# off
-ROOM = 1.4
-DECADES = 1e6  # that a logarithmic axis has at most; what is less lies at its end
-WIDE = 5.0  # times: latencies that differ by more are drawn on a logarithmic axis
+MIN_DRAWN = 1e-9  # the smallest value with a mark
+ERROR_CAP = 3.0  # half the length of an error bar's ends
+# Extent of an axis for error bars, in multiples of the greatest value; longer bars are cut off.
+ERROR_BAR_ROOM = 1.4
+MAX_LOG_RATIO = 1e6  # extent of a logarithmic axis; smaller values lie at its end
+LOG_RATIO = 5.0  # ratio of latencies from which the axis is logarithmic
 
 
 class Axis(NamedTuple):
@@ -27,11 +24,11 @@ class Axis(NamedTuple):
     low: float
     high: float
     log: bool = False
-    ticks: Sequence[tuple[float, str]] | None = None  # where they are not to be found
+    ticks: Sequence[tuple[float, str]] | None = None  # None: computed
 
 
 class Interval(NamedTuple):
-    """A confidence interval, drawn as an error bar; nothing where both ends are one."""
+    """A confidence interval, drawn as an error bar unless it is empty."""
 
     low: float
     high: float
@@ -42,8 +39,8 @@ class ChartMark(NamedTuple):
     y: float
     hint: str
     hollow: bool = False
-    across: Interval | None = None  # of x
-    upright: Interval | None = None  # of y
+    across: Interval | None = None  # the interval of x
+    upright: Interval | None = None  # the interval of y
     faint: bool = False
 
 
@@ -60,9 +57,7 @@ class Chart(NamedTuple):
 
 
 class AxisSpan(NamedTuple):
-    """A part of the horizontal axis that is marked, such as a warm-up; `style` is a class of the
-    page.
-    """
+    """A marked part of the horizontal axis, such as a warm-up; `style` is a class of the page."""
 
     low: float
     high: float
@@ -71,7 +66,7 @@ class AxisSpan(NamedTuple):
 
 
 class Series(NamedTuple):
-    """`style` is a class of the page: winner, baseline, s2 ..., other."""
+    """A line of marks; `style` is a class of the page: winner, baseline, s2 ..., other."""
 
     name: str
     style: str
@@ -94,33 +89,37 @@ def axis(
     log: bool | None = None,
     bars: Sequence[Interval | None] = (),
 ) -> Axis:
-    """Wide enough for the values, none of which is negative; logarithmic where they differ by more
-    than 20 times and nothing else is asked.
+    """Return an axis for values that are not negative.
 
-    For error bars (`bars`) it is wider, but no more than by `ROOM`: two rounds that differ have an
-    interval of many times their figures.
+    Unless `log` says so, it is logarithmic if the values differ by more than 20 times. Error bars
+    (`bars`) widen it by at most `ERROR_BAR_ROOM`, because the interval of two rounds that differ
+    is many times their figures.
     """
-    there = [value for value in values if value > SMALLEST and math.isfinite(value)] or [1.0]
-    high = max(there)
-    least = min(there)
-    there += [
-        min(bar.high, ROOM * high) for bar in bars if bar is not None and math.isfinite(bar.high)
+    drawn = [value for value in values if value > MIN_DRAWN and math.isfinite(value)] or [1.0]
+    high = max(drawn)
+    lowest = min(drawn)
+    drawn += [
+        min(bar.high, ERROR_BAR_ROOM * high)
+        for bar in bars
+        if bar is not None and math.isfinite(bar.high)
     ]
-    there += [max(bar.low, least / ROOM) for bar in bars if bar is not None]
-    high = max(there)
-    low = max(min(there), high / DECADES)
+    drawn += [max(bar.low, lowest / ERROR_BAR_ROOM) for bar in bars if bar is not None]
+    high = max(drawn)
+    low = max(min(drawn), high / MAX_LOG_RATIO)
     if log if log is not None else high > 20 * low:
         return Axis(label, low / 1.15, high * 1.15, log=True)
     return Axis(label, 0.0, high * 1.06 or 1.0)
 
 
-def latency_axis(label: str, marks: Sequence[ChartMark], others: Sequence[float] = ()) -> Axis:
-    """Of the marks and of `others`, such as bounds."""
-    heights = [value for value in (*(mark.y for mark in marks), *others) if value > 0]
+def latency_axis(
+    label: str, marks: Sequence[ChartMark], extra_values: Sequence[float] = ()
+) -> Axis:
+    """Return the axis for marks and for values such as bounds."""
+    heights = [value for value in (*(mark.y for mark in marks), *extra_values) if value > 0]
     return axis(
         label,
         heights,
-        log=bool(heights) and max(heights) > WIDE * min(heights),
+        log=bool(heights) and max(heights) > LOG_RATIO * min(heights),
         bars=[mark.upright for mark in marks],
     )
 
@@ -149,8 +148,8 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
-def _at(value: float, scale: Axis) -> float:
-    """From 0 to 1 along the axis."""
+def _fraction(value: float, scale: Axis) -> float:
+    """Return the position along the axis, from 0 to 1."""
     if scale.log:
         value = max(value, scale.low)
         return (math.log(value) - math.log(scale.low)) / (
@@ -169,7 +168,7 @@ def plot(
     spans: Sequence[AxisSpan] = (),
     height: int = HEIGHT,
 ) -> str:
-    """Later series lie above earlier ones."""
+    """Return the SVG of a chart; later series lie above earlier ones."""
     parts = [
         _open(title, height),
         *(_span(span, x, height) for span in spans),
@@ -177,19 +176,19 @@ def plot(
     ]
     for rule in rules:
         parts.append(_rule(rule, y, height))
-    for each in series:
-        places = [(_across(mark.x, x), _down(mark.y, y, height), mark) for mark in each.marks]
+    for line in series:
+        positions = [(_x_px(mark.x, x), _y_px(mark.y, y, height), mark) for mark in line.marks]
         path = " ".join(
-            f"{'L' if index else 'M'}{left:.1f} {top:.1f}"
-            for index, (left, top, _) in enumerate(places)
+            f"{'L' if index else 'M'}{x_px:.1f} {y_px:.1f}"
+            for index, (x_px, y_px, _) in enumerate(positions)
         )
         drawn = []
-        if each.joined and len(places) > 1:
+        if line.joined and len(positions) > 1:
             drawn.append(f'<path class="line" d="{path}"/>')
-        drawn += [_error_bar(left, top, mark, x, y, height) for left, top, mark in places]
-        if each.dots or (each.joined and len(places) == 1):
-            drawn += [_dot(left, top, mark, each) for left, top, mark in places]
-        parts.append(f'<g class="{each.style}">{"".join(drawn)}</g>')
+        drawn += [_error_bar(x_px, y_px, mark, x, y, height) for x_px, y_px, mark in positions]
+        if line.dots or (line.joined and len(positions) == 1):
+            drawn += [_dot(x_px, y_px, mark, line) for x_px, y_px, mark in positions]
+        parts.append(f'<g class="{line.style}">{"".join(drawn)}</g>')
     return "".join([*parts, "</svg>"])
 
 
@@ -197,38 +196,38 @@ def _open(title: str, height: float) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">'
 
 
-def _across(value: float, scale: Axis) -> float:
-    return LEFT + _at(value, scale) * (WIDTH - LEFT - RIGHT)
+def _x_px(value: float, scale: Axis) -> float:
+    return LEFT + _fraction(value, scale) * (WIDTH - LEFT - RIGHT)
 
 
-def _down(value: float, scale: Axis, height: float) -> float:
-    return height - BOTTOM - _at(value, scale) * (height - TOP - BOTTOM)
+def _y_px(value: float, scale: Axis, height: float) -> float:
+    return height - BOTTOM - _fraction(value, scale) * (height - TOP - BOTTOM)
 
 
 def _frame(x: Axis, y: Axis, height: float) -> str:
-    floor, parts = height - BOTTOM, []
+    base_y, parts = height - BOTTOM, []
     for value, text in ticks(y):
-        top = _down(value, y, height)
-        parts.append(f'<path class="grid" d="M{LEFT} {top:.1f} H{WIDTH - RIGHT}"/>')
+        y_px = _y_px(value, y, height)
+        parts.append(f'<path class="grid" d="M{LEFT} {y_px:.1f} H{WIDTH - RIGHT}"/>')
         parts.append(
-            f'<text x="{LEFT - 7}" y="{top + 4:.1f}" text-anchor="end">{escape(text)}</text>'
+            f'<text x="{LEFT - 7}" y="{y_px + 4:.1f}" text-anchor="end">{escape(text)}</text>'
         )
-    last = -100.0
+    last_x = -100.0
     for value, text in ticks(x):
-        left = _across(value, x)
-        if left - last < 6.2 * len(text) + 8:
+        x_px = _x_px(value, x)
+        if x_px - last_x < 6.2 * len(text) + 8:
             continue
-        last = left
-        parts.append(f'<path class="grid" d="M{left:.1f} {floor} v5"/>')
+        last_x = x_px
+        parts.append(f'<path class="grid" d="M{x_px:.1f} {base_y} v5"/>')
         parts.append(
-            f'<text x="{left:.1f}" y="{floor + 18}" text-anchor="middle">{escape(text)}</text>'
+            f'<text x="{x_px:.1f}" y="{base_y + 18}" text-anchor="middle">{escape(text)}</text>'
         )
-    parts.append(f'<path class="base" d="M{LEFT} {floor} H{WIDTH - RIGHT}"/>')
+    parts.append(f'<path class="base" d="M{LEFT} {base_y} H{WIDTH - RIGHT}"/>')
     parts.append(
         f'<text class="label" x="{WIDTH - RIGHT}" y="{height - 5}"'
         f' text-anchor="end">{escape(x.label)}</text>'
     )
-    middle = (TOP + floor) / 2
+    middle = (TOP + base_y) / 2
     parts.append(
         f'<text class="label" transform="translate(12 {middle:g}) rotate(-90)"'
         f' text-anchor="middle">{escape(y.label)}</text>'
@@ -237,25 +236,25 @@ def _frame(x: Axis, y: Axis, height: float) -> str:
 
 
 def _span(span: AxisSpan, x: Axis, height: float) -> str:
-    left, right = (_across(min(max(end, x.low), x.high), x) for end in (span.low, span.high))
+    start_x, end_x = (_x_px(min(max(end, x.low), x.high), x) for end in (span.low, span.high))
     return (
-        f'<rect class="span {span.style}" x="{left:.1f}" y="{TOP}"'
-        f' width="{max(0.0, right - left):.1f}"'
+        f'<rect class="span {span.style}" x="{start_x:.1f}" y="{TOP}"'
+        f' width="{max(0.0, end_x - start_x):.1f}"'
         f' height="{height - BOTTOM - TOP:g}"><title>{escape(span.hint)}</title></rect>'
     )
 
 
-def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, height: float) -> str:
+def _error_bar(x_px: float, y_px: float, mark: ChartMark, x: Axis, y: Axis, height: float) -> str:
     path = ""
     if mark.across is not None and mark.across.low < mark.across.high:
-        low, high = (_across(min(max(end, x.low), x.high), x) for end in mark.across)
-        path += f"M{low:.1f} {top:.1f} H{high:.1f} " + "".join(
-            f"M{end:.1f} {top - CAP:.1f} v{2 * CAP:g} " for end in (low, high)
+        low, high = (_x_px(min(max(end, x.low), x.high), x) for end in mark.across)
+        path += f"M{low:.1f} {y_px:.1f} H{high:.1f} " + "".join(
+            f"M{end:.1f} {y_px - ERROR_CAP:.1f} v{2 * ERROR_CAP:g} " for end in (low, high)
         )
     if mark.upright is not None and mark.upright.low < mark.upright.high:
-        low, high = (_down(min(max(end, y.low), y.high), y, height) for end in mark.upright)
-        path += f"M{left:.1f} {low:.1f} V{high:.1f} " + "".join(
-            f"M{left - CAP:.1f} {end:.1f} h{2 * CAP:g} " for end in (low, high)
+        low, high = (_y_px(min(max(end, y.low), y.high), y, height) for end in mark.upright)
+        path += f"M{x_px:.1f} {low:.1f} V{high:.1f} " + "".join(
+            f"M{x_px - ERROR_CAP:.1f} {end:.1f} h{2 * ERROR_CAP:g} " for end in (low, high)
         )
     return f'<path class="error" d="{path.strip()}"/>' if path else ""
 
@@ -263,23 +262,23 @@ def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, heigh
 def _rule(rule: ReferenceLine, y: Axis, height: float) -> str:
     if not y.low <= rule.y <= y.high:
         return ""
-    top = _down(rule.y, y, height)
-    text = f'<text class="bound" x="{LEFT + 6}" y="{top - 6:.1f}">{escape(rule.label)}</text>'
-    return f'<path class="bound" d="M{LEFT} {top:.1f} H{WIDTH - RIGHT}"/>{text}'
+    y_px = _y_px(rule.y, y, height)
+    text = f'<text class="bound" x="{LEFT + 6}" y="{y_px - 6:.1f}">{escape(rule.label)}</text>'
+    return f'<path class="bound" d="M{LEFT} {y_px:.1f} H{WIDTH - RIGHT}"/>{text}'
 
 
-def _dot(left: float, top: float, mark: ChartMark, series: Series) -> str:
+def _dot(x_px: float, y_px: float, mark: ChartMark, series: Series) -> str:
     hollow = (" hollow" if mark.hollow else "") + (" faint" if mark.faint else "")
     size = 5.0 if series.style == "winner" else 4.0
     hint = f"<title>{escape(mark.hint)}</title>"
     if series.style == "baseline":
         side = size * 1.8
         return (
-            f'<rect class="dot{hollow}" x="{left - side / 2:.1f}" y="{top - side / 2:.1f}"'
+            f'<rect class="dot{hollow}" x="{x_px - side / 2:.1f}" y="{y_px - side / 2:.1f}"'
             f' width="{side:g}" height="{side:g}">{hint}</rect>'
         )
     return (
-        f'<circle class="dot{hollow}" cx="{left:.1f}" cy="{top:.1f}" r="{size:g}">{hint}</circle>'
+        f'<circle class="dot{hollow}" cx="{x_px:.1f}" cy="{y_px:.1f}" r="{size:g}">{hint}</circle>'
     )
 
 
@@ -292,37 +291,39 @@ class BarSegment(NamedTuple):
 def stacked(
     title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment], Interval | None]]
 ) -> str:
-    """Each row is its name, the text at the end of its bar, its parts, and the interval of its
-    length. All have one scale from 0 on.
+    """Return the SVG of stacked bars on one scale that begins at 0.
+
+    Each row has its name, the text at the end of its bar, its parts, and the interval of its
+    length.
     """
-    longest = max((sum(part.value for part in parts) for _, _, parts, _ in rows), default=0.0)
-    widest = (
-        axis("", [longest], bars=[bar for *_, bar in rows], log=False).high / 1.06
-        if longest
+    longest_bar = max((sum(part.value for part in parts) for _, _, parts, _ in rows), default=0.0)
+    full_scale = (
+        axis("", [longest_bar], bars=[bar for *_, bar in rows], log=False).high / 1.06
+        if longest_bar
         else 1.0
     )
-    height = ROW * len(rows) + 6
+    height = BAR_ROW_HEIGHT * len(rows) + 6
     drawn = [_open(title, height)]
-    room = WIDTH - 74
+    width_px = WIDTH - 74
     for index, (name, end, parts, bar) in enumerate(rows):
-        top, left = index * ROW + 20, 0.0
-        drawn.append(f'<text class="name" x="0" y="{top - 6}">{escape(name)}</text>')
+        y_px, end_x = index * BAR_ROW_HEIGHT + 20, 0.0
+        drawn.append(f'<text class="name" x="0" y="{y_px - 6}">{escape(name)}</text>')
         for part in parts:
-            width = part.value / widest * room
-            if width > 0.3:
-                shown = max(0.4, width - GAP)
+            part_width = part.value / full_scale * width_px
+            if part_width > 0.3:
+                drawn_width = max(0.4, part_width - GAP)
                 drawn.append(
-                    f'<g class="{part.style}"><rect class="bar" x="{left:.1f}" y="{top}"'
-                    f' width="{shown:.1f}" height="12">'
+                    f'<g class="{part.style}"><rect class="bar" x="{end_x:.1f}" y="{y_px}"'
+                    f' width="{drawn_width:.1f}" height="12">'
                 )
                 drawn.append(f"<title>{escape(part.hint)}</title></rect></g>")
-            left += width
+            end_x += part_width
         if bar is not None and bar.low < bar.high:
-            low, high = (min(value / widest, 1.0) * room for value in bar)
-            path = (
-                f"M{low:.1f} {top + 6} H{high:.1f} M{low:.1f} {top + 3} v6 M{high:.1f} {top + 3} v6"
+            low, high = (min(value / full_scale, 1.0) * width_px for value in bar)
+            path = f"M{low:.1f} {y_px + 6} H{high:.1f}" + "".join(
+                f" M{x_px:.1f} {y_px + 3} v6" for x_px in (low, high)
             )
             drawn.append(f'<path class="error on-bar" d="{path}"/>')
-            left = max(left, high)
-        drawn.append(f'<text class="end" x="{left + 6:.1f}" y="{top + 10}">{escape(end)}</text>')
+            end_x = max(end_x, high)
+        drawn.append(f'<text class="end" x="{end_x + 6:.1f}" y="{y_px + 10}">{escape(end)}</text>')
     return "".join([*drawn, "</svg>"])

@@ -1,6 +1,4 @@
-"""`tsx bench compare`: compares two results.json files, tests differences for significance, and
-applies --fail-if.
-"""
+"""`tsx bench compare`: the significant differences of two results.json files, and --fail-if."""
 
 from __future__ import annotations
 
@@ -18,34 +16,32 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.common.output import milliseconds, number, one_line, print_json, print_table
 
 FIGURES = {"throughput": "throughput", "mean": "mean_ms", **PERCENTILES}
-STREAM = {
-    "tokens": "tokens_per_second",
-    "goodput": "goodput",
-}  # what event streams have besides, all rates
-STREAM |= {
+# Figures that only event streams have; the first two are rates.
+STREAM_FIGURES = {"tokens": "tokens_per_second", "goodput": "goodput"}
+STREAM_FIGURES |= {
     f"{part}.{name}": f"{part}.{field}"
     for part in STREAM_TIMES
     for name, field in PERCENTILES.items()
 }
-SHOWN = ("throughput", "p50", "p99")
-SHOWN_OF_STREAMS = ("tokens", "ttft.p99", "tpot.p99")
-OWN = "one of tsx bench's own"
+SHOWN_FIGURES = ("throughput", "p50", "p99")
+SHOWN_STREAM_FIGURES = ("tokens", "ttft.p99", "tpot.p99")
+OWN_SERVER = "one of tsx bench's own"
 BEST = "best"  # the name of the pair of both runs' winners
-LISTED = 300  # characters
+MAX_LISTED_CHARS = 300  # text of an error that lists measured loads
 _CONDITION = re.compile(
     r"\s*(throughput|tokens|goodput|(?:(?:ttft|tpot)\.)?(?:mean|p50|p90|p95|p99\.9|p99|max)|errors)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*"
 )
 
 
 class Condition(NamedTuple):
-    """`throughput<-5%`: it is met where the throughput fell by more than 5 %.
+    """A condition such as `throughput<-5%`, met if the throughput fell by more than 5 %.
 
-    For `errors` it is percentage points of their rate.
+    For `errors` the limit is in percentage points of their rate.
     """
 
     figure: str
     above: bool
-    limit: float  # a share: -0.05
+    limit: float  # a share, such as -0.05
     text: str
 
     def met(self, change: float) -> bool:
@@ -55,9 +51,8 @@ class Condition(NamedTuple):
 class FigureChange(NamedTuple):
     """The change of one figure.
 
-    `change` is a share of the first, or for `errors` the difference of their rates.
-
-    `low`, `high` and `sure` are None where one of the two has no interval.
+    `change` is a share of the first, or for `errors` the difference of their rates. `low`, `high`
+    and `sure` are None if one of the two figures has no interval.
     """
 
     figure: str
@@ -96,24 +91,28 @@ class Compared(NamedTuple):
     def met(self) -> list[str]:
         """The conditions that are met, in words."""
         return [
-            f"{each.condition}: {each.text} ({each.name}, {each.load})"
-            for each in self.judgements
-            if each.met
+            f"{judgement.condition}: {judgement.text} ({judgement.name}, {judgement.load})"
+            for judgement in self.judgements
+            if judgement.met
         ]
 
 
 def parse_condition(text: str) -> Condition:
-    """Raises UsageError."""
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    """Parse the text of `--fail-if`.
+
+    Raises:
+        UsageError: The text is no condition, or one that is met without any change.
+    """
+    match = _CONDITION.fullmatch(text)
+    if match is None:
         raise UsageError(
             f"--fail-if: '{text}' is not a condition. One is a figure and a change, such as"
             " 'throughput<-5%' (it fell by more than 5 %) or 'p99>10%'; there are"
             f" {', '.join(FIGURES)}, errors in percentage points, and of event streams tokens,"
             " goodput, ttft.p99 and tpot.p99"
         )
-    limit = float(found[3]) / 100
-    condition = Condition(found[1], found[2] == ">", limit, text.strip())
+    limit = float(match[3]) / 100
+    condition = Condition(match[1], match[2] == ">", limit, text.strip())
     if condition.met(0.0):
         raise UsageError(
             f"--fail-if: '{text}' is met where nothing has changed; 'throughput<-5%' is a fall,"
@@ -125,60 +124,79 @@ def parse_condition(text: str) -> Condition:
 def compare(
     first: Results, second: Results, conditions: Sequence[Condition] = (), *, every: bool = False
 ) -> Compared:
-    """Conditions are for what each run found best; with `every`, or where one has no winner, for
-    each configuration and load of both.
+    """Compare two runs and judge the conditions.
 
-    A change meets a condition where it goes beyond its limit and is real. What was measured once
-    has no interval, and then counts as it is. Raises UsageError where both have nothing in common.
+    Conditions apply to the best of each run. With `every`, or if a run has no winner, they apply to
+    each common configuration and load. A change meets a condition if it is beyond its limit and
+    real. A figure that was measured once has no interval, and its change counts as real.
+
+    Raises:
+        UsageError: The runs have nothing in common, or a condition's figure was not measured.
     """
     best, pairs = _best(first, second), list(_pairs(first, second))
     if best is None and not pairs:
         measured = [
-            "; ".join(
-                f"{shown.name(trial, run)}, {point.offered}"
-                for trial in run.trials
-                for point in trial.points
+            shorten(
+                "; ".join(
+                    f"{shown.name(trial, run)}, {point.offered}"
+                    for trial in run.trials
+                    for point in trial.points
+                ),
+                MAX_LISTED_CHARS,
             )
             for run in (first, second)
         ]
         raise UsageError(
             "not both runs have a winner, and no configuration and load is in both, so there is"
-            f" nothing to compare. The first has measured [{shorten(measured[0], LISTED)}], the"
-            f" second [{shorten(measured[1], LISTED)}]. Measure both with the same --batch-sizes,"
-            " --workers and --connections"
+            f" nothing to compare. The first has measured [{measured[0]}], the second"
+            f" [{measured[1]}]. Measure both with the same --batch-sizes, --workers and"
+            " --connections"
         )
-    judged = [best] if best is not None and not every else [*([best] if best else []), *pairs]
-    named = {condition.figure for condition in conditions}
-    if named & STREAM.keys() and not all(
-        _figure_is_known(figure, point) for figure in named for each in judged for point in each[2:]
+    judged_pairs = [best] if best is not None and not every else [*([best] if best else []), *pairs]
+    condition_figures = {condition.figure for condition in conditions}
+    if condition_figures & STREAM_FIGURES.keys() and not all(
+        _figure_is_known(figure, point)
+        for figure in condition_figures
+        for pair in judged_pairs
+        for point in pair[2:]
     ):
         raise UsageError(
-            f"--fail-if: {', '.join(sorted(named & STREAM.keys()))} is of event streams, which not"
-            " both runs have measured"
+            f"--fail-if: {', '.join(sorted(condition_figures & STREAM_FIGURES.keys()))} is of event"
+            " streams, which not both runs have measured"
         )
-    wanted = [figure for figure in FIGURES if figure in SHOWN or figure in named]
-    if all(point.stream for each in [*judged, *pairs] for point in each[2:]):
-        wanted += [figure for figure in STREAM if figure in SHOWN_OF_STREAMS or figure in named]
+    figures = [
+        figure for figure in FIGURES if figure in SHOWN_FIGURES or figure in condition_figures
+    ]
+    if all(point.stream for pair in [*judged_pairs, *pairs] for point in pair[2:]):
+        figures += [
+            figure
+            for figure in STREAM_FIGURES
+            if figure in SHOWN_STREAM_FIGURES or figure in condition_figures
+        ]
     if any(condition.figure == "errors" for condition in conditions) or any(
-        _failed(each[2]) or _failed(each[3]) for each in judged
+        _failed(pair[2]) or _failed(pair[3]) for pair in judged_pairs
     ):
-        wanted.append("errors")
+        figures.append("errors")
     pairs_by_id = {
-        id(each): Pair(each[0], each[1], [_change(figure, each[2], each[3]) for figure in wanted])
-        for each in [*judged, *pairs]
+        id(pair): Pair(pair[0], pair[1], [_change(figure, pair[2], pair[3]) for figure in figures])
+        for pair in [*judged_pairs, *pairs]
     }
-    judgements = [found for each in judged for found in _judged(pairs_by_id[id(each)], conditions)]
+    judgements = [
+        judgement
+        for pair in judged_pairs
+        for judgement in _judged(pairs_by_id[id(pair)], conditions)
+    ]
     return Compared(
-        [pairs_by_id[id(each)] for each in ([best] if best else []) + pairs],
+        [pairs_by_id[id(pair)] for pair in ([best] if best else []) + pairs],
         judgements,
-        _notes(first, second, judged),
+        _notes(first, second, judged_pairs),
     )
 
 
-_Both = tuple[str, str, Point, Point]
+_PointPair = tuple[str, str, Point, Point]
 
 
-def _best(first: Results, second: Results) -> _Both | None:
+def _best(first: Results, second: Results) -> _PointPair | None:
     if first.winner is None or second.winner is None:
         return None
     trials = first.trials[first.winner], second.trials[second.winner]
@@ -193,33 +211,32 @@ def _best(first: Results, second: Results) -> _Both | None:
     )
 
 
-def _pairs(first: Results, second: Results) -> Iterable[_Both]:
-    """In the order of the first."""
-    others = {
+def _pairs(first: Results, second: Results) -> Iterable[_PointPair]:
+    """Yield the common loads in the order of the first run."""
+    second_points = {
         _key(trial.configuration, point): point for trial in second.trials for point in trial.points
     }
     for index in shown.ordered(first):
         trial = first.trials[index]
         for point in trial.points:
-            other = others.get(_key(trial.configuration, point))
-            if other is not None:
-                yield _name(trial, first, second), str(point.offered), point, other
+            second_point = second_points.get(_key(trial.configuration, point))
+            if second_point is not None:
+                yield _name(trial, first, second), str(point.offered), point, second_point
 
 
 def _name(trial: Trial, first: Results, second: Results) -> str:
-    """The configuration; of servers that ran already their addresses."""
-    names = (shown.name(trial, each) for each in (first, second))
+    """Return the name of a configuration, or the addresses of running servers."""
+    names = (shown.name(trial, run) for run in (first, second))
     return " -> ".join(dict.fromkeys(names))
 
 
 def _key(configuration: dict[str, Any], point: Point) -> tuple[Any, ...]:
     offered = point.offered
     rate = None if offered.rate is None else round(offered.rate, 3)
-    known = tuple(
-        sorted((key, value) for key, value in configuration.items() if value is not None)
-    )  # older results lack some keys
+    # Older results lack some keys.
+    keys = tuple(sorted((key, value) for key, value in configuration.items() if value is not None))
     return (
-        known,
+        keys,
         offered.mode,
         offered.connections if offered.mode == "closed" else rate,
         offered.arrivals,
@@ -237,18 +254,18 @@ def _change(figure: str, first: Point, second: Point) -> FigureChange:
             None,
             None,
         )
-    one, other = _figure(figure, first), _figure(figure, second)
-    difference = statistics.difference_of(one, other)
-    known = one.low < one.high and other.low < other.high
+    first_figure, second_figure = _figure(figure, first), _figure(figure, second)
+    difference = statistics.difference_of(first_figure, second_figure)
+    has_intervals = first_figure.low < first_figure.high and second_figure.low < second_figure.high
     change = difference.ratio - 1
     return FigureChange(
         figure,
-        one.value,
-        other.value,
+        first_figure.value,
+        second_figure.value,
         change,
-        difference.low - 1 if known else None,
-        difference.high - 1 if known else None,
-        difference.real if known else None,
+        difference.low - 1 if has_intervals else None,
+        difference.high - 1 if has_intervals else None,
+        difference.real if has_intervals else None,
     )
 
 
@@ -257,11 +274,11 @@ def _figure(figure: str, point: Point) -> Figure:
         return point.throughput
     if figure == "p99":
         return point.p99_ms
-    name = (FIGURES | STREAM)[figure]
+    name = (FIGURES | STREAM_FIGURES)[figure]
     if point.rounds and "ms" in name:
         return statistics.percentile_figure(point.counted, name)
     if "ms" not in name and (
-        rates := [float(getattr(each.stream, name)) for each in point.counted if each.stream]
+        rates := [float(getattr(round_.stream, name)) for round_ in point.counted if round_.stream]
     ):
         return statistics.interval(rates)
     value = point.times[name] if name in point.times else float(getattr(point.stream, name))
@@ -269,7 +286,7 @@ def _figure(figure: str, point: Point) -> Figure:
 
 
 def _figure_is_known(figure: str, point: Point) -> bool:
-    return figure not in STREAM or (
+    return figure not in STREAM_FIGURES or (
         point.stream is not None and (figure != "goodput" or point.stream.goodput is not None)
     )
 
@@ -280,38 +297,44 @@ def _failed(point: Point) -> bool:
 
 def _judged(pair: Pair, conditions: Sequence[Condition]) -> Iterable[Judgement]:
     for condition in conditions:
-        change = next(each for each in pair.changes if each.figure == condition.figure)
+        change = next(
+            figure_change
+            for figure_change in pair.changes
+            if figure_change.figure == condition.figure
+        )
         met = condition.met(change.change) and change.sure is not False
         yield Judgement(
             condition.text, pair.name, pair.load, f"{change.figure} {_percent(change)}", met
         )
 
 
-def _notes(first: Results, second: Results, judged: Sequence[_Both]) -> list[str]:
-    """What a reader must know before believing it."""
+def _notes(first: Results, second: Results, judged_pairs: Sequence[_PointPair]) -> list[str]:
+    """Return what a reader must know before relying on the comparison."""
     notes = []
     if first.environment.fingerprint != second.environment.fingerprint:
         notes.append(
             "they were measured on different machines, so a difference may be due to the machine"
         )
-    for name, one, other in (
-        ("server", first.against or OWN, second.against or OWN),
+    for name, first_value, second_value in (
+        ("server", first.against or OWN_SERVER, second.against or OWN_SERVER),
         ("model", first.model.name, second.model.name),
         ("bound", first.slo or "none", second.slo or "none"),
         ("protocol", first.protocol, second.protocol),
         ("inputs", _inputs(first), _inputs(second)),
         ("version of torch", first.environment.torch, second.environment.torch),
     ):
-        if one != other:
-            notes.append(f"the {name} differs: {one}, {other}")
+        if first_value != second_value:
+            notes.append(f"the {name} differs: {first_value}, {second_value}")
     names = [
-        str(results.trials[results.winner].how())
+        str(results.trials[results.winner].as_configuration())
         for results in (first, second)
         if results.winner is not None
     ]
     if len(set(names)) > 1:
         notes.append(f"what is best has changed from {names[0]} to {names[1]}")
-    if any(point.throughput.low == point.throughput.high for each in judged for point in each[2:]):
+    if any(
+        point.throughput.low == point.throughput.high for pair in judged_pairs for point in pair[2:]
+    ):
         notes.append(
             "what was measured in one round has no confidence interval, so differences may be due"
             " to noise"
@@ -330,7 +353,7 @@ def _inputs(results: Results) -> str:
 
 
 def show_compared(compared: Compared) -> None:
-    """A table, what is met, and what is to be known."""
+    """Print the comparison: a table, notes, and the conditions that are met."""
     figures = [change.figure for change in compared.pairs[0].changes]
     rows = [
         [pair.name, pair.load, *(_change_text(change) for change in pair.changes)]
@@ -358,7 +381,7 @@ def print_compared(compared: Compared) -> None:
 
 
 def _as_json(change: FigureChange) -> dict[str, Any]:
-    """JSON has no infinity, which is how many times more than nothing something is."""
+    """Return a change for JSON, which has no infinity (the ratio of a figure to 0)."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in change._asdict().items()

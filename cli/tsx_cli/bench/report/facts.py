@@ -1,6 +1,4 @@
-"""The text around the figures of a report: the winner, the environment, the inputs, how to
-reproduce it.
-"""
+"""The texts around the figures of a report: the winner, the environment, the inputs."""
 
 from __future__ import annotations
 
@@ -22,16 +20,15 @@ def title(results: Results) -> str:
 
 
 def subtitle(results: Results) -> str:
-    asked = f"bound {results.slo}" if results.slo else "no bound was given"
+    bound = f"bound {results.slo}" if results.slo else "no bound was given"
     where = f"at {results.against}" if results.against else f"on {machine(results.environment)}"
-    return f"tsx bench, {shown.moment(results.started)}, {where}; {asked}"
+    return f"tsx bench, {shown.moment(results.started)}, {where}; {bound}"
 
 
-def machine(here: Environment) -> str:
-    gpus = f", {', '.join(here.gpus)}" if here.gpus else ""
-    return (
-        f"{here.cores} core{'s' if here.cores != 1 else ''}, {here.cpu or 'an unknown CPU'}{gpus}"
-    )
+def machine(environment: Environment) -> str:
+    gpus = f", {', '.join(environment.gpus)}" if environment.gpus else ""
+    cores = f"{environment.cores} core{'s' if environment.cores != 1 else ''}"
+    return f"{cores}, {environment.cpu or 'an unknown CPU'}{gpus}"
 
 
 def pinned(results: Results) -> str:
@@ -69,19 +66,19 @@ def best(results: Results) -> str:
 
 
 def keys(results: Results) -> str:
-    """The winner as model-config.yaml has it."""
+    """Return the winner's settings in the format of model-config.yaml."""
     if results.winner is None or not results.trials[results.winner].configuration:
         return ""
     settings: dict[str, Any] = {
         key: value
-        for key, value in results.trials[results.winner].how().keys().items()
+        for key, value in results.trials[results.winner].as_configuration().keys().items()
         if value is not None
     }
     return yaml.safe_dump(settings, sort_keys=False).rstrip()
 
 
 def failures(results: Results) -> list[tuple[str, str]]:
-    """(configuration, all that its log said) of those that the table tells in brief only."""
+    """Return each configuration whose log the table shortens, with the whole log."""
     failed = [trial for trial in results.trials if trial.state == "failed" and trial.reason]
     return [
         (shown.name(trial, results), trial.reason or "")
@@ -91,7 +88,7 @@ def failures(results: Results) -> list[tuple[str, str]]:
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """(name, value) of the environment and of what was sent; what is not known is left out."""
+    """Return the names and values of the environment and the inputs; unknown ones are left out."""
     rows = [
         ("protocol", results.protocol),
         (
@@ -101,7 +98,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
         ("pinned to cores", pinned(results)),
         (
             "server at that load",
-            usage(trial.usage) if (trial := shown.told_trial(results)) else None,
+            usage(trial.usage) if (trial := shown.detailed_trial(results)) else None,
         ),
         *moments(results.started, results.ended),
     ]
@@ -123,25 +120,27 @@ def usage(samples: Sequence[Usage]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def common_facts(model: ModelInfo, here: Environment, sent: Inputs) -> list[tuple[str, str]]:
-    """The facts that reports of `tsx bench` and `tsx optimize` share."""
+def common_facts(model: ModelInfo, environment: Environment, sent: Inputs) -> list[tuple[str, str]]:
+    """Return the facts that reports of `tsx bench` and `tsx optimize` share."""
     kinds = ", ".join(
         f"{kind or 'no type'} ({count})" for kind, count in sent.content_types.items()
     )
-    versions = {"tsx": here.tsx, "torch": here.torch, "Python": here.python}
+    versions = {"tsx": environment.tsx, "torch": environment.torch, "Python": environment.python}
     rows = [
         ("model", model.archive or model.name),
         ("sha-256", model.sha256),
         ("size", None if model.size_mib is None else f"{model.size_mib:,.1f} MiB"),
         ("inputs", f"{sent.count} different from {sent.source}; {size_range(sent)}"),
         ("content types", kinds),
-        ("processor", machine(here)),
-        ("memory", f"{here.memory_mib:,} MiB" if here.memory_mib else None),
-        ("system", here.system),
+        ("processor", machine(environment)),
+        ("memory", f"{environment.memory_mib:,} MiB" if environment.memory_mib else None),
+        ("system", environment.system),
         ("versions", ", ".join(f"{name} {value}" for name, value in versions.items() if value)),
         (
             "noise",
-            None if here.noise is None else f"a fixed computation varied by {here.noise:.1%}",
+            None
+            if environment.noise is None
+            else f"a fixed computation varied by {environment.noise:.1%}",
         ),
     ]
     return [(name, value) for name, value in rows if value]
@@ -158,15 +157,16 @@ def moments(started: str, ended: str | None) -> list[tuple[str, str | None]]:
 
 
 def files(directory: Path) -> list[tuple[str, str]]:
-    """The files of `--profile` beside the report, with a command for those that a browser does not
-    show.
+    """Return the files of `--profile` beside the report.
+
+    A file that a browser does not show comes with a command for it.
     """
-    place = directory / "profile"
-    found = (
+    profile = directory / "profile"
+    paths = (
         sorted(
-            file.relative_to(directory).as_posix() for file in place.rglob("*") if file.is_file()
+            file.relative_to(directory).as_posix() for file in profile.rglob("*") if file.is_file()
         )
-        if place.is_dir()
+        if profile.is_dir()
         else []
     )
-    return [(file, f"snakeviz {file}" if file.endswith(".prof") else "") for file in found]
+    return [(file, f"snakeviz {file}" if file.endswith(".prof") else "") for file in paths]

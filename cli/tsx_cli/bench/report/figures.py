@@ -34,18 +34,18 @@ from tsx_cli.bench.report.charts import (
 from tsx_cli.bench.search.points import knee_of, open_loops
 from tsx_cli.common.output import milliseconds, number
 
-NAMED = 5  # configurations that have a colour of their own; the others are drawn without
-MOST_BARS = 8
-SHORT = 220  # height of a chart over time
-OTHERS = 2  # beside the winner and the baseline, where lines would hide each other
-FEWEST_RATES = 3  # of open loops, that make a chart
-BARS = "Error bars are 95 % intervals over the rounds."
+MAX_COLOURED = 5  # configurations with a colour of their own, beside winner and baseline
+MAX_BARS = 8
+TIME_CHART_HEIGHT = 220
+MAX_OTHER_LINES = 2  # lines beside the winner and the baseline, which more would hide
+MIN_RATES = 3  # rates of open loops that make a chart
+ERROR_BAR_NOTE = "Error bars are 95 % intervals over the rounds."
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.model_fields)
 PERCENTILES = [(0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (0.9999, "99.99 %")]
 
 
 def charts(results: Results) -> list[Chart]:
-    """Those that there are figures for."""
+    """Return the charts for which the results have figures."""
     makers = (
         frontier,
         by_rate,
@@ -59,12 +59,10 @@ def charts(results: Results) -> list[Chart]:
     return [chart for make in makers if (chart := make(results)) is not None]
 
 
-def named(results: Results, has: Callable[[Trial], bool]) -> list[tuple[int, str]]:
-    """The trials that have a colour, and which: the winner, the baseline, and the best of the
-    others.
-    """
+def coloured_trials(results: Results, has: Callable[[Trial], bool]) -> list[tuple[int, str]]:
+    """Return the trials with a colour: the winner, the baseline, and the best others."""
     chosen = []
-    colours = iter(f"s{number}" for number in range(2, 2 + NAMED))
+    colours = iter(f"s{number}" for number in range(2, 2 + MAX_COLOURED))
     for index in shown.ordered(results):
         if not has(results.trials[index]):
             continue
@@ -78,8 +76,8 @@ def named(results: Results, has: Callable[[Trial], bool]) -> list[tuple[int, str
 
 
 def frontier(results: Results) -> Chart | None:
-    """Throughput and latency of each load of each configuration."""
-    colours = dict(named(results, lambda trial: bool(trial.points)))
+    """Draw the throughput and latency of each load of each configuration."""
+    colours = dict(coloured_trials(results, lambda trial: bool(trial.points)))
     if not colours:
         return None
     bounds = shown.bounds(results)
@@ -95,18 +93,18 @@ def frontier(results: Results) -> Chart | None:
             drawn += marks
             lines.append(Series(shown.name(trial, results), colours.get(index, "other"), marks))
     lines.sort(
-        key=lambda each: [
+        key=lambda line: [
             "other",
             *(f"s{number}" for number in range(9, 1, -1)),
             "baseline",
             "winner",
-        ].index(each.style)
+        ].index(line.style)
     )
     legend = [
         LegendEntry(style, shown.name(results.trials[index], results))
         for index, style in colours.items()
     ]
-    if any(each.style == "other" for each in lines):
+    if any(line.style == "other" for line in lines):
         legend.append(LegendEntry("other", "other configurations"))
     rules = [ReferenceLine(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
     x = axis(
@@ -115,19 +113,19 @@ def frontier(results: Results) -> Chart | None:
         log=False,
         bars=[mark.across for mark in drawn],
     )
-    y = latency_axis(f"{shown.word(figure)}, ms", drawn, [rule.y for rule in rules])
+    y = latency_axis(f"{shown.figure_label(figure)}, ms", drawn, [rule.y for rule in rules])
     return Chart(
         "Throughput and latency",
         "Each point is a measured load; a line joins the closed loops or the open loops of one"
         " configuration. Points further right and lower are better. Hollow points exceed a bound,"
-        f" faint ones were disturbed. {BARS}",
+        f" faint ones were disturbed. {ERROR_BAR_NOTE}",
         plot("Throughput and latency of each configuration", x, y, lines, rules),
         legend,
     )
 
 
 def _kind(point: Point) -> tuple[str, str]:
-    """Loads of one kind have a line: in an open loop requests wait for no answers."""
+    """Return the key of loads that share a line; a line has open or closed loops only."""
     return point.offered.mode, point.offered.arrivals or ""
 
 
@@ -143,14 +141,16 @@ def _latency_bar(point: Point, figure: str) -> Interval | None:
 
 def _mark(point: Point, figure: str, name: str) -> ChartMark:
     value = point.times.get(figure, 0.0)
-    what = f"{number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
-    hint = f"{name}\n{point.offered}: {what}, {shown.word(figure)} {milliseconds(value)}"
+    throughput = f"{number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
+    hint = (
+        f"{name}\n{point.offered}: {throughput}, {shown.figure_label(figure)} {milliseconds(value)}"
+    )
     if point.error_rate:
         hint += f", {shown.share(point.error_rate)} errors"
     if disturbed := shown.disturbed(point):
         hint += f"\n{disturbed}"
     across = _bar(point.throughput)
-    faint = any(each.disturbed for each in point.counted)
+    faint = any(round_.disturbed for round_ in point.counted)
     return ChartMark(
         point.throughput.value,
         value,
@@ -163,10 +163,10 @@ def _mark(point: Point, figure: str, name: str) -> ChartMark:
 
 
 def by_rate(results: Results) -> Chart | None:
-    """The latency of open loops up to the knee."""
-    trial = shown.told_trial(results)
+    """Draw the latency of open loops up to the knee."""
+    trial = shown.detailed_trial(results)
     points = [] if trial is None else open_loops(trial.points)
-    if trial is None or len(points) < FEWEST_RATES:
+    if trial is None or len(points) < MIN_RATES:
         return None
     lines = []
     for figure, style in (("p50_ms", "s2"), ("p99_ms", "winner")):
@@ -174,12 +174,12 @@ def by_rate(results: Results) -> Chart | None:
         for point in points:
             mark = _mark(point, figure, shown.name(trial, results))
             marks.append(mark._replace(x=point.offered.rate or 0.0, across=None))
-        lines.append(Series(shown.word(figure), style, marks))
+        lines.append(Series(shown.figure_label(figure), style, marks))
     drawn = [mark for line in lines for mark in line.marks]
     held, broken = knee_of(points)
-    spans, knee = (
-        [],
-        "No rate that was tried holds." if held is None else f"Up to {shown.rate(held)} it holds.",
+    spans = []
+    knee = (
+        "No rate that was tried holds." if held is None else f"Up to {shown.rate(held)} it holds."
     )
     if held is not None and broken is not None:
         knee = (
@@ -197,25 +197,25 @@ def by_rate(results: Results) -> Chart | None:
     return Chart(
         "Latency by rate",
         f"Open loops of {shown.name(trial, results)}: requests arrive whatever the server does."
-        f" {knee} {BARS}",
+        f" {knee} {ERROR_BAR_NOTE}",
         plot("Latency by rate", x, y, lines, rules, spans=spans),
         [LegendEntry("winner", "p99"), LegendEntry("s2", "p50")],
     )
 
 
 def distribution(results: Results) -> Chart | None:
-    """Percentiles of the best points, the winner's and the baseline's above all."""
+    """Draw the percentiles of the best points, those of the winner and the baseline above all."""
     lines: list[Series] = []
-    shown_trials = named(results, lambda trial: shown.shown_point(trial) is not None)
-    first = [each for each in shown_trials if each[1] in ("winner", "baseline")]
+    shown_trials = coloured_trials(results, lambda trial: shown.shown_point(trial) is not None)
+    first = [entry for entry in shown_trials if entry[1] in ("winner", "baseline")]
     for index, style in reversed(
-        first + [each for each in shown_trials if each not in first][:OTHERS]
+        first + [entry for entry in shown_trials if entry not in first][:MAX_OTHER_LINES]
     ):
         trial = results.trials[index]
         point = shown.shown_point(trial)
         assert point is not None
         name = shown.name(trial, results)
-        together = merged([each.histogram for each in point.counted])
+        together = merged([round_.histogram for round_ in point.counted])
         known = [
             (level, value)
             for figure, level in QUANTILES.items()
@@ -230,24 +230,24 @@ def distribution(results: Results) -> Chart | None:
     return _percentiles(
         "Latency distribution",
         "The latency that a share of the answers does not exceed, for each configuration at its"
-        f" best load. {BARS}",
+        f" best load. {ERROR_BAR_NOTE}",
         "Latency by percentile",
         lines,
     )
 
 
 def _distribution_bars(point: Point, style: str, last: float) -> Series:
-    """The intervals of the percentiles that have names."""
+    """Return the intervals of the named percentiles."""
     marks = []
     for figure, level in QUANTILES.items():
-        place, value = -math.log10(1 - level), float(getattr(point.latency, figure))
-        if place <= last and (bar := _latency_bar(point, figure)) is not None:
-            marks.append(ChartMark(place, value, "", upright=bar))
+        position, value = -math.log10(1 - level), float(getattr(point.latency, figure))
+        if position <= last and (bar := _latency_bar(point, figure)) is not None:
+            marks.append(ChartMark(position, value, "", upright=bar))
     return Series("", style, marks, dots=False, joined=False)
 
 
 def _levels(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
-    """Return (share, milliseconds), as far as there are answers to tell."""
+    """Return pairs of a share and its milliseconds, as far as the answers suffice."""
     answers = sum(count for _, count in histogram)
     if not answers:
         return []
@@ -257,17 +257,15 @@ def _levels(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, float]]
 
 
 def streams(results: Results) -> Chart | None:
-    """Percentiles of the time to the first token and per output token, beside those of the whole
-    answer.
-    """
-    trial = shown.told_trial(results)
+    """Draw percentiles of the times to the first token, per output token and of the answer."""
+    trial = shown.detailed_trial(results)
     point = None if trial is None else shown.shown_point(trial)
     if trial is None or point is None or point.stream is None:
         return None
     histograms = {
         ("time to first token (TTFT)", "winner"): point.stream.ttft_histogram,
         ("time per output token (TPOT)", "s2"): point.stream.tpot_histogram,
-        ("whole answer", "baseline"): merged([each.histogram for each in point.counted]),
+        ("whole answer", "baseline"): merged([round_.histogram for round_ in point.counted]),
     }
     lines = [
         Series(name, style, _level_marks(name, _levels(histogram)), dots=False)
@@ -296,9 +294,12 @@ def _percentiles(
     if not drawn:
         return None
     last = max(2.0, *(mark.x for mark in drawn))
-    places = [(0.0, "0"), *((-math.log10(1 - level), text) for level, text in PERCENTILES)]
+    named_ticks = [(0.0, "0"), *((-math.log10(1 - level), text) for level, text in PERCENTILES)]
     x = Axis(
-        "share of the answers", 0.0, last, ticks=[tick for tick in places if tick[0] <= last + 1e-9]
+        "share of the answers",
+        0.0,
+        last,
+        ticks=[tick for tick in named_ticks if tick[0] <= last + 1e-9],
     )
     y = axis(
         "ms",
@@ -319,9 +320,9 @@ def _level_marks(name: str, levels: Sequence[tuple[float, float]]) -> list[Chart
 
 
 def stages(results: Results) -> Chart | None:
-    """Where the mean time of a request went."""
+    """Draw the parts of a request's mean time."""
     rows = []
-    for index, _ in named(results, lambda trial: trial.stages is not None)[:MOST_BARS]:
+    for index, _ in coloured_trials(results, lambda trial: trial.stages is not None)[:MAX_BARS]:
         trial = results.trials[index]
         assert trial.stages is not None
         times = stage_times(trial.stages)
@@ -329,19 +330,20 @@ def stages(results: Results) -> Chart | None:
             BarSegment(value, f"c{number}", f"{stage}: {milliseconds(value)}")
             for number, (stage, value) in enumerate(times)
         ]
-        point, whole = shown.shown_point(trial), sum(value for _, value in times)
+        point, total_ms = shown.shown_point(trial), sum(value for _, value in times)
         bar = None
-        if point is not None and len(point.counted) > 1:  # of the mean; the stages are of one round
-            found = interval([each.latency.mean_ms for each in point.counted])
-            bar = Interval(*(max(0.0, whole + end - found.value) for end in _bar(found)))
-        rows.append((_titled(index, results), milliseconds(whole), parts, bar))
+        # The interval is that of the mean; the stages are from one round.
+        if point is not None and len(point.counted) > 1:
+            mean = interval([round_.latency.mean_ms for round_ in point.counted])
+            bar = Interval(*(max(0.0, total_ms + end - mean.value) for end in _bar(mean)))
+        rows.append((_titled(index, results), milliseconds(total_ms), parts, bar))
     if not rows:
         return None
     legend = [LegendEntry(f"c{number}", stage) for number, stage in enumerate(STAGES)]
     return Chart(
         "Where the time goes",
         "The mean time from sending a request to receiving its answer, at the best load of a"
-        f" configuration. {BARS}",
+        f" configuration. {ERROR_BAR_NOTE}",
         stacked("Mean time of a request by stage", rows),
         legend,
     )
@@ -363,7 +365,7 @@ def _titled(index: int, results: Results) -> str:
 
 
 def batch_sizes(results: Results) -> Chart | None:
-    trial = shown.told_trial(results)
+    trial = shown.detailed_trial(results)
     if trial is None or not trial.batch_sizes:
         return None
     total = sum(trial.batch_sizes.values())
@@ -386,26 +388,26 @@ def batch_sizes(results: Results) -> Chart | None:
 
 
 def curves(results: Results) -> Chart | None:
-    """What one worker alone does of batches of each size."""
+    """Draw the throughput of a worker alone by batch size."""
     drawn = [curve for curve in results.curves if len(curve.points) > 1]
     if not drawn:
         return None
     lines = []
-    for place, curve in enumerate(drawn[:NAMED]):
+    for index, curve in enumerate(drawn[:MAX_COLOURED]):
         marks = [
             ChartMark(
                 point.batch_size,
                 1000 * point.batch_size / point.median_ms,
                 f"{_worker(curve)}\nbatch {point.batch_size}: {milliseconds(point.median_ms)} "
                 f"({milliseconds(point.low_ms)} to {milliseconds(point.high_ms)})",
-                upright=_of_median(point),
+                upright=_median_bar(point),
             )
             for point in curve.points
             if point.median_ms > 0
         ]
-        lines.append(Series(_worker(curve), "winner" if place == 0 else f"s{place + 1}", marks))
-    sizes = sorted({int(mark.x) for each in lines for mark in each.marks})
-    drawn_marks = [mark for each in lines for mark in each.marks]
+        lines.append(Series(_worker(curve), "winner" if index == 0 else f"s{index + 1}", marks))
+    sizes = sorted({int(mark.x) for line in lines for mark in line.marks})
+    drawn_marks = [mark for line in lines for mark in line.marks]
     y = axis(
         "requests/s",
         [mark.y for mark in drawn_marks],
@@ -424,13 +426,14 @@ def curves(results: Results) -> Chart | None:
         "Requests per second of a worker that runs batches of one size back to back, measured in"
         " its process. Error bars are 95 % intervals of the median.",
         plot("Throughput of one worker by batch size", x, y, lines),
-        [LegendEntry(each.style, each.name) for each in lines] if len(lines) > 1 else (),
+        [LegendEntry(line.style, line.name) for line in lines] if len(lines) > 1 else (),
     )
 
 
-def _of_median(point: CurvePoint) -> Interval:
-    """Of the requests per second, by the usual interval of a median: 1.57 quartile distances /
-    sqrt(n).
+def _median_bar(point: CurvePoint) -> Interval:
+    """Return the interval of the requests per second.
+
+    It is the usual interval of a median: 1.57 quartile distances / sqrt(n).
     """
     half = 1.57 * (point.high_ms - point.low_ms) / math.sqrt(max(1, point.samples))
     slow, quick = point.median_ms + half, max(point.median_ms - half, point.low_ms / 2)
@@ -443,32 +446,39 @@ def _worker(curve: Curve) -> str:
 
 def latency_over_time(results: Results) -> Chart | None:
     """Draw all rounds of the best load one after the other."""
-    trial = shown.told_trial(results)
+    trial = shown.detailed_trial(results)
     point = None if trial is None else shown.shown_point(trial)
-    if trial is None or point is None or not any(each.over_time for each in point.rounds):
+    if trial is None or point is None or not any(round_.over_time for round_ in point.rounds):
         return None
     spans: list[AxisSpan] = []
     lines: list[Series] = []
     offset = length = 0.0
-    for turn, one in enumerate(point.rounds, 1):
-        ends = [end for end, *_ in one.over_time]
+    for round_number, round_ in enumerate(point.rounds, 1):
+        ends = [end for end, *_ in round_.over_time]
         if not ends:
             continue
-        length = ends[1] - ends[0] if len(ends) > 1 else one.seconds
-        start = offset - (ends[0] - length)  # where the round begins to count
+        length = ends[1] - ends[0] if len(ends) > 1 else round_.seconds
+        start = offset - (ends[0] - length)  # the end of the warm-up
         if start > offset:
-            spans.append(AxisSpan(offset, start, "warm", f"warm-up of round {turn}"))
-        for place, (name, style) in enumerate((("p50", "s2"), ("p99", "winner")), start=2):
+            spans.append(AxisSpan(offset, start, "warm", f"warm-up of round {round_number}"))
+        for column, (name, style) in enumerate((("p50", "s2"), ("p99", "winner")), start=2):
             marks = [
-                ChartMark(start + each[0] - length / 2, float(each[place]), "")
-                for each in one.over_time
-                if each[1]
+                ChartMark(
+                    start + interval_values[0] - length / 2, float(interval_values[column]), ""
+                )
+                for interval_values in round_.over_time
+                if interval_values[1]
             ]
-            lines.append(Series(f"{name} of round {turn}", style, marks, dots=False))
+            lines.append(Series(f"{name} of round {round_number}", style, marks, dots=False))
         offset = start + ends[-1]
-        if one.disturbed:
+        if round_.disturbed:
             spans.append(
-                AxisSpan(start, offset, "disturbed", f"round {turn}: {'; '.join(one.disturbed)}")
+                AxisSpan(
+                    start,
+                    offset,
+                    "disturbed",
+                    f"round {round_number}: {'; '.join(round_.disturbed)}",
+                )
             )
     rounds = (
         f"{len(point.rounds)} rounds one after the other" if len(point.rounds) > 1 else "one round"
@@ -484,7 +494,7 @@ def latency_over_time(results: Results) -> Chart | None:
     )
     x = axis("seconds", [offset], log=False)
     y = latency_axis("ms", [mark for line in lines for mark in line.marks])
-    svg = plot("Latency over time", x, y, lines, spans=spans, height=SHORT)
+    svg = plot("Latency over time", x, y, lines, spans=spans, height=TIME_CHART_HEIGHT)
     return Chart(
         "Latency over time",
         f"p50 and p99 {says}",

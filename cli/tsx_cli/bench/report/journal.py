@@ -38,7 +38,11 @@ class PastRun(JournaledRun):
 
 
 def read_journal(directory: Path) -> PastRun:
-    """Raises CliError if there is nothing to resume."""
+    """Read the journal of a run.
+
+    Raises:
+        CliError: There is nothing to resume.
+    """
     return read_journal_file(directory, Journal, PastRun, _add)
 
 

@@ -1,6 +1,4 @@
-"""JUnit XML of what was judged: a test case for each bound, or for each condition of a comparison
-and each row.
-"""
+"""JUnit XML of verdicts: a test case for each bound, or for each condition of a comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from tsx_cli.common.output import milliseconds, one_line, rounded
 
 
 class JUnitCase(NamedTuple):
-    """`failure` is a message with the figures; None where it passed."""
+    """A test case; its `failure` is a message with the figures, or None if it passed."""
 
     group: str
     name: str
@@ -28,7 +26,11 @@ class JUnitCase(NamedTuple):
 
 
 def check_junit(file: str, judged: object, option: str) -> None:
-    """Raises UsageError where nothing is judged, or where there can be no such file."""
+    """Check the options of `--junit`.
+
+    Raises:
+        UsageError: Nothing is judged, or the file cannot exist.
+    """
     if not judged:
         raise UsageError(f"--junit reports what is judged: give {option} as well")
     if Path(file).is_dir() or not Path(file).absolute().parent.is_dir():
@@ -36,8 +38,9 @@ def check_junit(file: str, judged: object, option: str) -> None:
 
 
 def bound_cases(results: Results) -> list[JUnitCase]:
-    """Of the winner, or of the server that was measured; where nothing holds the bounds, of what
-    came closest.
+    """Return the verdicts on the winner, or on the measured server.
+
+    If nothing keeps the bounds, they are those on the closest configuration.
     """
     group = facts.title(results)
     slo = parse_slo(results.slo or "")
@@ -60,9 +63,8 @@ def bound_cases(results: Results) -> list[JUnitCase]:
             else [Bound("errors", 0.0, "errors<=0%")]
         ),
     ]
-    if (
-        at is None or point is None or point.throughput.value <= 0
-    ):  # latencies of no answers are 0, and would pass
+    # The latencies of no answers are 0, and would pass.
+    if at is None or point is None or point.throughput.value <= 0:
         failure = (
             "nothing was measured"
             if point is None
@@ -78,13 +80,13 @@ def bound_cases(results: Results) -> list[JUnitCase]:
         for bound in bounds
     ]
     if point.offered.mode == "open":
-        behind = not point.holds and not broken
-        reached = f"{rounded(point.throughput.value)} answers/s {where}"
+        falls_behind = not point.holds and not broken
+        throughput = f"{rounded(point.throughput.value)} answers/s {where}"
         cases.append(
             JUnitCase(
                 group,
                 "the throughput follows the rate",
-                f"the server falls behind: {reached}" if behind else None,
+                f"the server falls behind: {throughput}" if falls_behind else None,
             )
         )
     return cases
@@ -97,28 +99,33 @@ def _exceeds(bound: Bound, point: Point) -> str:
             f" {shown.share(bound.limit)}"
         )
     if bound.figure not in point.times:
-        return f"{shown.word(bound.figure)} is not known, as the answers were no event streams"
+        return (
+            f"{shown.figure_label(bound.figure)} is not known, as the answers were no event streams"
+        )
     interval = f" {shown.margin(point.p99_ms)}".rstrip() if bound.figure == "p99_ms" else ""
     value = milliseconds(point.times[bound.figure])
-    return (
-        f"{shown.word(bound.figure)} is {value}{interval}, the bound is {milliseconds(bound.limit)}"
-    )
+    label = shown.figure_label(bound.figure)
+    return f"{label} is {value}{interval}, the bound is {milliseconds(bound.limit)}"
 
 
 def condition_cases(compared: Compared, results: Results) -> list[JUnitCase]:
     group = facts.title(results)
     return [
         JUnitCase(
-            f"{group}: {each.name}, {each.load}",
-            f"not {each.condition}",
-            each.text if each.met else None,
+            f"{group}: {judgement.name}, {judgement.load}",
+            f"not {judgement.condition}",
+            judgement.text if judgement.met else None,
         )
-        for each in compared.judgements
+        for judgement in compared.judgements
     ]
 
 
 def write_junit(file: str, cases: Sequence[JUnitCase], results: Results) -> None:
-    """Raises CliError."""
+    """Write the test cases as JUnit XML.
+
+    Raises:
+        CliError: The file cannot be written.
+    """
     failed = sum(case.failure is not None for case in cases)
     counts = {
         "tests": str(len(cases)),
@@ -152,11 +159,11 @@ def write_junit(file: str, cases: Sequence[JUnitCase], results: Results) -> None
 
 
 def _seconds(results: Results) -> float:
-    """That the run took; 0 where its end is not known."""
+    """Return the seconds of the run, or 0 if its end is unknown."""
     try:
-        began, ended = (
-            datetime.fromisoformat(moment or "") for moment in (results.started, results.ended)
+        start, end = (
+            datetime.fromisoformat(text or "") for text in (results.started, results.ended)
         )
-        return max(0.0, (ended - began).total_seconds())
+        return max(0.0, (end - start).total_seconds())
     except (ValueError, TypeError):
         return 0.0

@@ -1,4 +1,4 @@
-"""Computes the replicas for a request rate from the loads that a benchmark measured."""
+"""The replicas for a request rate, computed from the loads that a benchmark measured."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def read_measurements(archive: Path | None, results: Path | None) -> ArchiveReco
     """Return the record of a results.json or else of an archive.
 
     Raises:
-        CliError: there is none, or it has no winner.
-        UsageError: neither is given.
+        CliError: There is none, or it has no winner.
+        UsageError: Neither is given.
     """
     if results is not None:
         run = read_results(results)
@@ -66,19 +66,20 @@ def highest_load(
     """Return the load with the highest rate that kept the bounds.
 
     Raises:
-        CliError: no load of that configuration was measured, or none kept the bounds.
+        CliError: No load of that configuration was measured, or none kept the bounds.
     """
     best = Configuration(**record.best.configuration)
     workers, batch_size = workers or best.workers, batch_size or best.batch_size
     loads = [
         load
         for load in _judged(record, bounds)
-        if load.how.variant.kind == best.variant.kind
-        and (load.how.workers, load.how.batch_size) == (workers, batch_size)
+        if load.as_configuration.variant.kind == best.variant.kind
+        and (load.as_configuration.workers, load.as_configuration.batch_size)
+        == (workers, batch_size)
     ]
     loads_by_configuration = [
-        [load for load in loads if load.how == how]
-        for how in dict.fromkeys(load.how for load in loads)
+        [load for load in loads if load.as_configuration == configuration]
+        for configuration in dict.fromkeys(load.as_configuration for load in loads)
     ]
     highest = filter(None, map(_highest, loads_by_configuration))
     if (load := max(highest, key=lambda load: load.throughput.value, default=None)) is not None:
@@ -94,7 +95,7 @@ def highest_load(
 
 
 def _judged(record: ArchiveRecord, bounds: Slo | None) -> list[MeasuredLoad]:
-    """Return the measured loads, of which each says whether it kept these bounds."""
+    """Return the measured loads with the verdict on these bounds."""
     return [
         load.model_copy(update={"holds": _holds(load, bounds, record)}) for load in record.points
     ]
@@ -107,7 +108,7 @@ def _holds(load: MeasuredLoad, bounds: Slo | None, record: ArchiveRecord) -> boo
 
 
 def _highest(loads: list[MeasuredLoad]) -> MeasuredLoad | None:
-    """Return the knee of the open loops, else the highest load below every open loop that broke."""
+    """Return the knee of the open loops, or the highest load below every open loop that broke."""
     held, broken = knee_of(loads)
     if held is not None and broken is not None:
         loads = [load for load in loads if load.offered == held.offered]
@@ -126,17 +127,21 @@ def plan(
     headroom: float,
     price_per_hour: float | None,
 ) -> dict[str, Any]:
-    """Return the report. `headroom` is a share of `rate`, which is in requests per second."""
+    """Return the report; `headroom` is a share of `rate`, in requests per second."""
     highest = load.throughput.value
     replicas = math.ceil(rate * (1 + headroom) / highest)
-    knee = knee_of(each for each in _judged(record, bounds) if each.how == load.how)
+    knee = knee_of(
+        judged
+        for judged in _judged(record, bounds)
+        if judged.as_configuration == load.as_configuration
+    )
     environment = record.environment
     report: dict[str, Any] = {
         "rps": round(rate, 3),
         "slo": None if bounds is None else str(bounds),
         "replicas": replicas,
         "configuration": load.configuration,
-        "describes": str(load.how),
+        "describes": str(load.as_configuration),
         "most_rps_per_replica": round(highest, 1),
         "lower_limit": load.offered.mode == "open" and knee.broken is None,
         "share_of_most": round(rate / replicas / highest, 4),
@@ -162,11 +167,11 @@ def plan(
 def show(report: dict[str, Any]) -> None:
     """Print the report as a table."""
     load, measured = report["load"], report["measured"]
-    share, most = report["share_of_most"], report["most_rps_per_replica"]
+    share, capacity = report["share_of_most"], report["most_rps_per_replica"]
     rows: list[tuple[str, object]] = [
         ("replicas", report["replicas"]),
         ("each of them", report["describes"]),
-        ("the most that one does", f"{most:,.4g} requests/s, of which this is {share:.0%}"),
+        ("the most that one does", f"{capacity:,.4g} requests/s, of which this is {share:.0%}"),
         ("measured with", load["describes"]),
         ("latency then", f"p50 {milliseconds(load['p50_ms'])}, p99 {milliseconds(load['p99_ms'])}"),
     ]

@@ -1,6 +1,4 @@
-"""Renders a report for people: a page, Markdown, CSV and the terminal, from the same texts and
-tables.
-"""
+"""A report for people as a page, Markdown, CSV and text, from the same texts and tables."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
 class ReportTable(NamedTuple):
-    """A table, whose first `texts` columns are text and whose others are figures, except a note."""
+    """A table; its first `texts` columns are text and the others are figures, except a note."""
 
     title: str
     says: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     texts: int = 1
-    is_folded: bool = False  # on the page
+    is_folded: bool = False  # only on the page
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class ReportContent:
     best: str
     headline: Sequence[tuple[str, str]]  # names and figures
     why: str
-    keys: str  # of model-config.yaml
+    keys: str  # settings in model-config.yaml's format
     notes: Sequence[str]
     charts: Sequence[Chart]
     tables: Sequence[ReportTable]
@@ -60,7 +58,11 @@ class ReportContent:
 def write(
     report: ReportContent, rows: Sequence[Mapping[str, Any]], json: str, directory: Path
 ) -> list[Path]:
-    """Write the files, each whole or as it was, and return their paths. Raises OSError."""
+    """Write the files atomically, and return their paths.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
     loader = FileSystemLoader(Path(__file__).parent)
     templates = Environment(
         loader=loader,
@@ -103,11 +105,11 @@ def _cell(value: object) -> object:
 
 
 def show(
-    table: ReportTable, title: str = "", most: int = sys.maxsize, without_note: str = ""
+    table: ReportTable, title: str = "", max_rows: int = sys.maxsize, without_note: str = ""
 ) -> None:
-    """Print the first rows of a table and the marked ones, with their notes below but for one."""
+    """Print the first rows of a table and the marked ones, with all their notes but one."""
     columns = len(table.head) - (table.head[-1] == NOTE)
-    rows = [row for place, row in enumerate(table.rows) if place < most or row[0].endswith(")")]
+    rows = [row for index, row in enumerate(table.rows) if index < max_rows or row[0].endswith(")")]
     print_table(
         table.head[:columns],
         [row[:columns] for row in rows],

@@ -1,4 +1,4 @@
-"""Formats figures, loads and trials for the page, the tables and the terminal."""
+"""The texts of figures, loads and trials for the page, the tables and the terminal."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def share(value: float) -> str:
 
 
 def margin(figure: Figure) -> str:
-    """Half the confidence interval, as a share of the figure; empty where there is none."""
-    width = figure.high - figure.value  # and not of both ends, as the lower one is never below 0
-    if width <= 0 or figure.value <= 0:
+    """Return half the confidence interval as a share of the figure, or an empty text."""
+    # The lower end is never below 0, so the upper one counts.
+    margin_value = figure.high - figure.value
+    if margin_value <= 0 or figure.value <= 0:
         return ""
-    return (
-        f"± {width / figure.value:.1%}" if width < figure.value else "± over 100%"
-    )  # of few rounds that differ: it says no more
+    # Few rounds that differ give an interval whose exact width says nothing.
+    return f"± {margin_value / figure.value:.1%}" if margin_value < figure.value else "± over 100%"
 
 
 def rate(point: Point) -> str:
-    """The rate of an open loop."""
+    """Return the rate of an open loop."""
     return f"{number(point.offered.rate or 0.0)}/s"
 
 
 def name(trial: Trial, results: Results) -> str:
-    """The configuration; of a server that ran already nothing is known but its address."""
-    return str(trial.how()) if trial.configuration else results.against or "as it is"
+    """Return the configuration, or the address of a running server."""
+    return str(trial.as_configuration()) if trial.configuration else results.against or "as it is"
 
 
 def moment(text: str | None) -> str:
-    """A time of results.json as people write it; as it is where it is none."""
+    """Return a time of results.json as people write it; an invalid one stays."""
     if not text:
         return NONE
     try:
@@ -50,7 +50,7 @@ def moment(text: str | None) -> str:
 
 
 def bounds(results: Results) -> Sequence[Bound]:
-    """Of time, among those that were asked for."""
+    """Return the bounds of times, without those of errors."""
     return (
         []
         if results.slo is None
@@ -58,8 +58,8 @@ def bounds(results: Results) -> Sequence[Bound]:
     )
 
 
-def word(figure: str) -> str:
-    """`p99_ms` as people write it, and `ttft.p99_ms`."""
+def figure_label(figure: str) -> str:
+    """Return a label such as `p99` or `TTFT p99` for the name of a figure."""
     part, _, name = figure.rpartition(".")
     text = {"p999_ms": "p99.9", "mean_ms": "mean", "max_ms": "slowest"}.get(
         name, name.removesuffix("_ms")
@@ -68,9 +68,7 @@ def word(figure: str) -> str:
 
 
 def shown_point(trial: Trial) -> Point | None:
-    """Its best within the bounds; where there is none, the one of the lowest p99 that has
-    answers.
-    """
+    """Return the best point within the bounds, or the point of the lowest p99 with answers."""
     if trial.chosen is not None:
         return trial.chosen
     return min(
@@ -81,24 +79,29 @@ def shown_point(trial: Trial) -> Point | None:
 
 
 def ordered(results: Results) -> list[int]:
-    """Numbers of the trials: the winner, then by throughput within the bounds, and at the end what
-    failed or was not measured.
+    """Return the positions of the trials: the winner, then by throughput within the bounds.
+
+    Trials that failed or were not measured come last.
     """
 
     def key(index: int) -> tuple[bool, bool, bool, float, int]:
         trial = results.trials[index]
-        chosen, predicted = (
-            trial.chosen,
-            0.0 if trial.predicted is None else trial.predicted.throughput,
+        chosen = trial.chosen
+        predicted = 0.0 if trial.predicted is None else trial.predicted.throughput
+        throughput = predicted if chosen is None else chosen.throughput.value
+        return (
+            index != results.winner,
+            chosen is None,
+            trial.state != "measured",
+            -throughput,
+            index,
         )
-        reached = predicted if chosen is None else chosen.throughput.value
-        return (index != results.winner, chosen is None, trial.state != "measured", -reached, index)
 
     return sorted(range(len(results.trials)), key=key)
 
 
 def summary_point(results: Results) -> Point | None:
-    """The winner's; where none was sought, that of the server that was measured."""
+    """Return the point of the winner, or of the measured server."""
     if results.winner is not None:
         return results.trials[results.winner].chosen
     if results.against is not None:
@@ -108,8 +111,8 @@ def summary_point(results: Results) -> Point | None:
     return None
 
 
-def told_trial(results: Results) -> Trial | None:
-    """The one whose details are shown: the winner, or what is best where nothing won."""
+def detailed_trial(results: Results) -> Trial | None:
+    """Return the trial whose details are shown: the winner, or else the best."""
     if results.winner is not None:
         return results.trials[results.winner]
     return next(
@@ -118,14 +121,14 @@ def told_trial(results: Results) -> Trial | None:
 
 
 def mark(index: int, results: Results) -> str:
-    """Return winner, recommended (of a tie), tie, baseline or nothing."""
+    """Return winner, recommended (one of a tie), tie, baseline or nothing."""
     if results.tied and index in (results.winner, *results.tied):
         return "recommended" if index == results.winner else "tie"
     return "winner" if index == results.winner else "baseline" if index == results.baseline else ""
 
 
 def per_million(point: Point, results: Results) -> float | None:
-    """The cost of a million requests; None where no price is given, or nothing was answered."""
+    """Return the cost of a million requests; None without a price or an answer."""
     rate = point.throughput.value
     return (
         None
@@ -140,12 +143,12 @@ def cost(point: Point, results: Results) -> str:
 
 
 def with_margin(figure: Figure) -> str:
-    """Of milliseconds."""
+    """Return a figure in milliseconds with its margin."""
     return f"{milliseconds(figure.value)} {margin(figure)}".strip()
 
 
 def brief(text: str) -> str:
-    """The first line and the last of what a log says: what happened, and what of it."""
+    """Return the first and the last line of a log: the event and its consequence."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{lines[0]} ... {lines[-1]}" if len(lines) > 2 else " ".join(lines)
 
@@ -173,7 +176,9 @@ def note(trial: Trial, results: Results) -> str:
         )
     point = shown_point(trial)
     limited = (
-        next((each.generator.limited for each in point.rounds if each.generator.limited), None)
+        next(
+            (round_.generator.limited for round_ in point.rounds if round_.generator.limited), None
+        )
         if point
         else None
     )
@@ -185,53 +190,50 @@ def note(trial: Trial, results: Results) -> str:
 
 
 def disturbed(point: Point) -> str:
-    """How many of its rounds something else on the machine disturbed, and by what; rounds that were
-    repeated do not count.
-    """
-    reasons = [each.disturbed[0] for each in point.counted if each.disturbed]
+    """Return how many rounds were disturbed, and by what; repeated rounds do not count."""
+    reasons = [round_.disturbed[0] for round_ in point.counted if round_.disturbed]
     if not reasons:
         return ""
-    how_many = (
+    count_text = (
         f"{len(reasons)} of {len(point.counted)} rounds were"
         if len(point.counted) > 1
         else "it was"
     )
-    return f"{how_many} disturbed: {reasons[0]}"
+    return f"{count_text} disturbed: {reasons[0]}"
 
 
 def stalls(point: Point) -> str:
-    """Times without any answer.
+    """Return the times without any answer.
 
-    In a closed loop few requests wait for their end, so that percentiles hardly tell of them.
+    In a closed loop few requests wait for their end, so percentiles hardly show them.
     """
-    lengths = [length for each in point.rounds for _, length in each.stalls]
+    lengths = [length for round_ in point.rounds for _, length in round_.stalls]
     if not lengths:
         return ""
-    seen = max(each.corrected_p99_ms or 0.0 for each in point.rounds)
-    others = (
-        f", and clients that come all the time would have seen a p99 of {milliseconds(seen)}"
-        if seen
+    seen_p99_ms = max(round_.corrected_p99_ms or 0.0 for round_ in point.rounds)
+    p99_text = (
+        f", and clients that come all the time would have seen a p99 of {milliseconds(seen_p99_ms)}"
+        if seen_p99_ms
         else ""
     )
     return (
         f"{len(lengths)} stall{'s' if len(lengths) != 1 else ''},"
-        f" {milliseconds(1000 * max(lengths))} at most{others}"
+        f" {milliseconds(1000 * max(lengths))} at most{p99_text}"
     )
 
 
 def gain(results: Results) -> RatioInterval | None:
-    """The winner beside the baseline: as they were measured in turn, or else apart; None where one
-    of them has no figure.
+    """Return the winner's throughput relative to the baseline's, or None if one has no figure.
+
+    A comparison in turn counts before one of separate measurements.
     """
     if results.winner is None or results.baseline is None or results.winner == results.baseline:
         return None
     for pair in results.paired:
         if (pair.first, pair.second) == (results.winner, results.baseline):
             return RatioInterval(pair.ratio, pair.low, pair.high, pair.real)
-    winner, baseline = (
-        results.trials[results.winner].chosen,
-        results.trials[results.baseline].chosen,
-    )
+    winner = results.trials[results.winner].chosen
+    baseline = results.trials[results.baseline].chosen
     if winner is None or baseline is None or baseline.throughput.value <= 0:
         return None
     return difference_of(baseline.throughput, winner.throughput)

@@ -33,7 +33,7 @@ def tables(results: Results) -> list[ReportTable]:
 
 def headline(results: Results) -> list[tuple[str, str]]:
     """Return the figures of the summary's configuration by their names."""
-    trial, point = shown.told_trial(results), shown.summary_point(results)
+    trial, point = shown.detailed_trial(results), shown.summary_point(results)
     if trial is None or point is None:
         return []
     best = trial.model_copy(update={"points": [point], "best": 0})
@@ -50,7 +50,7 @@ def headline(results: Results) -> list[tuple[str, str]]:
 
 
 def details(trials: Sequence[Trial], results: Results) -> list[ReportTable]:
-    """Return what the terminal shows of the best configuration, and other reports of all."""
+    """Return the tables that the terminal shows for the best configuration, and reports for all."""
     return [_streams(trials, results), _sizes(results), _starts(trials, results)]
 
 
@@ -120,7 +120,7 @@ def loads(trials: Sequence[Trial], results: Results) -> ReportTable:
         "configuration",
         "load",
         "answers/s",
-        *map(shown.word, LATENCIES),
+        *map(shown.figure_label, LATENCIES),
         "errors",
         *_cost_column(results),
         "rounds",
@@ -141,7 +141,7 @@ def loads(trials: Sequence[Trial], results: Results) -> ReportTable:
 
 
 def _rounds(point: Point) -> str:
-    disturbed = sum(bool(each.disturbed) for each in point.counted)
+    disturbed = sum(bool(round_.disturbed) for round_ in point.counted)
     return (
         f"{len(point.counted)} ({disturbed} disturbed)"
         if disturbed
@@ -187,18 +187,21 @@ def _sizes(results: Results) -> ReportTable:
     """Return the latencies by the size of the input, at the summary's load."""
     point = shown.summary_point(results)
     classes: dict[tuple[int, int], list[SizeClass]] = {}
-    for each in (
-        each for one in (point.counted if point else []) for each in one.by_size if each.ok
+    for size_class in (
+        size_class
+        for round_ in (point.counted if point else [])
+        for size_class in round_.by_size
+        if size_class.ok
     ):
-        classes.setdefault((each.smallest, each.largest), []).append(each)
+        classes.setdefault((size_class.smallest, size_class.largest), []).append(size_class)
     rows = [
         [
             f"{smallest:,} bytes" if smallest == largest else f"{smallest:,} to {largest:,} bytes",
-            f"{sum(each.ok for each in found):,}",
-            shown.with_margin(interval([each.p50_ms for each in found])),
-            shown.with_margin(interval([each.p99_ms for each in found])),
+            f"{sum(size_class.ok for size_class in size_classes):,}",
+            shown.with_margin(interval([size_class.p50_ms for size_class in size_classes])),
+            shown.with_margin(interval([size_class.p99_ms for size_class in size_classes])),
         ]
-        for (smallest, largest), found in sorted(classes.items())
+        for (smallest, largest), size_classes in sorted(classes.items())
     ]
     return ReportTable("By size of the input", "", ("input", "answers", "p50", "p99"), rows)
 
@@ -245,13 +248,18 @@ def _stages(trials: Sequence[Trial], results: Results) -> ReportTable:
 def csv_rows(results: Results) -> Iterator[dict[str, Any]]:
     """Yield a row for each measured load, and one for each configuration without any."""
     for index, trial in enumerate(results.trials):
-        how = (
-            trial.how().as_json()
+        configuration = (
+            trial.as_configuration().as_json()
             if trial.configuration
             else {field.name: None for field in fields(Configuration)}
         )
-        same = None if trial.accuracy is None else trial.accuracy.same
-        trial_row = {"trial": index, **how, "state": trial.state, "same_answers": same}
+        same_answers = None if trial.accuracy is None else trial.accuracy.same
+        trial_row = {
+            "trial": index,
+            **configuration,
+            "state": trial.state,
+            "same_answers": same_answers,
+        }
         for number_of_point, point in enumerate(trial.points):
             best = number_of_point == trial.best
             yield {
@@ -288,8 +296,8 @@ def _csv_figures(point: Point) -> dict[str, Any]:
         "error_rate": point.error_rate,
         "holds": point.holds,
         "rounds": len(point.rounds),
-        "seconds": sum(each.seconds for each in point.rounds),
-        "sent": sum(each.sent for each in point.rounds),
-        "accepted": sum(each.ok for each in point.rounds),
-        "refused": sum(each.refused for each in point.rounds),
+        "seconds": sum(round_.seconds for round_ in point.rounds),
+        "sent": sum(round_.sent for round_ in point.rounds),
+        "accepted": sum(round_.ok for round_ in point.rounds),
+        "refused": sum(round_.refused for round_ in point.rounds),
     }

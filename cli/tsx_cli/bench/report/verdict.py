@@ -8,44 +8,49 @@ from tsx_cli.bench.load.results import OUT_OF_TIME, OUTDONE, Point, Results, Tri
 from tsx_cli.bench.search.points import failures
 from tsx_cli.common.output import milliseconds, rounded
 
-NAMED = 2  # of the configurations that are tied with the winner
+MAX_NAMED_TIES = 2  # named configurations that are tied with the winner
 
 
 def conclude(results: Results) -> None:
-    """Fill in `why`."""
+    """Fill in `why` of the results."""
     if results.faster_unmeasured:
-        results.why = _too_short(results)
+        results.why = _too_short_text(results)
     else:
         results.why = (
-            _nobody(results) if results.winner is None else _winner(results, results.winner)
-        ) + _unmeasured(results)
+            _no_winner_text(results)
+            if results.winner is None
+            else _winner_text(results, results.winner)
+        ) + _unmeasured_text(results)
 
 
-def _too_short(results: Results) -> str:
+def _too_short_text(results: Results) -> str:
     count = results.faster_unmeasured
     several = f"{count} configurations that are" if count > 1 else "a configuration that is"
-    left = [
-        (one, trial)
+    unmeasured = [
+        (predicted_figures, trial)
         for trial in results.trials
-        if trial.reason == OUT_OF_TIME and (one := trial.predicted) is not None
+        if trial.reason == OUT_OF_TIME and (predicted_figures := trial.predicted) is not None
     ]
-    predicted, fastest = max(left, key=lambda each: each[0].throughput, default=(None, None))
-    such = (
-        f", such as {fastest.how()} with about {rounded(predicted.throughput)} requests/s"
+    predicted, fastest = max(
+        unmeasured, key=lambda candidate: candidate[0].throughput, default=(None, None)
+    )
+    example = (
+        f", such as {fastest.as_configuration()} with about"
+        f" {rounded(predicted.throughput)} requests/s"
         if fastest and predicted
         else ""
     )
     sentences = [
         f"The time was too short to choose: {several} expected to be faster could not be"
-        f" measured{such}."
+        f" measured{example}."
     ]
     measured = [(trial, point) for trial in results.trials if (point := trial.chosen) is not None]
     if measured:
-        trial, point = max(measured, key=lambda each: each[1].throughput.value)
+        trial, point = max(measured, key=lambda measurement: measurement[1].throughput.value)
         figures = (
             f"{rounded(point.throughput.value)} requests/s with {point.offered}, {_tail(point)}"
         )
-        sentences.append(f"The fastest that was measured is {trial.how()}: {figures}.")
+        sentences.append(f"The fastest that was measured is {trial.as_configuration()}: {figures}.")
     return " ".join(
         [
             *sentences,
@@ -54,27 +59,41 @@ def _too_short(results: Results) -> str:
     )
 
 
-def _winner(results: Results, winner: int) -> str:
+def _winner_text(results: Results, winner: int) -> str:
     trial = results.trials[winner]
     point = trial.chosen
     assert point is not None
     bound = f", within {results.slo}" if results.slo else ""
     figures = f"{rounded(point.throughput.value)} requests/s with {point.offered}, {_tail(point)}"
-    got = (
+    condition = (
         " for the processor time that it got"
-        if any(each.disturbed for each in point.counted)
+        if any(round_.disturbed for round_ in point.counted)
         else ""
     )
-    sentences = [f"{trial.how()} has the highest measured throughput{bound}{got}: {figures}."]
+    sentences = [
+        f"{trial.as_configuration()} has the highest measured throughput{bound}{condition}:"
+        f" {figures}."
+    ]
     if not results.winner_leads:
-        sentences = [f"Recommended: {trial.how()}{bound}{got}: {figures}."]
+        sentences = [f"Recommended: {trial.as_configuration()}{bound}{condition}: {figures}."]
     if results.tied:
-        others = " and ".join(str(results.trials[each].how()) for each in results.tied[:NAMED])
-        more = f" and {len(results.tied) - NAMED} more" if len(results.tied) > NAMED else ""
-        tie = (
-            f"A tie of {trial.how()} and {others}{more}{bound}: the difference is within the noise."
+        tied_names = " and ".join(
+            str(results.trials[position].as_configuration())
+            for position in results.tied[:MAX_NAMED_TIES]
         )
-        sentences = [f"{tie} Recommended: {trial.how()}{_reason(results, winner)}: {figures}."]
+        more = (
+            f" and {len(results.tied) - MAX_NAMED_TIES} more"
+            if len(results.tied) > MAX_NAMED_TIES
+            else ""
+        )
+        tie = (
+            f"A tie of {trial.as_configuration()} and {tied_names}{more}{bound}: the difference is"
+            " within the noise."
+        )
+        sentences = [
+            f"{tie} Recommended: {trial.as_configuration()}"
+            f"{_recommendation_reason(results, winner)}: {figures}."
+        ]
     elif len(results.trials) > 1 and len(point.counted) < 2:
         sentences.append(
             "It was measured once, as the time ended: --resume with a longer --time-limit compares"
@@ -86,11 +105,11 @@ def _winner(results: Results, winner: int) -> str:
             " configuration has a higher throughput."
         )
     for pair in results.paired:
-        other = results.trials[pair.second].how()
+        configuration = results.trials[pair.second].as_configuration()
         name = (
             "the baseline, one worker and one request at a time"
             if pair.second == results.baseline
-            else str(other)
+            else str(configuration)
         )
         if pair.real:
             sentences.append(f"{pair.ratio:.2f} times {name} ({pair.low:.2f} to {pair.high:.2f}).")
@@ -100,14 +119,16 @@ def _winner(results: Results, winner: int) -> str:
                 " times)."
             )
     if point.offered.mode == "closed":
-        sentences += _at_random(
-            results, point, [each for each in trial.points if each.offered.mode == "open"]
+        sentences += _open_loop_text(
+            results,
+            point,
+            [open_point for open_point in trial.points if open_point.offered.mode == "open"],
         )
     return " ".join(sentences)
 
 
-def _unmeasured(results: Results) -> str:
-    """Say how many configurations may be faster, and which option measures them."""
+def _unmeasured_text(results: Results) -> str:
+    """Return how many configurations may be faster, and the option that measures them."""
     chosen = None if results.winner is None else results.trials[results.winner].chosen
     reasons = [
         trial.reason
@@ -131,12 +152,19 @@ def _unmeasured(results: Results) -> str:
     return f" {len(reasons)} {several} predicted but not measured: {option} measures more."
 
 
-def _reason(results: Results, winner: int) -> str:
-    """Return why it is recommended before its ties, if a figure of the table says so."""
-    one, tied = results.trials[winner], [results.trials[each] for each in results.tied]
-    if all(one.how().workers < each.how().workers for each in tied):
+def _recommendation_reason(results: Results, winner: int) -> str:
+    """Return why the winner is preferred to its ties, if a figure of the table shows it."""
+    recommended = results.trials[winner]
+    tied = [results.trials[position] for position in results.tied]
+    if all(
+        recommended.as_configuration().workers < trial.as_configuration().workers for trial in tied
+    ):
         return ", as it has the fewest workers"
-    p99 = [point.latency.p99_ms for each in [one, *tied] if (point := each.chosen) is not None]
+    p99 = [
+        point.latency.p99_ms
+        for trial in [recommended, *tied]
+        if (point := trial.chosen) is not None
+    ]
     if p99[0] == min(p99):
         return ", as it has the lowest p99"
     return ", as it has the highest measured throughput" if results.winner_leads else ""
@@ -146,54 +174,67 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 100 else "any number of"
 
 
-def _at_random(results: Results, chosen: Point, tried: Sequence[Point]) -> list[str]:
-    """What the winner does where clients do not wait for answers before they ask again, which no
-    closed loop tells.
-    """
-    most = max((each for each in tried if each.holds), key=_rate, default=None)
-    least = min(
-        (each for each in tried if not each.holds and (most is None or _rate(each) > _rate(most))),
+def _open_loop_text(results: Results, chosen: Point, points: Sequence[Point]) -> list[str]:
+    """Describe the winner under random arrivals, which no closed loop shows."""
+    highest_kept = max((point for point in points if point.holds), key=_rate, default=None)
+    lowest_broken = min(
+        (
+            point
+            for point in points
+            if not point.holds and (highest_kept is None or _rate(point) > _rate(highest_kept))
+        ),
         key=_rate,
         default=None,
     )
-    if least is None:
+    if lowest_broken is None:
         return (
             []
-            if most is None
-            else [f"With {rounded(_rate(most))} requests/s that arrive at random: {_tail(most)}."]
+            if highest_kept is None
+            else [
+                f"With {rounded(_rate(highest_kept))} requests/s that arrive at random:"
+                f" {_tail(highest_kept)}."
+            ]
         )
-    fails = f"{'breaks the bounds' if results.slo else 'does not keep up'} ({_tail(least)})"
-    if most is not None:
-        sustained = f"{rounded(_rate(most))}/s ({_tail(most)})"
+    fails = f"{'breaks the bounds' if results.slo else 'does not keep up'} ({_tail(lowest_broken)})"
+    if highest_kept is not None:
+        sustained = f"{rounded(_rate(highest_kept))}/s ({_tail(highest_kept)})"
         return [
             f"With requests that arrive at random it sustains {sustained}; with"
-            f" {rounded(_rate(least))} it {fails}."
+            f" {rounded(_rate(lowest_broken))} it {fails}."
         ]
     waits = f"the bound holds for {chosen.offered}, asking again only once answered"
-    return [f"With {rounded(_rate(least))} requests/s that arrive at random it {fails}: {waits}."]
+    return [
+        f"With {rounded(_rate(lowest_broken))} requests/s that arrive at random it {fails}:"
+        f" {waits}."
+    ]
 
 
 def _rate(point: Point) -> float:
     return point.offered.rate or 0.0
 
 
-def _nobody(results: Results) -> str:
-    tried = [(trial, point) for trial in results.trials for point in trial.points]
-    if not tried:
+def _no_winner_text(results: Results) -> str:
+    measured = [(trial, point) for trial in results.trials for point in trial.points]
+    if not measured:
         failed = next((trial.reason for trial in results.trials if trial.state == "failed"), None)
         return f"Nothing was measured: {failed}" if failed else "Nothing was measured."
-    trial, point = min(tried, key=lambda each: (each[1].error_rate > 0, each[1].latency.p99_ms))
+    trial, point = min(
+        measured,
+        key=lambda measurement: (measurement[1].error_rate > 0, measurement[1].latency.p99_ms),
+    )
     if point.error_rate:
         return f"No configuration answered all requests: {_errors(trial, point)}"
     bound = (
         f"No configuration holds {results.slo}" if results.slo else "No configuration can be chosen"
     )
-    return f"{bound}: the quickest was {trial.how()} with {point.offered}, {_tail(point)}."
+    quickest = f"{trial.as_configuration()} with {point.offered}, {_tail(point)}"
+    return f"{bound}: the quickest was {quickest}."
 
 
 def _errors(trial: Trial, point: Point) -> str:
     errors = ", ".join(f"{count} x {kind}" for kind, count in failures(point.rounds).items())
-    return f"{trial.how()} with {point.offered} failed {point.error_rate:.1%} of them ({errors})."
+    load = f"{trial.as_configuration()} with {point.offered}"
+    return f"{load} failed {point.error_rate:.1%} of them ({errors})."
 
 
 def _tail(point: Point) -> str:

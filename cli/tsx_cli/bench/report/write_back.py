@@ -1,4 +1,4 @@
-"""`--write`: writes the winner's settings and the measurements into the archive, atomically."""
+"""`--write`: the winner's settings and the measurements, written into the archive atomically."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from tsx_runtime.core.models.benchmark_record import FILE, MAX_RECORD_BYTES
 
 
 def check_writable(path: Path, option: str = "--write", way_out: str = "leave --write out") -> None:
-    """Before minutes are spent on what is to be written. Raises CliError where it cannot be."""
-    place = path.resolve() / FILE if path.is_dir() else path.resolve()
+    """Check that an archive can be written, before minutes are spent on measuring it.
+
+    Raises:
+        CliError: The archive cannot be written.
+    """
+    file = path.resolve() / FILE if path.is_dir() else path.resolve()
     try:
-        partial = partial_path(place)
+        partial = partial_path(file)
         partial.touch()
         partial.unlink()
-        if place.exists():
-            place.open("r+b").close()
+        if file.exists():
+            file.open("r+b").close()
     except OSError as error:
         raise CliError(
             f"{option}: {path} cannot be written ({error.strerror}); make it writable, or {way_out}"
@@ -32,10 +36,15 @@ def check_writable(path: Path, option: str = "--write", way_out: str = "leave --
 
 
 def write(path: Path, results: Results, cache: Path | Cache) -> str:
-    """What was written, in words. Raises CliError, ArchiveError."""
+    """Write a run into an archive, and return a message about it.
+
+    Raises:
+        CliError: The run has no winner, or the archive has changed.
+        ArchiveError: The archive cannot be read or written.
+    """
     if results.winner is None:
         raise CliError(f"nothing was written into {path}: {results.why}")
-    configuration = results.trials[results.winner].how()
+    configuration = results.trials[results.winner].as_configuration()
     content = record_of(results).content()
     if len(content) > MAX_RECORD_BYTES:
         content = record_of(results, only_winner=True).content()
@@ -47,9 +56,9 @@ def write(path: Path, results: Results, cache: Path | Cache) -> str:
             )
         name = config_name(archive)
         keys = changes(configuration, archive.config.raw)
-        if archive.config.slo is not None:  # it stays, and begins with what was measured
+        if archive.config.slo is not None:  # It comes before the measured settings.
             keys |= {"slo": archive.config.slo, "batchSize": None}
-        if keys.get("forms"):  # the winner first; the others for where it does not fit
+        if keys.get("forms"):  # The winner comes first, and the others remain as alternatives.
             keys["forms"] += [
                 form
                 for form in archive.config.forms or ()

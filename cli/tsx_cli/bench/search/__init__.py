@@ -1,1 +1,1 @@
-"""The search for the best configuration: servers, their figures under load, and what is measured next."""
+"""The search for the best configuration: servers, their figures, and the next measurement."""

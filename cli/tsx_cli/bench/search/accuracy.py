@@ -1,10 +1,10 @@
-"""The accuracy guard: compares a configuration's answers with those of the unchanged archive, one
-request at a time.
+"""The accuracy guard: answers of a configuration against those of the unchanged archive.
 
-Answers are compared as those of a shadow are (`core/shadowing/comparison.py`). A model that answers
-the same request differently each time cannot be compared; comparing it with itself shows that. A
-form that `tsx optimize` has accepted may differ here: a tolerance for numbers would refuse int8,
-whose labels are right. It must still answer every request that the archive answers.
+Answers are compared one request at a time, as those of a shadow are
+(`core/shadowing/comparison.py`). A model that answers the same request differently each time cannot
+be compared; comparing it with itself shows that. A form that `tsx optimize` has accepted may differ
+here: a tolerance for numbers would refuse int8, whose labels are right. It must still answer every
+request that the archive answers.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from tsx_runtime.core.shadowing.comparison import TOLERANCES, compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.traffic_policy import Compare
 
-RTOL, ATOL = TOLERANCES["bf16"]  # where nothing else is said: configurations may compute in bf16
-COMPARED = 32  # inputs
-# seconds that the archive is asked for, before the last input: a slow model leaves its time to the
-# measuring
-PATIENCE = 3.0
+RTOL, ATOL = TOLERANCES["bf16"]  # the default, as configurations may compute in bf16
+MAX_COMPARED = 32  # inputs
+REFERENCE_TIMEOUT_S = 3.0  # A slow model answers fewer inputs, which leaves time to measure it.
 
 _PART = re.compile(r"\s*(rtol|atol)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*", re.IGNORECASE)
 
 
 def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -> Compare:
-    """`rtol=1e-2,atol=1e-3`, `exact`, or the number of best labels that must be the same.
+    """Parse `rtol=1e-2,atol=1e-3`, `exact`, or the number of best labels that must be the same.
 
-    Raises UsageError.
+    Raises:
+        UsageError: The options do not fit together, or the text is no tolerance.
     """
     if same_top is not None:
         if tolerance is not None:
@@ -54,31 +53,29 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
         return Compare(kind="exact")
     tolerances: dict[str, float] = {}
     for part in tolerance.split(","):
-        found = _PART.fullmatch(part)
+        match = _PART.fullmatch(part)
         try:
-            value = float(found[2]) if found is not None else None
+            value = float(match[2]) if match is not None else None
         except ValueError:
             value = None
         if (
-            found is None
+            match is None
             or value is None
             or not math.isfinite(value)
-            or found[1].lower() in tolerances
+            or match[1].lower() in tolerances
         ):
             raise UsageError(
                 f"--tolerance: '{part.strip()}' is not a tolerance; use rtol=1e-2,atol=1e-3"
                 " (relative, absolute or both), or exact"
             )
-        tolerances[found[1].lower()] = value
+        tolerances[match[1].lower()] = value
     return Compare(
         kind="numeric", rtol=tolerances.get("rtol", 0.0), atol=tolerances.get("atol", 0.0)
     )
 
 
 class AccuracyGuard:
-    """Compares answers with those of the unchanged archive, one request at a time; `note` says why
-    if it does not compare.
-    """
+    """A comparison with the unchanged archive; `note` tells why there is none."""
 
     def __init__(
         self,
@@ -87,10 +84,12 @@ class AccuracyGuard:
         clock: Callable[[], float] = time.monotonic,
         verdicts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`verdicts` are those of `tsx optimize` on the forms that it accepted, in words, by the
-        form's name.
+        """Compare with this tolerance.
+
+        `verdicts` are the texts of `tsx optimize` on the forms that it accepted, by the form's
+        name.
         """
-        self._payloads = payloads[:COMPARED]
+        self._payloads = payloads[:MAX_COMPARED]
         self._tolerance = tolerance
         self._clock = clock
         self._verdicts = verdicts
@@ -98,61 +97,62 @@ class AccuracyGuard:
         self.note: str | None = None
 
     def learn(self, archive: RunningCandidate) -> None:
-        """What the archive answers as it is: of a slow model not to all inputs.
+        """Learn the archive's answers, of a slow model not to all inputs.
 
-        Raises CliError where it refuses one.
+        Raises:
+            CliError: The archive refuses an input.
         """
-        ends, first = self._clock() + PATIENCE, list[ComparedAnswer]()
+        end, first = self._clock() + REFERENCE_TIMEOUT_S, list[ComparedAnswer]()
         for payload in self._payloads:
             first += archive.answers([payload], 1)
             if first[-1].status >= 400:
-                tolerances = (
+                problem = (
                     f"the archive as it is answers an input with {first[-1].status}:"
                     f" {error_text(first[-1].body).rstrip('.')}"
                 )
                 raise CliError(
-                    f"{tolerances}. Correct"
+                    f"{problem}. Correct"
                     f" {'the handler, or ' if first[-1].status >= 500 else ''}--input or"
                     " --content-type"
                 )
-            if self._clock() > ends:
+            if self._clock() > end:
                 break
         self._payloads = self._payloads[: len(first)]
-        same = compare_answers(
+        self_comparison = compare_answers(
             first, archive.answers(self._payloads, 1), self._tolerance, self._payloads
         )
-        if same.same:
+        if self_comparison.same:
             self._reference = first
         else:
             self.note = (
                 "answers are not compared: the archive as it is answers the same request"
-                f" differently each time ({same.worst})"
+                f" differently each time ({self_comparison.worst})"
             )
 
-    def compare(self, other: RunningCandidate) -> Accuracy | None:
-        """None where there is nothing to compare with."""
+    def compare(self, candidate: RunningCandidate) -> Accuracy | None:
+        """Compare a configuration with the archive; None without a reference."""
         if not self._reference:
             return None
-        answers = other.answers(self._payloads, other.configuration.batch_size)
-        found = compare_answers(self._reference, answers, self._tolerance, self._payloads)
-        if not found.same and all(answer.status < 400 for answer in answers):
-            found.accepted = self._verdicts.get(other.configuration.form or "")
-        return found
+        answers = candidate.answers(self._payloads, candidate.configuration.batch_size)
+        accuracy = compare_answers(self._reference, answers, self._tolerance, self._payloads)
+        if not accuracy.same and all(answer.status < 400 for answer in answers):
+            accuracy.accepted = self._verdicts.get(candidate.configuration.form or "")
+        return accuracy
 
 
 def verdicts_of(forms: Sequence[FormRecord]) -> dict[str, str]:
-    """The verdicts of `tsx optimize` on the forms that it accepted, by name.
+    """Return the verdicts of `tsx optimize` on the forms that it accepted, by name.
 
-    Values are checked: anybody may have written the archive.
+    Values are checked, because anybody may have written the archive.
     """
-    found = {}
+    verdicts = {}
     for form in forms:
         guard = form.measured.get("guard")
         if isinstance(guard, Mapping) and guard.get("passed") is True:
-            found[form.name] = (
+            verdicts[form.name] = (
                 f"tsx optimize: {guard.get('limit')} held for {guard.get('rows')} inputs"
             )
-    return found
+    return verdicts
 
 
 def compare_answers(
@@ -161,15 +161,15 @@ def compare_answers(
     tolerance: Compare,
     payloads: Sequence[Payload] = (),
 ) -> Accuracy:
-    """The n-th answer is of the same input as the n-th reference; where there are more answers,
-    inputs came in turn.
-    """
+    """Compare answers with the references in turn; the n-th has the input of the n-th reference."""
     different, worst = 0, None
     for position, answer in enumerate(answers):
         at = position % len(reference)
         request = payloads[at].body if at < len(payloads) else b""
-        found = compare(tolerance, request, reference[at], answer).difference
-        if found is not None:
+        difference = compare(tolerance, request, reference[at], answer).difference
+        if difference is not None:
             different += 1
-            worst = worst or f"input {at + 1}: {found.between('archive', 'this configuration')}"
+            worst = (
+                worst or f"input {at + 1}: {difference.between('archive', 'this configuration')}"
+            )
     return Accuracy(same=not different, compared=len(answers), different=different, worst=worst)

@@ -1,5 +1,6 @@
-"""The end of a run: the best, the second-best and the baseline are measured again in turn, so that
-disturbances affect all of them; then the rate of random arrivals that the best sustains.
+"""The end of a run: a comparison in turn, and the rate of random arrivals that the best sustains.
+
+The best, the second-best and the baseline are measured in turn, so that disturbances affect all.
 """
 
 from __future__ import annotations
@@ -10,89 +11,91 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tsx_cli.bench.load.plan import AUTO_SECONDS
+from tsx_cli.bench.load.plan import MAX_AUTO_WARM_UP_S
 from tsx_cli.bench.load.results import OfferedLoad, PairedComparison, Point, Trial
-from tsx_cli.bench.load.statistics import enough, real_difference
-from tsx_cli.bench.search.ladder import AIM, bisected, three_digits
+from tsx_cli.bench.load.statistics import is_precise, real_difference
+from tsx_cli.bench.search.ladder import TARGET_SLACK, bisected, three_digits
 from tsx_cli.bench.search.machine import correction
 from tsx_cli.bench.search.options import BenchOptions
 from tsx_cli.bench.search.points import choose, confirmed_best, knee_of, winner_of
 
-FULL, SHORT = 3.0, 1.0  # seconds of a round where there is time for it, and where there is not
-ANSWERS = 300  # that a round of the search sees, if `FULL` suffices: fewer tell no p99
-# seconds of a round in which nothing is measured: the generator starts, and the server tells its
-# metrics
-BESIDE = 0.6
+FULL_ROUND_S, SHORT_ROUND_S = 3.0, 1.0  # a round with enough time, and with little
+ANSWERS_PER_ROUND = 300  # Fewer answers give no p99; `FULL_ROUND_S` still bounds a round.
+ROUND_OVERHEAD_S = 0.6  # the generator's start, and the reading of metrics
 COMPARED = 3  # the best, the next best and the baseline
-FEWEST = 4  # rounds of a comparison: two of each of two
-AT_RANDOM = 3  # rounds of requests that come at random
-OF_THE_LEFT = 0.025  # of the time that is left, for a round
-# of it, for the curves with the loading of their models: one that would go beyond is not begun
-FOR_LOADING = 0.3
-FOR_CURVES = 0.15  # of the time that is left, for all curves together
-FOR_THE_END = 0.35  # of the whole time, at most
-CURVE = 20.0  # seconds that a curve may take at most
+MIN_COMPARISON_ROUNDS = 4  # two rounds of each of two
+OPEN_LOOP_ROUNDS = 3
+ROUND_SHARE = 0.025  # share of the remaining time for a round
+# Share of the remaining time for curves with the loading of their models; none begins beyond it.
+MAX_CURVES_SHARE = 0.3
+CURVES_SHARE = 0.15  # share of the remaining time for all curves together
+MAX_END_SHARE = 0.35  # share of the whole time for the comparison
+MAX_CURVE_S = 20.0
 
 
 def round_cost(seconds: float) -> float:
-    """What a round takes whose figures are of so many seconds; its warm-up counts as well where it
-    turns out to be none.
-    """
-    return seconds + min(AUTO_SECONDS, seconds) + BESIDE
+    """Return the seconds that a round takes with its warm-up and its overhead."""
+    return seconds + min(MAX_AUTO_WARM_UP_S, seconds) + ROUND_OVERHEAD_S
 
 
 def seconds_in_search(
-    requested: float | None, throughput: float | None, left: float = math.inf
+    requested: float | None, throughput: float | None, remaining_s: float = math.inf
 ) -> float:
-    """Seconds of a round, where so many answers a second are expected: no more than it takes to see
-    enough of them.
+    """Return the seconds of a round for an expected throughput.
 
-    Little time that is left is for more configurations, not for longer rounds.
+    A round is no longer than enough answers need. Little remaining time is for more configurations,
+    not for longer rounds.
     """
     if requested is not None:
         return requested
-    needed = FULL if not throughput else ANSWERS / 2 / throughput
-    return min(max(min(needed, left * OF_THE_LEFT), SHORT), FULL)
+    needed = FULL_ROUND_S if not throughput else ANSWERS_PER_ROUND / 2 / throughput
+    return min(max(min(needed, remaining_s * ROUND_SHARE), SHORT_ROUND_S), FULL_ROUND_S)
 
 
-def seconds_at_end(requested: float | None, rounds: int, left: float, starting: float) -> float:
-    """Seconds of a round, so that all rounds of the comparison come into the time that is left;
-    servers start for so long.
+def seconds_at_end(
+    requested: float | None, rounds: int, remaining_s: float, starting: float
+) -> float:
+    """Return the seconds of a round, so that the whole comparison fits into the remaining time.
+
+    Its servers take `starting` seconds to start.
     """
     if requested is not None:
         return requested
-    each = (left - starting) / (COMPARED * rounds + AT_RANDOM)
-    return min(max((each - BESIDE) / 2, SHORT), FULL)
+    round_s = (remaining_s - starting) / (COMPARED * rounds + OPEN_LOOP_ROUNDS)
+    return min(max((round_s - ROUND_OVERHEAD_S) / 2, SHORT_ROUND_S), FULL_ROUND_S)
 
 
-def reserved_for_end(requested: float | None, rounds: int, whole: float, start: float) -> float:
-    """Seconds that the search leaves over, of so many in all, where a server takes `start` seconds
-    to start.
+def reserved_for_end(requested: float | None, rounds: int, total_s: float, start: float) -> float:
+    """Return the seconds that the search leaves of the total.
+
+    A server takes `start` seconds to start.
     """
-    needed = COMPARED * start + (COMPARED * rounds + AT_RANDOM) * round_cost(
-        FULL if requested is None else requested
+    needed = COMPARED * start + (COMPARED * rounds + OPEN_LOOP_ROUNDS) * round_cost(
+        FULL_ROUND_S if requested is None else requested
     )
-    return min(needed, FOR_THE_END * whole)
+    return min(needed, MAX_END_SHARE * total_s)
 
 
 def reserved_for_another(rounds: int, start: float) -> float:
-    """Seconds that it takes to compare the winner with one that was found after the comparison."""
-    return 2 * start + (2 * rounds + 1) * round_cost(SHORT)
+    """Return the seconds to compare the winner with one found after the comparison."""
+    return 2 * start + (2 * rounds + 1) * round_cost(SHORT_ROUND_S)
 
 
-def of_a_curve(left: float, curves: int) -> float:
-    """Seconds for each of so many curves."""
-    return CURVE if math.isinf(left) else min(CURVE, FOR_CURVES * max(0.0, left) / curves)
+def curve_seconds(remaining_s: float, curves: int) -> float:
+    """Return the seconds for each of so many curves."""
+    return (
+        MAX_CURVE_S
+        if math.isinf(remaining_s)
+        else min(MAX_CURVE_S, CURVES_SHARE * max(0.0, remaining_s) / curves)
+    )
 
 
-ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
-MOST_ROUNDS = 20
-CALM = 0.8  # of its most: the rate of requests that come at random, which it should stand
-LEAST_STEP, MOST_STEP = (
-    0.6,
-    0.9,
-)  # times a load that no longer holds the bounds: the next that is tried
-NEAR = 0.21  # of its most: rates that are closer are not parted any more
+MAX_ATTEMPTS = 5  # A winner that no longer holds its bounds is replaced by another.
+MAX_ROUNDS = 20
+FIRST_RATE_SHARE = 0.8  # first tried rate of random arrivals, as a share of the maximum
+# Next tried load after one that breaks the bounds, as a share of it.
+MIN_STEP, MAX_STEP = 0.6, 0.9
+RATE_RESOLUTION = 0.21  # smallest searched distance of rates, as a share of the maximum
 
 
 class Measurer(Protocol):
@@ -102,7 +105,7 @@ class Measurer(Protocol):
 
     @property
     def round_seconds(self) -> float:
-        """That a round takes."""
+        """The seconds that a round takes."""
 
     def order(self) -> list[int]: ...
 
@@ -116,38 +119,36 @@ class Measurer(Protocol):
 
 
 def confirm(run: Measurer) -> list[PairedComparison]:
-    """The comparisons of the winner with the others.
+    """Measure the best configurations in turn; return the winner's comparisons with the others.
 
-    Its points have more rounds afterwards, and some of requests that come at random.
+    Afterwards the winner has more rounds, and some with random arrivals.
     """
     turns = ConfirmationRounds(run)
-    for number in range(ATTEMPTS):
+    for number in range(MAX_ATTEMPTS):
         order = run.order()
         if not order:
             return []
         if number and run.seconds_left() < COMPARED * run.round_seconds:
             break
-        if turns.stays(_group(run, order)):
+        if turns.is_still_best(_group(run, order)):
             break
-    if (
-        leader := winner_of(run.order(), run.trial)
-    ) is not None and run.seconds_left() >= COMPARED * run.round_seconds:
-        turns.measure(
-            turns.loads(_group(run, [leader, *run.order()]))
-        )  # nothing, where it was measured often enough
+    leader = winner_of(run.order(), run.trial)
+    if leader is not None and run.seconds_left() >= COMPARED * run.round_seconds:
+        # This measures nothing if the group was measured often enough.
+        turns.measure(turns.loads(_group(run, [leader, *run.order()])))
         leader = winner_of(run.order(), run.trial)
     if leader is None:
         return []
     winner, tied = choose(
-        run.order(), run.trial, turns.compared(leader, _group(run, [leader, *run.order()]))
+        run.order(), run.trial, turns.comparisons(leader, _group(run, [leader, *run.order()]))
     )
     assert winner is not None
-    at_random(run, winner)
-    return turns.compared(winner, dict.fromkeys([*_group(run, [winner, *run.order()]), *tied]))
+    measure_open_loops(run, winner)
+    return turns.comparisons(winner, dict.fromkeys([*_group(run, [winner, *run.order()]), *tied]))
 
 
 def _group(run: Measurer, order: Sequence[int]) -> list[int]:
-    """The best, the next best, and the baseline, where it was measured."""
+    """Return the best, the next best, and the baseline if it was measured."""
     first = run.first()
     return list(
         dict.fromkeys([*list(dict.fromkeys(order))[:2], *([] if first is None else [first])])
@@ -156,9 +157,9 @@ def _group(run: Measurer, order: Sequence[int]) -> list[int]:
 
 @dataclass
 class ConfirmationRounds:
-    """What was measured in turn: `figures` has the throughput of each trial's load by the turn.
-    Attempts share the turns that they have in common, so that a change of the best costs no more
-    than what is new.
+    """Measurements in turn; `figures` has the throughput of each trial's load by the turn.
+
+    Attempts share their common turns, so a change of the best costs only its new measurements.
     """
 
     run: Measurer
@@ -170,10 +171,10 @@ class ConfirmationRounds:
     def loads(self, group: Iterable[int]) -> dict[int, OfferedLoad]:
         return {at: load for at in group if (load := _best(self.run, at)) is not None}
 
-    def stays(self, group: Sequence[int]) -> bool:
-        """Measures them; whether the first, with its load, still is the best.
+    def is_still_best(self, group: Sequence[int]) -> bool:
+        """Measure a group; return whether its first is still the best with its load.
 
-        Where that breaks the bounds, a lower one is tried.
+        If the load breaks the bounds, a lower one is tried.
         """
         best, loads = group[0], self.loads(group)
         load = loads[best]
@@ -186,107 +187,114 @@ class ConfirmationRounds:
         return self.run.order()[:1] == [best] and _best(self.run, best) == load
 
     def measure(self, loads: dict[int, OfferedLoad]) -> None:
-        """Until the winner, which is the first, is known well enough, no longer holds its bounds,
-        or the time is over.
+        """Measure loads in turn until the figures of the winner, the first, are precise enough.
+
+        It ends earlier if the winner breaks its bounds, or if no time remains.
         """
-        winner, begun = next(iter(loads)), self.number
-        while not self._enough(winner, loads, self.number - begun):
-            for at in (
-                list(loads) if self.number % 2 == 0 else list(reversed(loads))
-            ):  # so that a steady drift favours none of them
+        winner, first_turn = next(iter(loads)), self.number
+        while not self._is_complete(winner, loads, self.number - first_turn):
+            # Alternating orders, so that a steady drift favours none of them.
+            for at in list(loads) if self.number % 2 == 0 else list(reversed(loads)):
                 if (
                     at == self.run.first() != winner
                     and winner in loads
-                    and self._known(winner, at, loads)
+                    and self._is_decided(winner, at, loads)
                 ):
                     continue
                 if self.run.attempt(at, loads[at]):
                     last = _point(self.run, at, loads[at]).rounds[-1]
-                    self._of(at, loads[at])[self.number] = last.throughput * correction(last)
+                    self._figures_of(at, loads[at])[self.number] = last.throughput * correction(
+                        last
+                    )
                 else:
                     del loads[at]
             self.number += 1
             if winner not in loads or (
-                self.number > begun + 1 and not _holds(self.run, winner, loads[winner])
+                self.number > first_turn + 1 and not _holds(self.run, winner, loads[winner])
             ):
                 return
 
-    def compared(self, winner: int, others: Iterable[int]) -> list[PairedComparison]:
-        """The winner with each of them, by the turns that both were measured in: one alone tells
-        nothing, and no file holds infinity.
+    def comparisons(self, winner: int, rivals: Iterable[int]) -> list[PairedComparison]:
+        """Return the comparisons of the winner with the rivals, by their common turns.
+
+        A single turn shows nothing, and files cannot hold infinity.
         """
         pairs = []
-        for other in others:
-            loads = _best(self.run, winner), _best(self.run, other)
-            if other == winner or loads[0] is None or loads[1] is None:
+        for rival in rivals:
+            loads = _best(self.run, winner), _best(self.run, rival)
+            if rival == winner or loads[0] is None or loads[1] is None:
                 continue
-            pairs_of = self._common(winner, other, {winner: loads[0], other: loads[1]})
-            if len(pairs_of) > 1 and min(map(min, pairs_of)) > 0:
-                found = real_difference(*zip(*pairs_of, strict=True))
+            figure_pairs = self._common_figures(winner, rival, {winner: loads[0], rival: loads[1]})
+            if len(figure_pairs) > 1 and min(map(min, figure_pairs)) > 0:
+                difference = real_difference(*zip(*figure_pairs, strict=True))
                 pairs.append(
                     PairedComparison(
                         first=winner,
-                        second=other,
-                        ratio=found.ratio,
-                        low=found.low,
-                        high=found.high,
-                        real=found.real,
+                        second=rival,
+                        ratio=difference.ratio,
+                        low=difference.low,
+                        high=difference.high,
+                        real=difference.real,
                     )
                 )
         return pairs
 
-    def _of(self, at: int, load: OfferedLoad) -> dict[int, float]:
+    def _figures_of(self, at: int, load: OfferedLoad) -> dict[int, float]:
         return self.figures[at, load.model_dump_json()]
 
-    def _common(
+    def _common_figures(
         self, winner: int, at: int, loads: dict[int, OfferedLoad]
     ) -> list[tuple[float, float]]:
-        mine, its = self._of(winner, loads[winner]), self._of(at, loads[at])
-        return [(its[turn], mine[turn]) for turn in sorted(mine.keys() & its.keys())]
+        winner_figures = self._figures_of(winner, loads[winner])
+        rival_figures = self._figures_of(at, loads[at])
+        return [
+            (rival_figures[turn], winner_figures[turn])
+            for turn in sorted(winner_figures.keys() & rival_figures.keys())
+        ]
 
-    def _known(self, winner: int, at: int, loads: dict[int, OfferedLoad]) -> bool:
-        """Whether enough turns say that the winner is not as the baseline is."""
-        pairs = self._common(winner, at, loads)
+    def _is_decided(self, winner: int, at: int, loads: dict[int, OfferedLoad]) -> bool:
+        """Tell whether enough turns show a real difference of the winner and the baseline."""
+        pairs = self._common_figures(winner, at, loads)
         return (
             len(pairs) >= self.run.options.rounds
             and len(pairs) > 1
             and real_difference(*zip(*pairs, strict=True)).real
         )
 
-    def _enough(self, winner: int, loads: dict[int, OfferedLoad], turns: int) -> bool:
-        left, first = self.run.seconds_left(), self.run.first()
+    def _is_complete(self, winner: int, loads: dict[int, OfferedLoad], turns: int) -> bool:
+        remaining_s, first = self.run.seconds_left(), self.run.first()
         common = min(
-            len(self._common(winner, at, loads))
+            len(self._common_figures(winner, at, loads))
             for at in loads
-            if at == winner or at != first or not self._known(winner, at, loads)
+            if at == winner or at != first or not self._is_decided(winner, at, loads)
         )
         if common < self.run.options.rounds:
-            return left < len(loads) * self.run.round_seconds and (turns > 0 or common > 1)
-        late = left < (len(loads) + AT_RANDOM) * self.run.round_seconds
+            return remaining_s < len(loads) * self.run.round_seconds and (turns > 0 or common > 1)
+        is_late = remaining_s < (len(loads) + OPEN_LOOP_ROUNDS) * self.run.round_seconds
         return (
-            late
-            or common >= MOST_ROUNDS
-            or enough(_point(self.run, winner, loads[winner]).counted, self.run.options.width)
+            is_late
+            or common >= MAX_ROUNDS
+            or is_precise(_point(self.run, winner, loads[winner]).counted, self.run.options.width)
         )
 
 
-def at_random(run: Measurer, at: int) -> None:
-    """Open loops: a closed one spaces its requests by itself, clients do not.
+def measure_open_loops(run: Measurer, at: int) -> None:
+    """Measure open loops of a trial, whose requests a closed loop spaces by itself.
 
-    Where bounds break, a rate is looked for that holds them.
+    If bounds break, a rate that holds them is searched.
     """
     best = _best(run, at)
     if best is None or best.mode == "open":
         return
-    most = _point(run, at, best).throughput.value
+    max_rate = _point(run, at, best).throughput.value
 
     def holds(share: float) -> bool | None:
-        offered = OfferedLoad(mode="open", rate=three_digits(share * most), arrivals="poisson")
+        offered = OfferedLoad(mode="open", rate=three_digits(share * max_rate), arrivals="poisson")
         if run.seconds_left() < run.round_seconds or not run.attempt(at, offered):
             return None
         return _holds(run, at, offered)
 
-    bisected(holds, 0.0, 1.0, CALM, NEAR)
+    bisected(holds, 0.0, 1.0, FIRST_RATE_SHARE, RATE_RESOLUTION)
 
 
 def _holds(run: Measurer, at: int, offered: OfferedLoad | None) -> bool:
@@ -294,23 +302,21 @@ def _holds(run: Measurer, at: int, offered: OfferedLoad | None) -> bool:
 
 
 def _best(run: Measurer, at: int) -> OfferedLoad | None:
-    """Its load with the most within the bounds; where nothing holds them, the one with the least
-    latency.
-    """
+    """Return a trial's load with the most throughput within the bounds, or the quickest load."""
     points = run.trial(at).points
     position = confirmed_best(points)
     if position is None:
         position = min(
-            range(len(points)), key=lambda each: points[each].latency.p99_ms, default=None
+            range(len(points)), key=lambda index: points[index].latency.p99_ms, default=None
         )
     return None if position is None else points[position].offered
 
 
 def _lower(run: Measurer, at: int, broken: OfferedLoad) -> OfferedLoad | None:
-    """Lower by as much as the bounds were broken; None where that was measured already."""
+    """Return a load lower by the excess over the bounds, or None if that was measured."""
     bounds = run.options.bounds
     slack = 1.0 if bounds is None else bounds.slack(_point(run, at, broken).latency.model_dump())
-    share = min(max(AIM / slack, LEAST_STEP), MOST_STEP) if slack > 0 else MOST_STEP
+    share = min(max(TARGET_SLACK / slack, MIN_STEP), MAX_STEP) if slack > 0 else MAX_STEP
     if broken.mode == "open":
         lower = broken.model_copy(update={"rate": float(f"{share * (broken.rate or 0.0):.3g}")})
     else:
@@ -323,22 +329,20 @@ def _point(run: Measurer, at: int, offered: OfferedLoad) -> Point:
     return next(point for point in run.trial(at).points if point.offered == offered)
 
 
-RAMP_FIRST, RAMP_STEP = 0.1, 1.5  # times the throughput of a closed loop, and times the rate before
-LEAST_RATE = 0.01  # of that throughput: where even this rate does not hold, none is looked for
-KNEE_NEAR = 0.05  # of a rate: rates that are closer are not told apart
-RAMP_SHARE = 0.3  # of the time of a run, that is kept for its ramp
-LOWERED = 5  # times at most that a rate is given up which no longer holds when it is measured again
+RAMP_FIRST, RAMP_STEP = 0.1, 1.5  # first rate as a share of a closed loop's, and the growth
+MIN_RATE_SHARE = 0.01  # lowest tried rate, as a share of a closed loop's throughput
+KNEE_RESOLUTION = 0.05  # smallest searched distance of rates, as a share
+RAMP_SHARE = 0.3  # share of a run's time that is reserved for its ramp
+MAX_LOWERINGS = 5  # rates that are given up because they break the bounds when repeated
 
-Attempt = Callable[
-    [float], Point | None
-]  # one more round at a rate; None where there is no time left for it, or where it failed
+# One more round at a rate; None if it failed, or if no time remains.
+Attempt = Callable[[float], Point | None]
 
 
-def to_the_knee(attempt: Attempt, throughput: float, rounds: int = 3) -> None:
-    """Measures the course of the latency up to the knee, then narrows the knee, and measures the
-    highest rate that holds so many times.
+def measure_knee(attempt: Attempt, throughput: float, rounds: int = 3) -> None:
+    """Measure the latency up to the knee, narrow the knee, and repeat the highest rate that holds.
 
-    `throughput` is what a closed loop reached. The points that `attempt` has made tell the result:
+    `throughput` is that of a closed loop. The points of `attempt` hold the result; see
     `points.knee_of`.
     """
     held, rate = 0.0, RAMP_FIRST * throughput
@@ -347,7 +351,7 @@ def to_the_knee(attempt: Attempt, throughput: float, rounds: int = 3) -> None:
     if point is None:
         return
     broken = three_digits(rate)
-    while held == 0 and broken > LEAST_RATE * throughput:
+    while held == 0 and broken > MIN_RATE_SHARE * throughput:
         if (point := attempt(three_digits(broken / 2))) is None:
             return
         held, broken = (
@@ -360,15 +364,15 @@ def to_the_knee(attempt: Attempt, throughput: float, rounds: int = 3) -> None:
         held,
         broken,
         (held + broken) / 2,
-        KNEE_NEAR * broken,
+        KNEE_RESOLUTION * broken,
     )
-    for _ in range(LOWERED):
+    for _ in range(MAX_LOWERINGS):
         point = attempt(held)
         while point is not None and point.holds and len(point.counted) < rounds:
             point = attempt(held)
         if point is None or point.holds:
             return
-        held = three_digits((1 - KNEE_NEAR) * held)
+        held = three_digits((1 - KNEE_RESOLUTION) * held)
 
 
 def _rate_holds(attempt: Attempt, rate: float) -> bool | None:
@@ -376,8 +380,8 @@ def _rate_holds(attempt: Attempt, rate: float) -> bool | None:
     return None if point is None else point.holds
 
 
-def ramp_of(run: Measurer, at: int) -> bool:
-    """Of one configuration, as far as there is time left; whether the knee was found."""
+def measure_ramp(run: Measurer, at: int) -> bool:
+    """Measure the ramp of a configuration in the remaining time; return whether it has a knee."""
     points = run.trial(at).points
     position = confirmed_best(points)
     if position is None:
@@ -389,5 +393,5 @@ def ramp_of(run: Measurer, at: int) -> bool:
             return None
         return next(point for point in points if point.offered == offered)
 
-    to_the_knee(at_rate, points[position].throughput.value, run.options.rounds)
+    measure_knee(at_rate, points[position].throughput.value, run.options.rounds)
     return knee_of(points).known(run.options.rounds)

@@ -1,6 +1,4 @@
-"""The loads of one configuration: increasing until a bound breaks or throughput stops growing, then
-between these.
-"""
+"""The loads of one configuration: up until a bound breaks or gains end, then in between."""
 
 from __future__ import annotations
 
@@ -8,19 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-NEAR = 1.12  # rungs that are closer than this are not parted any more
-FLAT = 1.02  # times the throughput of an earlier rung: less is no gain
-# times the load, at least, where a gain should show: one connection more than there are workers may
-# only wait
-APART = 1.4
-AIM = 0.95  # of the bound
-STEP = 2.0  # the most that a load grows by at once
+MIN_RUNG_RATIO = 1.12  # closer rungs are not parted any more
+MIN_GAIN = 1.02  # ratio to the throughput of an earlier rung
+# Ratio of loads from which a gain should show; one connection more than workers may only wait.
+GAIN_RATIO = 1.4
+TARGET_SLACK = 0.95  # the aimed latency as a share of the bound
+MAX_GROWTH = 2.0  # ratio of a load to the one before
 
 
 class Rung(NamedTuple):
-    """A measured load. `slack` is the latency in bounds: beyond 1 it breaks one; 0 without
-    bounds.
-    """
+    """A measured load; `slack` is the latency in bounds, above 1 if one breaks, 0 without any."""
 
     level: float  # connections, or requests per second
     throughput: float
@@ -29,16 +24,15 @@ class Rung(NamedTuple):
 
 
 def next_level(
-    rungs: Sequence[Rung], *, start: float, whole: bool, most: float, beat: float = 0.0
+    rungs: Sequence[Rung], *, start: float, is_whole: bool, max_level: float, beat: float = 0.0
 ) -> float | None:
-    """The next load, connections (`whole`) or a rate; None when the most that is possible within
-    the bounds is known, or is below `beat`.
+    """Return the next number of connections (`is_whole`) or rate.
 
-    The throughput does not fall as the load grows, and the latency neither: what broke a bound
-    tells that all beyond it does.
+    It is None when the maximum within the bounds is known, or is below `beat`. Throughput and
+    latency do not fall as the load grows, so a load that breaks a bound excludes all higher ones.
     """
     if not rungs:
-        return _sound(start, whole, most)
+        return _bounded(start, is_whole, max_level)
     holding = max((rung for rung in rungs if rung.holds), key=lambda rung: rung.level, default=None)
     lowest = 0.0 if holding is None else holding.level
     breaking = min(
@@ -48,68 +42,73 @@ def next_level(
     )
     if (
         breaking is not None
-        and max(breaking.throughput, 0.0 if holding is None else holding.throughput) * FLAT < beat
+        and max(breaking.throughput, 0.0 if holding is None else holding.throughput) * MIN_GAIN
+        < beat
     ):
         return None
     if holding is None:
-        return None if breaking is None else _down(breaking, whole)
+        return None if breaking is None else _down(breaking, is_whole)
     if breaking is None:
-        return _up(rungs, holding, whole, most)
-    return _between(holding, breaking, whole)
+        return _up(rungs, holding, is_whole, max_level)
+    return _between(holding, breaking, is_whole)
 
 
-def _down(breaking: Rung, whole: bool) -> float | None:
-    if whole and breaking.level <= 1:
+def _down(breaking: Rung, is_whole: bool) -> float | None:
+    if is_whole and breaking.level <= 1:
         return None
-    factor = min(0.7, AIM / breaking.slack) if breaking.slack > 1 else 0.5
+    factor = min(0.7, TARGET_SLACK / breaking.slack) if breaking.slack > 1 else 0.5
     level = breaking.level * max(factor, 0.1)
-    if whole:
+    if is_whole:
         return float(max(1, math.floor(level)))
-    return (
-        level if level >= 0.1 else None
-    )  # one request in ten seconds breaks it: there is no slower load to be measured
+    # Nothing slower than one request in ten seconds can be measured.
+    return level if level >= 0.1 else None
 
 
-def _up(rungs: Sequence[Rung], holding: Rung, whole: bool, most: float) -> float | None:
-    earlier = [rung for rung in rungs if rung.holds and rung.level * APART <= holding.level]
+def _up(rungs: Sequence[Rung], holding: Rung, is_whole: bool, max_level: float) -> float | None:
+    earlier = [rung for rung in rungs if rung.holds and rung.level * GAIN_RATIO <= holding.level]
     before = max(earlier, key=lambda rung: rung.level, default=None)
-    if holding.level >= most or (
-        before is not None and holding.throughput < before.throughput * FLAT
+    if holding.level >= max_level or (
+        before is not None and holding.throughput < before.throughput * MIN_GAIN
     ):
         return None
-    grow = STEP if holding.slack <= 0 else min(STEP, max(1.25, AIM / holding.slack))
-    level = holding.level * grow
-    return _sound(max(level, holding.level + 1) if whole else level, whole, most)
+    growth = (
+        MAX_GROWTH
+        if holding.slack <= 0
+        else min(MAX_GROWTH, max(1.25, TARGET_SLACK / holding.slack))
+    )
+    level = holding.level * growth
+    return _bounded(max(level, holding.level + 1) if is_whole else level, is_whole, max_level)
 
 
-def _between(holding: Rung, breaking: Rung, whole: bool) -> float | None:
+def _between(holding: Rung, breaking: Rung, is_whole: bool) -> float | None:
     low, high = holding.level, breaking.level
     if (
-        high / low <= NEAR
-        or (whole and high - low <= 1)
-        or breaking.throughput < holding.throughput * FLAT
+        high / low <= MIN_RUNG_RATIO
+        or (is_whole and high - low <= 1)
+        or breaking.throughput < holding.throughput * MIN_GAIN
     ):
         return None
     share = 0.5
     if holding.slack < 1 < breaking.slack:
-        share = (1 - holding.slack) / (breaking.slack - holding.slack) * AIM
+        share = (1 - holding.slack) / (breaking.slack - holding.slack) * TARGET_SLACK
     level = low + (high - low) * min(max(share, 0.2), 0.8)
-    return float(min(max(round(level), low + 1), high - 1)) if whole else level
+    return float(min(max(round(level), low + 1), high - 1)) if is_whole else level
 
 
-def _sound(level: float, whole: bool, most: float) -> float:
-    level = min(level, most)
-    return float(max(1, round(level))) if whole else level
+def _bounded(level: float, is_whole: bool, max_level: float) -> float:
+    level = min(level, max_level)
+    return float(max(1, round(level))) if is_whole else level
 
 
 def bisected(
-    holds: Callable[[float], bool | None], low: float, high: float, first: float, near: float
+    holds: Callable[[float], bool | None], low: float, high: float, first: float, resolution: float
 ) -> tuple[float, float]:
-    """The highest value that holds, and the lowest that does not, as near to each other as that;
-    earlier where `holds` is None.
+    """Return the highest value that holds and the lowest that does not, this near to each other.
+
+    It ends earlier when `holds` returns None.
     """
     value = first
-    while high - low > near:
+    while high - low > resolution:
         held = holds(three_digits(value))
         if held is None:
             break

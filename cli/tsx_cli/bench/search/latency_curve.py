@@ -1,9 +1,9 @@
-"""The latency curve t(n): one worker's time for a batch of n requests, by device, precision,
-compilation, form and threads, without server.
+"""The latency curve t(n): one worker's time for a batch of n requests, without a server.
 
-Of each size, batches are repeated until they do not get quicker any more, which is the warm-up, and
-then until the median is known well enough or the size's share of the time is used up. Sizes come in
-their order, so that what fails for memory ends the curve and nothing else.
+A curve belongs to a device, precision, compilation, form and threads. Batches of each size are
+repeated until they do not get quicker any more, which is the warm-up. They go on until the median
+is precise or the size's share of the time is used up. Sizes come in their order, so that a lack of
+memory ends only the curve.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tsx_cli.bench.search.worker import (
 from tsx_cli.common.client import error_text
 from tsx_runtime.wire import Item
 
-CHUNK = 0.2  # seconds of batches between two looks at them, at most
-CHUNKS_OF_SHARE = 6  # that the time for a size has room for, at least
-LONG = 0.5  # seconds: what takes no more is measured even when the time is over
-FEWEST = 2  # batches of a chunk, however long they take
-LEAST = 3  # batches that a point is made of
-QUICKER = 0.95  # times the median of the chunk before: less, and it is still warming up
-CHUNKS = 10  # of warm-up at most
-AGAIN = 1.5  # times its budget: the most that a curve takes with what is measured again
-FALL = 0.6  # of the throughput of a smaller batch: a larger one that does less was disturbed
-PRECISE = 0.02  # of the median, that it is known by
+CHUNK_S = 0.2  # longest series of batches between two checks
+MIN_CHUNKS_PER_SIZE = 6  # chunks that fit into a size's time
+ALWAYS_MEASURED_S = 0.5  # Shorter measurements run even if the time is over.
+MIN_CHUNK_BATCHES = 2
+MIN_SAMPLES = 3  # batches of a point
+WARM_RATIO = 0.95  # ratio to the median of the chunk before; below it, the warm-up goes on
+MAX_WARM_UP_CHUNKS = 10
+MAX_BUDGET_FACTOR = 1.5  # a curve's time with repetitions, in multiples of its budget
+MIN_RELATIVE_RATE = 0.6  # ratio to a smaller batch's throughput; below it, a size was disturbed
+MEDIAN_PRECISION = 0.02  # half-width of the median's interval, as a share
 
 
 class BatchTiming(NamedTuple):
@@ -58,18 +58,18 @@ def measure_curve(
     budget_seconds: float,
     most_ms: float = math.inf,
 ) -> Curve:
-    """`budget_seconds` are for all sizes, without loading; half as many again are for sizes whose
-    times are implausible.
+    """Measure the curve of a variant, whose workers and batch size do not count.
 
-    It ends with the size whose batch takes more than `most_ms`. Of `variant`, workers and batch
-    size do not count. `failed` says what failed.
+    `budget_seconds` are for all sizes, without loading; half as many again are for sizes with
+    implausible times. The curve ends with the size whose batch takes more than `most_ms`. A
+    failure becomes `failed` of the curve.
     """
     curve = Curve(**variant.variant._asdict())
     try:
         with start_worker(worker_spec(archive, variant, max(batch_sizes))) as worker:
             _check(worker, variant)
             spreads: dict[int, float] = {}
-            items, begun = items_of(payloads), time.monotonic()
+            items, started_at = items_of(payloads), time.monotonic()
             for point, spread in _points(worker, items, sorted(set(batch_sizes)), budget_seconds):
                 curve.points.append(point)
                 spreads[point.batch_size] = spread
@@ -78,17 +78,17 @@ def measure_curve(
                     break
             while (
                 doubtful := implausible(curve.points)
-            ) and time.monotonic() < begun + AGAIN * budget_seconds:
+            ) and time.monotonic() < started_at + MAX_BUDGET_FACTOR * budget_seconds:
                 for position in doubtful:
-                    size, before = curve.points[position].batch_size, curve.points[position]
+                    size, old_point = curve.points[position].batch_size, curve.points[position]
                     point, spread = _point(
                         worker,
                         items,
                         size,
                         budget_seconds / len(batch_sizes),
-                        chunk_of(worker, items, size, 0, 0.0),
+                        measure_chunk(worker, items, size, 0, 0.0),
                     )
-                    if point.median_ms < before.median_ms:
+                    if point.median_ms < old_point.median_ms:
                         curve.points[position], spreads[size] = point, spread
                 curve.spread = statistics.median(spreads.values())
     except WorkerFailed as error:
@@ -97,24 +97,28 @@ def measure_curve(
 
 
 def implausible(points: Sequence[CurvePoint]) -> list[int]:
-    """Positions of the sizes, which are in order, that something else must have slowed down: a
-    batch takes longer than a larger one, by more than both vary, or it does far less for its time
-    than a smaller one.
+    """Return the positions of the sizes that something else must have slowed down.
+
+    A batch of such a size takes longer than a larger one, by more than both vary, or has far less
+    throughput than a smaller one. The points are in order.
     """
-    found = []
+    positions = []
     for position, point in enumerate(points):
         longer = any(point.low_ms > larger.high_ms for larger in points[position + 1 :])
         rate = point.batch_size / point.median_ms
         if longer or any(
-            rate < FALL * smaller.batch_size / smaller.median_ms for smaller in points[:position]
+            rate < MIN_RELATIVE_RATE * smaller.batch_size / smaller.median_ms
+            for smaller in points[:position]
         ):
-            found.append(position)
-    return found
+            positions.append(position)
+    return positions
 
 
 def _check(worker: StandaloneWorker, variant: Configuration) -> None:
-    """Whether the worker is what it should be: the figures of another would be taken for its
-    own.
+    """Check that the worker is of the variant, as others would have wrong figures.
+
+    Raises:
+        WorkerFailed: It computes in another precision, form or device.
     """
     if variant.precision not in (AS_IS, worker.precision):
         problem = "its handler ignores `precision`: see docs/guides/handlers.md"
@@ -133,23 +137,22 @@ def _check(worker: StandaloneWorker, variant: Configuration) -> None:
 def _points(
     worker: StandaloneWorker, items: Sequence[Item], sizes: Sequence[int], seconds: float
 ) -> Iterator[tuple[CurvePoint, float]]:
-    """Each with the coefficient of variation of its times.
+    """Yield each point with the coefficient of variation of its times.
 
-    Sizes for which there is no time left are left out.
+    Sizes without remaining time are left out.
     """
     ends = time.monotonic() + seconds
     needed = 0.0
     for position, size in enumerate(sizes):
-        left = ends - time.monotonic()
-        if left <= 0 and needed > LONG:
+        remaining_s = ends - time.monotonic()
+        if remaining_s <= 0 and needed > ALWAYS_MEASURED_S:
             return
-        first = chunk_of(worker, items, size, 0, 0.0)
-        ends += max(
-            0.0, first[0].seconds - first[1].seconds
-        )  # what is done once, such as compiling, takes no time from the others
+        first = measure_chunk(worker, items, size, 0, 0.0)
+        # Work that is done once, such as compiling, takes no time from the other sizes.
+        ends += max(0.0, first[0].seconds - first[1].seconds)
         share = max(0.0, ends - time.monotonic()) / (len(sizes) - position)
         point, spread = _point(worker, items, size, share, first)
-        needed = (FEWEST + LEAST + 1) * point.median_ms / 1000 * 2
+        needed = (MIN_CHUNK_BATCHES + MIN_SAMPLES + 1) * point.median_ms / 1000 * 2
         yield point, spread
 
 
@@ -160,64 +163,69 @@ def _point(
     seconds: float,
     first: list[BatchTiming],
 ) -> tuple[CurvePoint, float]:
-    """`first` are batches that ran already. Raises WorkerFailed."""
-    ends, chunk_seconds = time.monotonic() + seconds, min(CHUNK, seconds / CHUNKS_OF_SHARE)
+    """Measure one size; the `first` batches have run already.
+
+    Raises:
+        WorkerFailed: The worker failed.
+    """
+    ends, chunk_seconds = time.monotonic() + seconds, min(CHUNK_S, seconds / MIN_CHUNKS_PER_SIZE)
     chunks = [first]
-    while not settled([[sample.seconds for sample in chunk] for chunk in chunks]):
-        if len(chunks) == CHUNKS or time.monotonic() > ends - seconds / 2:
+    while not is_settled([[sample.seconds for sample in chunk] for chunk in chunks]):
+        if len(chunks) == MAX_WARM_UP_CHUNKS or time.monotonic() > ends - seconds / 2:
             break
-        chunks.append(chunk_of(worker, items, size, len(chunks), chunk_seconds))
-    used, begun = worker.cpu_seconds(), time.monotonic()
+        chunks.append(measure_chunk(worker, items, size, len(chunks), chunk_seconds))
+    used, started_at = worker.cpu_seconds(), time.monotonic()
     samples = [*(chunks[-1] if len(chunks) > 1 else ())]
     fresh = 0
-    while fresh < LEAST or (
-        time.monotonic() < ends and not precise([sample.seconds for sample in samples])
+    while fresh < MIN_SAMPLES or (
+        time.monotonic() < ends and not is_precise([sample.seconds for sample in samples])
     ):
-        chunk = chunk_of(worker, items, size, len(chunks) + fresh, chunk_seconds)
+        chunk = measure_chunk(worker, items, size, len(chunks) + fresh, chunk_seconds)
         samples += chunk
         fresh += len(chunk)
-    cpu = worker.cpu_seconds() - used if time.monotonic() - begun > CHUNK / 2 else None
+    cpu = worker.cpu_seconds() - used if time.monotonic() - started_at > CHUNK_S / 2 else None
     return point_of(size, samples, None if cpu is None else cpu / fresh), spread_of(
         [sample.seconds for sample in samples]
     )
 
 
-def chunk_of(
+def measure_chunk(
     worker: StandaloneWorker, items: Sequence[Item], size: int, first: int, seconds: float
 ) -> list[BatchTiming]:
-    """Batches for so long, but a few at least; `first` is the number of the first. Raises
-    WorkerFailed where one is refused.
+    """Run batches for so long, but at least a few; `first` is the number of the first.
+
+    Raises:
+        WorkerFailed: A batch is refused.
     """
     samples: list[BatchTiming] = []
     ends = time.monotonic() + seconds
-    while len(samples) < FEWEST or time.monotonic() < ends:
+    while len(samples) < MIN_CHUNK_BATCHES or time.monotonic() < ends:
         reply = worker.answer(batch_of(items, size, first + len(samples)))
-        refused = next((each for each in reply.answers if each.status >= 400), None)
-        if refused is not None:
+        refusal = next((answer for answer in reply.answers if answer.status >= 400), None)
+        if refusal is not None:
             raise WorkerFailed(
-                f"a batch of {size} was answered {refused.status}: {error_text(refused.body)}"
+                f"a batch of {size} was answered {refusal.status}: {error_text(refusal.body)}"
             )
         samples.append(BatchTiming(reply.seconds, reply.stages))
     return samples
 
 
-def settled(chunks: Sequence[Sequence[float]]) -> bool:
-    """Whether batches have stopped getting quicker: the last chunk is about as slow as the one
-    before.
-    """
-    return len(chunks) > 1 and statistics.median(chunks[-1]) >= QUICKER * statistics.median(
+def is_settled(chunks: Sequence[Sequence[float]]) -> bool:
+    """Tell whether batches have stopped getting quicker, chunk by chunk."""
+    return len(chunks) > 1 and statistics.median(chunks[-1]) >= WARM_RATIO * statistics.median(
         chunks[-2]
     )
 
 
-def precise(seconds: Sequence[float]) -> bool:
-    """Whether the median is known well enough: by the usual half-width of a box plot's notch, 1.57
-    quartile distances / sqrt(n).
+def is_precise(seconds: Sequence[float]) -> bool:
+    """Tell whether the median is precise enough.
+
+    Its interval is the half-width of a box plot's notch, 1.57 quartile distances / sqrt(n).
     """
-    if len(seconds) < LEAST:
+    if len(seconds) < MIN_SAMPLES:
         return False
     low, middle, high = quartiles(seconds)
-    return 1.57 * (high - low) / math.sqrt(len(seconds)) <= PRECISE * middle
+    return 1.57 * (high - low) / math.sqrt(len(seconds)) <= MEDIAN_PRECISION * middle
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -228,9 +236,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def spread_of(seconds: Sequence[float]) -> float:
-    """The coefficient of variation, without what is more than three times off: a pause of the
-    machine's is not the model's.
-    """
+    """Return the coefficient of variation without outliers, such as a pause of the machine."""
     middle = statistics.median(seconds)
     near = [value for value in seconds if middle / 3 <= value <= 3 * middle]
     return statistics.stdev(near) / statistics.fmean(near) if len(near) > 1 else 0.0
@@ -242,8 +248,10 @@ def point_of(size: int, samples: Sequence[BatchTiming], cpu_seconds: float | Non
     )
     stages: list[float | None] = []
     for stage in range(3):
-        known = [sample.stages[stage] for sample in samples if not math.isnan(sample.stages[stage])]
-        stages.append(1000 * statistics.median(known) if known else None)
+        stage_times = [
+            sample.stages[stage] for sample in samples if not math.isnan(sample.stages[stage])
+        ]
+        stages.append(1000 * statistics.median(stage_times) if stage_times else None)
     return CurvePoint(
         batch_size=size,
         median_ms=middle,

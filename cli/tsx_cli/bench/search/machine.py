@@ -1,8 +1,7 @@
-"""The machine of a benchmark: what it is, what else happens on it while something is measured, and
-whether that disturbed the measurement.
+"""The machine of a benchmark, and disturbances by other activity on it.
 
-Counters are read from /proc and /sys on Linux; elsewhere psutil has the processes and the use of
-the cores.
+Counters are read from /proc and /sys on Linux; elsewhere psutil provides the processes and the use
+of the cores.
 """
 
 from __future__ import annotations
@@ -33,93 +32,100 @@ from tsx_cli.bench.load.statistics import machine_noise
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.version import __version__
 
-OTHERS = 0.05  # of the cores: what other processes may use
-STEAL = THROTTLED = 0.02  # of the time
-MEMORY, IO = 0.05, 0.1  # of the time that some task may wait for them
-PROBE = 1.25  # times as long as the fastest probe of the run
-MOST = 3.0  # times: what other processes took is corrected by no more
-FEW = 0.3  # of the rounds: those that may be measured again
-LATEST = 6  # rounds by which the disturbance is called permanent
+MAX_OTHER_CORES = 0.05  # use by other processes, as a share of the cores
+MAX_STEAL = MAX_THROTTLED = 0.02  # shares of the time
+MAX_MEMORY_WAIT, MAX_IO_WAIT = 0.05, 0.1  # shares of the time in which some task waited
+MAX_PROBE_RATIO = 1.25  # ratio to the fastest probe of the run
+MAX_CORRECTION = 3.0  # largest correction for other processes
+MAX_REPEATED_SHARE = 0.3  # share of the rounds that may be repeated
+RECENT_ROUNDS = 6  # rounds that show whether a disturbance is permanent
 
 
 def judge(noise: Noise, cores: int) -> list[str]:
-    """By what a measurement was disturbed, each with its figure and its limit; nothing where it was
-    quiet.
+    """Return the disturbances of a measurement, each with its figure and its limit.
 
-    The pressure on the CPU is no reason: the measured server causes it by itself as soon as it has
-    more workers than cores.
+    The pressure on the CPU is no disturbance: the measured server causes it as soon as it has more
+    workers than cores.
     """
-    most, memory = (
-        f", most by {noise.busiest}" if noise.busiest else "",
-        noise.memory_pressure or 0.0,
-    )
-    found = [
+    busiest = f", most by {noise.busiest}" if noise.busiest else ""
+    memory = noise.memory_pressure or 0.0
+    checks = [
         (
-            noise.others > OTHERS * cores,
-            f"other processes used {noise.others:.2g} cores (limit {OTHERS * cores:.2g}{most})",
-        ),
-        (
-            noise.steal > STEAL,
-            f"the hypervisor took {noise.steal:.0%} of the time (limit {STEAL:.0%})",
-        ),
-        (
-            noise.throttled > THROTTLED,
+            noise.others > MAX_OTHER_CORES * cores,
             (
-                f"the container's CPU quota was used up {noise.throttled:.0%} of the time (limit"
-                f" {THROTTLED:.0%})"
+                f"other processes used {noise.others:.2g} cores (limit"
+                f" {MAX_OTHER_CORES * cores:.2g}{busiest})"
             ),
         ),
-        (memory > MEMORY, f"tasks waited for memory {memory:.0%} of the time (limit {MEMORY:.0%})"),
         (
-            (noise.io_pressure or 0) > IO,
-            f"tasks waited for a disk {noise.io_pressure or 0:.0%} of the time (limit {IO:.0%})",
+            noise.steal > MAX_STEAL,
+            f"the hypervisor took {noise.steal:.0%} of the time (limit {MAX_STEAL:.0%})",
+        ),
+        (
+            noise.throttled > MAX_THROTTLED,
+            (
+                f"the container's CPU quota was used up {noise.throttled:.0%} of the time (limit"
+                f" {MAX_THROTTLED:.0%})"
+            ),
+        ),
+        (
+            memory > MAX_MEMORY_WAIT,
+            f"tasks waited for memory {memory:.0%} of the time (limit {MAX_MEMORY_WAIT:.0%})",
+        ),
+        (
+            (noise.io_pressure or 0) > MAX_IO_WAIT,
+            (
+                f"tasks waited for a disk {noise.io_pressure or 0:.0%} of the time (limit"
+                f" {MAX_IO_WAIT:.0%})"
+            ),
         ),
         (
             noise.heat > 0,
             f"a core was slowed down for its temperature {noise.heat} times (limit 0)",
         ),
         (
-            (noise.probe or 0) > PROBE,
+            (noise.probe or 0) > MAX_PROBE_RATIO,
             (
                 f"a fixed computation took {noise.probe or 0:.2f} times as long as at best (limit"
-                f" {PROBE})"
+                f" {MAX_PROBE_RATIO})"
             ),
         ),
     ]
-    return [text for is_so, text in found if is_so]
+    return [text for is_so, text in checks if is_so]
 
 
-def again(disturbed: Sequence[bool], seconds_left: float, cost: float) -> bool:
-    """Whether the last round is measured again at once: not where most rounds are disturbed, as
-    another one would be as well.
+def should_repeat(disturbed: Sequence[bool], seconds_left: float, cost: float) -> bool:
+    """Tell whether the last round is repeated at once.
+
+    It is not if most rounds are disturbed, as another would be as well.
     """
-    latest = disturbed[-LATEST:]
-    permanent = len(latest) > 2 and sum(latest) > len(latest) / 2
+    recent = disturbed[-RECENT_ROUNDS:]
+    is_permanent = len(recent) > 2 and sum(recent) > len(recent) / 2
     return (
-        bool(latest and latest[-1])
-        and not permanent
-        and sum(disturbed) <= max(2, FEW * len(disturbed))
+        bool(recent and recent[-1])
+        and not is_permanent
+        and sum(disturbed) <= max(2, MAX_REPEATED_SHARE * len(disturbed))
         and seconds_left >= cost
     )
 
 
-def correction(each: Round | Curve) -> float:
-    """How many times as fast a disturbed measurement would have been, if the server had got all the
-    cores that it was ready to use.
+def correction(measurement: Round | Curve) -> float:
+    """Return how many times as fast a disturbed measurement would have been with all its cores.
 
-    So that configurations can be compared although some shared the machine with more than others.
-    Other processes took no more than what they used, and no longer than a task waited for a core.
+    Configurations become comparable even if some shared the machine with more than others. Other
+    processes took no more than they used, and no longer than a task waited for a core.
     """
-    noise = each.noise
-    if noise is None or not each.disturbed or noise.cores <= 0:
+    noise = measurement.noise
+    if noise is None or not measurement.disturbed or noise.cores <= 0:
         return 1.0
     taken = noise.others if noise.cpu_pressure is None else min(noise.others, noise.cpu_pressure)
-    return min(MOST, (noise.cores + taken) / noise.cores / max(0.1, 1 - noise.steal))
+    return min(MAX_CORRECTION, (noise.cores + taken) / noise.cores / max(0.1, 1 - noise.steal))
 
 
-def worth(point: Point) -> float:
-    """The throughput by which configurations are compared: as measured, but for what took cores
-    from a disturbed round.
+def comparable_throughput(point: Point) -> float:
+    """Return the throughput by which configurations are compared.
+
+    It is the measured one, corrected by the cores that other processes took.
     """
     return (
         point.throughput.value * fmean(map(correction, point.counted))
@@ -129,79 +135,86 @@ def worth(point: Point) -> float:
 
 
 def summary(trials: Iterable[Trial]) -> Disturbed:
-    """Of all rounds."""
+    """Return the summary of all rounds."""
     points = [point.rounds for trial in trials for point in trial.points]
-    rounds = [each for point in points for each in point]
-    bad = [each for each in rounds if each.disturbed]
-    if not bad:
+    rounds = [round_ for point in points for round_ in point]
+    disturbed = [round_ for round_ in rounds if round_.disturbed]
+    if not disturbed:
         return Disturbed(rounds=len(rounds))
-    again = sum(len(point) - len(counted(point)) for point in points)
-    others = median([each.noise.others for each in bad if each.noise is not None] or [0.0])
-    were = "was" if len(bad) == 1 else "were"
-    what = (
-        f"by other processes (median {others:.1f} cores)"
-        if others >= 0.05
-        else f"({bad[0].disturbed[0]})"
+    repeated = sum(len(point) - len(counted(point)) for point in points)
+    other_cores = median(
+        [round_.noise.others for round_ in disturbed if round_.noise is not None] or [0.0]
     )
-    dealt = f"{again} {'was' if again == 1 else 'were'} repeated"
-    if len(bad) == len(rounds):
-        dealt = (
+    verb = "was" if len(disturbed) == 1 else "were"
+    cause = (
+        f"by other processes (median {other_cores:.1f} cores)"
+        if other_cores >= 0.05
+        else f"({disturbed[0].disturbed[0]})"
+    )
+    handling = f"{repeated} {'was' if repeated == 1 else 'were'} repeated"
+    if len(disturbed) == len(rounds):
+        handling = (
             "so configurations were compared by their throughput for the processor time that"
             " they got"
         )
-    elif not again:
-        dealt = "none was repeated, and they are marked"
-    says = f"{len(bad)} of {len(rounds)} rounds {were} disturbed {what}; {dealt}"
+    elif not repeated:
+        handling = "none was repeated, and they are marked"
+    says = f"{len(disturbed)} of {len(rounds)} rounds {verb} disturbed {cause}; {handling}"
     return Disturbed(
-        rounds=len(rounds), disturbed=len(bad), repeated=again, others=others, says=says
+        rounds=len(rounds),
+        disturbed=len(disturbed),
+        repeated=repeated,
+        others=other_cores,
+        says=says,
     )
 
 
-PROBES = 5  # of which the median counts
-KERNEL = 2  # the parent of all kernel threads
+PROBE_REPEATS = 5
+KERNEL_PID = 2  # the parent of all kernel threads
 PRESSURES = ("cpu", "memory", "io")
 
 
 class UsedTime(NamedTuple):
     name: str
     parent: int
-    seconds: float  # of a core, with those of children that have ended
+    seconds: float  # time on a core, including that of ended children
 
 
 class MachineCounters(NamedTuple):
     """Counters at a moment; all are seconds but `heat`.
 
-    `processes` is None where those of other users cannot be read.
+    `processes` is None if those of other users cannot be read.
     """
 
     at: float
-    mine: Mapping[int, UsedTime]
+    family: Mapping[int, UsedTime]
     processes: Mapping[int, UsedTime] | None
-    busy: float  # of the cores, by processes
+    busy: float  # time of all processes on the cores
     stolen: float = 0.0
     cores: int = 1
     throttled: float = 0.0
     pressure: Mapping[str, float] = {}
     heat: int = 0
-    partial: bool = False  # whether the cores are those of the benchmark only, and there are others
+    partial: bool = False  # whether the machine has other cores too
 
 
-def read(
-    root: Path = Path("/"), own: int | None = None, cores: Collection[int] = ()
+def read_counters(
+    root: Path = Path("/"), root_pid: int | None = None, cores: Collection[int] = ()
 ) -> MachineCounters:
-    """Takes a few milliseconds.
+    """Read the counters, in a few milliseconds.
 
-    `own` is the process whose whole family belongs to the benchmark, `cores` are those that it may
-    use.
+    The process `root_pid` and its whole family belong to the benchmark, and may use `cores`.
     """
-    own = own or os.getpid()
+    root_pid = root_pid or os.getpid()
     stat = _lines(root / "proc/stat")
     if not stat:
-        return _by_psutil(own)
+        return _by_psutil(root_pid)
     processes = _processes(root / "proc")
-    there = [line[3:].split() for line in stat if line.startswith("cpu") and line[3:4].isdigit()]
-    used = [core for core in there if int(core[0]) in cores] or there
-    ticks = [list(map(int, core[1:])) for core in used]
+    core_lines = [
+        line[3:].split() for line in stat if line.startswith("cpu") and line[3:4].isdigit()
+    ]
+    counted_lines = [core for core in core_lines if int(core[0]) in cores] or core_lines
+    ticks = [list(map(int, core[1:])) for core in counted_lines]
     second = os.sysconf("SC_CLK_TCK")
     heat = sum(
         int(_text(file) or 0)
@@ -211,59 +224,63 @@ def read(
     )
     return MachineCounters(
         time.monotonic(),
-        _family(processes, own),
+        _family(processes, root_pid),
         processes if 1 in processes else None,
         sum(sum(core[:3]) for core in ticks) / second,
         sum(core[7] for core in ticks if len(core) > 7) / second,
         max(1, len(ticks)),
         _throttled(root),
         {
-            name: found
+            name: pressure
             for name in PRESSURES
-            if (found := _pressure(root / "proc/pressure" / name)) is not None
+            if (pressure := _pressure(root / "proc/pressure" / name)) is not None
         },
         heat,
-        len(used) < len(there),
+        len(counted_lines) < len(core_lines),
     )
 
 
-def between(before: MachineCounters, after: MachineCounters, probe: float | None = None) -> Noise:
-    """What happened between two readings."""
-    took = max(after.at - before.at, 1e-6)
-    own = max(0.0, _total(after.mine) - _total(before.mine))
-    rest = max(0.0, after.busy - before.busy - own)
+def noise_between(
+    before: MachineCounters, after: MachineCounters, probe: float | None = None
+) -> Noise:
+    """Return the activity between two readings."""
+    elapsed = max(after.at - before.at, 1e-6)
+    own_s = max(0.0, _total(after.family) - _total(before.family))
+    other_s = max(0.0, after.busy - before.busy - own_s)
     if before.processes is None or after.processes is None:
-        others, busiest = rest, ""
+        others_s, busiest = other_s, ""
     else:
-        families = before.mine.keys() | after.mine.keys()
+        families = before.family.keys() | after.family.keys()
         first, last = (
-            {pid: each for pid, each in all_.items() if pid not in families}
-            for all_ in (before.processes, after.processes)
+            {pid: process for pid, process in processes.items() if pid not in families}
+            for processes in (before.processes, after.processes)
         )
-        others = max(0.0, _total(last) - _total(first))
+        others_s = max(0.0, _total(last) - _total(first))
         used = {
-            pid: each.seconds - (first[pid].seconds if pid in first else 0.0)
-            for pid, each in last.items()
+            pid: process.seconds - (first[pid].seconds if pid in first else 0.0)
+            for pid, process in last.items()
         }
         top = max(used, key=lambda pid: used[pid], default=None)
-        busiest = last[top].name if top is not None and used[top] > 0.01 * took else ""
-        if after.partial:  # which of them ran on those cores is not known
-            others, busiest = min(others, rest), ""
+        busiest = last[top].name if top is not None and used[top] > 0.01 * elapsed else ""
+        if after.partial:  # The cores of those processes are unknown.
+            others_s, busiest = min(others_s, other_s), ""
     pressure = {
-        name: (after.pressure[name] - before.pressure[name]) / took
+        name: (after.pressure[name] - before.pressure[name]) / elapsed
         for name in after.pressure
         if name in before.pressure
     }
     frequency = None
     with suppress(OSError, NotImplementedError, AttributeError):
-        found = psutil.cpu_freq()
-        frequency = None if found is None or not found.current else found.current
+        cpu_frequency = psutil.cpu_freq()
+        frequency = (
+            None if cpu_frequency is None or not cpu_frequency.current else cpu_frequency.current
+        )
     return Noise(
-        cores=own / took,
-        others=others / took,
+        cores=own_s / elapsed,
+        others=others_s / elapsed,
         busiest=busiest,
-        steal=max(0.0, after.stolen - before.stolen) / took / after.cores,
-        throttled=min(1.0, max(0.0, after.throttled - before.throttled) / took),
+        steal=max(0.0, after.stolen - before.stolen) / elapsed / after.cores,
+        throttled=min(1.0, max(0.0, after.throttled - before.throttled) / elapsed),
         cpu_pressure=pressure.get("cpu"),
         memory_pressure=pressure.get("memory"),
         io_pressure=pressure.get("io"),
@@ -274,11 +291,10 @@ def between(before: MachineCounters, after: MachineCounters, probe: float | None
 
 
 class Watch:
-    """As long as its context lasts; `noise` is there afterwards. `fastest` are the probes of a run,
-    which all watches of it share.
+    """A context that measures the noise during it; `noise` is complete afterwards.
 
-    Other processes count on the cores that this process may use, and on `more` that the benchmark
-    uses.
+    `fastest` are the probes of a run, which all its watches share. Other processes count on the
+    cores that this process may use, and on `more` that the benchmark uses.
     """
 
     def __init__(self, fastest: list[float], more: Iterable[int] = ()) -> None:
@@ -291,19 +307,19 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._first = probe()
-        self._before = read(cores=self._cores)
+        self._before = read_counters(cores=self._cores)
         return self
 
     def __exit__(self, *error: object) -> None:
-        after, last = read(cores=self._cores), probe()
+        after, last = read_counters(cores=self._cores), probe()
         self._fastest[:] = [min(*self._fastest, self._first, last)]
-        self.noise = between(self._before, after, max(self._first, last) / self._fastest[0])
+        self.noise = noise_between(self._before, after, max(self._first, last) / self._fastest[0])
 
 
 def probe() -> float:
-    """Seconds of a fixed computation."""
+    """Return the seconds of a fixed computation."""
     times = []
-    for _ in range(PROBES):
+    for _ in range(PROBE_REPEATS):
         started = time.perf_counter()
         sum(number * number for number in range(50_000))
         times.append(time.perf_counter() - started)
@@ -311,47 +327,48 @@ def probe() -> float:
 
 
 def _processes(proc: Path) -> dict[int, UsedTime]:
-    """All but the kernel's threads.
+    """Return all processes except the kernel's threads.
 
     A process that ends meanwhile is left out; its parent has its time.
     """
-    second, found = os.sysconf("SC_CLK_TCK"), {}
+    second, processes = os.sysconf("SC_CLK_TCK"), {}
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
         with suppress(OSError, ValueError, IndexError):
-            head, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
-            fields = rest.split()
+            head, _, tail = (entry / "stat").read_text(errors="replace").rpartition(")")
+            fields = tail.split()
             pid, parent = int(entry.name), int(fields[1])
-            if KERNEL not in (pid, parent):
-                found[pid] = UsedTime(
+            if KERNEL_PID not in (pid, parent):
+                processes[pid] = UsedTime(
                     head.partition("(")[2], parent, sum(map(int, fields[11:15])) / second
                 )
-    return found
+    return processes
 
 
-def _family(processes: Mapping[int, UsedTime], own: int) -> dict[int, UsedTime]:
+def _family(processes: Mapping[int, UsedTime], root_pid: int) -> dict[int, UsedTime]:
     def belongs(pid: int) -> bool:
-        while pid != own and pid in processes:
+        while pid != root_pid and pid in processes:
             pid = processes[pid].parent
-        return pid == own
+        return pid == root_pid
 
-    return {pid: each for pid, each in processes.items() if belongs(pid)}
+    return {pid: process for pid, process in processes.items() if belongs(pid)}
 
 
 def _total(processes: Mapping[int, UsedTime]) -> float:
-    return sum(each.seconds for each in processes.values())
+    return sum(process.seconds for process in processes.values())
 
 
 def _throttled(root: Path) -> float:
-    """Seconds in which this process's control group waited for its CPU quota (version 1 counts
-    nanoseconds, version 2 microseconds).
+    """Return the seconds in which this process's control group waited for its CPU quota.
+
+    Version 1 counts nanoseconds, version 2 microseconds.
     """
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        for place in (
+        for folder in (
             f"{controllers}{path}",
             f"cpu{path}",
             path.lstrip("/"),
@@ -359,7 +376,7 @@ def _throttled(root: Path) -> float:
             "cpu",
             "",
         ):
-            for line in _lines(root / "sys/fs/cgroup" / place.lstrip("/") / "cpu.stat"):
+            for line in _lines(root / "sys/fs/cgroup" / folder.lstrip("/") / "cpu.stat"):
                 name, _, value = line.partition(" ")
                 if name in ("throttled_usec", "throttled_time"):
                     return int(value) / (1e6 if name == "throttled_usec" else 1e9)
@@ -367,9 +384,9 @@ def _throttled(root: Path) -> float:
 
 
 def _pressure(file: Path) -> float | None:
-    """Seconds in which some task waited; None where the kernel does not count them."""
-    some = next((line for line in _lines(file) if line.startswith("some ")), "")
-    return int(some.rpartition("total=")[2]) / 1e6 if "total=" in some else None
+    """Return the seconds in which some task waited; None if the kernel does not count them."""
+    line = next((line for line in _lines(file) if line.startswith("some ")), "")
+    return int(line.rpartition("total=")[2]) / 1e6 if "total=" in line else None
 
 
 def _text(file: Path) -> str:
@@ -383,15 +400,18 @@ def _lines(file: Path) -> list[str]:
     return _text(file).splitlines()
 
 
-def _by_psutil(own: int) -> MachineCounters:
+def _by_psutil(root_pid: int) -> MachineCounters:
     times, family = psutil.cpu_times(), {}
     with suppress(psutil.Error):
-        for process in [psutil.Process(own), *psutil.Process(own).children(recursive=True)]:
+        for process in [
+            psutil.Process(root_pid),
+            *psutil.Process(root_pid).children(recursive=True),
+        ]:
             with suppress(psutil.Error):
                 used = process.cpu_times()
                 family[process.pid] = UsedTime("", 0, used.user + used.system)
-    ended = os.times()  # by which processes of this one that have ended are known everywhere
-    family[0] = UsedTime("", 0, ended.children_user + ended.children_system)
+    own_times = os.times()  # They include ended children on every system.
+    family[0] = UsedTime("", 0, own_times.children_user + own_times.children_system)
     return MachineCounters(
         time.monotonic(),
         family,
@@ -401,18 +421,18 @@ def _by_psutil(own: int) -> MachineCounters:
     )
 
 
-NOISY = 0.05  # of a fixed computation; beyond it the report says so
+NOISY_VARIATION = 0.05  # variation of a fixed computation that the report mentions
 
 
 def environment(*, noise: bool = True) -> Environment:
-    """With `noise` it takes half a second, in which nothing else should run."""
-    here = hardware()
+    """Describe this machine; `noise` takes half a second, in which nothing else should run."""
+    machine = hardware()
     return Environment(
-        fingerprint=here.fingerprint,
-        cpu=here.cpu,
-        cores=here.cores,
+        fingerprint=machine.fingerprint,
+        cpu=machine.cpu,
+        cores=machine.cores,
         memory_mib=psutil.virtual_memory().total >> 20,
-        gpus=list(here.gpus),
+        gpus=list(machine.gpus),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         torch=_version("torch"),

@@ -23,34 +23,35 @@ from tsx_runtime.settings.traffic_policy import Compare
 
 DEVICES = ("cpu", "cuda")
 SWITCHES = {"off": False, "on": True}
-MOST_CONFIGURATIONS = 20_000
+MAX_CONFIGURATIONS = 20_000
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """As the journal keeps it; the texts are the options' own.
+    """The options of a run as the journal stores them; texts are those of the command line.
 
-    Raises UsageError where they make no sense.
+    Raises:
+        UsageError: A value is not possible.
     """
 
     slo: str | None = None
     inputs: tuple[str, ...] = ()
     content_type: str | None = None
-    input_kind: str | None = None  # of made-up inputs
+    input_kind: str | None = None  # kind of generated inputs
     input_shape: str | None = None
     prompt_tokens: str | None = None
     max_tokens: str | None = None
     batch_sizes: str = "1..32"
-    workers: str | None = None  # 1 to the number of cores, or to 4 where there is a GPU
-    devices: str | None = None  # what the archive says, else a GPU where there is one
-    precisions: str | None = None  # the archive's own
+    workers: str | None = None  # default: 1 to the number of cores, or to 4 with a GPU
+    devices: str | None = None  # default: the archive's setting, or else a GPU if there is one
+    precisions: str | None = None  # default: the archive's own
     compiled: str | None = None
-    forms: str | None = None  # the reference and all that the archive keeps
-    threads: str | None = None  # on a CPU the runtime's share of the cores, and fewer
+    forms: str | None = None  # default: the reference and all forms of the archive
+    threads: str | None = None  # default on a CPU: the runtime's share of the cores, and fewer
     mode: Literal["closed", "open"] = "closed"
-    loads: tuple[float, ...] = ()  # connections or rates; found where none are given
+    loads: tuple[float, ...] = ()  # connections or rates; empty: the search chooses them
     arrivals: Literal["constant", "poisson", "recorded"] = "poisson"
-    duration: float | None = None  # of a round; as long as the time allows
+    duration: float | None = None  # seconds of a round; None: the time decides
     rounds: int = 3
     width: float = 0.05
     exhaustive: bool = False
@@ -63,7 +64,7 @@ class BenchOptions:
     ramp: bool = False
 
     def __post_init__(self) -> None:
-        self.bounds, self.compare  # noqa: B018 - they raise
+        self.bounds, self.compare  # noqa: B018 - They raise.
         for option, text in (
             ("--batch-sizes", self.batch_sizes),
             ("--workers", self.workers),
@@ -71,9 +72,9 @@ class BenchOptions:
         ):
             if text is not None:
                 parse_numbers(text, option)
-        words(self.devices or "cpu", DEVICES, "--devices")
-        words(self.precisions or PRECISIONS[0], PRECISIONS, "--precision")
-        words(self.compiled or "off", tuple(SWITCHES), "--compile")
+        parse_words(self.devices or "cpu", DEVICES, "--devices")
+        parse_words(self.precisions or PRECISIONS[0], PRECISIONS, "--precision")
+        parse_words(self.compiled or "off", tuple(SWITCHES), "--compile")
 
     @property
     def bounds(self) -> Slo | None:
@@ -81,26 +82,35 @@ class BenchOptions:
 
     @property
     def compare(self) -> Compare:
-        """What counts as the same answer."""
+        """The comparison that decides whether answers are the same."""
         return parse_tolerance(self.tolerance, self.same_top)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def words(text: str, known: Sequence[str], option: str) -> list[str]:
-    """`cpu,cuda`: each once, in the order given."""
-    found = list(dict.fromkeys(part.strip().lower() for part in text.split(",")))
-    for word in found:
-        if word not in known:
+def parse_words(text: str, known: Sequence[str], option: str) -> list[str]:
+    """Return each word of a list such as `cpu,cuda` once, in its order.
+
+    Raises:
+        UsageError: A word is not known.
+    """
+    choices = list(dict.fromkeys(part.strip().lower() for part in text.split(",")))
+    for choice in choices:
+        if choice not in known:
             raise UsageError(
-                f"{option}: '{word}' is not one of {', '.join(known)}; separate several with commas"
+                f"{option}: '{choice}' is not one of {', '.join(known)}; separate several with"
+                " commas"
             )
-    return found
+    return choices
 
 
 def seconds(text: str, option: str) -> float:
-    """Above 0. Raises UsageError."""
+    """Parse a time above 0.
+
+    Raises:
+        UsageError: The text is no such time.
+    """
     with suppress(ValueError):
         if value := parse_seconds(text):
             return value
@@ -108,29 +118,38 @@ def seconds(text: str, option: str) -> float:
 
 
 def finite(value: float, option: str) -> float:
-    """nan is within any range. Raises UsageError."""
+    """Refuse infinity and nan, which is within any range.
+
+    Raises:
+        UsageError: The value is not finite.
+    """
     if not math.isfinite(value):
         raise UsageError(f"{option}: {value} is not a number; write one such as 50")
     return value
 
 
 def command_line(*secrets: str | None) -> str:
-    """As it was given, for the results: without these secrets, and with the bytes of a name that
-    are no text escaped.
+    """Return the command line for the results, without these secrets.
+
+    Bytes of a name that are no text are escaped.
     """
-    words = sys.argv[1:]
+    arguments = sys.argv[1:]
     for secret in filter(None, secrets):
-        words = [word.replace(secret, "...") for word in words]
-    return plain(shlex.join(["tsx", *words]))
+        arguments = [argument.replace(secret, "...") for argument in arguments]
+    return plain(shlex.join(["tsx", *arguments]))
 
 
 def plain(text: str) -> str:
-    """As JSON and files can hold it."""
+    """Return a text that JSON and files can hold."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def share(text: str, option: str) -> float:
-    """Between 0 and 1. Raises UsageError."""
+    """Parse a share between 0 and 1.
+
+    Raises:
+        UsageError: The text is no such share.
+    """
     with suppress(ValueError):
         if 0 < (value := parse_share(text)) < 1:
             return value
@@ -142,26 +161,31 @@ def configurations(
     config: ModelConfig,
     cores: int,
     gpus: int,
-    kept: Sequence[FormRecord] = (),
+    stored: Sequence[FormRecord] = (),
     *,
     batches: bool = True,
 ) -> list[Configuration]:
-    """All that the options allow, the devices' in the order given; `kept` are the forms that the
-    archive has. Raises UsageError for what this machine or model cannot have.
+    """Return all configurations that the options allow, in the given order of the devices.
+
+    `stored` are the forms that the archive has.
+
+    Raises:
+        UsageError: This machine or model cannot have them.
     """
     devices = _devices(options, config, gpus)
     compiled: Sequence[bool | None] = [None]
     if options.compiled is not None:
         compiled = [
-            SWITCHES[word] for word in words(options.compiled, tuple(SWITCHES), "--compile")
+            SWITCHES[choice]
+            for choice in parse_words(options.compiled, tuple(SWITCHES), "--compile")
         ]
     precisions = (
         [AS_IS]
         if options.precisions is None
-        else words(options.precisions, PRECISIONS, "--precision")
+        else parse_words(options.precisions, PRECISIONS, "--precision")
     )
-    forms = _forms(options, [form.name for form in kept])
-    found = []
+    forms = _forms(options, [form.name for form in stored])
+    all_configurations = []
     for device in devices:
         workers = parse_numbers(
             options.workers or f"1..{4 if device != 'cpu' else cores}", "--workers"
@@ -176,73 +200,73 @@ def configurations(
             ]
         ways += [
             (AS_IS, None, form.name)
-            for form in kept
+            for form in stored
             if form.name in forms and form.bound.get("device") == device
         ]
         for (precision, compilation, name), count in itertools.product(ways, workers):
             for threads, size in itertools.product(
                 _threads(options, config, device, count, cores), sizes
             ):
-                found.append(
+                all_configurations.append(
                     Configuration(device, precision, compilation, threads, count, size, name)
                 )
-    if not found:
+    if not all_configurations:
         raise UsageError(
             f"--forms: {options.forms} was not built for {' or '.join(devices)}; run tsx optimize"
             " with --device, or add reference"
         )
-    if len(found) > MOST_CONFIGURATIONS:
+    if len(all_configurations) > MAX_CONFIGURATIONS:
         raise UsageError(
-            f"these ranges are {len(found)} configurations, more than {MOST_CONFIGURATIONS}; make"
-            " some of them smaller"
+            f"these ranges are {len(all_configurations)} configurations, more than"
+            f" {MAX_CONFIGURATIONS}; make some of them smaller"
         )
-    return found
+    return all_configurations
 
 
-def _forms(options: BenchOptions, kept: Sequence[str]) -> list[str | None]:
-    """The reference first; [None] where there is nothing else, and the archive decides.
+def _forms(options: BenchOptions, names: Sequence[str]) -> list[str | None]:
+    """Return the forms to measure, the reference first; [None] leaves the choice to the archive.
 
-    Raises UsageError.
+    Raises:
+        UsageError: The options do not fit the archive's forms.
     """
-    if not kept and options.forms in (None, REFERENCE):
+    if not names and options.forms in (None, REFERENCE):
         return [None]
-    if not kept:
+    if not names:
         raise UsageError(
             f"--forms {options.forms}: the archive keeps no forms of its model; make some with tsx"
             " optimize, or leave it out"
         )
-    given = (
-        [REFERENCE, *kept]
+    chosen_names = (
+        [REFERENCE, *names]
         if options.forms is None
-        else words(options.forms, (REFERENCE, *kept), "--forms")
+        else parse_words(options.forms, (REFERENCE, *names), "--forms")
     )
-    if REFERENCE not in given and (options.precisions or options.compiled):
+    if REFERENCE not in chosen_names and (options.precisions or options.compiled):
         raise UsageError(
             "--precision and --compile are for the reference, which --forms leaves out: add"
             " reference to it, or leave them out"
         )
-    return sorted(given, key=lambda name: name != REFERENCE)
+    return sorted(chosen_names, key=lambda name: name != REFERENCE)
 
 
 def _threads(
     options: BenchOptions, config: ModelConfig, device: str, workers: int, cores: int
 ) -> Sequence[int | None]:
-    """Those that were asked for.
+    """Return the numbers of threads: the given ones, or the runtime's choice and fewer.
 
-    Otherwise what the runtime gives each worker, and fewer: one, and on many cores a number
-    between.
+    Fewer are one thread, and on many cores a number in between.
     """
     if options.threads is not None:
         return parse_numbers(options.threads, "--threads")
-    given = Configuration(workers=workers).threads_each(cores, config.threads)
+    default = Configuration(workers=workers).threads_per_worker(cores, config.threads)
     fewer = {1, 2 ** (cores.bit_length() // 2)} if device == "cpu" else set()
-    return [None, *sorted(each for each in fewer if each < given)]
+    return [None, *sorted(count for count in fewer if count < default)]
 
 
 def _devices(options: BenchOptions, config: ModelConfig, gpus: int) -> list[str]:
     if options.devices is None:
         return ["cuda" if gpus and config.device_type != "cpu" else "cpu"]
-    devices = words(options.devices, DEVICES, "--devices")
+    devices = parse_words(options.devices, DEVICES, "--devices")
     if "cuda" in devices and not gpus:
         raise UsageError(
             "--devices cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees);"

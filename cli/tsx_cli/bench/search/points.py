@@ -1,6 +1,4 @@
-"""Combines rounds into a point: one load on one configuration, with its figures and whether it
-keeps the bounds.
-"""
+"""A point: one load on one configuration, with its figures and whether it keeps the bounds."""
 
 from __future__ import annotations
 
@@ -19,32 +17,28 @@ from tsx_cli.bench.load.results import (
     counted,
     times_of,
 )
-from tsx_cli.bench.search.machine import worth
+from tsx_cli.bench.search.machine import comparable_throughput
 
-# of the throughput of a load that was measured once: one of another load that is less is not that
-# by chance
-CHANCE = 0.9
-# of the winner's throughput: what was measured apart from it and did as much may be as fast
-ALIKE = 0.95
-EQUAL = 0.97  # of it: what does as much, and differs within the noise, is as good
-# of the requests that were due in an open loop; a server that answers fewer of them in the time is
-# behind for good
-KEPT_UP = 0.95
+# Throughputs below this share of another load's single measurement are no matter of luck.
+LUCK_RATIO = 0.9
+# From this share of the winner's throughput on, a separate measurement may be as fast.
+TIE_RATIO = 0.95
+EQUAL_RATIO = 0.97  # From this share on, and within the noise, a throughput is as good.
+# A server that answers a smaller share of an open loop's due requests in time is behind for good.
+MIN_ANSWERED_SHARE = 0.95
 
 
 def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> Point:
-    every, rounds = rounds, counted(rounds)
-    throughput, latency, stream = (
-        statistics.throughput(rounds),
-        statistics.latency(rounds),
-        statistics.stream(rounds),
-    )
-    sent = sum(each.sent for each in rounds)
-    error_rate = (sent - sum(each.ok for each in rounds)) / sent if sent else 1.0
+    all_rounds, rounds = rounds, counted(rounds)
+    throughput = statistics.throughput(rounds)
+    latency = statistics.latency(rounds)
+    stream = statistics.stream(rounds)
+    sent = sum(round_.sent for round_ in rounds)
+    error_rate = (sent - sum(round_.ok for round_ in rounds)) / sent if sent else 1.0
     broken = (slo or Slo(())).broken(times_of(latency, stream), error_rate)
-    in_time = sum(each.throughput * each.seconds for each in rounds)
-    due = sent + sum(each.unsent for each in rounds)
-    behind = offered.mode == "open" and in_time < KEPT_UP * due
+    in_time = sum(round_.throughput * round_.seconds for round_ in rounds)
+    due = sent + sum(round_.unsent for round_ in rounds)
+    falls_behind = offered.mode == "open" and in_time < MIN_ANSWERED_SHARE * due
     return Point(
         offered=offered,
         throughput=throughput,
@@ -52,13 +46,13 @@ def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> 
         stream=stream,
         p99_ms=statistics.percentile_figure(rounds, "p99_ms"),
         error_rate=error_rate,
-        holds=not broken and not behind and throughput.value > 0,
-        rounds=list(every),
+        holds=not broken and not falls_behind and throughput.value > 0,
+        rounds=list(all_rounds),
     )
 
 
 def with_round(points: list[Point], offered: OfferedLoad, fresh: Round, slo: Slo | None) -> int:
-    """Add a round to the point of that load, or a point; returns its position."""
+    """Add a round to the point of its load, or add a point; return its position."""
     at = next((position for position, point in enumerate(points) if point.offered == offered), None)
     if at is None:
         points.append(point_of(offered, [fresh], slo))
@@ -68,92 +62,88 @@ def with_round(points: list[Point], offered: OfferedLoad, fresh: Round, slo: Slo
 
 
 def best_point(points: Sequence[Point]) -> int | None:
-    """The one with the most throughput of those within the bounds; of equals that with the least
-    latency.
-    """
+    """Return the point with the most throughput within the bounds, and of equals the quickest."""
     holding = [position for position, point in enumerate(points) if point.holds]
     return max(
         holding,
-        key=lambda each: (points[each].throughput.value, -points[each].latency.p99_ms),
+        key=lambda position: (points[position].throughput.value, -points[position].latency.p99_ms),
         default=None,
     )
 
 
 def confirmed_best(points: Sequence[Point]) -> int | None:
-    """The best of those that were measured again, where one of them holds: of many figures the
-    highest single one is partly luck, unless it is far higher.
+    """Return the best of the repeated points, if one of them holds.
 
-    So is one that holds the bounds where a lower load did not when it was measured again. Loops of
-    the other kind than the first, which show what else the configuration stands, are chosen only
-    where no load of the first kind holds.
+    The highest of many single figures is partly luck, unless it is far higher. So is one that holds
+    although a lower load broke the bounds when it was repeated. Loops of another mode than the
+    first point's are chosen only if no load of its mode holds.
     """
-    own = [
+    same_mode = [
         (
-            each
-            if each.offered.mode == points[0].offered.mode
-            else each.model_copy(update={"holds": False})
+            point
+            if point.offered.mode == points[0].offered.mode
+            else point.model_copy(update={"holds": False})
         )
-        for each in points
+        for point in points
     ]
-    best = _confirmed(own)
+    best = _confirmed(same_mode)
     return _confirmed(points) if best is None else best
 
 
 def _confirmed(points: Sequence[Point]) -> int | None:
-    again = [
-        each if len(each.counted) > 1 else each.model_copy(update={"holds": False})
-        for each in points
+    repeated = [
+        point if len(point.counted) > 1 else point.model_copy(update={"holds": False})
+        for point in points
     ]
-    best, once = best_point(again), best_point(points)
+    best, single_best = best_point(repeated), best_point(points)
     if (
         best is not None
-        and once is not None
-        and worth(points[best]) >= CHANCE * worth(points[once])
+        and single_best is not None
+        and comparable_throughput(points[best])
+        >= LUCK_RATIO * comparable_throughput(points[single_best])
     ):
         return best
-    broken = [each.offered for each in points if len(each.counted) > 1 and not each.holds]
+    broken = [point.offered for point in points if len(point.counted) > 1 and not point.holds]
     return best_point(
         [
-            each.model_copy(update={"holds": each.holds and not _beyond(each.offered, broken)})
-            for each in points
+            point.model_copy(update={"holds": point.holds and not _beyond(point.offered, broken)})
+            for point in points
         ]
     )
 
 
 def _beyond(offered: OfferedLoad, broken: Iterable[OfferedLoad]) -> bool:
     return any(
-        (offered.mode, offered.arrivals) == (each.mode, each.arrivals)
+        (offered.mode, offered.arrivals) == (limit.mode, limit.arrivals)
         and (
-            offered.connections >= each.connections
+            offered.connections >= limit.connections
             if offered.mode == "closed"
-            else (offered.rate or 0.0) >= (each.rate or 0.0)
+            else (offered.rate or 0.0) >= (limit.rate or 0.0)
         )
-        for each in broken
+        for limit in broken
     )
 
 
 class Knee(NamedTuple):
-    """The highest rate of an open loop that holds the bounds, and the lowest above it that does
-    not; None where there is no such.
-    """
+    """The highest rate of an open loop that holds, and the lowest above it that does not."""
 
     held: Point | None
     broken: Point | None
 
     def known(self, rounds: int) -> bool:
-        """Whether both are known, and the first from so many rounds."""
+        """Tell whether both are known, and the first from so many rounds."""
         return (
             self.broken is not None and self.held is not None and len(self.held.counted) >= rounds
         )
 
 
 def open_loops(points: Iterable[Point]) -> list[Point]:
-    """Those of one kind of arrivals, the one with the most rates, by their rates."""
+    """Return the open loops of the arrivals with the most rates, by their rates."""
     kinds: dict[str | None, list[Point]] = {}
     for point in points:
         if point.offered.mode == "open" and point.offered.rate:
             kinds.setdefault(point.offered.arrivals, []).append(point)
-    most: list[Point] = max(kinds.values(), key=lambda each: len(each), default=[])
+    most: list[Point] = max(kinds.values(), key=lambda loops: len(loops), default=[])
     return sorted(most, key=lambda point: point.offered.rate or 0.0)
 
 
@@ -164,20 +154,20 @@ def knee_of(points: Iterable[Point]) -> Knee:
 
 
 def failures(rounds: Iterable[Round]) -> dict[str, int]:
-    """Count the requests without an accepted answer by what came of them."""
+    """Count the requests without an accepted answer by their outcome."""
     counts: Counter[str] = Counter()
-    for each in rounds:
-        others = {
-            "refused (429, 503)": each.refused,
-            "unanswered": each.unanswered,
-            "not sent": each.unsent,
+    for round_ in rounds:
+        other_failures = {
+            "refused (429, 503)": round_.refused,
+            "unanswered": round_.unanswered,
+            "not sent": round_.unsent,
         }
-        counts.update(each.errors | others)
+        counts.update(round_.errors | other_failures)
     return {kind: count for kind, count in counts.items() if count}
 
 
 def cost_per_million(price_per_hour: float, rate: float) -> float:
-    """Of requests, by a server that answers so many a second all the time."""
+    """Return the cost of a million requests for a server that always answers at a rate."""
     return price_per_hour / (rate * 3600) * 1e6
 
 
@@ -187,18 +177,17 @@ def winner_of(order: Sequence[int], trial: Callable[[int], Trial]) -> int | None
     Of those that differ within the noise, one that was measured again comes first.
     """
     figures = _figures(order, trial)
-    near = [at for at in order if figures[at] >= EQUAL * max(figures.values())]
+    near = [at for at in order if figures[at] >= EQUAL_RATIO * max(figures.values())]
     return max(near, key=lambda at: (_repeats(trial(at)) > 1, figures[at]), default=None)
 
 
 def choose(
     order: Sequence[int], trial: Callable[[int], Trial], paired: Iterable[PairedComparison]
 ) -> tuple[int | None, list[int]]:
-    """The winner, and those that it is tied with: which one of them is faster, the measurements do
-    not tell.
+    """Return the winner, and the trials that it is tied with.
 
-    Of those that are as fast as far as one can see, the one with the fewest workers wins, and of
-    these the one with the lowest p99.
+    The measurements do not tell which of them is faster. Of trials that seem equally fast, the one
+    with the fewest workers wins, and of these the one with the lowest p99.
     """
     leader = winner_of(order, trial)
     if leader is None:
@@ -210,7 +199,7 @@ def choose(
         for pair in pairs
         if pair.real
     }
-    if faster.get(leader) in order:  # a lucky round of the search makes a mean, and no comparison
+    if faster.get(leader) in order:  # A comparison in turn outweighs a lucky round of the search.
         leader = faster[leader]
     figures, repeats = _figures(order, trial), _repeats(trial(leader))
     most = figures[leader]
@@ -218,19 +207,19 @@ def choose(
     def tied(at: int) -> bool:
         together = frozenset((leader, at))
         return at != leader and (
-            not real[together] if together in real else figures[at] >= ALIKE * most
+            not real[together] if together in real else figures[at] >= TIE_RATIO * most
         )
 
     rivals = [at for at in order if tied(at)]
     equals = [
         at
         for at in rivals
-        if figures[at] >= EQUAL * most and _repeats(trial(at)) >= min(2, repeats)
+        if figures[at] >= EQUAL_RATIO * most and _repeats(trial(at)) >= min(2, repeats)
     ]
 
     def simplest(at: int) -> tuple[int, float]:
         point = trial(at).points[confirmed_best(trial(at).points) or 0]
-        return trial(at).how().workers, point.latency.p99_ms
+        return trial(at).as_configuration().workers, point.latency.p99_ms
 
     winner = min([leader, *equals], key=simplest)
     return winner, [at for at in [leader, *rivals] if at != winner]
@@ -242,7 +231,10 @@ def _repeats(trial: Trial) -> int:
 
 
 def _figures(order: Sequence[int], trial: Callable[[int], Trial]) -> dict[int, float]:
-    """Return each trial's measured throughput, or if all were disturbed, the undisturbed one."""
+    """Return each trial's throughput, corrected for disturbances if all were disturbed."""
     points = {at: trial(at).points[confirmed_best(trial(at).points) or 0] for at in order}
     shared = all(any(round.disturbed for round in point.counted) for point in points.values())
-    return {at: worth(point) if shared else point.throughput.value for at, point in points.items()}
+    return {
+        at: comparable_throughput(point) if shared else point.throughput.value
+        for at, point in points.items()
+    }

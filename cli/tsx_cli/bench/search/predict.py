@@ -1,4 +1,4 @@
-"""Predicts a configuration's throughput and latency from the curve t(n) of one worker."""
+"""The prediction of a configuration's throughput and latency from the curve t(n) of a worker."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from tsx_cli.bench.load.results import Curve, OfferedLoad, Prediction
 from tsx_cli.bench.search.machine import correction
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-OVERHEAD_MS = (
-    0.3  # of a request, outside its worker: the client, the front end and the way between them
-)
-BETWEEN_MS = 0.1  # from a batch's answers to the next batch's start
-# of a batch's time, in which its GPU can do nothing for another worker: a guess, which measuring
-# corrects
+OVERHEAD_MS = 0.3  # time of a request outside its worker, in the client and the front end
+BETWEEN_MS = 0.1  # time from a batch's answers to the next batch's start
+# Share of a batch's time in which its GPU cannot serve another worker; a guess that measurements
+# correct.
 GPU_SHARE = 0.7
-TAIL = 2.33  # standard deviations to the 99th percentile
+P99_DEVIATIONS = 2.33  # standard deviations to the 99th percentile
 
 
 class Timing(NamedTuple):
@@ -27,9 +25,7 @@ class Timing(NamedTuple):
 
     sizes: tuple[int, ...]
     times: tuple[float, ...]  # milliseconds
-    busy: (
-        float | None
-    )  # cores that a worker keeps at work by itself; None where that was not measured
+    busy: float | None  # cores that a single worker keeps busy; None if they were not measured
     spread: float
 
     def batch_ms(self, size: float) -> float:
@@ -38,14 +34,18 @@ class Timing(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _curve(sizes: tuple[int, ...], times: tuple[float, ...]) -> LatencyCurve:
-    """As the server reads it, whose batches follow from it where a model has a latency target."""
+    """Return the curve in the form in which a server plans its batches."""
     return LatencyCurve(
         0.5, [(size, milliseconds / 1000) for size, milliseconds in zip(sizes, times, strict=True)]
     )
 
 
 def timing_of(curve: Curve) -> Timing:
-    """Raises ValueError where the curve has no point."""
+    """Prepare a curve for calculations.
+
+    Raises:
+        ValueError: The curve has no point.
+    """
     points = sorted(curve.points, key=lambda point: point.batch_size)
     if not points:
         raise ValueError("the curve has no point")
@@ -66,8 +66,9 @@ def timing_of(curve: Curve) -> Timing:
 def slowdown(
     timing: Timing, configuration: Configuration, cores: float, active: float | None = None
 ) -> float:
-    """How many times as long a batch takes beside the other workers' as by itself; `active` workers
-    are at work at a time.
+    """Return how many times as long a batch takes beside other workers as alone.
+
+    `active` workers are busy at a time.
     """
     workers = configuration.workers if active is None else active
     if configuration.device != "cpu":
@@ -83,7 +84,11 @@ def predict(
     overhead_ms: float = OVERHEAD_MS,
     cores: int = 1,
 ) -> Prediction:
-    """Raises ValueError where the curve has no point."""
+    """Predict the throughput and the latency of a load.
+
+    Raises:
+        ValueError: The curve has no point.
+    """
     timing = timing_of(curve)
     if offered.mode == "open":
         return _open(timing, configuration, offered.rate or 0.0, overhead_ms, cores)
@@ -91,11 +96,11 @@ def predict(
 
 
 def capacity(timing: Timing, configuration: Configuration, cores: int) -> float:
-    """Requests per second with all workers at work on full batches: no load gets more."""
+    """Return the requests per second of busy workers with full batches, the highest possible."""
     size = configuration.batch_size
     most = max(
-        each / timing.batch_ms(each)
-        for each in {1, size, *(measured for measured in timing.sizes if measured <= size)}
+        batch / timing.batch_ms(batch)
+        for batch in {1, size, *(measured for measured in timing.sizes if measured <= size)}
     )
     return 1000 * configuration.workers * most / slowdown(timing, configuration, cores)
 
@@ -103,41 +108,40 @@ def capacity(timing: Timing, configuration: Configuration, cores: int) -> float:
 def _closed(
     timing: Timing, configuration: Configuration, connections: int, overhead_ms: float, cores: int
 ) -> Prediction:
-    """A closed loop in its steady state: while the workers run a batch each, the next one gathers.
+    """Predict a closed loop in its steady state: while each worker runs a batch, the next gathers.
 
-    So the connections are in `workers` batches that run and one that waits, unless the batches are
-    full and more wait, or there are not enough connections for the workers.
+    The connections are in `workers` running batches and a waiting one. Exceptions are full batches,
+    where more wait, and fewer connections than workers.
     """
     active = min(configuration.workers, connections)
     size = min(float(configuration.batch_size), max(1.0, connections / (configuration.workers + 1)))
-    took = timing.batch_ms(size) * slowdown(timing, configuration, cores, active)
-    rate = min(
-        active * size / (took + BETWEEN_MS), connections / (took + overhead_ms)
-    )  # per millisecond
+    batch_ms = timing.batch_ms(size) * slowdown(timing, configuration, cores, active)
+    # The rate is per millisecond.
+    rate = min(active * size / (batch_ms + BETWEEN_MS), connections / (batch_ms + overhead_ms))
     mean = connections / rate
-    return Prediction(throughput=1000 * rate, p99_ms=mean * (1 + TAIL * timing.spread))
+    return Prediction(throughput=1000 * rate, p99_ms=mean * (1 + P99_DEVIATIONS * timing.spread))
 
 
 def _open(
     timing: Timing, configuration: Configuration, rate: float, overhead_ms: float, cores: int
 ) -> Prediction:
-    """Estimate an open loop from its capacity: waiting grows with use / (1 - use)."""
+    """Predict an open loop from its capacity: waiting grows with use / (1 - use)."""
     most = capacity(timing, configuration, cores)
     if rate >= most:
         return Prediction(throughput=most, p99_ms=math.inf)
     workers, most_in_batch, use = configuration.workers, configuration.batch_size, rate / most
-    took = timing.batch_ms(1 + use * (most_in_batch - 1)) * slowdown(timing, configuration, cores)
-    took *= 1 + TAIL * timing.spread
-    waited = TAIL * took * use / (1 - use) / workers / most_in_batch
-    running = took if most_in_batch > 1 else 0.0  # the batch that a request just missed
-    return Prediction(throughput=rate, p99_ms=waited + running + took + overhead_ms)
+    batch_ms = timing.batch_ms(1 + use * (most_in_batch - 1)) * slowdown(
+        timing, configuration, cores
+    )
+    batch_ms *= 1 + P99_DEVIATIONS * timing.spread
+    wait_ms = P99_DEVIATIONS * batch_ms * use / (1 - use) / workers / most_in_batch
+    running = batch_ms if most_in_batch > 1 else 0.0  # the batch that a request just missed
+    return Prediction(throughput=rate, p99_ms=wait_ms + running + batch_ms + overhead_ms)
 
 
-def latency_of(prediction: Prediction, times: float = 1.0) -> dict[str, float]:
-    """What bounds are held against: a prediction tells less of the distribution than a
-    measurement.
-    """
-    p99 = prediction.p99_ms * times
+def latency_of(prediction: Prediction, factor: float = 1.0) -> dict[str, float]:
+    """Return a predicted latency by the names of bounds; most are estimates from its p99."""
+    p99 = prediction.p99_ms * factor
     return {
         "mean_ms": p99 * 0.9,
         "p50_ms": p99 * 0.9,
@@ -155,23 +159,24 @@ def best_connections(
     slo: Slo | None,
     overhead_ms: float,
     cores: int,
-    times: float = 1.0,
+    factor: float = 1.0,
     most: int = 1024,
 ) -> tuple[int, Prediction]:
-    """The connections with the most throughput whose latency, `times` the predicted one, holds the
-    bounds; one where none does.
+    """Return the connections with the most throughput within the bounds; one if none holds.
+
+    The latency is `factor` times the predicted one.
     """
     timing = timing_of(curve)
     full = min(most, 2 * (configuration.workers + 1) * configuration.batch_size)
     low, high = 1, full
     while low < high:
         middle = (low + high + 1) // 2
-        one = _closed(timing, configuration, middle, overhead_ms, cores)
-        if slo is None or slo.slack(latency_of(one, times)) <= 1:
+        prediction = _closed(timing, configuration, middle, overhead_ms, cores)
+        if slo is None or slo.slack(latency_of(prediction, factor)) <= 1:
             low = middle
         else:
             high = middle - 1
-    if slo is None:  # more connections than keep all workers at work only wait
+    if slo is None:  # Connections beyond those that keep all workers busy only wait.
         low = min(full, (configuration.workers + 1) * configuration.batch_size)
     return low, _closed(timing, configuration, low, overhead_ms, cores)
 
@@ -182,10 +187,11 @@ def best_rate(
     slo: Slo | None,
     overhead_ms: float,
     cores: int,
-    times: float = 1.0,
+    factor: float = 1.0,
 ) -> tuple[float, Prediction]:
-    """The same for an open loop: the greatest rate whose latency holds the bounds; without any,
-    nine tenths of what is possible.
+    """Return the greatest rate of an open loop within the bounds.
+
+    Without bounds it is nine tenths of the capacity.
     """
     timing = timing_of(curve)
     most = capacity(timing, configuration, cores)
@@ -194,29 +200,31 @@ def best_rate(
     low, high = 0.0, 0.98
     for _ in range(6):
         middle = (low + high) / 2
-        one = _open(timing, configuration, middle * most, overhead_ms, cores)
-        low, high = (middle, high) if slo.slack(latency_of(one, times)) <= 1 else (low, middle)
+        prediction = _open(timing, configuration, middle * most, overhead_ms, cores)
+        low, high = (
+            (middle, high) if slo.slack(latency_of(prediction, factor)) <= 1 else (low, middle)
+        )
     rate = float(f"{max(low, 0.05) * most:.3g}")
     return rate, _open(timing, configuration, rate, overhead_ms, cores)
 
 
 def undisturbed(curve: Curve) -> Curve:
-    """A batch takes no longer than a larger one: where it did, something else on the machine took
-    its time.
+    """Return a curve in which no batch takes longer than a larger one.
 
-    What a curve that was disturbed all along would have been without that is calculated as it is
-    for a round.
+    Longer times are due to something else on the machine. A disturbed curve is corrected like a
+    disturbed round.
     """
     factor = correction(curve)
-    least, points = math.inf, []
+    shortest_ms, points = math.inf, []
     for point in sorted(curve.points, key=lambda point: -point.batch_size):
-        alone = point.median_ms / factor
-        if (
-            factor > 1 and curve.threads and point.cpu_ms is not None
-        ):  # it took its time of the processor in any case
-            alone = min(point.median_ms, max(alone, point.cpu_ms / curve.threads))
-        least = min(least, alone)
+        single_ms = point.median_ms / factor
+        # It used its processor time in any case.
+        if factor > 1 and curve.threads and point.cpu_ms is not None:
+            single_ms = min(point.median_ms, max(single_ms, point.cpu_ms / curve.threads))
+        shortest_ms = min(shortest_ms, single_ms)
         points.append(
-            point if point.median_ms == least else point.model_copy(update={"median_ms": least})
+            point
+            if point.median_ms == shortest_ms
+            else point.model_copy(update={"median_ms": shortest_ms})
         )
     return curve.model_copy(update={"points": points[::-1]})

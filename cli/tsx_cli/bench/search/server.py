@@ -1,5 +1,6 @@
-"""The measured server: a real `tsx serve` process on free loopback ports, without the user's
-settings, on cores of its own where that is asked for.
+"""The measured server: a real `tsx serve` process on free loopback ports.
+
+It ignores the user's settings, and runs on its own cores if they are given.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ from tsx_runtime.core.placement.cpu_pinning import parse_cores
 SERVER, GENERATOR = "--server-cores", "--generator-cores"
 
 
-def chosen(
+def choose_cores(
     server: str | None, generator: str | None, *, running: bool = False
 ) -> PinnedCores | None:
-    """Both sides' cores; the side that names none gets what the other leaves, unless the server is
-    `running` already. Raises UsageError.
+    """Return the cores of both sides.
+
+    A side without given cores gets those that the other leaves, unless the server is `running`
+    already.
+
+    Raises:
+        UsageError: The cores do not exist, are shared, or none is left.
     """
     sides = {
         option: _cores(text, option)
@@ -52,12 +58,12 @@ def chosen(
         return PinnedCores(server=[], generator=sides[GENERATOR])
     for option in (SERVER, GENERATOR):
         if option not in sides:
-            (other,) = sides
-            sides[option] = sorted(os.sched_getaffinity(0) - set(sides[other]))
+            (named_side,) = sides
+            sides[option] = sorted(os.sched_getaffinity(0) - set(sides[named_side]))
             if not sides[option]:
                 raise UsageError(
-                    f"{other}: {server or generator} are all cores, and none is left for the other"
-                    " side; give fewer"
+                    f"{named_side}: {server or generator} are all cores, and none is left for the"
+                    " other side; give fewer"
                 )
     return PinnedCores(server=sides[SERVER], generator=sides[GENERATOR])
 
@@ -72,22 +78,23 @@ def _cores(text: str, option: str) -> list[int]:
         cores = sorted(parse_cores(text))
     except ValueError as error:
         raise UsageError(f"{option}: {error}; write cores such as 0-3 or 0,2") from error
-    have = os.sched_getaffinity(0)
-    missing = [core for core in cores if core not in have]
+    allowed = os.sched_getaffinity(0)
+    missing = [core for core in cores if core not in allowed]
     if missing or not cores:
-        wrong = f"core {missing[0]} is not one of those" if missing else "it names no core of those"
+        problem = (
+            f"core {missing[0]} is not one of those" if missing else "it names no core of those"
+        )
         raise UsageError(
-            f"{option}: {wrong} that this process may use: {', '.join(map(str, sorted(have)))}"
+            f"{option}: {problem} that this process may use: {', '.join(map(str, sorted(allowed)))}"
         )
     return cores
 
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """This thread, and the processes that it starts meanwhile, on these cores; anywhere where there
-    are none.
+    """Run this thread, and the processes that it starts, on these cores; on any if there are none.
 
-    A server counts the cores that it may use, so that its workers and threads follow.
+    A server counts the cores that it may use, so its workers and threads follow.
     """
     if not cores:
         yield
@@ -100,16 +107,15 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-PLACES = "tsx-bench-"  # how the names of their directories begin
-LOCK = "lock"  # a file of theirs, locked by the process that has the directory
-LAST_LINES = 12  # of its log, in the reason of a failure
+DIRECTORY_PREFIX = "tsx-bench-"
+LOCK = "lock"  # a file in such a directory, locked by its process
+LAST_LINES = 12  # lines of the log in the reason of a failure
 TRACEBACK_HINT = "--debug shows the whole traceback."
-KEPT = (
-    "TSX_WORKER_PRELOAD",
-)  # of the user's settings: it changes how long a start takes, and nothing else
-PATIENCE = 10.0  # seconds that it may take to end
-# The server hears of this process's end whatever ends it, and Ctrl-C is for this process alone.
-# `-c` and not `-m`: nothing of the working directory stands before tsx's own modules.
+# Settings of the user that remain; this one changes only how long a start takes.
+INHERITED_SETTINGS = ("TSX_WORKER_PRELOAD",)
+END_TIMEOUT_S = 10.0
+# The server ends with this process, and Ctrl-C is for this process alone. Unlike `-m`, `-c` leaves
+# the working directory out of the path.
 _BOOT = """
 import sys
 sys.path[:] = {path!r}
@@ -122,7 +128,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class NotStarted(Exception):
-    """Says why, in the last words of its log."""
+    """The server did not start; the message ends with the last lines of its log."""
 
 
 @dataclass
@@ -138,7 +144,11 @@ class ServerProcess:
         return self.process.pid
 
     def fetch(self, address: str, path: str) -> str:
-        """Raises OSError."""
+        """Return the body of a GET request.
+
+        Raises:
+            OSError: The server does not answer.
+        """
         try:
             return Server(address, timeout=30).call("GET", path).body().decode(errors="replace")
         except CliError as error:
@@ -151,40 +161,41 @@ class ServerProcess:
 @contextmanager
 def serving(
     directory: Path | None,
-    place: Path,
+    scratch: Path,
     *,
     start_seconds: float,
     more: Mapping[str, object] | None = None,
 ) -> Iterator[ServerProcess]:
-    """A server of the model in `directory`, or of none yet, which is ready.
+    """Yield a ready server of the model in `directory`, or of none yet.
 
-    Its files are in `place`; `more` are settings.
+    Its files are in `scratch`; `more` are settings.
 
-    Raises NotStarted.
+    Raises:
+        NotStarted: The server does not start.
     """
-    log = place / "server.log"
+    log = scratch / "server.log"
     settings = {
-        "state_dir": place / "state",
-        "cache_dir": place / "cache",
+        "state_dir": scratch / "state",
+        "cache_dir": scratch / "cache",
         "enable_grpc": "false",
         "log_format": "text",
         "drain_timeout": 1,
         **(more or {}),
     }
-    words = ["serve", *([directory] if directory is not None else []), "--host", "127.0.0.1"]
-    words += ["--port", 0, "--management-port", 0, "--metrics-port", 0]
+    command = ["serve", *([directory] if directory is not None else []), "--host", "127.0.0.1"]
+    command += ["--port", 0, "--management-port", 0, "--metrics-port", 0]
     for name, value in settings.items():
-        words += ["--set", f"{name}={value}"]
+        command += ["--set", f"{name}={value}"]
     boot = _BOOT.format(path=[entry for entry in sys.path if entry], term=int(signal.SIGTERM))
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name in KEPT or not name.startswith(("TSX_", "TS_"))
+        if name in INHERITED_SETTINGS or not name.startswith(("TSX_", "TS_"))
     }
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", boot, *map(str, words)],
-            cwd=place,
+            [sys.executable, "-c", boot, *map(str, command)],
+            cwd=scratch,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -199,89 +210,84 @@ def serving(
 
 
 def _ready(process: subprocess.Popen[str], log: Path, seconds: float) -> ServerProcess:
-    late = threading.Timer(seconds, process.kill)
-    late.daemon = True
-    late.start()
+    timer = threading.Timer(seconds, process.kill)
+    timer.daemon = True
+    timer.start()
     addresses: dict[str, str] = {}
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            what, at, address = line.strip().partition(" at ")
-            if at:
-                addresses[what] = address
+            name, separator, address = line.strip().partition(" at ")
+            if separator:
+                addresses[name] = address
             if line.startswith("try: "):
                 break
         else:
             code = process.wait()
-            late_words = f"it was not ready after {seconds:.0f} s: {last_lines(log)}"
-            raise NotStarted(late_words if code == -signal.SIGKILL else _why(log, code))
+            late_text = f"it was not ready after {seconds:.0f} s: {last_lines(log)}"
+            raise NotStarted(late_text if code == -signal.SIGKILL else _exit_reason(log, code))
     finally:
-        late.cancel()
+        timer.cancel()
     return ServerProcess(
         process, log, addresses["predictions"], addresses["models"], addresses["metrics"]
     )
 
 
-def end(process: subprocess.Popen[str], patience: float = PATIENCE) -> None:
-    """Its workers too, whatever state they are in."""
+def end(process: subprocess.Popen[str], timeout_s: float = END_TIMEOUT_S) -> None:
+    """End a server and its workers, whatever state they are in."""
     family: list[psutil.Process] = []
     with suppress(psutil.Error):
         family = psutil.Process(process.pid).children(recursive=True)
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
+            process.wait(timeout_s)
     if process.poll() is None:
         process.kill()
         process.wait()
     if process.stdout is not None:
         process.stdout.close()
-    _, left = psutil.wait_procs(
-        filter(_runs, family), timeout=0.1
-    )  # with the server gone, they only end
-    for member in left:
+    # The workers end by themselves after the server.
+    _, survivors = psutil.wait_procs(filter(_is_running, family), timeout=0.1)
+    for member in survivors:
         with suppress(psutil.Error):
             member.kill()
 
 
-def _runs(process: psutil.Process) -> bool:
-    """A zombie does not, however long its new parent leaves it: in some containers nothing reaps
-    them soon.
-    """
+def _is_running(process: psutil.Process) -> bool:
+    """Tell whether a process runs; a zombie does not, and may stay in some containers."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
 
-def _why(log: Path, code: int) -> str:
-    """What `tsx serve` says at its end, or else the last lines of its log."""
-    words = last_lines(log)
-    _, error, message = words.rpartition("Error: ")
-    return message.replace(TRACEBACK_HINT, "").strip() if error else f"exit code {code}: {words}"
+def _exit_reason(log: Path, code: int) -> str:
+    """Return the last message of `tsx serve`, or else the last lines of its log."""
+    log_text = last_lines(log)
+    _, error, message = log_text.rpartition("Error: ")
+    return message.replace(TRACEBACK_HINT, "").strip() if error else f"exit code {code}: {log_text}"
 
 
 def last_lines(log: Path) -> str:
     try:
         with log.open(encoding="utf-8", errors="replace") as lines:
-            kept = deque((line.rstrip() for line in lines if line.strip()), maxlen=LAST_LINES)
+            tail = deque((line.rstrip() for line in lines if line.strip()), maxlen=LAST_LINES)
     except OSError:
         return "it left no log"
-    return "\n".join(kept) or "it printed nothing"
+    return "\n".join(tail) or "it printed nothing"
 
 
 @contextmanager
-def new_place(name: str) -> Iterator[Path]:
-    """A directory for as long as the context lasts; with a short name, since the server makes
-    sockets in it.
-    """
+def scratch_directory(name: str) -> Iterator[Path]:
+    """Yield a temporary directory with a short name, since the server makes sockets in it."""
     with tempfile.TemporaryDirectory(
-        prefix=f"{PLACES}{name}-", dir=temporary_directory(), ignore_cleanup_errors=True
-    ) as made:
-        lock = FileLock(Path(made) / LOCK)
+        prefix=f"{DIRECTORY_PREFIX}{name}-", dir=temporary_directory(), ignore_cleanup_errors=True
+    ) as directory:
+        lock = FileLock(Path(directory) / LOCK)
         try:
             lock.lock_exclusive(wait=False)
-            yield Path(made)
+            yield Path(directory)
         finally:
             lock.close()
 
@@ -290,13 +296,13 @@ def sweep() -> None:
     """Remove the directories of runs that were killed."""
     if not CAN_LOCK:
         return
-    for place in Path(tempfile.gettempdir()).glob(f"{PLACES}*"):
+    for directory in Path(tempfile.gettempdir()).glob(f"{DIRECTORY_PREFIX}*"):
         with suppress(OSError, CacheError):
-            if place.stat().st_uid != os.getuid() or not (place / LOCK).is_file():
+            if directory.stat().st_uid != os.getuid() or not (directory / LOCK).is_file():
                 continue
-            lock = FileLock(place / LOCK)
+            lock = FileLock(directory / LOCK)
             try:
                 if lock.lock_exclusive(wait=False):
-                    shutil.rmtree(place, ignore_errors=True)
+                    shutil.rmtree(directory, ignore_errors=True)
             finally:
                 lock.close()

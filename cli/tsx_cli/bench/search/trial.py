@@ -18,21 +18,21 @@ import psutil
 from tsx_archiver import OpenArchive
 from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.load.configuration import Configuration
-from tsx_cli.bench.load.generator import LoadProgress, OnProgress, measure, most_connections
+from tsx_cli.bench.load.generator import LoadProgress, OnProgress, max_connections, measure
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.plan import LoadPlan, recorded_rate
 from tsx_cli.bench.load.results import ColdStart, OfferedLoad, Round, Stages, Usage
 from tsx_cli.bench.search import usage as scrape
-from tsx_cli.bench.search.server import NotStarted, ServerProcess, new_place, serving
+from tsx_cli.bench.search.server import NotStarted, ServerProcess, scratch_directory, serving
 from tsx_cli.bench.search.usage import UsageSampler
 from tsx_cli.bench.search.variants import lay_out
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
 
-START_SECONDS = 60.0  # beside what the model may take to load
-OPEN_CONNECTIONS = 512  # of an open loop: requests that may be under way
-MOST_COMPARED = 32
+EXTRA_START_S = 60.0  # time of a start beside the loading of the model
+OPEN_LOOP_CONNECTIONS = 512  # bound of concurrent requests in an open loop
+MAX_COMPARED = 32
 
 
 class TrialFailed(Exception):
@@ -57,9 +57,8 @@ class TrialTarget:
     seconds: float
     seed: int = 0
     timeout: float = 60.0
-    sizes: Mapping[str, int] = field(
-        default_factory=dict
-    )  # settings of the server: what is sent has to be let in
+    # Size limits of the server, so that it accepts what is sent.
+    sizes: Mapping[str, int] = field(default_factory=dict)
     warm_up: float | Literal["auto"] = "auto"  # seconds before those that count
     generator_cores: tuple[int, ...] = ()
     slo: Slo | None = None
@@ -86,20 +85,21 @@ class RunningCandidate:
         *,
         seconds: float | None = None,
     ) -> LoadMeasurement:
-        """For so many seconds, or the target's.
+        """Measure a load for so many seconds, or those of the target.
 
-        Raises TrialFailed where the server did not come through it whole.
+        Raises:
+            TrialFailed: The server failed, or lost a worker.
         """
         target, recorded, speed = self.target, offered.arrivals == "recorded", 1.0
-        if recorded and offered.rate and (own := recorded_rate(target.payloads)):
-            speed = offered.rate / own
+        if recorded and offered.rate and (recording_rate := recorded_rate(target.payloads)):
+            speed = offered.rate / recording_rate
         plan = LoadPlan(
             url=self.server.inference,
             model=target.name,
             payloads=target.payloads,
             mode=offered.mode,
             connections=(
-                min(OPEN_CONNECTIONS, most_connections())
+                min(OPEN_LOOP_CONNECTIONS, max_connections())
                 if offered.mode == "open"
                 else offered.connections
             ),
@@ -114,23 +114,24 @@ class RunningCandidate:
             slo=target.slo,
         )
         self.rounds += 1
-        began: float | None = None
+        start: float | None = None
 
-        def tell(progress: LoadProgress) -> None:
-            nonlocal began
-            began = time.monotonic() - progress.seconds if began is None else began
+        def report(progress: LoadProgress) -> None:
+            nonlocal start
+            start = time.monotonic() - progress.seconds if start is None else start
             if on_progress is not None:
                 on_progress(progress)
 
         try:
             before = self._scrape()
             with UsageSampler(self.server.pid, gpu=self.configuration.device != "cpu") as sampler:
-                result = measure(plan, on_progress=tell)
+                result = measure(plan, on_progress=report)
             after = self._scrape()
             self._check()
         except UsageError:
             raise
-        except CliError as error:  # of the generator, which found no server, or was killed
+        except CliError as error:
+            # The generator found no server, or was killed.
             raise TrialFailed(error.message) from error
         except (OSError, psutil.Error) as error:
             raise TrialFailed(f"the server has exited: {self.server.last_words()}") from error
@@ -140,24 +141,27 @@ class RunningCandidate:
             result,
             stages,
             scrape.batch_sizes(before, after),
-            sampler.during(began, plan.lead + plan.seconds),
+            sampler.during(start, plan.lead + plan.seconds),
         )
 
     def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
-        """To each, so many at a time, each as often as it takes to fill batches; raises TrialFailed
-        where none come.
+        """Return the answers to payloads, so many at a time, repeated until they fill batches.
+
+        Raises:
+            TrialFailed: The server does not answer.
         """
-        count = max(len(payloads), min(MOST_COMPARED, 2 * together) if together > 1 else 1)
-        asked = [payloads[number % len(payloads)] for number in range(count)]
+        count = max(len(payloads), min(MAX_COMPARED, 2 * together) if together > 1 else 1)
+        requests = [payloads[number % len(payloads)] for number in range(count)]
         try:
-            with ThreadPoolExecutor(min(together, MOST_COMPARED)) as pool:
-                return list(pool.map(self._ask, asked))
+            with ThreadPoolExecutor(min(together, MAX_COMPARED)) as pool:
+                return list(pool.map(self._ask, requests))
         except CliError as error:
             raise TrialFailed(f"{error.message}: {self.server.last_words()}") from error
 
     def first_answer(self) -> float | None:
-        """Milliseconds of one request; None where it is refused, of which the comparison of answers
-        says why.
+        """Return the milliseconds of one request, or None after a refusal.
+
+        The comparison of answers reports the reason.
         """
         begun = time.perf_counter()
         try:
@@ -185,8 +189,10 @@ class RunningCandidate:
         return scrape.parse(self.server.fetch(self.server.metrics, "/metrics"), self.target.name)
 
     def _check(self) -> None:
-        """Raises TrialFailed if a worker died, which answers less than it seems to, or runs another
-        form than that of the configuration.
+        """Check the workers: one that died answers less than it seems to.
+
+        Raises:
+            TrialFailed: A worker died, or runs another form than the configuration's.
         """
         described = json.loads(
             self.server.fetch(self.server.management, f"/models/{quote(self.target.name)}")
@@ -195,8 +201,8 @@ class RunningCandidate:
             raise TrialFailed(
                 f"a worker died: {described.get('lastError') or self.server.last_words()}"
             )
-        wanted, form = self.configuration.form, described.get("form")
-        if wanted is not None and form not in (None, wanted):
+        expected, form = self.configuration.form, described.get("form")
+        if expected is not None and form not in (None, expected):
             raise TrialFailed(
                 f"its workers run {form} instead:"
                 f" {'; '.join(described.get('formsPassedOver') or ())}"
@@ -205,32 +211,34 @@ class RunningCandidate:
 
 @contextmanager
 def running(
-    configuration: Configuration, target: TrialTarget, places: list[Path]
+    configuration: Configuration, target: TrialTarget, directories: list[Path]
 ) -> Iterator[RunningCandidate]:
-    """The directory of its files is added to `places`. Raises TrialFailed where it does not
-    start.
+    """Yield a candidate with a running server, whose directory is added to `directories`.
+
+    Raises:
+        TrialFailed: The server does not start.
     """
-    with ExitStack() as held:
-        place = held.enter_context(new_place(target.name[:20]))
-        places.append(place)
+    with ExitStack() as stack:
+        scratch = stack.enter_context(scratch_directory(target.name[:20]))
+        directories.append(scratch)
         try:
-            directory = lay_out(target.archive, configuration, place / "model")
-            patience = (target.archive.config.startup_timeout or 120) + START_SECONDS
-            begun = time.monotonic()
-            server = held.enter_context(
-                serving(directory, place, start_seconds=patience, more=target.sizes)
+            directory = lay_out(target.archive, configuration, scratch / "model")
+            start_timeout_s = (target.archive.config.startup_timeout or 120) + EXTRA_START_S
+            start = time.monotonic()
+            server = stack.enter_context(
+                serving(directory, scratch, start_seconds=start_timeout_s, more=target.sizes)
             )
         except NotStarted as error:
             raise TrialFailed(str(error)) from error
         candidate = RunningCandidate(configuration, server, target)
         candidate.start = ColdStart(
-            ready_seconds=time.monotonic() - begun, first_answer_ms=candidate.first_answer()
+            ready_seconds=time.monotonic() - start, first_answer_ms=candidate.first_answer()
         )
         yield candidate
 
 
 class Servers:
-    """The servers that run now, kept for as long as the same configuration is measured."""
+    """The running servers, each kept while its configuration is measured."""
 
     def __init__(
         self,
@@ -240,22 +248,23 @@ class Servers:
         self.target = target
         self._on_start = on_start
         self._running: dict[Configuration, tuple[ExitStack, RunningCandidate]] = {}
-        self._places: list[Path] = []
+        self._directories: list[Path] = []
 
     def get(self, configuration: Configuration, *, beside: bool = False) -> RunningCandidate:
-        """That of this configuration; all others end, unless it is to run beside them.
+        """Return the candidate of a configuration; end all others, unless it runs beside them.
 
-        Raises TrialFailed.
+        Raises:
+            TrialFailed: The server does not start.
         """
         if not beside:
-            for other in [each for each in self._running if each != configuration]:
-                self.end(other)
+            for superseded in [active for active in self._running if active != configuration]:
+                self.end(superseded)
         if configuration not in self._running:
             self._on_start(configuration)
             stack = ExitStack()
             self._running[configuration] = (
                 stack,
-                stack.enter_context(running(configuration, self.target, self._places)),
+                stack.enter_context(running(configuration, self.target, self._directories)),
             )
         return self._running[configuration][1]
 
@@ -263,11 +272,11 @@ class Servers:
         return configuration in self._running
 
     def end(self, configuration: Configuration) -> None:
-        found = self._running.get(configuration)
-        if found is not None:
+        entry = self._running.get(configuration)
+        if entry is not None:
             try:
-                found[0].close()
-            finally:  # and not before: a second Ctrl-C has to find it
+                entry[0].close()
+            finally:  # It is removed last, so that a second Ctrl-C finds it.
                 self._running.pop(configuration, None)
 
     def close(self) -> None:
@@ -275,9 +284,9 @@ class Servers:
             self.end(configuration)
 
     def abandon(self) -> None:
-        """End all at once that this process has started, and leave nothing of it."""
+        """Kill all processes that this one has started, and remove their files."""
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 process.kill()
-        for place in self._places:
-            shutil.rmtree(place, ignore_errors=True)
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,6 +1,4 @@
-"""What a server reports and takes during a load: its metrics before and after, and the cores, memory
-and GPU of its processes.
-"""
+"""A server during a load: its metrics before and after, and the usage of its processes."""
 
 from __future__ import annotations
 
@@ -18,21 +16,21 @@ from tsx_cli.bench.load.results import Stages, Usage
 
 _SAMPLE = re.compile(r"^(tsx_[a-z_]+?)_(sum|count|bucket|total)\{([^}]*)\} (\S+)")
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
-OF_REQUESTS = {"queue": "tsx_queue_seconds", "wait": "tsx_batch_wait_seconds"}
-OF_BATCHES = {
+REQUEST_METRICS = {"queue": "tsx_queue_seconds", "wait": "tsx_batch_wait_seconds"}
+BATCH_METRICS = {
     "preprocess": "tsx_preprocess_seconds",
     "inference": "tsx_inference_seconds",
     "postprocess": "tsx_postprocess_seconds",
 }
-BATCHES = "tsx_batch_size"
-REQUESTS = "tsx_request_seconds"
-BUSY = "tsx_worker_busy_seconds"
+BATCH_SIZE_METRIC = "tsx_batch_size"
+REQUEST_METRIC = "tsx_request_seconds"
+BUSY_METRIC = "tsx_worker_busy_seconds"
 
 
 class MetricsSnapshot(NamedTuple):
     sums: Mapping[str, float]
     counts: Mapping[str, float]
-    batches: Mapping[float, float]  # up to this size, all smaller ones included
+    batches: Mapping[float, float]  # cumulative batches up to each size
 
 
 def parse(text: str, model: str) -> MetricsSnapshot:
@@ -40,26 +38,27 @@ def parse(text: str, model: str) -> MetricsSnapshot:
     counts: dict[str, float] = defaultdict(float)
     batches: dict[float, float] = defaultdict(float)
     for line in text.splitlines():
-        found = _SAMPLE.match(line)
-        labels = dict(_LABEL.findall(found[3])) if found else {}
-        if found is None or labels.get("model_name") != model:
+        match = _SAMPLE.match(line)
+        labels = dict(_LABEL.findall(match[3])) if match else {}
+        if match is None or labels.get("model_name") != model:
             continue
-        if found[2] == "bucket":
-            if found[1] == BATCHES:
-                batches[float(labels["le"])] += float(found[4])
+        if match[2] == "bucket":
+            if match[1] == BATCH_SIZE_METRIC:
+                batches[float(labels["le"])] += float(match[4])
         else:
-            (counts if found[2] == "count" else sums)[found[1]] += float(found[4])
+            (counts if match[2] == "count" else sums)[match[1]] += float(match[4])
     return MetricsSnapshot(sums, counts, batches)
 
 
 def stages(before: MetricsSnapshot, after: MetricsSnapshot, mean_ms: float) -> Stages:
-    """Mean milliseconds of a request; `mean_ms` is what its client saw of it. A batch's time is
-    that of each request in it.
+    """Return the parts of a request's mean time; its client measured `mean_ms`.
+
+    The time of a batch is that of each request in it.
     """
-    times = {name: 1000 * _mean(before, after, metric) for name, metric in OF_REQUESTS.items()}
+    times = {name: 1000 * _mean(before, after, metric) for name, metric in REQUEST_METRICS.items()}
     weight = _weight(before, after)
     times |= {
-        name: 1000 * weight * _mean(before, after, metric) for name, metric in OF_BATCHES.items()
+        name: 1000 * weight * _mean(before, after, metric) for name, metric in BATCH_METRICS.items()
     }
     return Stages(
         queue_ms=times["queue"] + times["wait"],
@@ -71,41 +70,42 @@ def stages(before: MetricsSnapshot, after: MetricsSnapshot, mean_ms: float) -> S
 
 
 def busy_ms(before: MetricsSnapshot, after: MetricsSnapshot) -> float | None:
-    """Return a worker's mean milliseconds for a request; None where nothing was answered."""
-    requests = after.counts.get(REQUESTS, 0.0) - before.counts.get(REQUESTS, 0.0)
+    """Return a worker's mean milliseconds for a request, or None without an answer."""
+    requests = after.counts.get(REQUEST_METRIC, 0.0) - before.counts.get(REQUEST_METRIC, 0.0)
     return (
-        1000 * (after.sums.get(BUSY, 0.0) - before.sums.get(BUSY, 0.0)) / requests
+        1000 * (after.sums.get(BUSY_METRIC, 0.0) - before.sums.get(BUSY_METRIC, 0.0)) / requests
         if requests > 0
         else None
     )
 
 
 def batch_sizes(before: MetricsSnapshot, after: MetricsSnapshot) -> dict[int, int]:
-    """Batches by size; of sizes that the server counts together it is the largest."""
+    """Return the batches by size; sizes that the server counts together have the largest."""
     below, sizes = 0.0, {}
     bounds = sorted(after.batches)
-    for place, bound in enumerate(bounds):
+    for index, bound in enumerate(bounds):
         count = after.batches[bound] - before.batches.get(bound, 0.0)
         if count > below:
-            size = bound if bound != float("inf") else 2 * bounds[place - 1] if place else 1
+            size = bound if bound != float("inf") else 2 * bounds[index - 1] if index else 1
             sizes[int(size)] = round(count - below)
         below = count
     return sizes
 
 
 def _weight(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
-    """How much longer the batch of a request took than a batch: large ones take long, and more
-    requests are in them.
+    """Return how much longer the batch of a request took than a batch on average.
+
+    Large batches take long, and more requests are in them.
     """
-    batches = after.counts.get(BATCHES, 0.0) - before.counts.get(BATCHES, 0.0)
-    busy = after.sums.get(BUSY, 0.0) - before.sums.get(BUSY, 0.0)
-    return max(1.0, _held(before, after) * batches / busy) if busy > 0 else 1.0
+    batches = after.counts.get(BATCH_SIZE_METRIC, 0.0) - before.counts.get(BATCH_SIZE_METRIC, 0.0)
+    busy = after.sums.get(BUSY_METRIC, 0.0) - before.sums.get(BUSY_METRIC, 0.0)
+    return max(1.0, _batch_seconds(before, after) * batches / busy) if busy > 0 else 1.0
 
 
-def _held(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
-    """Seconds of a request in its batch."""
-    return _mean(before, after, REQUESTS) - sum(
-        _mean(before, after, metric) for metric in OF_REQUESTS.values()
+def _batch_seconds(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
+    """Return the mean seconds of a request in its batch."""
+    return _mean(before, after, REQUEST_METRIC) - sum(
+        _mean(before, after, metric) for metric in REQUEST_METRICS.values()
     )
 
 
@@ -116,12 +116,12 @@ def _mean(before: MetricsSnapshot, after: MetricsSnapshot, metric: str) -> float
     )
 
 
-INTERVAL = 0.5  # seconds
+SAMPLE_INTERVAL_S = 0.5
 MEBI = 1 << 20
 
 
 class UsageSampler:
-    """As long as its context lasts, in a thread: `samples` are in the order of time."""
+    """A thread that samples the usage during its context; `samples` are in the order of time."""
 
     def __init__(self, pid: int, *, gpu: bool) -> None:
         self.samples: list[Usage] = []
@@ -147,39 +147,39 @@ class UsageSampler:
         self._thread.join()
 
     def during(self, start: float | None, seconds: float) -> list[Usage]:
-        """The samples of a load that began at `start`, by time.monotonic, with times from then on;
-        all where its start is not known.
+        """Return the samples of a load, with times from its start.
 
-        What lies before and after it, when the server idles, would be a ramp in a chart.
+        `start` is its begin by time.monotonic; without it, all samples count. The idle time before
+        and after a load would be a ramp in a chart.
         """
         if start is None:
             return self.samples
-        moved = [
-            each.model_copy(update={"at_seconds": each.at_seconds - (start - self._began)})
-            for each in self.samples
+        shifted = [
+            sample.model_copy(update={"at_seconds": sample.at_seconds - (start - self._began)})
+            for sample in self.samples
         ]
-        return [each for each in moved if INTERVAL <= each.at_seconds <= seconds]
+        return [sample for sample in shifted if SAMPLE_INTERVAL_S <= sample.at_seconds <= seconds]
 
     def _run(self) -> None:
         last = self._began
         self._cpu()
-        while not self._over.wait(INTERVAL):
+        while not self._over.wait(SAMPLE_INTERVAL_S):
             now = time.monotonic()
             cpu, memory = self._cpu(), memory_of(self._root)
-            share, held = self._gpu.read() if self._gpu is not None else (None, None)
+            share, gpu_memory_mib = self._gpu.read() if self._gpu is not None else (None, None)
             self.samples.append(
                 Usage(
                     at_seconds=now - self._began,
                     cpu=cpu / (now - last),
                     memory_mib=memory / MEBI,
                     gpu=share,
-                    gpu_memory_mib=held,
+                    gpu_memory_mib=gpu_memory_mib,
                 )
             )
             last = now
 
     def _cpu(self) -> float:
-        """Seconds of all processes since it was last asked."""
+        """Return the seconds of all processes since the last call."""
         now: dict[int, float] = {}
         for process in family_of(self._root):
             try:
@@ -200,7 +200,7 @@ def family_of(root: psutil.Process) -> list[psutil.Process]:
 
 
 def memory_of(root: psutil.Process) -> int:
-    """Bytes of the process and its children.
+    """Return the bytes of a process and its children.
 
     Shared pages count in part (PSS) or, outside Linux, not at all (USS).
     """
@@ -208,21 +208,19 @@ def memory_of(root: psutil.Process) -> int:
     for process in family_of(root):
         try:
             info = process.memory_full_info()
-        except psutil.Error:  # it has ended, or is another user's
+        except psutil.Error:  # It has ended, or belongs to another user.
             continue
         total += getattr(info, "pss", None) or info.uss
     return total
 
 
 class _Gpu:
-    """The busiest GPU's share, and the memory in use of all, by the extra `gpu`; nothing where it
-    or the driver is not there.
-    """
+    """The busiest GPU's share and the memory of all, by the extra `gpu`; None without it."""
 
     def __init__(self) -> None:
         self._library: Any = None
         try:
-            import pynvml  # here, because it is an extra
+            import pynvml  # an extra
 
             pynvml.nvmlInit()
             self._library = pynvml
@@ -242,6 +240,6 @@ class _Gpu:
             ]
             shares = [nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in devices]
             memory = sum(nvml.nvmlDeviceGetMemoryInfo(device).used for device in devices)
-        except nvml.NVMLError:  # a part of a GPU (MIG) does not tell its use
+        except nvml.NVMLError:  # A part of a GPU (MIG) does not report its use.
             return None, None
         return max(shares, default=None), memory / MEBI

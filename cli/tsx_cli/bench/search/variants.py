@@ -1,5 +1,6 @@
-"""The model directory of a configuration: links to the archive's files, and a changed
-model-config.yaml, whose other keys and comments stay.
+"""The model directory of a configuration: links to the archive's files and a changed setting file.
+
+Other keys and comments of model-config.yaml stay.
 """
 
 from __future__ import annotations
@@ -28,45 +29,41 @@ from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 
-KINDS_OF_PT2 = ("compile", "export")
-_ENDS_OF_LINES = re.compile(
-    "[\x85\u2028\u2029]"
-)  # PyYAML reads them as such where it has written them as they are
+PT2_KEYS = ("compile", "export")
+# PyYAML reads these as ends of lines, although it writes them unescaped.
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 
 def changes(configuration: Configuration, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that are to be set, None for those that are to go; `raw` is what the archive's own
-    configuration says.
-    """
-    keys = configuration.keys() | {"slo": None}  # a batch size of its own is measured
+    """Return the keys to set, or to remove if None; `raw` is the archive's configuration."""
+    keys = configuration.keys() | {"slo": None}  # The configuration sets the batch size.
     if "pt2" in keys:
         keys["pt2"] = _compiled(raw.get("pt2"), enable=configuration.compiled is True)
     return {key: value for key, value in keys.items() if value is not None or key in raw}
 
 
-def _compiled(own: Any, *, enable: bool) -> dict[str, Any] | None:
-    """`pt2` with compilation on or off; its other words stay.
+def _compiled(pt2: Any, *, enable: bool) -> dict[str, Any] | None:
+    """Return `pt2` with compilation on or off and its other keys.
 
     It may also be a backend's name, or torch.compile's arguments themselves.
     """
-    if isinstance(own, str):
-        own = {"compile": {"backend": own}}
-    elif isinstance(own, Mapping) and own and not any(kind in own for kind in KINDS_OF_PT2):
-        own = {"compile": dict(own)}
-    kept = dict(own) if isinstance(own, Mapping) else {}
-    options = kept.pop("compile", None)
+    if isinstance(pt2, str):
+        pt2 = {"compile": {"backend": pt2}}
+    elif isinstance(pt2, Mapping) and pt2 and not any(kind in pt2 for kind in PT2_KEYS):
+        pt2 = {"compile": dict(pt2)}
+    other_options = dict(pt2) if isinstance(pt2, Mapping) else {}
+    options = other_options.pop("compile", None)
     if enable:
-        words = dict(options) if isinstance(options, Mapping) else {}
-        return {**kept, "compile": {**words, "enable": True}}
-    return kept or None
+        compile_options = dict(options) if isinstance(options, Mapping) else {}
+        return {**other_options, "compile": {**compile_options, "enable": True}}
+    return other_options or None
 
 
 def with_keys(text: str, changed: Mapping[str, Any]) -> str:
-    """The document with these keys at its top set, or removed where they are None; what else there
-    is stays as it is written.
+    """Return a document with these keys set, or removed if they are None.
 
-    Where that cannot be done line by line (a document in braces, aliases), the whole file is
-    rewritten, without its comments.
+    The rest stays as written. A document that cannot be changed line by line (in braces, with
+    aliases) is rewritten without its comments.
     """
     before = yaml.safe_load(text)
     known = dict(before) if isinstance(before, dict) else {}
@@ -95,19 +92,19 @@ def _edited(text: str, changed: Mapping[str, Any]) -> str | None:
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
-    done = set()
+    replaced = set()
     for key, value in reversed(pairs):
         if key.value in changed:
-            done.add(key.value)
+            replaced.add(key.value)
             first, last = key.start_mark.line, _last_line(lines, key.start_mark.line, value)
             comment = _comment(lines[first], value) if first == last else ""
             lines[first : last + 1] = [_written(key.value, changed[key.value], comment)]
-    fresh = [_written(key, value, "") for key, value in changed.items() if key not in done]
-    return "".join([*lines, *fresh])
+    added = [_written(key, value, "") for key, value in changed.items() if key not in replaced]
+    return "".join([*lines, *added])
 
 
 def _last_line(lines: list[str], first: int, value: yaml.Node) -> int:
-    """A block ends where the next thing begins: comments and empty lines between belong to that."""
+    """Return the last line of a block; comments and empty lines after it belong to the next."""
     last = value.end_mark.line if value.end_mark.column else value.end_mark.line - 1
     last = min(max(first, last), len(lines) - 1)
     while last > first and (not lines[last].strip() or lines[last].lstrip().startswith("#")):
@@ -116,8 +113,8 @@ def _last_line(lines: list[str], first: int, value: yaml.Node) -> int:
 
 
 def _comment(line: str, value: yaml.Node) -> str:
-    rest = line[value.end_mark.column :] if value.end_mark.line == value.start_mark.line else ""
-    return "  " + rest.strip() if rest.strip().startswith("#") else ""
+    tail = line[value.end_mark.column :] if value.end_mark.line == value.start_mark.line else ""
+    return "  " + tail.strip() if tail.strip().startswith("#") else ""
 
 
 def _written(key: str, value: Any, comment: str) -> str:
@@ -132,43 +129,40 @@ def _dumped(value: Mapping[str, Any]) -> str:
         return ""
     text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=120)
     return (
-        yaml.safe_dump(dict(value), sort_keys=False, width=120)
-        if _ENDS_OF_LINES.search(text)
-        else text
+        yaml.safe_dump(dict(value), sort_keys=False, width=120) if _LINE_ENDS.search(text) else text
     )
 
 
-# requests that may wait where the archive does not say: more than a closed loop has connections
-QUEUE = 4096
+# Waiting requests by default: more than a closed loop has connections.
+QUEUE_SIZE = 4096
 
 
 def lay_out(
     archive: OpenArchive,
     configuration: Configuration,
-    place: Path,
+    parent: Path,
     *,
     forms: KeptForms | None = None,
 ) -> Path:
-    """A directory called as the model is, new in `place`, which `tsx serve` and a worker take as
-    they take the archive.
+    """Make a directory of the model in `parent`, which loads like the archive.
 
-    `forms` replace those of the archive, in their order; the caller makes the directory
+    `forms` replace those of the archive, in their order. The caller makes the directory
     FORMS_DIRECTORY with their files.
     """
-    directory = place / archive.manifest.model_name
+    directory = parent / archive.manifest.model_name
     directory.mkdir(parents=True)
     config = config_name(archive)
-    left_out = {Path(MANIFEST_PATH).parts[0], config, MEASURED, "__pycache__"} | (
+    excluded = {Path(MANIFEST_PATH).parts[0], config, MEASURED, "__pycache__"} | (
         set() if forms is None else {FORMS_FILE, FORMS_DIRECTORY}
     )
     for file in archive.directory.iterdir():
-        if file.name not in left_out:
-            _place(file, directory / file.name)
+        if file.name not in excluded:
+            _copy_or_link(file, directory / file.name)
     keys = changes(configuration, archive.config.raw)
     if archive.config.job_queue_size is None:
-        keys["jobQueueSize"] = QUEUE
+        keys["jobQueueSize"] = QUEUE_SIZE
     if archive.config.cache is not None:
-        keys["cache"] = None  # the model is measured, with the same requests again and again
+        keys["cache"] = None  # The same requests come repeatedly, and the model is measured.
     if forms is not None:
         keys["forms"] = [form.name for form in forms.forms] or None
         (directory / FORMS_FILE).write_bytes(forms.content())
@@ -180,19 +174,19 @@ def lay_out(
     if archive.manifest.data:
         manifest = directory / MANIFEST_PATH
         manifest.parent.mkdir()
-        kept = {key: value for key, value in archive.manifest.data.items() if key != "sha256"}
-        model = {**(kept.get("model") or {}), "configFile": config}
-        manifest.write_text(json.dumps({**kept, "model": model}), encoding="utf-8")
+        data = {key: value for key, value in archive.manifest.data.items() if key != "sha256"}
+        model = {**(data.get("model") or {}), "configFile": config}
+        manifest.write_text(json.dumps({**data, "model": model}), encoding="utf-8")
     return directory
 
 
-def _place(source: Path, target: Path) -> None:
-    """Code is copied, since the server runs none that a link leads to; all else is linked."""
+def _copy_or_link(source: Path, target: Path) -> None:
+    """Copy code, since the server runs none behind a link, and link all else."""
     if source.is_dir():
         target.mkdir()
         for file in source.iterdir():
             if file.name != "__pycache__":
-                _place(file, target / file.name)
+                _copy_or_link(file, target / file.name)
     elif source.suffix == ".py":
         shutil.copyfile(source, target)
     else:
@@ -200,7 +194,11 @@ def _place(source: Path, target: Path) -> None:
 
 
 def kept_forms(archive: OpenArchive) -> KeptForms:
-    """Raises CliError."""
+    """Read the forms of an archive.
+
+    Raises:
+        CliError: Their record is invalid.
+    """
     path = archive.directory / FORMS_FILE
     try:
         return parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
@@ -209,9 +207,7 @@ def kept_forms(archive: OpenArchive) -> KeptForms:
 
 
 def takes_batches(archive: OpenArchive) -> bool:
-    """Whether the server puts requests together for it: some workers take requests while they work
-    on others.
-    """
+    """Tell whether the server forms the batches; some workers do it themselves."""
     config = archive.config
     return not (
         config.async_communication

@@ -1,6 +1,4 @@
-"""A worker without a server: a real worker process that loads a model and answers one batch after
-the other.
-"""
+"""A worker without a server: a real worker process that loads a model and answers batches."""
 
 from __future__ import annotations
 
@@ -38,17 +36,17 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.wire import Buffer, Item, Kind, LoadOrder
 
-LAST_LINES = 6  # of its log, in the reason of a failure
-PATIENCE = 5.0  # seconds that it may take to end
-OUT_OF_MEMORY = "tsx_oom_retries_total"  # what a worker counts that has cut a batch
+LAST_LINES = 6  # lines of the log in the reason of a failure
+END_TIMEOUT_S = 5.0
+OUT_OF_MEMORY_METRIC = "tsx_oom_retries_total"  # counts batches that a worker has cut
 
 
 class WorkerFailed(Exception):
-    """Says why, for people."""
+    """A worker failed; the message is the reason for people."""
 
 
 class WorkerSpec(NamedTuple):
-    """How a worker is started, and its load order."""
+    """The start of a worker, and its load order."""
 
     load: LoadOrder
     launch: Launch
@@ -56,8 +54,9 @@ class WorkerSpec(NamedTuple):
 
 
 class BatchReply(NamedTuple):
-    """Of one batch. The seconds are the worker's own: in all, and in preprocess, inference and
-    postprocess (NaN: it has no such step).
+    """The reply to a batch, with the worker's own times in seconds.
+
+    They are the total, and those of preprocess, inference and postprocess (NaN for a missing step).
     """
 
     answers: list[ComparedAnswer]
@@ -66,9 +65,10 @@ class BatchReply(NamedTuple):
 
 
 def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: int) -> WorkerSpec:
-    """For one worker of that variant which gets batches of at most that size.
+    """Return the spec of one worker of a variant, for batches of at most this size.
 
-    Raises WorkerFailed where there can be none.
+    Raises:
+        WorkerFailed: There can be no such worker.
     """
     settings = Settings.model_validate({})
     config, _ = parse_model_config(
@@ -82,7 +82,7 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
     if configuration.device != "cpu" and not gpu_count():
         raise WorkerFailed("there is no GPU here that torch could use")
     try:
-        chosen = plan(
+        worker_plan = plan(
             RegisterOrder(url=""),
             config,
             settings,
@@ -95,7 +95,7 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
         )
     except BadRequest as error:
         raise WorkerFailed(str(error)) from error
-    if chosen.strategy.mode != "batch" or chosen.strategy.sequences is not None:
+    if worker_plan.strategy.mode != "batch" or worker_plan.strategy.sequences is not None:
         raise WorkerFailed(
             "its requests join and leave at any time (sequences, continuous batching, tasks), so"
             " the time of a batch cannot be measured"
@@ -104,21 +104,22 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
         raise WorkerFailed(
             "it has an interpreter of its own (useVenv), which only a server sets up"
         )
-    gpus = chosen.gpus[: chosen.parallel.gpus]
-    place = placement_of(
+    gpus = worker_plan.gpus[: worker_plan.parallel.gpus]
+    placement = placement_of(
         Machine(cpu_count()),
-        chosen.parallel,
-        threads=chosen.threads,
+        worker_plan.parallel,
+        threads=worker_plan.threads,
         worker=0,
         workers=1,
         gpus=gpus,
     )
-    place = place._replace(shares_cores=False)  # every batch with the same number of threads
+    # Every batch has the same number of threads.
+    placement = placement._replace(shares_cores=False)
     name, version = archive.manifest.model_name, archive.manifest.version
     load = load_order(
         archive,
-        chosen,
-        place,
+        worker_plan,
+        placement,
         settings,
         name=name,
         version=version,
@@ -129,11 +130,15 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
     )
     launch = (
         launch_of(
-            chosen.parallel, None, use_venv=False, threads=place.threads, group=f"{name}_bench"
+            worker_plan.parallel,
+            None,
+            use_venv=False,
+            threads=placement.threads,
+            group=f"{name}_bench",
         )
         or Launch()
     )
-    return WorkerSpec(load, launch, chosen.startup_timeout)
+    return WorkerSpec(load, launch, worker_plan.startup_timeout)
 
 
 def model_variables() -> dict[str, str]:
@@ -149,7 +154,11 @@ def model_variables() -> dict[str, str]:
 def start_worker(
     spec: WorkerSpec, variables: dict[str, str] | None = None
 ) -> Iterator[StandaloneWorker]:
-    """Loaded, and ended whatever happens. Raises WorkerFailed."""
+    """Yield a loaded worker, which ends whatever happens.
+
+    Raises:
+        WorkerFailed: The worker does not load.
+    """
     front, back = socket.socketpair()
     with front, tempfile.TemporaryFile() as log:
         with back:
@@ -168,21 +177,21 @@ def start_worker(
             yield worker
             front.close()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)  # it may have something to write, such as a profile
+                process.wait(END_TIMEOUT_S)  # The worker may still write, for example a profile.
         finally:
-            with suppress(ProcessLookupError, PermissionError):  # its process group is empty
+            with suppress(ProcessLookupError, PermissionError):  # Its process group is empty.
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 class StandaloneWorker:
-    """See `start_worker`."""
+    """A worker process made by `start_worker`."""
 
-    device = "cpu"  # as it says itself, once it is loaded
-    precision: str | None = None  # that its handler says it has
-    form: str | None = None  # that its model has, where forms are configured
-    forms_passed_over: Sequence[str] = ()  # why it has none before that
-    load_seconds = 0.0  # from the load order to readiness
+    device = "cpu"  # the loaded worker's own report
+    precision: str | None = None  # the handler's report
+    form: str | None = None  # form of the model, if forms are configured
+    forms_passed_over: Sequence[str] = ()  # reasons why earlier forms do not run
+    load_seconds = 0.0  # time from the load order to readiness
 
     def __init__(
         self,
@@ -199,7 +208,7 @@ class StandaloneWorker:
         self._batches = itertools.count(1)
 
     def load(self, spec: WorkerSpec) -> None:
-        begun = time.monotonic()
+        start = time.monotonic()
         self._send(Kind.LOAD, 0, extra=json.dumps(spec.load).encode())
         frame = self._receive(
             spec.startup_timeout,
@@ -208,27 +217,30 @@ class StandaloneWorker:
         reply = json.loads(bytes(frame.extra))
         if frame.kind is not Kind.LOADED:
             raise WorkerFailed(reply["message"])
-        self.load_seconds = time.monotonic() - begun
+        self.load_seconds = time.monotonic() - start
         self.device, self.precision = reply["device"], reply.get("precision")
         self.form, self.forms_passed_over = reply.get("form"), reply.get("forms_passed_over", ())
 
     def answer(self, batch: Sequence[Item]) -> BatchReply:
-        """Raises WorkerFailed where the worker dies of it, or runs out of memory."""
+        """Return the reply to a batch.
+
+        Raises:
+            WorkerFailed: The worker dies, or runs out of memory.
+        """
         self._send(Kind.BATCH, next(self._batches), batch)
-        late = (
+        late_text = (
             f"a batch of {len(batch)} was not answered within {self._response_timeout:g} seconds"
             " (responseTimeout)"
         )
         pieces: defaultdict[int, bytes] = defaultdict(bytes)
-        while (
-            frame := self._receive(self._response_timeout, late)
-        ).kind is Kind.PIECE:  # the time of the whole answer counts
+        # The time of the whole answer counts, also of one in pieces.
+        while (frame := self._receive(self._response_timeout, late_text)).kind is Kind.PIECE:
             for at, _, body in frame.items:
                 pieces[at] += bytes(body)
         extra = bytes(frame.extra)
         _, seconds, *stages = wire.TIMES.unpack_from(extra)
         if any(
-            metric["name"] == OUT_OF_MEMORY
+            metric["name"] == OUT_OF_MEMORY_METRIC
             for metric in json.loads(extra[wire.TIMES.size :] or b"[]")
         ):
             raise WorkerFailed(f"a batch of {len(batch)} does not fit the memory of {self.device}")
@@ -239,7 +251,7 @@ class StandaloneWorker:
         return BatchReply(answers, seconds, (stages[0], stages[1], stages[2]))
 
     def cpu_seconds(self) -> float:
-        """Of the process and all that it has started, so far."""
+        """Return the CPU seconds of the process and all that it has started, so far."""
         total = 0.0
         with suppress(psutil.Error):
             first = psutil.Process(self.pid)
@@ -254,50 +266,50 @@ class StandaloneWorker:
         try:
             self._sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
         except OSError as error:
-            raise WorkerFailed(self._how_it_ended()) from error
+            raise WorkerFailed(self._end_reason()) from error
 
-    def _receive(self, seconds: float, late: str) -> wire.Frame:
-        """The next that is no report: those are in its log as well.
+    def _receive(self, seconds: float, late_text: str) -> wire.Frame:
+        """Return the next frame that is no report; reports are in the log as well.
 
-        It may take so long between two parts of a frame.
+        The time limit is that between two parts of a frame.
         """
         self._sock.settimeout(seconds)
         try:
             while True:
-                header = wire.decode_header(self._exactly(wire.HEADER.size))
-                frame = wire.decode(header, self._exactly(header.size))
+                header = wire.decode_header(self._receive_exactly(wire.HEADER.size))
+                frame = wire.decode(header, self._receive_exactly(header.size))
                 if frame.kind is not Kind.REPORT:
                     return frame
         except TimeoutError as error:
-            raise WorkerFailed(late) from error
+            raise WorkerFailed(late_text) from error
         except ConnectionError as error:
-            raise WorkerFailed(self._how_it_ended()) from error
+            raise WorkerFailed(self._end_reason()) from error
 
-    def _exactly(self, size: int) -> bytearray:
+    def _receive_exactly(self, size: int) -> bytearray:
         data = bytearray(size)
         view = memoryview(data)
         while view:
-            got = self._sock.recv_into(view)
-            if not got:
+            count = self._sock.recv_into(view)
+            if not count:
                 raise ConnectionResetError
-            view = view[got:]
+            view = view[count:]
         return data
 
-    def _how_it_ended(self) -> str:
+    def _end_reason(self) -> str:
         try:
-            code = self._process.wait(PATIENCE)
+            code = self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return "the worker closed its connection"
-        words = last_lines(self._log)
-        return f"the worker ended ({how_it_ended(code)})" + (f": {words}" if words else "")
+        log_text = last_lines(self._log)
+        return f"the worker ended ({exit_text(code)})" + (f": {log_text}" if log_text else "")
 
 
 def _headers(block: Buffer) -> dict[str, str]:
     return {name.lower(): value for name, value in wire.parse_header_block(str(block, "latin-1"))}
 
 
-def how_it_ended(code: int) -> str:
-    """A process with this return code, in words."""
+def exit_text(code: int) -> str:
+    """Return a process's return code in words."""
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -312,20 +324,20 @@ def last_lines(log: IO[bytes]) -> str:
 
 
 def items_of(payloads: Sequence[Payload]) -> list[Item]:
-    """The requests as a front end passes them on."""
-    found: list[Item] = []
+    """Return the requests in the form in which a front end passes them on."""
+    items: list[Item] = []
     for number, payload in enumerate(payloads):
-        named = {name.lower() for name, _ in payload.headers}
-        own = (
+        names = {name.lower() for name, _ in payload.headers}
+        content_type = (
             [("Content-Type", payload.content_type)]
-            if payload.content_type and "content-type" not in named
+            if payload.content_type and "content-type" not in names
             else []
         )
         head = [
             (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-            for name, value in (*own, *payload.headers)
+            for name, value in (*content_type, *payload.headers)
         ]
-        found.append(
+        items.append(
             (
                 0,
                 wire.request_meta(
@@ -334,10 +346,10 @@ def items_of(payloads: Sequence[Payload]) -> list[Item]:
                 payload.body,
             )
         )
-    return found
+    return items
 
 
 def batch_of(items: Sequence[Item], size: int, number: int) -> list[Item]:
-    """Batch `number`, from 0: the items in turn, so that each stands beside others."""
+    """Return batch `number`, from 0: the items in turn, so that each stands beside others."""
     start = number * size
     return [items[position % len(items)] for position in range(start, start + size)]

@@ -145,7 +145,9 @@ def _arguments(
     if best is not None and measured is not None:
         on_gpu = best.device != "cpu"
         cores = (
-            best.workers if on_gpu else best.workers * best.threads_each(measured.environment.cores)
+            best.workers
+            if on_gpu
+            else best.workers * best.threads_per_worker(measured.environment.cores)
         )
         cpus = cpus if cpus is not None else float(cores)
         gpus = gpus if gpus is not None else float(on_gpu)

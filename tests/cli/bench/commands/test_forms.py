@@ -60,7 +60,7 @@ def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_w
     ended = run("bench", "digits.mar", "--input", DIGITS / "images", *BATCHES, *SHORT, "-o", "out")
     measured = read_results(tmp_path / "out" / "results.json")
     assert measured.baseline == 0, ended.err
-    by_form = {trial.how().form: trial for trial in measured.trials}
+    by_form = {trial.as_configuration().form: trial for trial in measured.trials}
     assert measured.trials[0] is by_form["reference"]
     assert {form: trial.state for form, trial in by_form.items()} == {
         "reference": "measured",

@@ -17,7 +17,7 @@ import pytest
 from tests.support.benchmarked import a_run
 from tests.support.models import make_model
 from tsx_archiver import OpenArchive, open_archive
-from tsx_cli.bench.commands.profile import profile, profile_best, steps_of
+from tsx_cli.bench.commands.profile import profile_best, profile_worker, steps_table
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.results import Trial
@@ -72,7 +72,7 @@ def test_without_py_spy_there_is_no_graph_but_a_profile_by_cprofile(
 ) -> None:
     with_spy(monkeypatch, tmp_path / "bin", None)
     monkeypatch.chdir(tmp_path)
-    reported = profile(
+    reported = profile_worker(
         archive,
         Configuration(batch_size=2),
         [Payload(b"b", "text/plain")],
@@ -99,7 +99,7 @@ def test_with_py_spy_the_graph_is_its_own(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_spy(monkeypatch, tmp_path / "bin", 'kill -0 "$3" && echo "$@" > "$9"')
-    reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
+    reported = profile_worker(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
     assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], (
         reported.notes
     )
@@ -121,7 +121,7 @@ def test_with_py_spy_the_graph_is_its_own(
 def test_the_real_py_spy_sees_the_calls_of_the_handler(
     archive: OpenArchive, tmp_path: Path
 ) -> None:
-    reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
+    reported = profile_worker(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
     if any("could not look into the worker" in note for note in reported.notes):
         pytest.skip(reported.notes[0])
     assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], (
@@ -139,7 +139,7 @@ def test_where_py_spy_may_not_look_the_reason_is_reported(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_spy(monkeypatch, tmp_path / "bin", "echo Permission denied; exit 1")
-    reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
+    reported = profile_worker(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
     assert "worker.prof" in [file.name for file in reported.files]
     assert reported.notes[0].endswith("the worker: Permission denied")
 
@@ -149,8 +149,8 @@ def test_the_best_is_profiled_and_a_failure_is_a_note(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_spy(monkeypatch, tmp_path / "bin", 'touch "$9"')
-    quick = partial(profile, seconds=0.1)
-    monkeypatch.setattr("tsx_cli.bench.commands.profile.profile", quick)
+    quick = partial(profile_worker, seconds=0.1)
+    monkeypatch.setattr("tsx_cli.bench.commands.profile.profile_worker", quick)
     trials = [Trial(configuration=Configuration(batch_size=size).as_json()) for size in (1, 4)]
     results = a_run(trials=trials, baseline=0, winner=1)
     profile_best(archive, results, PAYLOADS, tmp_path / "out")
@@ -177,7 +177,7 @@ def test_the_best_is_profiled_and_a_failure_is_a_note(
 
 def test_steps_are_a_table_that_adds_up() -> None:
     point = point_of(4, [BatchTiming(0.010, (0.002, 0.005, float("nan")))] * 3, 0.02)
-    assert steps_of(point, "m").splitlines() == [
+    assert steps_table(point, "m").splitlines() == [
         "m",
         "",
         "preprocess           2.000 ms   20.0%",

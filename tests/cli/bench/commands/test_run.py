@@ -84,8 +84,8 @@ def test_a_run_finds_a_winner_and_says_why(results: Results) -> None:
     assert results.baseline == 0
     best = results.trials[results.winner]
     assert best.chosen is not None
-    assert best.how().batch_size == 1
-    assert str(best.how()) in results.why
+    assert best.as_configuration().batch_size == 1
+    assert str(best.as_configuration()) in results.why
     assert results.inputs.count == 2
     assert results.environment.fingerprint
 
@@ -110,7 +110,7 @@ def test_a_trial_has_the_stages_and_the_usage(results: Results) -> None:
 def test_trials_that_die_fail_or_answer_differently_are_results_that_cannot_win(
     results: Results,
 ) -> None:
-    by_size = {trial.how().batch_size: trial for trial in results.trials}
+    by_size = {trial.as_configuration().batch_size: trial for trial in results.trials}
     assert by_size[2].state == "failed"
     assert "a worker died" in str(by_size[2].reason)
     assert by_size[8].state == "failed"
@@ -130,7 +130,7 @@ def test_the_archive_has_the_winners_settings_and_figures(
     assert not [finding for finding in verify_archive(archive) if finding.is_fault]
     reported = inspect_archive(archive)
     assert results.winner is not None
-    winner = results.trials[results.winner].how()
+    winner = results.trials[results.winner].as_configuration()
     assert (
         reported.config.batch_size,
         reported.config.max_workers,

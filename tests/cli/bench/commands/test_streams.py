@@ -104,7 +104,7 @@ def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     results = read_results(Path("out/results.json"))
     # The model has no batches.
     assert not results.curves
-    assert {trial.how().batch_size for trial in results.trials} == {1}
+    assert {trial.as_configuration().batch_size for trial in results.trials} == {1}
     assert results.inputs.source == "generated: 256 different prompts of 8 words"
     assert results.winner is not None
     point = results.trials[results.winner].chosen

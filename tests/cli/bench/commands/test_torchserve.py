@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.benchmarked import one_round, point
 from tests.support.models import make_model
-from tsx_cli.bench.command import AGAINST, COMPARE, TORCHSERVE, another
+from tsx_cli.bench.command import AGAINST, COMPARE, TORCHSERVE, replacing_module
 from tsx_cli.bench.commands import torchserve_report as logs
 from tsx_cli.bench.commands import torchserve_run as run
 from tsx_cli.bench.commands.torchserve_plan import Case, read_plan
@@ -177,7 +177,7 @@ def a_case(**changes: object) -> Case:
 
 
 def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> None:
-    position = logs.begin(tmp_path)
+    position = logs.log_position(tmp_path)
     lines = [
         f"2026-05-30T21:46:03,626 - QueueTime.Milliseconds:{value}|#Level:Host|#hostname:box,timestamp:1"
         for value in range(10)
@@ -187,7 +187,7 @@ def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> Non
         "2026-05-30T21:46:03,626 [INFO ] W-9000 TS_METRICS - PredictionTime.Milliseconds:2.5|#ModelName:mnist,Level:Model|#hostname:box\n"
         "2026-05-30T21:46:03,626 - ts_handler_inference.ms:1.5|#ModelName:mnist|#hostname:box\nnot one of them\n"
     )
-    reported = logs.figures(position)
+    reported = logs.values_since(position)
     columns = row(a_case(), point(10, [one_round(100, 10, 1, errors=10)]), reported)
     text = csv_text(columns)
     assert text.splitlines()[0] == COLUMNS
@@ -227,15 +227,15 @@ def test_only_new_lines_of_a_log_count(tmp_path: Path) -> None:
     line = "2026-05-30T21:46:03,626 - QueueTime.Milliseconds:{}|#Level:Host|#hostname:box\n"
     log = tmp_path / "ts_metrics.log"
     log.write_text(line.format(1) + line.format(2))
-    position = logs.begin(tmp_path)
+    position = logs.log_position(tmp_path)
     log.write_text(log.read_text() + line.format(3))
-    assert logs.figures(position) == {"QueueTime": [3.0]}
+    assert logs.values_since(position) == {"QueueTime": [3.0]}
     log.write_text(line.format(7))
-    assert logs.figures(position) == {"QueueTime": [7.0]}, "the log was replaced"
+    assert logs.values_since(position) == {"QueueTime": [7.0]}, "the log was replaced"
 
 
 def test_a_load_lasts_as_long_as_its_requests_take_at_the_pace_of_the_pilot() -> None:
-    assert [run.length_of(100, rate, most=60.0) for rate in (10.0, 1000.0, 0.5, 0.0)] == [
+    assert [run.round_seconds(100, rate, max_s=60.0) for rate in (10.0, 1000.0, 0.5, 0.0)] == [
         10.0,
         1.0,
         60.0,
@@ -244,14 +244,14 @@ def test_a_load_lasts_as_long_as_its_requests_take_at_the_pace_of_the_pilot() ->
 
 
 def test_the_words_say_which_command_it_is() -> None:
-    assert another(["compare", "a", "b"]) == COMPARE
-    assert another(["config.yaml", "--against", "http://h"]) == TORCHSERVE
-    assert another(["--against", "http://h", "config.yml"]) == TORCHSERVE
-    assert another(["--against=http://h", "config.yml"]) == TORCHSERVE
-    assert another(["--against", "http://h", "--input", "body.yaml"]) == AGAINST
-    assert another(["--torchserve-config=c"]) == TORCHSERVE
-    assert another(["model.mar", "--slo", "p99<1s"]) is None
-    assert another([]) is None
+    assert replacing_module(["compare", "a", "b"]) == COMPARE
+    assert replacing_module(["config.yaml", "--against", "http://h"]) == TORCHSERVE
+    assert replacing_module(["--against", "http://h", "config.yml"]) == TORCHSERVE
+    assert replacing_module(["--against=http://h", "config.yml"]) == TORCHSERVE
+    assert replacing_module(["--against", "http://h", "--input", "body.yaml"]) == AGAINST
+    assert replacing_module(["--torchserve-config=c"]) == TORCHSERVE
+    assert replacing_module(["model.mar", "--slo", "p99<1s"]) is None
+    assert replacing_module([]) is None
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_ctrl_c_ends_a_run_with_the_finished_reports(
         trial = Trial(configuration=case.configuration.as_json(), points=[point_], best=0)
         return run.CaseResult(case, trial, row(case, point_, {}))
 
-    monkeypatch.setattr(run, "_measured", measured)
+    monkeypatch.setattr(run, "_measure_case", measured)
     assert main(["bench", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130
     assert (tmp_path / "out" / "eager_mode_echo_w1_b1" / "ab_report.csv").exists()
     assert not read_results(tmp_path / "out" / "eager_mode_echo" / "results.json").complete
@@ -324,7 +324,7 @@ def test_a_file_runs_against_a_server_of_its_own(
         file.read_text().replace('  - "echo.yaml", gone.yaml', '  - "echo.yaml"\n  - gone.yaml')
     )
     (tmp_path / "models_config" / "gone.yaml").write_text(absent.format(url="gone.mar"))
-    monkeypatch.setattr(run, "PILOT", 0.3)
+    monkeypatch.setattr(run, "PILOT_S", 0.3)
     monkeypatch.setenv("TSX_WORKER_PRELOAD", "false")
     assert main(["bench", str(file), "-o", str(tmp_path / "out")]) == 1, (
         "one of the two has no archive"

@@ -13,9 +13,15 @@ from PIL import Image
 
 from tests.support.models import make_model
 from tsx_archiver import inspect_archive
-from tsx_cli.bench.commands.session import sizes
-from tsx_cli.bench.load.inputs import KINDS, choose_payloads, generated, kind_of, parse_shape
-from tsx_cli.bench.load.payloads import MOST_BYTES, Payload, mix, read_payloads
+from tsx_cli.bench.commands.session import size_limits_of
+from tsx_cli.bench.load.inputs import (
+    KINDS,
+    choose_payloads,
+    generate_payloads,
+    kind_of,
+    parse_shape,
+)
+from tsx_cli.bench.load.payloads import MAX_PAYLOAD_BYTES, Payload, mix, read_payloads
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.recordings import Recorded, encode, file_head
 from tsx_runtime.settings.schema import Settings
@@ -113,15 +119,18 @@ def test_a_list_that_is_no_text_is_reported_with_its_line_and_one_of_windows_is_
 def test_too_large_an_input_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
         # The sparse file takes no room on the disk.
-        file.truncate(MOST_BYTES + 1)
+        file.truncate(MAX_PAYLOAD_BYTES + 1)
     with pytest.raises(CliError, match="the limit for one input"):
         read_payloads([tmp_path / "large"])
 
 
 def test_the_server_takes_inputs_of_any_size_and_keeps_its_limit_of_answers() -> None:
     settings = Settings.model_validate({"max_request_size": 100, "max_response_size": 200})
-    assert sizes(settings, [Payload(b"x")]) == {"max_request_size": 100, "max_response_size": 200}
-    assert sizes(settings, [Payload(b"x"), Payload(bytes(101))])["max_request_size"] == 101
+    assert size_limits_of(settings, [Payload(b"x")]) == {
+        "max_request_size": 100,
+        "max_response_size": 200,
+    }
+    assert size_limits_of(settings, [Payload(b"x"), Payload(bytes(101))])["max_request_size"] == 101
 
 
 def test_a_recording_keeps_its_spacing_and_its_headers_but_no_secret(tmp_path: Path) -> None:
@@ -160,41 +169,41 @@ def test_images_that_are_made_up_are_of_their_shape_and_as_large_as_photographs(
         ("png", "PNG", (1, 48, 64), "L"),
         ("png", "PNG", (48, 64), "RGB"),
     ):
-        payloads = generated(kind, 3, 1, shape)
+        payloads = generate_payloads(kind, 3, 1, shape)
         assert {payload.content_type for payload in payloads} == {f"image/{form.lower()}"}
         for payload in payloads:
             image = Image.open(io.BytesIO(payload.body))
             image.load()
             assert (image.format, image.size, image.mode) == (form, (64, 48), mode)
         assert len({payload.body for payload in payloads}) == 3
-    large = generated("image", 1)[0].body
+    large = generate_payloads("image", 1)[0].body
     assert 20_000 < len(large) < 400_000
 
 
 def test_texts_numbers_and_files_that_are_made_up() -> None:
-    assert all(8 <= len(payload.body.split()) <= 60 for payload in generated("text", 5))
-    assert len(generated("text", 1, shape=(7,))[0].body.split()) == 7
-    rows = json.loads(generated("json", 2, 3, (2, 3))[1].body)
+    assert all(8 <= len(payload.body.split()) <= 60 for payload in generate_payloads("text", 5))
+    assert len(generate_payloads("text", 1, shape=(7,))[0].body.split()) == 7
+    rows = json.loads(generate_payloads("json", 2, 3, (2, 3))[1].body)
     assert [len(row) for row in rows] == [3, 3]
-    assert len(generated("file", 1, shape=(1000,))[0].body) == 1000
+    assert len(generate_payloads("file", 1, shape=(1000,))[0].body) == 1000
     # Large inputs are generated in smaller numbers.
-    assert len(generated("file", shape=(1 << 25,))) == 2
+    assert len(generate_payloads("file", shape=(1 << 25,))) == 2
     for kind in KINDS:
         assert (
-            generated(kind, 2, 7, (3, 8, 8))
-            == generated(kind, 2, 7, (3, 8, 8))
-            != generated(kind, 2, 8, (3, 8, 8))
+            generate_payloads(kind, 2, 7, (3, 8, 8))
+            == generate_payloads(kind, 2, 7, (3, 8, 8))
+            != generate_payloads(kind, 2, 8, (3, 8, 8))
         )
 
 
 @pytest.mark.parametrize(
     ("call", "reported"),
     [
-        (lambda: generated("sound"), "'sound' is unknown"),
-        (lambda: generated("json"), "--input-kind json needs the shape"),
-        (lambda: generated("image", shape=(5, 4, 4)), "with 1 or 3 channels"),
-        (lambda: generated("json", shape=(1 << 20, 1 << 20)), "all together"),
-        (lambda: generated("json", shape=(1 << 23,)), "all together"),
+        (lambda: generate_payloads("sound"), "'sound' is unknown"),
+        (lambda: generate_payloads("json"), "--input-kind json needs the shape"),
+        (lambda: generate_payloads("image", shape=(5, 4, 4)), "with 1 or 3 channels"),
+        (lambda: generate_payloads("json", shape=(1 << 20, 1 << 20)), "all together"),
+        (lambda: generate_payloads("json", shape=(1 << 23,)), "all together"),
         (lambda: choose_payloads(None, kind="text", content_type="a\r\nb: c"), "--content-type"),
         (lambda: parse_shape("1,x"), "'1,x' is not a shape"),
         (lambda: parse_shape("0"), "is not a shape"),

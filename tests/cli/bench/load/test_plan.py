@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_cli.bench.load.accounting import (
-    MOST_INTERVALS,
+    MAX_INTERVALS,
     account,
     by_size,
     corrected_p99,
@@ -24,7 +24,7 @@ from tsx_cli.bench.load.accounting import (
     over_time,
 )
 from tsx_cli.bench.load.connection import _plain_ok
-from tsx_cli.bench.load.histogram import UNIT, Histogram
+from tsx_cli.bench.load.histogram import UNIT_S, Histogram
 from tsx_cli.bench.load.loops import SlotCounts
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.plan import LoadPlan, constant, poisson, recorded
@@ -139,7 +139,7 @@ def test_percentiles_are_those_of_all_values_and_of_all_rounds(
         assert histogram.quantile(which) == histogram.latency().p99_ms == 0
         return
     exact = ordered[max(0, math.ceil(len(ordered) * which - 1e-9) - 1)]
-    assert exact - UNIT <= histogram.quantile(which) <= exact * 1.001 + 2 * UNIT
+    assert exact - UNIT_S <= histogram.quantile(which) <= exact * 1.001 + 2 * UNIT_S
     assert histogram.latency().max_ms == pytest.approx(1000 * ordered[-1])
     assert histogram.latency().mean_ms == pytest.approx(1000 * sum(ordered) / len(ordered))
 
@@ -247,7 +247,7 @@ def test_a_long_round_has_few_intervals() -> None:
         SlotCounts(0.1 * number, 2 * number, 0, 2 * number, Counter()) for number in range(3001)
     ]
     intervals = over_time(marks, 157, array("f", [0.001, 0.003] * 3000))
-    assert len(intervals) <= MOST_INTERVALS
+    assert len(intervals) <= MAX_INTERVALS
     assert min(abs(interval[0]) for interval in intervals) == 0, (
         "one of them ends where the warm-up does"
     )

@@ -13,7 +13,7 @@ import pytest
 from tests.support.models import make_model
 from tsx_archiver import write_archive
 from tsx_archiver.pretrained import pretrained_spec
-from tsx_cli.bench.load.inputs import LONGEST, Lengths, choose_payloads, parse_lengths, prompts
+from tsx_cli.bench.load.inputs import MAX_TOKENS, Lengths, choose_payloads, parse_lengths, prompts
 from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.protocols import render
 from tsx_cli.common.failure import UsageError
@@ -66,7 +66,7 @@ def test_prompts_have_the_lengths_of_their_distribution() -> None:
     assert set(uniform) == {3, 4, 5, 6}
     drawn = lengths_of("lognormal:64,0.6")
     assert 58 <= median(drawn) <= 70
-    assert min(drawn) < 30 < 150 < max(drawn) < LONGEST
+    assert min(drawn) < 30 < 150 < max(drawn) < MAX_TOKENS
     # The seed is the same.
     assert lengths_of("lognormal:64,0.6") == drawn
 

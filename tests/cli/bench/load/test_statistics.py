@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tsx_cli.bench.load.results import Figure, Latency, Round
 from tsx_cli.bench.load.statistics import (
     difference_of,
-    enough,
     interval,
+    is_precise,
     latency,
     machine_noise,
     percentile,
@@ -146,9 +146,9 @@ def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
 def test_one_repetition_has_no_interval_and_is_not_enough() -> None:
     reported = interval([5.0])
     assert (reported.value, reported.low, reported.high) == (5, 5, 5)
-    assert not enough([round_at(5.0)], 0.5)
-    assert not enough([round_at(5.0)] * 2, 0.5)
-    assert enough([round_at(5.0)] * 3, 0.05)
+    assert not is_precise([round_at(5.0)], 0.5)
+    assert not is_precise([round_at(5.0)] * 2, 0.5)
+    assert is_precise([round_at(5.0)] * 3, 0.05)
 
 
 def test_the_interval_of_a_percentile_holds_the_truth() -> None:

@@ -21,9 +21,9 @@ from tsx_cli.bench.load.results import Round
 from tsx_cli.bench.load.streams import (
     StreamedAnswer,
     StreamRecord,
-    answer_of,
     read_stream,
     stream_figures,
+    streamed_answer,
 )
 
 DONE = b"data: [DONE]\n\n"
@@ -131,9 +131,15 @@ def test_an_error_event_is_no_answer(last: bytes) -> None:
 
 
 def test_times_count_from_the_request() -> None:
-    assert answer_of(3, 10.0, StreamRecord(10.5, 12.5, 5)) == StreamedAnswer(3, 0.5, 0.5, 5, 0)
-    assert answer_of(0, 10.0, StreamRecord(10.5, 10.5, 1)) == StreamedAnswer(0, 0.5, None, 1, 0)
-    assert answer_of(0, 10.0, StreamRecord(None, None, 0)) == StreamedAnswer(0, None, None, 0, 0)
+    assert streamed_answer(3, 10.0, StreamRecord(10.5, 12.5, 5)) == StreamedAnswer(
+        3, 0.5, 0.5, 5, 0
+    )
+    assert streamed_answer(0, 10.0, StreamRecord(10.5, 10.5, 1)) == StreamedAnswer(
+        0, 0.5, None, 1, 0
+    )
+    assert streamed_answer(0, 10.0, StreamRecord(None, None, 0)) == StreamedAnswer(
+        0, None, None, 0, 0
+    )
 
 
 def test_goodput_is_of_answers_that_keep_each_bound_by_themselves() -> None:

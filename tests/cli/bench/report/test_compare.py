@@ -35,7 +35,7 @@ LOADS = (1, 2)
 def _fewer_draws() -> Iterator[None]:
     """Draw 60 times only: tests/cli/bench/load/test_statistics.py covers the intervals."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tsx_cli.bench.load.statistics.DRAWS", 60)
+        patch.setattr("tsx_cli.bench.load.statistics.BOOTSTRAP_DRAWS", 60)
         yield
 
 
@@ -172,7 +172,9 @@ def test_runs_with_nothing_in_common_are_reported_with_their_loads(before: Resul
     with pytest.raises(UsageError) as caught:
         compare(*(with_trials(before, trial) for trial in before.trials[:2]))
     for trial in before.trials[:2]:
-        measured = "; ".join(f"{trial.how()}, {point.offered}" for point in trial.points)
+        measured = "; ".join(
+            f"{trial.as_configuration()}, {point.offered}" for point in trial.points
+        )
         assert f"[{measured}]" in caught.value.message
     assert "the same --batch-sizes" in caught.value.message
 

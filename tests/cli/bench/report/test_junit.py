@@ -95,7 +95,7 @@ def test_the_file_is_junit_xml(tmp_path: Path) -> None:
 
 
 def test_each_condition_and_row_of_a_comparison_is_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsx_cli.bench.load.statistics.DRAWS", 60)
+    monkeypatch.setattr("tsx_cli.bench.load.statistics.BOOTSTRAP_DRAWS", 60)
     conditions = [parse_condition("throughput<-5%"), parse_condition("p99>10000%")]
     before, after = results(loads=(1, 2)), results(speed=0.5, loads=(1, 2))
     compared = compare(before, after, conditions)
@@ -113,7 +113,7 @@ def test_each_condition_and_row_of_a_comparison_is_a_case(monkeypatch: pytest.Mo
 def test_the_command_of_a_comparison_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tsx_cli.bench.load.statistics.DRAWS", 60)
+    monkeypatch.setattr("tsx_cli.bench.load.statistics.BOOTSTRAP_DRAWS", 60)
     for name, speed in (("a", 1.0), ("b", 0.5)):
         (tmp_path / name).write_text(results(speed=speed, loads=(1, 2)).model_dump_json())
     command = shlex.split(

@@ -30,8 +30,8 @@ from tsx_cli.bench.load.results import (
 )
 from tsx_cli.bench.report import show, write_report
 from tsx_cli.bench.report.charts import (
-    DECADES,
-    SMALLEST,
+    MAX_LOG_RATIO,
+    MIN_DRAWN,
     ChartMark,
     Interval,
     Series,
@@ -547,7 +547,7 @@ def test_axes_hold_what_they_are_for_and_have_few_ticks(values: list[float], log
     assert scale.low < scale.high
     assert all(value <= scale.high for value in values)
     assert all(
-        scale.low <= value for value in values if value > max(SMALLEST, scale.high / DECADES)
+        scale.low <= value for value in values if value > max(MIN_DRAWN, scale.high / MAX_LOG_RATIO)
     )
     reported = ticks(scale)
     assert len(reported) <= 16

@@ -26,7 +26,7 @@ from tsx_cli.bench.load.results import (
 from tsx_cli.bench.report.facts import heading
 from tsx_cli.bench.report.shown import number, ordered
 from tsx_cli.bench.report.verdict import conclude
-from tsx_cli.bench.search.points import EQUAL, choose, with_round
+from tsx_cli.bench.search.points import EQUAL_RATIO, choose, with_round
 from tsx_cli.bench.search.search import ranking
 from tsx_cli.common.output import rounded
 
@@ -114,7 +114,7 @@ def test_the_best_row_is_chosen_and_the_sentence_has_its_figures(data: st.DataOb
 
     all_disturbed = all(any(round.disturbed for round in point.counted) for point in rows.values())
     if not all_disturbed and not any(pair.real for pair in pairs):
-        assert chosen.throughput.value >= EQUAL**2 * max(
+        assert chosen.throughput.value >= EQUAL_RATIO**2 * max(
             point.throughput.value for point in rows.values()
         )
 
@@ -123,7 +123,10 @@ def test_the_best_row_is_chosen_and_the_sentence_has_its_figures(data: st.DataOb
         assert chosen.throughput.value == max(point.throughput.value for point in rows.values())
     tied = [trials[at] for at in results.tied]
     if FEWEST in reason:
-        assert all(trials[results.winner].how().workers < trial.how().workers for trial in tied)
+        assert all(
+            trials[results.winner].as_configuration().workers < trial.as_configuration().workers
+            for trial in tied
+        )
     if LOWEST in reason:
         assert all(chosen.latency.p99_ms <= rows[at].latency.p99_ms for at in results.tied)
     figures = set(re.findall(r"([\d,.]+) requests/s with", results.why))

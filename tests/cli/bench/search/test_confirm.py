@@ -258,7 +258,7 @@ def test_the_time_of_a_run_is_enough_for_the_search_and_for_its_end() -> None:
         reserve = budget.reserved_for_end(None, 3, time_limit, 4)
         assert reserve <= 0.35 * time_limit
         seconds = budget.seconds_at_end(None, 3, reserve, 8)
-        assert budget.SHORT <= seconds <= budget.FULL
+        assert budget.SHORT_ROUND_S <= seconds <= budget.FULL_ROUND_S
         if time_limit >= 120:
             assert 8 + 12 * budget.round_cost(seconds) <= reserve + 1e-9
     assert budget.reserved_for_end(None, 3, 3600, 4) < 100
@@ -266,8 +266,8 @@ def test_the_time_of_a_run_is_enough_for_the_search_and_for_its_end() -> None:
         "what was asked for is done"
     )
     assert [budget.seconds_in_search(None, rate) for rate in (10_000, 75, 1, None)] == [1, 2, 3, 3]
-    assert budget.of_a_curve(math.inf, 2) == 20
-    assert budget.of_a_curve(100, 3) == pytest.approx(5)
+    assert budget.curve_seconds(math.inf, 2) == 20
+    assert budget.curve_seconds(100, 3) == pytest.approx(5)
 
 
 def test_a_failure_cannot_win_and_the_end_of_the_time_ends_the_comparison() -> None:

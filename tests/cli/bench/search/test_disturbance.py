@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from tests.cli.bench.search.test_confirm import one_round
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import Noise, OfferedLoad, PairedComparison, Round, Trial, parse_slo
-from tsx_cli.bench.search.machine import again, correction, judge, summary, worth
+from tsx_cli.bench.search.machine import (
+    comparable_throughput,
+    correction,
+    judge,
+    should_repeat,
+    summary,
+)
 from tsx_cli.bench.search.points import choose, point_of
 
 LOAD = OfferedLoad(connections=4)
@@ -66,15 +72,15 @@ def test_a_server_that_waits_for_its_own_workers_is_not_disturbed() -> None:
 def test_only_a_disturbed_round_is_repeated_and_only_where_there_is_time(
     rounds: list[bool], seconds: float, cost: float
 ) -> None:
-    if again(rounds, seconds, cost):
+    if should_repeat(rounds, seconds, cost):
         assert rounds[-1]
         assert seconds >= cost
 
 
 def test_constant_disturbance_repeats_no_rounds() -> None:
-    assert again([False, False, True], 60, 3)
-    assert not again([True, False, True, True], 60, 3)
-    assert not again(4 * [False, False, True, True, False, False, False] + [True], 60, 3), (
+    assert should_repeat([False, False, True], 60, 3)
+    assert not should_repeat([True, False, True, True], 60, 3)
+    assert not should_repeat(4 * [False, False, True, True, False, False, False] + [True], 60, 3), (
         "a share of the rounds, and no more"
     )
 
@@ -106,7 +112,7 @@ def test_disturbed_rounds_are_compared_by_the_servers_share_of_the_cores() -> No
         trial_of(4, disturbed(80, 9, cores=1.6, others=0.4, cpu_pressure=1)),
         trial_of(2, disturbed(70, 9, cores=1.3, others=0.7)),
     )
-    assert worth(two.points[0]) > worth(four.points[0]), (
+    assert comparable_throughput(two.points[0]) > comparable_throughput(four.points[0]), (
         "more workers get more of a shared machine, and do not more with it"
     )
 

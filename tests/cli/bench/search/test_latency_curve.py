@@ -26,11 +26,11 @@ from tsx_cli.bench.search import worker as standalone_worker
 from tsx_cli.bench.search.latency_curve import (
     BatchTiming,
     implausible,
+    is_precise,
+    is_settled,
     measure_curve,
     point_of,
-    precise,
     quartiles,
-    settled,
     spread_of,
 )
 from tsx_cli.bench.search.worker import batch_of, items_of
@@ -282,23 +282,23 @@ def test_figures_of_samples_are_in_order_and_a_pause_is_no_noise(seconds: list[f
     steady = [0.01] * 20
     assert spread_of([*steady, 5.0]) == spread_of(steady) == pytest.approx(0.0)
     assert spread_of(seconds) >= 0.0
-    assert precise([seconds[0]] * 3)
+    assert is_precise([seconds[0]] * 3)
     point = point_of(4, [BatchTiming(time, (math.nan, time, math.nan)) for time in seconds], 0.5)
     assert (point.preprocess_ms, point.cpu_ms, point.samples) == (None, 500.0, len(seconds))
     assert point.inference_ms == pytest.approx(point.median_ms)
 
 
 def test_warming_up_is_over_once_batches_get_no_quicker() -> None:
-    assert not settled([[3.0, 1.0]])
-    assert not settled([[3.0, 3.0], [1.0, 1.0]])
-    assert settled([[3.0, 3.0], [1.0, 1.0], [0.99, 1.01]])
-    assert settled([[1.0, 1.0], [2.0, 2.0]])
+    assert not is_settled([[3.0, 1.0]])
+    assert not is_settled([[3.0, 3.0], [1.0, 1.0]])
+    assert is_settled([[3.0, 3.0], [1.0, 1.0], [0.99, 1.01]])
+    assert is_settled([[1.0, 1.0], [2.0, 2.0]])
 
 
 def test_few_or_scattered_times_are_not_precise() -> None:
-    assert not precise([1.0, 1.0])
-    assert not precise([1.0, 2.0, 3.0, 4.0])
-    assert precise([1.0 + 0.001 * position for position in range(20)])
+    assert not is_precise([1.0, 1.0])
+    assert not is_precise([1.0, 2.0, 3.0, 4.0])
+    assert is_precise([1.0 + 0.001 * position for position in range(20)])
 
 
 def sized(*times: tuple[int, float]) -> list[CurvePoint]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tsx_cli.bench.search import machine as noise
-from tsx_cli.bench.search.machine import Watch, between, probe, read
+from tsx_cli.bench.search.machine import Watch, noise_between, probe, read_counters
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 OWN = 10
@@ -45,7 +45,7 @@ def stat(root: Path, user: float, stolen: float = 0.0) -> None:
 
 
 def moment(root: Path, at: float) -> noise.MachineCounters:
-    return read(root, OWN)._replace(at=at)
+    return read_counters(root, OWN)._replace(at=at)
 
 
 def test_other_processes_exclude_the_benchmark_and_the_kernel(root: Path) -> None:
@@ -60,7 +60,7 @@ def test_other_processes_exclude_the_benchmark_and_the_kernel(root: Path) -> Non
     process(root, 30, 9, 2)
     # Process 21 started meanwhile.
     process(root, 21, 1, 20)
-    figures = between(before, moment(root, 102))
+    figures = noise_between(before, moment(root, 102))
     assert (figures.cores, figures.others, figures.busiest) == (2.0, 1.5, "a (strange) name")
 
 
@@ -74,7 +74,7 @@ def test_the_time_of_an_ended_process_is_its_parents(root: Path) -> None:
     # The generator used one second more.
     process(root, OWN, 5, 1, waited=6)
     process(root, 20, 5, 1, waited=7)
-    figures = between(before, moment(root, 2))
+    figures = noise_between(before, moment(root, 2))
     assert (figures.cores, figures.others) == (0.5, 1.0)
 
 
@@ -84,7 +84,7 @@ def test_where_other_users_processes_are_hidden_the_cores_tell(root: Path) -> No
     before = moment(root, 0)
     stat(root, 103)
     process(root, OWN, 6)
-    figures = between(before, moment(root, 2))
+    figures = noise_between(before, moment(root, 2))
     assert (figures.cores, figures.others, figures.busiest) == (0.5, 1.0, "")
 
 
@@ -92,12 +92,12 @@ def test_only_the_load_on_the_used_cores_counts(root: Path) -> None:
     stat(root, 100)
     for pid, parent in ((1, 0), (OWN, 1), (20, 1)):
         process(root, pid, 5, parent)
-    before = read(root, OWN, {0})._replace(at=0)
+    before = read_counters(root, OWN, {0})._replace(at=0)
     stat(root, 104)
     process(root, OWN, 6.5)
     # Most of the load runs on the other core.
     process(root, 20, 8)
-    figures = between(before, read(root, OWN, {0})._replace(at=2))
+    figures = noise_between(before, read_counters(root, OWN, {0})._replace(at=2))
     assert (figures.cores, figures.others, figures.busiest) == (0.75, 0.25, "")
 
 
@@ -106,7 +106,7 @@ def test_steal_is_a_share_of_all_cores(root: Path) -> None:
     process(root, 1, 0, 0)
     before = moment(root, 0)
     stat(root, 100, 4)
-    assert between(before, moment(root, 5)).steal == pytest.approx(0.1)
+    assert noise_between(before, moment(root, 5)).steal == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_used_up_quota_is_read_of_both_versions_of_control_groups(
     path.write_text(f"nr_periods 7\nnr_throttled 1\n{name} {round(2 * unit)}\n")
     before = moment(root, 0)
     path.write_text(f"nr_periods 9\nnr_throttled 2\n{name} {round(3 * unit)}\n")
-    assert between(before, moment(root, 4)).throttled == pytest.approx(0.25)
+    assert noise_between(before, moment(root, 4)).throttled == pytest.approx(0.25)
 
 
 def test_pressure_and_heat_count_from_the_start_and_may_be_unknown(root: Path) -> None:
@@ -144,7 +144,7 @@ def test_pressure_and_heat_count_from_the_start_and_may_be_unknown(root: Path) -
     before = moment(root, 0)
     some.write_text("some avg10=9.00 avg60=0.00 avg300=0.00 total=1500000\n")
     heat.write_text("5\n")
-    figures = between(before, moment(root, 5))
+    figures = noise_between(before, moment(root, 5))
     assert (figures.memory_pressure, figures.io_pressure, figures.cpu_pressure, figures.heat) == (
         0.1,
         None,
@@ -154,12 +154,12 @@ def test_pressure_and_heat_count_from_the_start_and_may_be_unknown(root: Path) -
 
 
 def test_without_proc_the_processes_and_cores_are_read_by_psutil(tmp_path: Path) -> None:
-    before = read(tmp_path)
+    before = read_counters(tmp_path)
     probe()
-    after = read(tmp_path)
+    after = read_counters(tmp_path)
     assert before.processes is None
-    assert os.getpid() in before.mine
-    assert between(before, after).others >= 0
+    assert os.getpid() in before.family
+    assert noise_between(before, after).others >= 0
 
 
 def test_a_watch_compares_its_probes_with_the_fastest_of_the_run(

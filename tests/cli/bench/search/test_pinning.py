@@ -17,7 +17,7 @@ from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.bench.load.plan import LoadPlan
 from tsx_cli.bench.load.results import PinnedCores
 from tsx_cli.bench.search import server as pinning
-from tsx_cli.bench.search.server import chosen, pinned
+from tsx_cli.bench.search.server import choose_cores, pinned
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.shared.cores import cpu_count
 
@@ -35,11 +35,11 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("four_cores")
 def test_the_side_that_names_no_cores_gets_the_remaining_ones() -> None:
-    assert chosen(None, None) is None
-    assert chosen("0-1", "3") == PinnedCores(server=[0, 1], generator=[3])
-    assert chosen("0-2", None) == PinnedCores(server=[0, 1, 2], generator=[3])
-    assert chosen(None, "2,0") == PinnedCores(server=[1, 3], generator=[0, 2])
-    assert chosen(None, "2", running=True) == PinnedCores(server=[], generator=[2])
+    assert choose_cores(None, None) is None
+    assert choose_cores("0-1", "3") == PinnedCores(server=[0, 1], generator=[3])
+    assert choose_cores("0-2", None) == PinnedCores(server=[0, 1, 2], generator=[3])
+    assert choose_cores(None, "2,0") == PinnedCores(server=[1, 3], generator=[0, 2])
+    assert choose_cores(None, "2", running=True) == PinnedCores(server=[], generator=[2])
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -62,16 +62,16 @@ def test_cores_that_cannot_be_had_are_refused(
     server: str | None, generator: str | None, reported: str
 ) -> None:
     with pytest.raises(UsageError, match=reported.replace("(", "\\(")):
-        chosen(server, generator)
+        choose_cores(server, generator)
 
 
 def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
-    assert pinning.chosen(None, None) is None
+    assert pinning.choose_cores(None, None) is None
     with pytest.raises(
         UsageError, match="--server-cores: this system does not let a process choose its cores"
     ):
-        chosen("0", None)
+        choose_cores("0", None)
 
 
 @pytest.mark.usefixtures("processes")

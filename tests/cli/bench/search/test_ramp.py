@@ -10,7 +10,7 @@ from tests.support.benchmarked import one_round
 from tests.support.simulated_bench import SimulatedMachine, search
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import OfferedLoad, Point, Round, parse_slo
-from tsx_cli.bench.search.confirm import KNEE_NEAR, to_the_knee
+from tsx_cli.bench.search.confirm import KNEE_RESOLUTION, measure_knee
 from tsx_cli.bench.search.ladder import bisected
 from tsx_cli.bench.search.points import confirmed_best, knee_of, open_loops, with_round
 from tsx_cli.bench.search.trial import LoadMeasurement, TrialFailed
@@ -54,12 +54,12 @@ def offered(rate: float, arrivals: str = "poisson") -> OfferedLoad:
 @pytest.mark.parametrize("stands", [4, 17, 93, 100, 340, 1200])
 def test_the_knee_is_found_whatever_a_closed_loop_reached(stands: float) -> None:
     server = Server(stands)
-    to_the_knee(server.attempt, 100, rounds=3)
+    measure_knee(server.attempt, 100, rounds=3)
     held, broken = knee_of(server.points)
     assert held is not None
     assert broken is not None
     rate, beyond = held.offered.rate or 0.0, broken.offered.rate or 0.0
-    assert rate <= stands < beyond <= rate * (1 + 2 * KNEE_NEAR)
+    assert rate <= stands < beyond <= rate * (1 + 2 * KNEE_RESOLUTION)
     assert len(held.rounds) == 3, "so that its figures have an interval"
     assert len(server.rates) <= 20
     climb = [point for point in open_loops(server.points) if (point.offered.rate or 0.0) <= rate]
@@ -68,7 +68,7 @@ def test_the_knee_is_found_whatever_a_closed_loop_reached(stands: float) -> None
 
 def test_a_rate_that_breaks_its_bounds_when_measured_again_is_not_the_knee() -> None:
     lucky = Server(93)
-    to_the_knee(lucky.attempt, 100, rounds=3)
+    measure_knee(lucky.attempt, 100, rounds=3)
     knee = knee_of(lucky.points).held
     assert knee is not None
     rate = knee.offered.rate or 0.0
@@ -78,7 +78,7 @@ def test_a_rate_that_breaks_its_bounds_when_measured_again_is_not_the_knee() -> 
         if offered == rate and lucky.rates[: turn - 1].count(rate) == 1
     )
     server = Server(93, unlucky={again: rate - 1})
-    to_the_knee(server.attempt, 100, rounds=3)
+    measure_knee(server.attempt, 100, rounds=3)
     held = knee_of(server.points).held
     assert held is not None
     assert (held.offered.rate or 0.0) < rate
@@ -87,13 +87,13 @@ def test_a_rate_that_breaks_its_bounds_when_measured_again_is_not_the_knee() -> 
 
 def test_a_server_that_stands_no_rate_and_a_run_without_time_end_the_ramp() -> None:
     server = Server(0)
-    to_the_knee(server.attempt, 100)
+    measure_knee(server.attempt, 100)
     assert knee_of(server.points).held is None
     assert 0.5 < min(server.rates) < 1
     assert len(server.rates) == 5, "each lower than the one before, and none between them"
     for rounds in range(12):
         short = Server(93, rounds=rounds)
-        to_the_knee(short.attempt, 100)
+        measure_knee(short.attempt, 100)
         assert len(short.rates) == rounds
     assert knee_of([]) == (None, None)
 
@@ -115,7 +115,7 @@ def test_the_rates_of_a_ramp_do_not_become_the_best_load_of_a_closed_loop() -> N
     closed = OfferedLoad(connections=8)
     server = Server(90)
     with_round(server.points, closed, server.round(80, 10), SLO)
-    to_the_knee(server.attempt, 80)
+    measure_knee(server.attempt, 80)
     best = confirmed_best(server.points)
     assert best is not None
     assert server.points[best].offered == closed
@@ -166,4 +166,4 @@ def test_a_ramp_of_which_the_winner_dies_says_so(tmp_path: Path) -> None:
     results = search(FragileMachine(3), 300, tmp_path, ramp=True)
     (note,) = [note for note in results.notes if "--ramp" in note]
     (failed,) = [trial for trial in results.trials if trial.state == "failed"]
-    assert note == f"--ramp ended as {failed.how()} failed: a worker died"
+    assert note == f"--ramp ended as {failed.as_configuration()} failed: a worker died"

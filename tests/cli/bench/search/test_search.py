@@ -118,7 +118,11 @@ def run(
             return state
         trials = list(state.trials)
         position = next(
-            (at for at, trial in enumerate(trials) if trial.how() == candidate.configuration),
+            (
+                at
+                for at, trial in enumerate(trials)
+                if trial.as_configuration() == candidate.configuration
+            ),
             len(trials),
         )
         if position == len(trials):
@@ -199,7 +203,9 @@ def won(state: State) -> tuple[float, Configuration | None]:
     if not order:
         return 0.0, None
     trial = state.trials[order[0]]
-    return max(point.throughput.value for point in trial.points if point.holds), trial.how()
+    return max(
+        point.throughput.value for point in trial.points if point.holds
+    ), trial.as_configuration()
 
 
 def points(state: State) -> int:
@@ -282,10 +288,10 @@ def test_a_configuration_that_is_worse_by_its_curve_is_not_measured() -> None:
         return modelled(curves[configuration.precision == "bf16"], 4)(configuration, offered)
 
     state = run(State([*full, *half], curves, slo=parse_slo("p99<200ms"), cores=4), machine)
-    assert {trial.how().precision for trial in state.trials} == {"as is"}
+    assert {trial.as_configuration().precision for trial in state.trials} == {"as is"}
     reported = passed_over(state)
     assert {configuration for configuration, _, _ in reported} == {*full, *half} - {
-        trial.how() for trial in state.trials
+        trial.as_configuration() for trial in state.trials
     }
     assert all("at most" in reason and predicted is not None for _, predicted, reason in reported)
 
@@ -333,7 +339,7 @@ def test_where_even_the_baseline_fails_the_search_ends() -> None:
 def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
     state = State(space(), [curve(20, 0.1, failed_after=8)], cores=8)
     ended = run(state, modelled(curve(20, 0.1), 8))
-    assert max(trial.how().batch_size for trial in ended.trials) == 8
+    assert max(trial.as_configuration().batch_size for trial in ended.trials) == 8
     assert any("out of memory" in reason for _, _, reason in passed_over(ended))
 
 
@@ -358,7 +364,7 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
     )
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        threads = configuration.threads_each(2)
+        threads = configuration.threads_per_worker(2)
         reported = predict(
             curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2
         )
@@ -432,7 +438,7 @@ def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
         return modelled(curves[configuration.precision == "fp16"], 4)(configuration, offered)
 
     ended = run(state, machine)
-    assert {trial.how().precision for trial in ended.trials} == {"as is"}
+    assert {trial.as_configuration().precision for trial in ended.trials} == {"as is"}
     assert any(reason == "its answers differ" for _, _, reason in passed_over(ended))
 
 
@@ -454,7 +460,7 @@ def test_everything_is_measured_if_that_is_asked_for() -> None:
         space((1, 2), (1, 4)), [curve(20, 2)], slo=parse_slo("p99<100ms"), cores=2, exhaustive=True
     )
     ended = run(state, modelled(curve(20, 2), 2))
-    assert {trial.how() for trial in ended.trials} == set(state.configurations)
+    assert {trial.as_configuration() for trial in ended.trials} == set(state.configurations)
 
 
 def test_without_a_curve_the_search_measures_all_and_ends() -> None:
@@ -600,7 +606,7 @@ def test_a_ladder_ends_near_the_most_that_holds(
         return Rung(level, min(level, capacity), slack <= 1, slack)
 
     rungs: list[Rung] = []
-    while (level := next_level(rungs, start=start, whole=integral, most=4096)) is not None:
+    while (level := next_level(rungs, start=start, is_whole=integral, max_level=4096)) is not None:
         assert level not in [rung.level for rung in rungs]
         assert not integral or (level == int(level) and 1 <= level <= 4096)
         rungs.append(measure(level))
@@ -612,11 +618,15 @@ def test_a_ladder_ends_near_the_most_that_holds(
 
 def test_a_ladder_that_cannot_win_is_left() -> None:
     assert (
-        next_level([Rung(8, 100, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200)
+        next_level(
+            [Rung(8, 100, holds=False, slack=1.3)], start=8, is_whole=True, max_level=1000, beat=200
+        )
         is None
     )
     assert (
-        next_level([Rung(8, 300, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200)
+        next_level(
+            [Rung(8, 300, holds=False, slack=1.3)], start=8, is_whole=True, max_level=1000, beat=200
+        )
         == 5
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_cli.bench.search.server import LOCK, new_place, sweep
+from tsx_cli.bench.search.server import LOCK, scratch_directory, sweep
 
 
 def test_directories_of_killed_runs_are_removed_and_those_in_use_stay(
@@ -23,7 +23,7 @@ def test_directories_of_killed_runs_are_removed_and_those_in_use_stay(
         (directory / "cache").mkdir(parents=True)
     for directory in (killed, sibling):
         (directory / LOCK).touch()
-    with new_place("a") as directory:
+    with scratch_directory("a") as directory:
         sweep()
         assert directory.is_dir()
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(

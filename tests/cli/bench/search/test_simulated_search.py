@@ -21,7 +21,7 @@ from tests.support.simulated_bench import (
 )
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import Results
-from tsx_cli.bench.search.search import FIRST
+from tsx_cli.bench.search.search import GROUP_SIZE
 
 pytestmark = pytest.mark.slow
 BASELINE = Configuration(precision="fp32")
@@ -31,7 +31,7 @@ def regained(machine: SimulatedMachine, results: Results) -> float:
     """Return the chosen configuration's share of the best throughput on the quiet machine."""
     if results.winner is None:
         return 0.0
-    return machine.best(results.trials[results.winner].how()) / max(
+    return machine.best(results.trials[results.winner].as_configuration()) / max(
         map(machine.best, machine.space)
     )
 
@@ -79,14 +79,14 @@ def test_the_first_configurations_are_measured_before_anything_is_measured_twice
     assert order[0] == BASELINE
     # A disturbed round is repeated at once.
     if not noisy:
-        new = configurations[: FIRST + 1]
-        assert order[: len(new)] == new or len(configurations) <= FIRST, (
+        new = configurations[: GROUP_SIZE + 1]
+        assert order[: len(new)] == new or len(configurations) <= GROUP_SIZE, (
             "nothing twice, unless there is no time for another server"
         )
         assert order[: len(new)].count(BASELINE) == 1
     assert machine.now <= 1.1 * seconds
-    assert len(configurations) >= min(FIRST + 1, seconds // 12)
-    if results.winner is not None and results.trials[results.winner].how() == BASELINE:
+    assert len(configurations) >= min(GROUP_SIZE + 1, seconds // 12)
+    if results.winner is not None and results.trials[results.winner].as_configuration() == BASELINE:
         assert len(configurations) > 2, "the baseline alone is no choice"
 
 
@@ -123,5 +123,5 @@ def test_an_exhaustive_search_measures_each_configuration_twice_at_its_best_load
     )
     assert all(trial.state == "measured" for trial in results.trials)
     for trial in results.trials:
-        assert trial.chosen is None or len(trial.chosen.rounds) >= 2, trial.how()
+        assert trial.chosen is None or len(trial.chosen.rounds) >= 2, trial.as_configuration()
     assert regained(machine, results) >= 0.85
