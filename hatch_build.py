@@ -1,9 +1,8 @@
-"""The build hook: with TSX_COMPILE=1 a wheel has the hot path compiled by mypyc beside the same
-modules as Python.
+"""The build hook: with TSX_COMPILE=1, a wheel holds the hot path compiled by mypyc.
 
-TSX_COMPILE=1 python -m build --wheel    a wheel for this Python and this platform; without the variable, or without a
-                                         C compiler, it is pure, for all of them
-scripts/compile [--remove]               compiles the hot path of this checkout in place, or makes it pure Python again
+`TSX_COMPILE=1 python -m build --wheel` builds a wheel for this Python and this platform. Without
+the variable, or without a C compiler, the wheel is pure and fits all of them. `scripts/compile
+[--remove]` compiles the hot path of this checkout in place, or removes that again.
 """
 
 from __future__ import annotations
@@ -65,12 +64,14 @@ class CompiledHotPath(BuildHookInterface[Any]):
 
 
 class NoCompiler(Exception):
-    """Something is not on this machine that compiling needs; the text says what helps."""
+    """This machine lacks something that compiling needs; the text tells what helps."""
 
 
 def compile_into(target: Path, modules: Iterable[str] = MODULES) -> None:
-    """Put the extensions where the packages are, or will be: an import finds them before the
-    modules. Raises NoCompiler.
+    """Write the extensions to the packages, where an import finds them before the modules.
+
+    Raises:
+        NoCompiler: This machine cannot compile.
     """
     try:
         from mypyc.build import mypycify  # here, because pure wheels are built without it
@@ -91,13 +92,13 @@ def compile_into(target: Path, modules: Iterable[str] = MODULES) -> None:
             )
         )
         sources = [str(RUNTIME / "tsx_runtime" / f"{module}.py") for module in modules]
-        made = mypycify(
+        built = mypycify(
             [f"--config-file={config}", *sources],
             target_dir=temporary,
             group_name=LIBRARY,
             debug_level="0",
         )
-        command = build_ext(Distribution({"ext_modules": made}))
+        command = build_ext(Distribution({"ext_modules": built}))
         command.build_lib, command.build_temp = str(target), temporary
         command.ensure_finalized()
         try:

@@ -1,33 +1,36 @@
-"""From what the network says of each cell to a list of boxes; in float32, whatever the network
-reckons with.
-"""
+"""The decoding of the network's output to boxes, in float32 for every precision."""
 
 import torch
 
-THRESHOLD = 0.5  # of the score, for a box to count
-OVERLAP = 0.4  # of two boxes' common area in what both cover: beyond it they are one symbol
-MOST = 100  # boxes of a drawing
+THRESHOLD = 0.5  # lowest score of a box
+MAX_OVERLAP = 0.4  # Boxes with a larger intersection over union are one symbol.
+MAX_BOXES = 100  # boxes in a drawing
 
 
 def decode(maps: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    """Of each drawing `boxes` (n, 4) as fractions of its sides, `labels` and `scores`, the surest
-    of each symbol.
+    """Return the boxes of each drawing.
 
-    A symbol is a peak among its neighbours, and sometimes two, where its middle lies between cells.
+    A symbol is a local maximum of the scores, or two if its centre lies between cells.
+
+    Args:
+        maps: The network's output, (batch, CLASSES + 4, height, width).
+
+    Returns:
+        For each drawing `boxes` (n, 4) as fractions of its sides, `labels` (n) and `scores` (n),
+        the highest score first.
     """
     logits, distances = maps.float().split([maps.shape[1] - 4, 4], dim=1)
     scores = logits.sigmoid()
     peaks = scores * (scores == torch.nn.functional.max_pool2d(scores, 3, stride=1, padding=1))
-    return [_surest(peak, sides) for peak, sides in zip(peaks, distances, strict=True)]
+    return [_best_boxes(peak, sides) for peak, sides in zip(peaks, distances, strict=True)]
 
 
-def _surest(peaks: torch.Tensor, distances: torch.Tensor) -> dict[str, torch.Tensor]:
+def _best_boxes(peaks: torch.Tensor, distances: torch.Tensor) -> dict[str, torch.Tensor]:
     height, width = peaks.shape[1:]
     best, labels = peaks.max(0)
-    scores, cells = best.flatten().sort(
-        descending=True, stable=True
-    )  # of equals the first, wherever it runs
-    count = min(MOST, int((scores >= THRESHOLD).sum()))
+    # A stable order gives equal results on all devices.
+    scores, cells = best.flatten().sort(descending=True, stable=True)
+    count = min(MAX_BOXES, int((scores >= THRESHOLD).sum()))
     scores, cells = scores[:count], cells[:count]
     across, down = cells % width + 0.5, cells // width + 0.5
     left, top, right, bottom = distances.flatten(1)[:, cells]
@@ -41,22 +44,26 @@ def _surest(peaks: torch.Tensor, distances: torch.Tensor) -> dict[str, torch.Ten
         1,
     )
     boxes = sides.clamp(0, 1)
-    kept = _apart(boxes)
-    return {"boxes": boxes[kept], "labels": labels.flatten()[cells][kept], "scores": scores[kept]}
+    indices = _without_overlaps(boxes)
+    return {
+        "boxes": boxes[indices],
+        "labels": labels.flatten()[cells][indices],
+        "scores": scores[indices],
+    }
 
 
-def _apart(boxes: torch.Tensor) -> list[int]:
-    """The places of those boxes that no earlier one covers."""
+def _without_overlaps(boxes: torch.Tensor) -> list[int]:
+    """Return the indices of the boxes that no earlier box covers."""
     overlaps = overlap(boxes, boxes).tolist()
-    kept: list[int] = []
-    for place, row in enumerate(overlaps):
-        if all(row[other] < OVERLAP for other in kept):
-            kept.append(place)
-    return kept
+    indices: list[int] = []
+    for index, row in enumerate(overlaps):
+        if all(row[earlier] < MAX_OVERLAP for earlier in indices):
+            indices.append(index)
+    return indices
 
 
 def overlap(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Intersection over union of each box with each: (n, 4) and (m, 4) -> (n, m)."""
+    """Return the intersection over union of all pairs: (n, 4) and (m, 4) to (n, m)."""
     low = torch.maximum(first[:, None, :2], second[None, :, :2])
     high = torch.minimum(first[:, None, 2:], second[None, :, 2:])
     common = (high - low).clamp(min=0).prod(2)

@@ -1,9 +1,8 @@
-"""Circuit diagrams drawn by chance, with the box of each symbol in them: what the detector learns
-from and is measured on.
+"""Random circuit diagrams with the box of each symbol, for training and measuring the detector.
 
     python examples/detector/drawings.py FOLDER
 
-writes ten of the held-out ones, and what is in each.
+writes ten of the held-out ones, and their contents.
 """
 
 import json
@@ -17,14 +16,14 @@ from typing import NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 SIZE = 384  # pixels of a side
-FINE = 2  # drawn so many times as large and then made smaller, which softens the edges
+FINE = 2  # factor of the drawn size; shrinking the drawing softens its edges
 HELD_OUT_SEED = 1_000_000  # drawings from here on are never trained on
 
 Point = tuple[float, float]
 Stroke = list[Point]
 
 
-class Thing(NamedTuple):
+class PlacedSymbol(NamedTuple):
     """A symbol's class and its box in pixels: left, top, right, bottom."""
 
     label: int
@@ -33,16 +32,16 @@ class Thing(NamedTuple):
 
 class Drawing(NamedTuple):
     image: Image.Image  # grey, dark ink on light paper
-    things: list[Thing]
+    symbols: list[PlacedSymbol]
 
 
 class Symbol(NamedTuple):
-    strokes: list[Stroke]  # in -1..1, wires come from left and right (y = 0)
+    strokes: list[Stroke]  # coordinates in -1..1; wires come from left and right at y = 0
     terminals: list[Point]
 
 
 def arc(x: float, y: float, radius: float, start: float = 0, end: float = 360) -> Stroke:
-    """Degrees, as far as they go clockwise on the page."""
+    """Return a circular arc; angles are in degrees, clockwise on the page."""
     steps = max(8, int(abs(end - start) / 15))
     angles = [math.radians(start + (end - start) * step / steps) for step in range(steps + 1)]
     return [(x + radius * math.cos(angle), y + radius * math.sin(angle)) for angle in angles]
@@ -130,9 +129,7 @@ NAMES = list(KINDS)
 
 
 def draw(seed: int, size: int = SIZE) -> Drawing:
-    """The drawing of that number, always the same: symbols that do not touch, wires between them,
-    marks beside them.
-    """
+    """Draw the diagram of a seed: symbols that do not touch, wires and marks."""
     chance = random.Random(seed)
     paper, ink = chance.randint(228, 255), chance.randint(0, 80)
     width = chance.randint(3, 5)
@@ -142,10 +139,10 @@ def draw(seed: int, size: int = SIZE) -> Drawing:
     draw_wires(
         pen, chance, [terminal for _, symbol in placed for terminal in symbol.terminals], ink, width
     )
-    things = []
+    placed_symbols = []
     for label, symbol in placed:
         box = bounds(symbol.strokes)
-        pen.rectangle(fine(box), fill=paper)  # wires end at a symbol and pass under it
+        pen.rectangle(fine(box), fill=paper)  # Wires pass under a symbol.
         for stroke in symbol.strokes:
             pen.line(
                 [(x * FINE, y * FINE) for x, y in stroke], fill=ink, width=width, joint="curve"
@@ -157,14 +154,12 @@ def draw(seed: int, size: int = SIZE) -> Drawing:
                 fill=ink,
                 font=ImageFont.load_default(10 * FINE),
             )
-        things.append(Thing(label, box))
-    return Drawing(image.resize((size, size), Image.Resampling.BOX), things)
+        placed_symbols.append(PlacedSymbol(label, box))
+    return Drawing(image.resize((size, size), Image.Resampling.BOX), placed_symbols)
 
 
 def layout(chance: random.Random, size: int) -> list[tuple[int, Symbol]]:
-    """As many symbols as fit, up to twelve on a whole drawing, each a class drawn by lot, turned,
-    and of a size of its own.
-    """
+    """Place up to twelve random symbols that do not touch, of random class, rotation and size."""
     placed: list[tuple[int, Symbol]] = []
     taken: list[tuple[float, ...]] = []
     most = max(3, round(chance.randint(6, 12) * (size / SIZE) ** 2))
@@ -178,8 +173,8 @@ def layout(chance: random.Random, size: int) -> list[tuple[int, Symbol]]:
         )
         room = (left + x - 8, top + y - 8, right + x + 8, bottom + y + 8)
         if all(
-            room[2] < other[0] or other[2] < room[0] or room[3] < other[1] or other[3] < room[1]
-            for other in taken
+            room[2] < box[0] or box[2] < room[0] or room[3] < box[1] or box[3] < room[1]
+            for box in taken
         ):
             taken.append(room)
             placed.append((label, moved(symbol, x, y)))
@@ -222,9 +217,7 @@ def fine(box: Sequence[float]) -> list[float]:
 def draw_wires(
     pen: ImageDraw.ImageDraw, chance: random.Random, terminals: list[Point], ink: int, width: int
 ) -> None:
-    """Between terminals by lot, along the sides of the page with one corner, now and then with a
-    dot at an end.
-    """
+    """Draw wires between random terminals, each with one corner, some with a dot."""
     ends = terminals[:]
     chance.shuffle(ends)
     for (x, y), (to_x, to_y) in zip(ends[::2], ends[1::2], strict=False):
@@ -250,10 +243,11 @@ def main() -> None:
     for number in range(10):
         drawing = draw(HELD_OUT_SEED + number)
         drawing.image.save(folder / f"{number}.png", optimize=True)
-        things = [
-            {NAMES[thing.label]: [round(side, 1) for side in thing.box]} for thing in drawing.things
+        contents = [
+            {NAMES[symbol.label]: [round(side, 1) for side in symbol.box]}
+            for symbol in drawing.symbols
         ]
-        (folder / f"{number}.json").write_text(json.dumps(things) + "\n", encoding="utf-8")
+        (folder / f"{number}.json").write_text(json.dumps(contents) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

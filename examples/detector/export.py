@@ -1,8 +1,8 @@
-"""The trained detector as exported programs, one for each precision: no model file, no training.
+"""The trained detector as exported programs, one for each precision.
 
     python examples/detector/export.py FOLDER
 
-writes detector.pt2, detector-bf16.pt2 and detector-fp16.pt2. All take and give float32, for any
+writes detector.pt2, detector-bf16.pt2 and detector-fp16.pt2. All take and return float32, for any
 number of drawings.
 """
 
@@ -23,7 +23,7 @@ NAMES = {
 
 
 class Within(nn.Module):
-    """A network that reckons with numbers of another type than those outside."""
+    """A network that computes in another dtype than its input and output."""
 
     def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class Within(nn.Module):
         self.dtype = dtype
 
     def forward(self, drawings: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.network(drawings.to(self.dtype)).to(torch.float32)
-        return found
+        maps: torch.Tensor = self.network(drawings.to(self.dtype)).to(torch.float32)
+        return maps
 
 
 def trained() -> Detector:
@@ -42,7 +42,7 @@ def trained() -> Detector:
 
 
 def export(dtype: torch.dtype, folder: Path) -> Path:
-    """Without the source locations, which hold the paths of the machine."""
+    """Export a program without source locations, which hold paths of this machine."""
     batch = torch.export.Dim("batch", min=1, max=1024)
     network = trained() if dtype is torch.float32 else Within(trained(), dtype)
     program = torch.export.export(

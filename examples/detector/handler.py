@@ -1,4 +1,4 @@
-"""From the bytes of a drawing to the symbols in it: what runs in a worker, for every request."""
+"""The handler of the detector: it converts a drawing to a tensor, and output to symbols."""
 
 from typing import Any
 
@@ -8,12 +8,17 @@ from decoding import THRESHOLD, decode
 from PIL import Image
 from ts.torch_handler.object_detector import ObjectDetector
 
-SIZE = 384  # what the network looks at, whatever the size of the drawing
+SIZE = 384  # pixels of the network's input
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """Dark ink on light paper, any size and mode -> float32 of shape (1, 384, 384), ink 1 and paper
-    0.
+    """Convert a drawing to a tensor.
+
+    Args:
+        image: Dark ink on light paper, of any size and mode.
+
+    Returns:
+        float32 of shape (1, 384, 384), ink 1 and paper 0.
     """
     grey = image.convert("L")
     if grey.size != (SIZE, SIZE):
@@ -22,7 +27,7 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 class SymbolDetector(ObjectDetector):
-    """Inherits the rest: reading the requests, batching them, the names in `index_to_name.json`."""
+    """A detector that inherits the reading and batching of requests, and the names of classes."""
 
     threshold = THRESHOLD
     image_processing = staticmethod(to_tensor)
@@ -31,13 +36,14 @@ class SymbolDetector(ObjectDetector):
         return decode(super().inference(data, *args, **kwargs))
 
     def postprocess(self, data: Any) -> list[Any]:
-        """By name, and along a slant among those of one name, so that neither a score nor two
-        symbols in one line change the order.
+        """Sort the symbols by name, then along a slanted line.
+
+        Neither scores nor symbols in one row change that order.
         """
-        return [sorted(things, key=_place) for things in super().postprocess(data)]
+        return [sorted(symbols, key=_sort_key) for symbols in super().postprocess(data)]
 
 
-def _place(thing: dict[str, Any]) -> tuple[str, float]:
-    name = next(iter(thing))
-    left, top, right, bottom = thing[name]
+def _sort_key(symbol: dict[str, Any]) -> tuple[str, float]:
+    name = next(iter(symbol))
+    left, top, right, bottom = symbol[name]
     return name, left + right + 0.618 * (top + bottom)

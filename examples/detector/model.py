@@ -1,6 +1,4 @@
-"""The network: a small convolutional detector that looks at a drawing once, at every eighth pixel.
-About 180,000 weights.
-"""
+"""The network: a small convolutional detector with about 180,000 weights."""
 
 import torch
 from torch import nn
@@ -21,13 +19,13 @@ def convolution(
 
 
 class Detector(nn.Module):
-    """Takes float32 of shape (batch, 1, height, width), ink 1 and paper 0, both sides multiples of
-    8.
+    """A detector with one output cell for 8 x 8 pixels.
 
-    Returns for each cell of 8 x 8 pixels `CLASSES` logits (is the middle of such a symbol here?)
-    and four distances in cells, from the cell's middle to the left, top, right and bottom of its
-    box: (batch, CLASSES + 4, height / 8, width / 8). It is trained with `norm`, and served with the
-    norms folded into the convolutions.
+    It takes float32 of shape (batch, 1, height, width), ink 1 and paper 0, with sides that are
+    multiples of 8. It returns (batch, CLASSES + 4, height / 8, width / 8): for each cell `CLASSES`
+    logits of a symbol's centre, and the distances from the cell's centre to the left, top, right
+    and bottom of the box, in cells. It is trained with `norm`, and served with the norms folded
+    into the convolutions.
     """
 
     def __init__(self, norm: bool = False) -> None:
@@ -49,5 +47,5 @@ class Detector(nn.Module):
         features = self.stem(drawings)
         for block in self.blocks:
             features = features + block(features)
-        found: torch.Tensor = self.head(features)
-        return found
+        maps: torch.Tensor = self.head(features)
+        return maps

@@ -1,5 +1,4 @@
-"""Train the detector on drawings made for it, measure it on others, and write the files that tsx
-serves it from.
+"""Train the detector on random drawings, measure it on others, and write its files.
 
     python examples/detector/train.py
 
@@ -27,51 +26,47 @@ HERE = Path(__file__).resolve().parent
 SEED = 0
 STEPS = 700
 BATCH = 8
-CROP = 192  # pixels: the net sees no further than that, and small drawings are quick to learn from
+CROP = 192  # pixels; the receptive field is no larger, and small drawings train faster
 HELD_OUT = 200
 SAMPLES = 8
 TARGET = 0.95
 
 
 def as_input(drawing: Drawing) -> Tensor:
-    """What handler.to_tensor makes of it."""
+    """Convert a drawing like handler.to_tensor."""
     return 1 - torch.from_numpy(np.array(drawing.image, dtype=np.float32)).unsqueeze(0) / 255
 
 
 class Targets:
-    """What the net should say of each cell of a batch of drawings."""
+    """The expected output for each cell of a batch of drawings."""
 
     def __init__(self, drawings: list[Drawing], side: int) -> None:
         middles = torch.arange(side) + 0.5
         self.heat = torch.zeros(len(drawings), CLASSES, side, side)
         self.distances = torch.zeros(len(drawings), 4, side, side)
-        self.near = torch.zeros(
-            len(drawings), side, side, dtype=torch.bool
-        )  # cells that must know the box
-        for place, drawing in enumerate(drawings):
-            for label, box in drawing.things:
+        # Cells that must predict the box.
+        self.near = torch.zeros(len(drawings), side, side, dtype=torch.bool)
+        for index, drawing in enumerate(drawings):
+            for label, box in drawing.symbols:
                 left, top, right, bottom = (value / STRIDE for value in box)
                 across, down = middles - (left + right) / 2, middles - (top + bottom) / 2
                 apart = across[None, :] ** 2 + down[:, None] ** 2
                 bump = torch.exp(-apart / (2 * 0.7**2))
-                bump[apart < 0.75**2] = (
-                    1  # one cell at least, and four where the middle lies between them
-                )
-                torch.maximum(self.heat[place, label], bump, out=self.heat[place, label])
+                # At least one cell, and four if the centre lies between them.
+                bump[apart < 0.75**2] = 1
+                torch.maximum(self.heat[index, label], bump, out=self.heat[index, label])
                 near = apart < 1.2**2
-                self.near[place] |= near
+                self.near[index] |= near
                 columns, rows = (
                     middles[None, :].expand(side, side),
                     middles[:, None].expand(side, side),
                 )
-                whole = torch.stack([columns - left, rows - top, right - columns, bottom - rows])
-                self.distances[place][:, near] = whole[:, near]
+                sides = torch.stack([columns - left, rows - top, right - columns, bottom - rows])
+                self.distances[index][:, near] = sides[:, near]
 
 
 def loss_of(maps: Tensor, targets: Targets) -> Tensor:
-    """The focal loss of middles (as CenterNet has it, arXiv:1904.07850) and how far the sides of
-    the boxes are off, in cells.
-    """
+    """Return the focal loss of centres (CenterNet, arXiv:1904.07850) plus the boxes' error."""
     logits, distances = maps[:, :CLASSES], maps[:, CLASSES:]
     scores = logits.sigmoid()
     here = targets.heat == 1
@@ -94,9 +89,9 @@ def train() -> Detector:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.008, total_steps=STEPS)
     total = 0.0
     for step in range(STEPS):
-        drawings = [draw(SEED + step * BATCH + place, CROP) for place in range(BATCH)]
+        drawings = [draw(SEED + step * BATCH + index, CROP) for index in range(BATCH)]
         images = torch.stack([as_input(drawing) for drawing in drawings])
-        images += torch.randn_like(images) * torch.rand(BATCH, 1, 1, 1) * 0.05  # as scans have it
+        images += torch.randn_like(images) * torch.rand(BATCH, 1, 1, 1) * 0.05  # noise of scans
         loss = loss_of(model(images), Targets(drawings, CROP // STRIDE))
         optimizer.zero_grad()
         loss.backward()
@@ -110,9 +105,7 @@ def train() -> Detector:
 
 
 def folded(model: Detector) -> Detector:
-    """The same network without norms: each is a factor and an addend of the convolution before
-    it.
-    """
+    """Return the same network with the norms folded into the convolutions."""
     served = Detector().eval()
     layers = [
         module for module in model.modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)
@@ -120,41 +113,43 @@ def folded(model: Detector) -> Detector:
     plain = iter(module for module in served.modules() if isinstance(module, nn.Conv2d))
     for layer, after in zip(layers, [*layers[1:], None], strict=True):
         if isinstance(layer, nn.Conv2d):
-            whole = fuse_conv_bn_eval(layer, after) if isinstance(after, nn.BatchNorm2d) else layer
-            next(plain).load_state_dict(whole.state_dict())
-    return served.to(
-        memory_format=torch.channels_last
-    )  # as convolutions are quickest; files keep the order
+            fused = fuse_conv_bn_eval(layer, after) if isinstance(after, nn.BatchNorm2d) else layer
+            next(plain).load_state_dict(fused.state_dict())
+    # Convolutions are fastest in this format, which files keep.
+    return served.to(memory_format=torch.channels_last)
 
 
 def measure(model: nn.Module, count: int = HELD_OUT) -> dict[str, float]:
-    """Of the symbols in held-out drawings, the share that is found (`recall`), and of what is found
-    the share that is right (`precision`): of the right class, with a box that shares half of its
-    area with the true one; and how well boxes fit.
+    """Measure a model on held-out drawings.
+
+    Returns:
+        `recall`, the share of symbols that are found, `precision`, the share of predictions that
+        are right, and `overlap`, the mean intersection over union of these. A right prediction has
+        the class of a symbol and at least half of its area.
     """
-    right = found = there = 0
+    right = predicted = expected = 0
     fit = 0.0
     for number in range(count):
         drawing = draw(HELD_OUT_SEED + number)
         with torch.inference_mode():
-            things = decode(model(as_input(drawing).unsqueeze(0)))[0]
-        truth = torch.tensor([thing.box for thing in drawing.things]) / SIZE
-        labels = torch.tensor([thing.label for thing in drawing.things])
-        alike = overlap(truth, things["boxes"]) * (labels[:, None] == things["labels"][None])
-        best = alike.max(1).values if len(things["labels"]) else torch.zeros(len(labels))
+            symbols = decode(model(as_input(drawing).unsqueeze(0)))[0]
+        truth = torch.tensor([symbol.box for symbol in drawing.symbols]) / SIZE
+        labels = torch.tensor([symbol.label for symbol in drawing.symbols])
+        alike = overlap(truth, symbols["boxes"]) * (labels[:, None] == symbols["labels"][None])
+        best = alike.max(1).values if len(symbols["labels"]) else torch.zeros(len(labels))
         right += int((best >= 0.5).sum())
         fit += float(best[best >= 0.5].sum())
-        found += len(things["labels"])
-        there += len(labels)
+        predicted += len(symbols["labels"])
+        expected += len(labels)
     return {
-        "recall": right / there,
-        "precision": right / max(found, 1),
+        "recall": right / expected,
+        "precision": right / max(predicted, 1),
         "overlap": fit / max(right, 1),
     }
 
 
 def save_samples() -> None:
-    """Beyond the drawings that are measured."""
+    """Save drawings beyond the measured ones."""
     (HERE / "samples").mkdir(exist_ok=True)
     for number in range(SAMPLES):
         draw(HELD_OUT_SEED + HELD_OUT + number).image.save(

@@ -1,6 +1,4 @@
-"""scikit-learn's handwritten digits (1,797 real scans of 8x8 pixels) as the handler will see them,
-in one fixed split.
-"""
+"""scikit-learn's handwritten digits (1,797 scans of 8x8 pixels) in one fixed split."""
 
 from typing import NamedTuple
 

@@ -1,6 +1,4 @@
-"""From the bytes of a picture to the names of the likeliest digits: what runs in a worker, for
-every request.
-"""
+"""The handler of the digits: it converts an image to a tensor, and logits to names of digits."""
 
 import numpy as np
 import torch
@@ -9,7 +7,14 @@ from ts.torch_handler.image_classifier import ImageClassifier
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """Light ink on a dark ground, any size -> float32 of shape (1, 8, 8) in 0..1."""
+    """Convert an image to a tensor.
+
+    Args:
+        image: Light ink on a dark ground, of any size.
+
+    Returns:
+        float32 of shape (1, 8, 8), in the range 0..1.
+    """
     grey = image.convert("L")
     if grey.size != (8, 8):
         grey = grey.resize((8, 8), Image.Resampling.BOX)
@@ -17,7 +22,9 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 class DigitClassifier(ImageClassifier):
-    """Inherits the rest: reading the requests, batching them, softmax, the names in
+    """A classifier that inherits everything but the image's conversion.
+
+    ImageClassifier reads and batches the requests, applies softmax, and names the classes by
     `index_to_name.json`.
     """
 

@@ -1,5 +1,4 @@
-"""Train the digits model, measure it on the held-out pictures, and write every file that tsx can
-serve it from.
+"""Train the digits model, measure it on held-out images, and write all its files.
 
     python examples/digits/train.py
 
@@ -31,14 +30,12 @@ TARGET = 0.98
 
 
 def as_input(pixels: np.ndarray) -> Tensor:
-    """What handler.to_tensor makes of each picture."""
+    """Convert pixels like handler.to_tensor."""
     return torch.from_numpy(pixels.astype(np.float32) / 255).unsqueeze(1)
 
 
 def shifted(images: Tensor) -> Tensor:
-    """Each picture moved by up to one pixel each way, so that the net learns shapes and not
-    places.
-    """
+    """Shift each image by up to one pixel, so that the model learns shapes and not positions."""
     padded = nn.functional.pad(images, (1, 1, 1, 1))
     rows = torch.randint(0, 3, (len(images), 1, 1)) + torch.arange(8).view(1, 8, 1)
     columns = torch.randint(0, 3, (len(images), 1, 1)) + torch.arange(8).view(1, 1, 8)
@@ -47,7 +44,7 @@ def shifted(images: Tensor) -> Tensor:
 
 def train(split: Split) -> DigitNet:
     torch.manual_seed(SEED)
-    torch.set_num_threads(1)  # the same sums in the same order on every machine
+    torch.set_num_threads(1)  # Results are then equal on all machines.
     images, labels = as_input(split.train_pixels), torch.from_numpy(split.train_labels)
     model = DigitNet()
     steps = EPOCHS * -(-len(images) // BATCH)
@@ -68,7 +65,7 @@ def train(split: Split) -> DigitNet:
 
 
 def accuracy(model: nn.Module, split: Split) -> float:
-    """The share of the held-out pictures that the model names rightly."""
+    """Return the share of held-out images with the right prediction."""
     with torch.inference_mode():
         guesses = model(as_input(split.test_pixels)).argmax(1).numpy()
     return float((guesses == split.test_labels).mean())
@@ -83,24 +80,22 @@ def save_variants(model: DigitNet) -> list[str]:
 
 
 def save_torchscript(model: DigitNet, path: Path) -> None:
-    """Leaves out the debug records, which hold the paths of the machine that trained the model."""
-    whole = io.BytesIO()
-    torch.jit.save(torch.jit.script(model), whole)
-    reader = torch._C.PyTorchFileReader(io.BytesIO(whole.getvalue()))
+    """Save TorchScript without debug records, which hold paths of the training machine."""
+    complete = io.BytesIO()
+    torch.jit.save(torch.jit.script(model), complete)
+    reader = torch._C.PyTorchFileReader(io.BytesIO(complete.getvalue()))
     writer = torch._C.PyTorchFileWriter(str(path))
     for record in reader.get_all_records():
-        if not record.endswith(".debug_pkl") and record not in (
-            "version",
-            "byteorder",
-            ".data/serialization_id",
-        ):  # the writer adds these three
+        # The writer itself adds these records.
+        added = ("version", "byteorder", ".data/serialization_id")
+        if not record.endswith(".debug_pkl") and record not in added:
             data = reader.get_record(record)
             writer.write_record(record, data, len(data))
     writer.write_end_of_file()
 
 
 def save_program(model: DigitNet, path: Path) -> None:
-    """For any batch size up to 4,096, and without the source locations, for the same reason."""
+    """Export a program for batches of up to 4,096, without paths of the training machine."""
     batch = torch.export.Dim("batch", min=1, max=4096)
     program = torch.export.export(model, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: batch},))
     for node in program.graph.nodes:
@@ -109,7 +104,7 @@ def save_program(model: DigitNet, path: Path) -> None:
 
 
 def save_images(split: Split) -> None:
-    """The first held-out picture of each digit, as it is in the data set."""
+    """Save the first held-out image of each digit."""
     (HERE / "images").mkdir(exist_ok=True)
     for digit in range(10):
         first = int(np.flatnonzero(split.test_labels == digit)[0])

@@ -73,7 +73,7 @@ def truth(example: dict[str, ModuleType]) -> list[Things]:
     return [
         [
             {drawn.NAMES[symbol.label]: [side / SIZE for side in symbol.box]}
-            for symbol in drawn.draw(first + number).things
+            for symbol in drawn.draw(first + number).symbols
         ]
         for number in range(len(SAMPLES))
     ]
@@ -125,9 +125,9 @@ def test_a_drawing_is_the_same_each_time_and_its_symbols_lie_apart_within_it(
     for seed in range(5):
         drawing = draw(seed)
         again = draw(seed)
-        assert again.things == drawing.things
+        assert again.symbols == drawing.symbols
         assert again.image.tobytes() == drawing.image.tobytes()
-        boxes = [symbol.box for symbol in drawing.things]
+        boxes = [symbol.box for symbol in drawing.symbols]
         assert len(boxes) >= 3
         assert all(0 <= side <= SIZE for box in boxes for side in box)
         assert all(

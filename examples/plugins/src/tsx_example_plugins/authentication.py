@@ -1,5 +1,4 @@
-"""Tokens that tell who asks and until when, signed with a secret that the server shares:
-`x-user-token: NAME.EXPIRES.SIGNATURE`.
+"""User tokens with an expiry, signed with a secret: `x-user-token: NAME.EXPIRES.SIGNATURE`.
 
 The secret is in the environment variable EXAMPLE_TOKEN_SECRET. Only `admin` may manage models.
 """
@@ -22,8 +21,8 @@ def sign(name: str, expires: int, secret: str) -> str:
 
 def check(role: str, headers: Mapping[str, str]) -> None:
     token = headers.get("x-user-token", "")
-    name, _, rest = token.partition(".")
-    expires = rest.partition(".")[0]
+    name, _, tail = token.partition(".")
+    expires = tail.partition(".")[0]
     if (
         not expires.isdecimal()
         or len(expires) > 20

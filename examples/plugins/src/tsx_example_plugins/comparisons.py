@@ -12,6 +12,8 @@ ENOUGH = 0.9
 def nearly_the_same_text(
     request: bytes, answer: ComparedAnswer, shadow: ComparedAnswer
 ) -> bool | str:
-    first, second = (one.body.decode("utf-8", "replace").split() for one in (answer, shadow))
+    first, second = (
+        response.body.decode("utf-8", "replace").split() for response in (answer, shadow)
+    )
     alike = SequenceMatcher(None, first, second).ratio()
     return alike >= ENOUGH or f"only {alike:.0%} of the words agree"

@@ -1,5 +1,6 @@
-"""Sends every sample to a StatsD server as a gauge: one datagram a sample, to the host and port in
-EXAMPLE_STATSD (127.0.0.1:8125).
+"""Sends every sample to a StatsD server as a gauge, one datagram for each.
+
+EXAMPLE_STATSD has its host and port; the default is 127.0.0.1:8125.
 """
 
 from __future__ import annotations
@@ -19,6 +20,6 @@ def send(samples: list[Sample]) -> None:
 
 
 def line(sample: Sample) -> str:
-    """`tsx.NAME.LABEL.LABEL:VALUE|g`, with the labels' values in the order of their names."""
+    """Return `tsx.NAME.LABEL.LABEL:VALUE|g`, with the labels' values by the order of names."""
     parts = [re.sub(r"[^A-Za-z0-9_-]", "_", sample.labels[name]) for name in sorted(sample.labels)]
     return f"{'.'.join(['tsx', sample.name, *parts])}:{sample.value}|g"

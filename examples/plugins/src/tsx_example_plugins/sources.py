@@ -1,5 +1,6 @@
-"""`share://TEAM/FILE.mar`: archives on a network share, which is mounted where EXAMPLE_SHARE
-says.
+"""Archives on a network share, by URLs such as `share://TEAM/FILE.mar`.
+
+The share is mounted at the directory that EXAMPLE_SHARE names.
 """
 
 from __future__ import annotations
