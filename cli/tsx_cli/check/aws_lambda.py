@@ -61,20 +61,20 @@ def check(
     try:
         if not _check_start(host, samples, report):
             return
-        good = _check_samples(host, samples, report)
-        if good is None:
+        sample = _check_samples(host, samples, report)
+        if sample is None:
             report.not_checked("requests", samples)
         else:
-            _check_http_events(host, good, report)
-            _check_messages(host, good, report)
-            _check_short_timeout(host, good, report)
+            _check_http_events(host, sample, report)
+            _check_messages(host, sample, report)
+            _check_short_timeout(host, sample, report)
         _check_largest_event(host, report)
         written = sorted(_files(directory / "model") - before)
-        response = f"{len(written)} files, such as {written[0]}" if written else "none"
+        measured = f"{len(written)} files, such as {written[0]}" if written else "none"
         report.add(
             "files written beside the model",
             not written,
-            response,
+            measured,
             "none",
             "only /tmp is writable on Lambda: let the handler write there",
         )
@@ -129,7 +129,7 @@ def _check_samples(
 ) -> ModelSample | None:
     """Send each sample; return the first that was answered with 200."""
     slowest, largest = 0.0, 0
-    good: list[ModelSample] = []
+    passed: list[ModelSample] = []
     for sample in samples:
         start = time.monotonic()
         invocation = _send(host, function_url, sample)
@@ -145,17 +145,17 @@ def _check_samples(
             )
             report.add(f"sample {sample.name}", False, measured, "200", f"it was answered: {text}")
         else:
-            good.append(sample)
+            passed.append(sample)
             slowest, largest = max(slowest, duration_s), max(largest, len(invocation.answer))
-    if good:
-        label = f"{len(good)} sample{'' if len(good) == 1 else 's'}, the slowest"
+    if passed:
+        label = f"{len(passed)} sample{'' if len(passed) == 1 else 's'}, the slowest"
         report.within(
             label, slowest, host.timeout, "raise lambda.timeout, or lambda.memory for more CPU"
         )
         report.add(
             "answers, the largest", True, f"{largest} bytes", f"at most {MAX_RESPONSE_BYTES}"
         )
-    return good[0] if good else None
+    return passed[0] if passed else None
 
 
 def _check_http_events(host: Host, sample: ModelSample, report: Report) -> None:
@@ -200,12 +200,16 @@ def _check_messages(host: Host, sample: ModelSample, report: Report) -> None:
 def _check_largest_event(host: Host, report: Report) -> None:
     """Send an event of the maximum size; the function must answer and stay up."""
     body = bytes((MAX_REQUEST_BYTES - ENVELOPE_BYTES) // 4 * 3)
-    started = host.started
+    start_count = host.start_count
     invocation = host.invoke(
         function_url(PATH, body, headers={"content-type": "application/octet-stream"})
     )
     measured = "failed" if invocation.error is not None else f"status {_status_of(invocation)}"
-    ok = invocation.error is None and _status_of(invocation) != 413 and host.started == started
+    ok = (
+        invocation.error is None
+        and _status_of(invocation) != 413
+        and host.start_count == start_count
+    )
     report.add(
         f"an event of 6 MB ({len(body)} bytes in base64)",
         ok,

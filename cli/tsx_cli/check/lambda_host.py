@@ -81,7 +81,7 @@ class Host:
     ) -> None:
         self.timeout = timeout
         self.log_file = directory / "lambda.log"
-        self.started = 0  # environments
+        self.start_count = 0  # starts of an environment
         self.init_seconds = 0.0  # the newest environment's start
         self.init_error: dict[str, Any] | None = None
         self._command = command
@@ -206,7 +206,7 @@ class Host:
             self._ready.clear()
             self.init_error = None
             self._start_time = time.monotonic()
-            self.started += 1
+            self.start_count += 1
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._directory,

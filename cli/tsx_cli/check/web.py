@@ -46,18 +46,18 @@ def check_ready(platform: HttpPlatform, entry: EntryProcess, report: Report) -> 
     slowest, count = 0.0, 0
     while entry.is_up and entry.uptime_s() < platform.start_limit_s:
         try:
-            answered = send_request(
+            response = send_request(
                 platform.port, "GET", platform.health_path, platform.health_limit_s
             )
         except ConnectionError:
-            answered = None
+            response = None
         except (OSError, http.client.HTTPException):
             # The response took longer than allowed.
             slowest = max(slowest, platform.health_limit_s)
-            answered = None
-        if answered is not None:
-            count, slowest = count + 1, max(slowest, answered.total_s)
-            if answered.status == 200:
+            response = None
+        if response is not None:
+            count, slowest = count + 1, max(slowest, response.total_s)
+            if response.status == 200:
                 report.within(
                     "ready", entry.uptime_s(), platform.start_limit_s, f"raise {platform.start_key}"
                 )
@@ -98,7 +98,7 @@ def check_samples(
     platform: HttpPlatform, samples: Sequence[ModelSample], max_bytes: int, report: Report
 ) -> ModelSample | None:
     """Send each sample, and return the first that was answered with 200."""
-    good, slowest, largest, streamed = None, 0.0, 0, None
+    first_passed, slowest, largest, streamed = None, 0.0, 0, None
     for sample in samples:
         if len(sample.body) > max_bytes:
             advice = "the platform refuses it: send smaller inputs"
@@ -110,34 +110,34 @@ def check_samples(
                 advice,
             )
             continue
-        answered = _send(platform, sample)
-        if isinstance(answered, str):
+        response = _send(platform, sample)
+        if isinstance(response, str):
             report.add(
                 f"sample {sample.name}",
                 False,
-                answered,
+                response,
                 f"within {time_of(platform.answer_limit_s)}",
                 SPEED_ADVICE,
                 timed=True,
             )
             continue
-        if answered.status != 200:
-            body_text = " ".join(answered.body[:300].decode(errors="replace").split())
+        if response.status != 200:
+            body_text = " ".join(response.body[:300].decode(errors="replace").split())
             report.add(
                 f"sample {sample.name}",
                 False,
-                f"status {answered.status}",
+                f"status {response.status}",
                 "200",
                 f"it was answered: {body_text}",
             )
             continue
-        good, slowest, largest = (
-            good or sample,
-            max(slowest, answered.total_s),
-            max(largest, len(answered.body)),
+        first_passed, slowest, largest = (
+            first_passed or sample,
+            max(slowest, response.total_s),
+            max(largest, len(response.body)),
         )
-        streamed = streamed or (answered if answered.is_streamed else None)
-    if good is not None:
+        streamed = streamed or (response if response.is_streamed else None)
+    if first_passed is not None:
         label = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}, the slowest"
         report.within(label, slowest, platform.answer_limit_s, SPEED_ADVICE)
         report.add(
@@ -152,9 +152,9 @@ def check_samples(
             f"first after {time_of(streamed.first_byte_s)}, last after {time_of(streamed.total_s)}"
         )
         report.add("streams, part by part", True, measured)
-    if good is None:
+    if first_passed is None:
         report.not_checked("requests", samples)
-    return good
+    return first_passed
 
 
 def _send(platform: HttpPlatform, sample: ModelSample) -> PlatformResponse | str:
@@ -169,12 +169,12 @@ def _send(platform: HttpPlatform, sample: ModelSample) -> PlatformResponse | str
 
 
 def check_metrics(port: int, label: str, limit: float, advice: str, report: Report) -> None:
-    answered = try_request(port, "GET", "/metrics", limit)
-    well = not isinstance(answered, str) and answered.status == 200 and b"# TYPE" in answered.body
+    response = try_request(port, "GET", "/metrics", limit)
+    ok = not isinstance(response, str) and response.status == 200 and b"# TYPE" in response.body
     report.add(
         label,
-        well,
-        answered if isinstance(answered, str) else f"status {answered.status}",
+        ok,
+        response if isinstance(response, str) else f"status {response.status}",
         "200, for Prometheus",
         advice,
     )
@@ -188,7 +188,7 @@ def check_health_under_load(
         return
     end = time.monotonic() + LOAD_S
     connects: list[float] = []
-    answered = [0] * LOAD_CLIENTS
+    counts = [0] * LOAD_CLIENTS
 
     def client(number: int) -> None:
         while time.monotonic() < end:
@@ -196,7 +196,7 @@ def check_health_under_load(
             if isinstance(response, str):
                 return
             connects.append(response.connect_s)
-            answered[number] += 1
+            counts[number] += 1
 
     clients = [
         threading.Thread(target=client, args=(number,), daemon=True)
@@ -204,25 +204,30 @@ def check_health_under_load(
     ]
     for thread in clients:
         thread.start()
-    slowest, bad = 0.0, ""
+    slowest, failure = 0.0, ""
     while time.monotonic() < end:
-        well = try_request(platform.port, "GET", platform.health_path, platform.health_limit_s)
-        if isinstance(well, str):
-            bad = well
+        health = try_request(platform.port, "GET", platform.health_path, platform.health_limit_s)
+        if isinstance(health, str):
+            failure = health
         else:
-            slowest = max(slowest, well.total_s)
-            bad = bad or ("" if well.status == 200 else f"status {well.status}")
+            slowest = max(slowest, health.total_s)
+            failure = failure or ("" if health.status == 200 else f"status {health.status}")
         threading.Event().wait(HEALTH_INTERVAL_S)
     for thread in clients:
         thread.join()
-    label = f"{platform.health_path} while {LOAD_CLIENTS} clients ask ({sum(answered)} answers)"
+    label = f"{platform.health_path} while {LOAD_CLIENTS} clients ask ({sum(counts)} answers)"
     advice = (
         "the server's process gets no CPU time: leave a core free (threads and minWorkers in"
         " model-config.yaml)"
     )
-    if bad:
+    if failure:
         report.add(
-            label, False, bad, f"200 within {time_of(platform.health_limit_s)}", advice, timed=True
+            label,
+            False,
+            failure,
+            f"200 within {time_of(platform.health_limit_s)}",
+            advice,
+            timed=True,
         )
     else:
         report.within(label, slowest, platform.health_limit_s, advice)
@@ -234,12 +239,12 @@ def check_health_under_load(
 
 def check_largest_body(platform: HttpPlatform, size: int, report: Report) -> None:
     """Send a body of zeros; the server must accept it and answer."""
-    answered = _send(platform, ModelSample("zeros", "application/octet-stream", bytes(size)))
-    if isinstance(answered, str):
+    response = _send(platform, ModelSample("zeros", "application/octet-stream", bytes(size)))
+    if isinstance(response, str):
         report.add(
             f"a body of {size} bytes",
             False,
-            answered,
+            response,
             "an answer",
             "see its log; raise max_request_size",
             timed=True,
@@ -251,8 +256,8 @@ def check_largest_body(platform: HttpPlatform, size: int, report: Report) -> Non
     )
     report.add(
         f"a body of {size} bytes",
-        answered.status != 413,
-        f"status {answered.status} in {time_of(answered.total_s)}",
+        response.status != 413,
+        f"status {response.status} in {time_of(response.total_s)}",
         "not 413",
         advice,
     )
@@ -295,13 +300,13 @@ def check_stop(
     )
     if sample is None:
         return
-    answered = results[0] if results else ""
-    text = answered if isinstance(answered, str) else f"status {answered.status}"
+    response = results[0] if results else ""
+    text = response if isinstance(response, str) else f"status {response.status}"
     # A refused request came after the end.
-    well = text is not answered or "refused" in text
+    ok = text is not response or "refused" in text
     report.add(
         "the request in flight at that time",
-        well,
+        ok,
         text,
         "an answer",
         "raise drain_timeout (TSX_DRAIN_TIMEOUT)",

@@ -47,7 +47,7 @@ def test_a_model_that_does_not_load_is_reported_and_a_fresh_environment_tries_ag
         failed = running.invoke({"a": 1})
         assert failed.error
         assert "no weights" in failed.json()["errorMessage"]
-        assert running.started == 2
+        assert running.start_count == 2
         # Each environment logs the traceback.
         assert running.log.count("raise RuntimeError('no weights')") == 2
 
@@ -89,7 +89,7 @@ def test_a_model_that_loads_for_long_is_waited_for_across_invocations(tmp_path: 
         predictions = body_of(post(running, *request))["predictions"]
         # The handler is called once for all instances.
         assert [prediction["together"] for prediction in predictions] == [3, 3, 3]
-        assert running.started == 1
+        assert running.start_count == 1
 
 
 @pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
