@@ -1,1 +1,1 @@
-"""`tsx batch`: a model over many inputs, without a server."""
+"""The command `tsx batch`: a model over many inputs, without a server."""

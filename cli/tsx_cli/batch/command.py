@@ -1,4 +1,4 @@
-"""`tsx batch`: the command line."""
+"""The command line of `tsx batch`."""
 
 from __future__ import annotations
 
@@ -152,8 +152,7 @@ def batch_command(
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a model over many inputs, without a server, and write the answers in the order of the
-    inputs.
+    """Run a model over many inputs, without a server, and write the answers in the inputs' order.
 
     The same command continues a run that was interrupted: each row is in the output once. A row
     that fails is an error record.
@@ -161,10 +160,8 @@ def batch_command(
     Exit code 0: all rows are written, failed ones included; 1: the run failed, or --max-errors was
     exceeded; 130: it was interrupted.
     """
-    from tsx_cli.batch.session import (
-        Options,
-        run_command,
-    )  # here, as it imports the front end, and help must be quick
+    # A late import keeps --help quick: this module imports the front end.
+    from tsx_cli.batch.session import Options, run_command
 
     if not (inputs := [*(inputs or ()), *(input_option or ())]):
         raise UsageError("name what the model runs over: `tsx batch MODEL.mar INPUT... -o OUTPUT`")

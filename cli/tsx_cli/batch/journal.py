@@ -1,4 +1,4 @@
-"""How far a run is, kept beside its output, so that the same command goes on there."""
+"""The journal beside an output, by which the same command continues a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tsx_cli.batch.rows import Position
 from tsx_cli.batch.stores import JOURNAL, OutputStore
 from tsx_cli.common.failure import CliError
 
-FORMAT = 1
-CHANGED = {
+FORMAT_VERSION = 1
+FINGERPRINT_LABELS = {
     "model": "the model",
     "reader": "the input or the way it is read",
     "writer": "the format of the output",
@@ -20,24 +20,31 @@ CHANGED = {
 
 @dataclass
 class Checkpoint:
-    """`rows` are in the output, in `parts` parts; the next one is read from `position`."""
+    """The progress of a run: the rows and parts of its output, and the next row's position."""
 
     rows: int = 0
     errors: int = 0
     parts: int = 0
-    seconds: float = 0.0  # of all runs
+    seconds: float = 0.0  # the time of all runs
     complete: bool = False  # all rows are in the parts
     position: Position = field(default_factory=Position)
 
 
 class BatchJournal:
-    """Without a store (the output is a stream) nothing is kept."""
+    """The journal of a run. Without a store (the output is a stream) nothing is stored."""
 
     def __init__(
         self, store: OutputStore | None, fingerprint: dict[str, Any], *, restart: bool = False
     ) -> None:
-        """`fingerprint`: JSON, by the names of CHANGED. Raises CliError where the output is there,
-        or belongs to other rows.
+        """Lock the store, and read the progress of an unfinished run.
+
+        Args:
+            store: The output's store.
+            fingerprint: JSON values by the names of FINGERPRINT_LABELS.
+            restart: Discard an unfinished run or an existing output.
+
+        Raises:
+            CliError: The output exists, or belongs to other rows.
         """
         self._store, self._fingerprint = store, json.loads(json.dumps(fingerprint))
         self.progress = Checkpoint()
@@ -50,18 +57,18 @@ class BatchJournal:
                 raise
 
     def commit(self, progress: Checkpoint) -> None:
-        """It is on the disk on return."""
+        """Store the progress; it is on the disk on return."""
         self.progress = progress
         if self._store is not None:
             self._store.put(
                 JOURNAL,
                 json.dumps(
-                    {"format": FORMAT, "fingerprint": self._fingerprint, **asdict(progress)}
+                    {"format": FORMAT_VERSION, "fingerprint": self._fingerprint, **asdict(progress)}
                 ).encode(),
             )
 
     def close(self, *, finished: bool) -> None:
-        """`finished`: the output is whole, so that nothing is left to go on with."""
+        """Release the output, and remove the journal if the output is `finished`."""
         if self._store is not None:
             try:
                 if finished:
@@ -70,9 +77,9 @@ class BatchJournal:
                 self._store.close()
 
     def _begin(self, store: OutputStore, restart: bool) -> None:
-        kept = store.read(JOURNAL)
-        if kept is not None and not restart:
-            self.progress = self._parse(store.output, kept)
+        content = store.read(JOURNAL)
+        if content is not None and not restart:
+            self.progress = self._parse(store.output, content)
             return
         store.clear()
         if store.exists():
@@ -87,17 +94,17 @@ class BatchJournal:
                     " replaces it"
                 )
 
-    def _parse(self, output: str, kept: bytes) -> Checkpoint:
+    def _parse(self, output: str, content: bytes) -> Checkpoint:
         advice = "; start over with --restart, or name another output"
         try:
-            entry = json.loads(kept)
-            if entry.pop("format") != FORMAT:
+            entry = json.loads(content)
+            if entry.pop("format") != FORMAT_VERSION:
                 raise ValueError("it is of another version of tsx")
             before, position = entry.pop("fingerprint"), Position(*entry.pop("position"))
             progress = Checkpoint(**entry, position=position)
             changed = [
-                words
-                for key, words in CHANGED.items()
+                label
+                for key, label in FINGERPRINT_LABELS.items()
                 if before.get(key) != self._fingerprint.get(key)
             ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:

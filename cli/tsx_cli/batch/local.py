@@ -1,5 +1,7 @@
-"""The engine on this machine: the model's own workers, as a server would start them, with as many
-rows in hand as keep them busy.
+"""The engine on this machine.
+
+It runs the model's own workers, as a server would start them, and keeps enough rows in flight to
+keep them busy.
 """
 
 from __future__ import annotations
@@ -31,29 +33,29 @@ from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.wire import content_type_of, header_block
 
-CHUNK = 64  # rows that go to the workers together, where they are fast
-QUICK, SLOW = 0.02, 1.0  # seconds of such rows, between which their number stays
-IN_HAND = 256 << 20  # bytes of rows and answers that are under way
-LARGEST = 4096  # batch size that calibration tries
-# seconds of a batch, beyond which it does not grow: one that is under way is computed again after a
-# kill
-LONGEST = 5.0
-GROWTH = 1.05  # in rows per second, for which a larger batch is worth its memory
-STEP = 0.25  # seconds at least that a batch size is measured for
-FULL = 85.0  # per cent of the memory in use, beyond which nothing grows
-OUT_OF_MEMORY = "tsx_oom_retries_total"  # what a worker counts that has cut a batch
+QUICK_FLIGHT_ROWS = 64  # Flights of quick rows grow up to this.
+MIN_FLIGHT_S, MAX_FLIGHT_S = 0.02, 1.0  # Shorter flights grow, longer ones shrink.
+MAX_IN_FLIGHT_BYTES = 256 << 20  # rows and answers
+MAX_BATCH_SIZE = 4096
+MAX_BATCH_S = 5.0  # A batch in progress is lost at a kill.
+MIN_SPEEDUP = 1.05  # A larger batch must be worth its memory.
+MIN_MEASUREMENT_S = 0.25
+MAX_MEMORY_PERCENT = 85.0
+OOM_METRIC = "tsx_oom_retries_total"  # counts the batches that a worker has cut
 
 
 class Recommendation(NamedTuple):
-    """What the archive's measurement recommends; None where it says nothing of this machine."""
+    """The values that the archive's measurement recommends for this machine, if any."""
 
     workers: int | None = None
     batch_size: int | None = None
 
 
 def recommendation(model: Path) -> Recommendation:
-    """The number of workers of the measured winner, and the batch size with which one of them had
-    the most rows per second.
+    """Return what the archive's measurement recommends.
+
+    These are the workers of the measured winner, and the batch size at which one of them had the
+    most rows per second.
     """
     record = read_record(model)
     if record is None or not record.here:
@@ -80,54 +82,58 @@ def recommendation(model: Path) -> Recommendation:
 def open_local(
     model: Path, settings: Settings, workers: int | None = None, batch_size: int | None = None
 ) -> Iterator[LocalEngine]:
-    """`workers` and `batch_size`: instead of what the measurement recommends or the machine has
-    room for. Raises as `open_model` does.
+    """Open the engine on this machine; raise as `open_model` does.
+
+    `workers` and `batch_size` override the measurement's recommendation and the machine's
+    capacity.
     """
     measured = recommendation(model)
     with (
         start_blocking_portal(name="model") as portal,
         portal.wrap_async_context_manager(open_model(model, settings, workers=0)) as version,
     ):
-        _check(version)
+        _check_strategy(version)
         count = workers or measured.workers or 1
         portal.call(version.scale, count, count)
         if not (workers or measured.workers):
-            count = _room_for(version)
+            count = _count_workers(version)
             portal.call(version.scale, count, count)
-        portal.call(
-            version.change, {"job_queue_size": 1 << 30, "max_queue_bytes": 1 << 50}
-        )  # the engine bounds what is under way
+        # The engine bounds the rows in flight.
+        portal.call(version.change, {"job_queue_size": 1 << 30, "max_queue_bytes": 1 << 50})
         yield LocalEngine(portal, version, count, batch_size or measured.batch_size)
 
 
-def _check(version: ModelVersion) -> None:
+def _check_strategy(version: ModelVersion) -> None:
     strategy = version.plan.strategy
     if strategy.sequences is not None or strategy.tickets:
-        what = (
+        reason = (
             "its requests belong to sequences (sequenceBatching)"
             if strategy.sequences is not None
             else "no request waits (useJobTicket)"
         )
-        raise CliError(f"{version.label} cannot answer rows: {what}; change its model-config.yaml")
+        raise CliError(
+            f"{version.label} cannot answer rows: {reason}; change its model-config.yaml"
+        )
 
 
-def _room_for(version: ModelVersion) -> int:
-    """As many workers as the archive says, or there are GPUs, or as cores and memory allow; one is
-    there.
+def _count_workers(version: ModelVersion) -> int:
+    """Return the number of workers: the archive's, one per GPU, or what cores and memory allow.
+
+    One worker runs already.
     """
     plan = version.plan
     if version.config.min_workers or plan.gpus or plan.parallel.is_group:
         return version.config.min_workers or max(1, len(plan.gpus) // max(1, plan.parallel.gpus))
     first = version.workers[0].pid
     size = psutil.Process(first).memory_info().rss if first is not None else 0
-    free = psutil.virtual_memory().available * FULL / 100
+    free = psutil.virtual_memory().available * MAX_MEMORY_PERCENT / 100
     return max(1, min(cpu_count() // (plan.threads or 1), 1 + int(free // max(size, 1))))
 
 
 class LocalEngine:
-    """See `BatchEngine`.
+    """A `BatchEngine` on this machine.
 
-    Without a batch size it is found on the first rows: doubled for as long as the rows per second
+    Calibration on the first rows finds the batch size: it doubles while the rows per second
     grow.
     """
 
@@ -135,88 +141,82 @@ class LocalEngine:
         self, portal: BlockingPortal, version: ModelVersion, workers: int, batch_size: int | None
     ) -> None:
         self.workers = workers
-        self.batches = (
-            version.plan.strategy.mode == "batch"
-        )  # otherwise its workers take rows while they work on others
-        self.batch_size: int | None = None  # once it is known
+        # Workers of other modes take rows while they work on others.
+        self.is_batching = version.plan.strategy.mode == "batch"
+        self.batch_size: int | None = None  # None until it is known
         self._portal, self._version = portal, version
-        if not self.batches:
-            self.batch_size = CHUNK
+        if not self.is_batching:
+            self.batch_size = QUICK_FLIGHT_ROWS
         elif batch_size is not None:
-            self._set(batch_size)
+            self._set_batch_size(batch_size)
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
-        """Rows go to the workers in flights: of a batch where that takes long, of several where it
-        does not.
-        """
+        """Send rows to the workers in flights of one or more batches, and yield the results."""
         if self.batch_size is None:
             yield from self.calibrate(rows)
         assert self.batch_size is not None
-        least = self.batch_size if self.batches else 1
-        size, flights = least, deque[RowFlight]()
-        answer, landed, more = (
-            0,
-            time.monotonic(),
-            True,
-        )  # bytes of an answer; the time of the last flight's end
+        min_rows = self.batch_size if self.is_batching else 1
+        size, flights = min_rows, deque[RowFlight]()
+        answer_bytes, end_time, has_more = 0, time.monotonic(), True
         while True:
-            while more and (count := sum(flight.rows for flight in flights)) < 2 * (
+            while has_more and (count := sum(flight.rows for flight in flights)) < 2 * (
                 size + self.workers * self.batch_size
             ):
-                if flights and sum(flight.size for flight in flights) + count * answer > IN_HAND:
+                if (
+                    flights
+                    and sum(flight.size for flight in flights) + count * answer_bytes
+                    > MAX_IN_FLIGHT_BYTES
+                ):
                     break
-                if more := bool(taken := _take(rows, size)):
-                    flights.append(self._submit(taken))
+                if has_more := bool(flight_rows := _take(rows, size)):
+                    flights.append(self._submit(flight_rows))
             if not flights:
                 return
             results = flights[0].results.result()
             flights.popleft()
-            answer, before, landed = (
-                sum(len(each.body) for each in results) // len(results),
-                landed,
-                time.monotonic(),
-            )
-            if landed - before < QUICK and size < CHUNK:
+            answer_bytes = sum(len(result.body) for result in results) // len(results)
+            last_end, end_time = end_time, time.monotonic()
+            if end_time - last_end < MIN_FLIGHT_S and size < QUICK_FLIGHT_ROWS:
                 size *= 2
-            elif landed - before > SLOW:
-                size = max(least, size // 2)
+            elif end_time - last_end > MAX_FLIGHT_S:
+                size = max(min_rows, size // 2)
             yield from results
 
     def calibrate(self, rows: Iterator[Row]) -> Iterator[RowResult]:
+        """Find the batch size on the first rows, and yield their results."""
         size, best = 1, 0.0
         while True:
-            self._set(size)
-            count, results, begun, measured, more = (
+            self._set_batch_size(size)
+            count, results, start, measured, has_more = (
                 size * self.workers,
                 list[RowResult](),
                 0.0,
                 0,
                 True,
             )
-            while more and (measured < 2 * count or time.monotonic() - begun < STEP):
-                taken = _take(rows, count)
-                results += self._submit(taken).results.result()
-                more, measured = (
-                    len(taken) == count,
-                    measured + count if begun else 0,
-                )  # the first round is for warming up
-                begun = begun or time.monotonic()
-            rate = measured / max(
-                time.monotonic() - begun, 1e-9
-            )  # without rows no time may have passed
+            while has_more and (
+                measured < 2 * count or time.monotonic() - start < MIN_MEASUREMENT_S
+            ):
+                flight_rows = _take(rows, count)
+                results += self._submit(flight_rows).results.result()
+                # The first round is the warm-up.
+                has_more, measured = len(flight_rows) == count, measured + count if start else 0
+                start = start or time.monotonic()
+            # Without rows the elapsed time may be zero.
+            rate = measured / max(time.monotonic() - start, 1e-9)
             yield from results
-            if not more or rate < best * GROWTH:  # too few rows to say, or no better
-                self._set(max(1, size // 2))
+            if not has_more or rate < best * MIN_SPEEDUP:
+                self._set_batch_size(max(1, size // 2))
                 return
-            if size == LARGEST or count / rate > LONGEST or self._full():
+            if size == MAX_BATCH_SIZE or count / rate > MAX_BATCH_S or self._is_memory_full():
                 return
             best, size = rate, size * 2
 
-    def _full(self) -> bool:
-        cut = any(key[0] == OUT_OF_MEMORY for key in list(self._version.stats.handler_metrics))
-        return cut or psutil.virtual_memory().percent > FULL
+    def _is_memory_full(self) -> bool:
+        was_cut = any(key[0] == OOM_METRIC for key in list(self._version.stats.handler_metrics))
+        return was_cut or psutil.virtual_memory().percent > MAX_MEMORY_PERCENT
 
-    def _set(self, batch_size: int) -> None:
+    def _set_batch_size(self, batch_size: int) -> None:
         self.batch_size = batch_size
         self._portal.call(self._version.change, {"batch_size": batch_size})
 
@@ -224,12 +224,16 @@ class LocalEngine:
         return RowFlight(
             len(rows),
             sum(len(row.body) for row in rows),
-            self._portal.start_task_soon(self._answers, rows),
+            self._portal.start_task_soon(self._compute, rows),
         )
 
-    async def _answers(self, rows: Sequence[Row]) -> list[RowResult]:
-        """In the order of the rows. Raises Unavailable where the model has no worker any more."""
-        now, most, jobs = time.monotonic(), self._version.max_response_size, list[WaitingJob]()
+    async def _compute(self, rows: Sequence[Row]) -> list[RowResult]:
+        """Return the results in the order of the rows.
+
+        Raises:
+            Unavailable: The model has no worker any more.
+        """
+        now, max_bytes, jobs = time.monotonic(), self._version.max_response_size, list[WaitingJob]()
         for row in rows:
             if row.error is None:
                 jobs.append(
@@ -239,7 +243,7 @@ class LocalEngine:
                 )
                 self._version.submit(jobs[-1])
         answers = iter(
-            await asyncio.gather(*(job.read_all(most) for job in jobs), return_exceptions=True)
+            await asyncio.gather(*(job.read_all(max_bytes) for job in jobs), return_exceptions=True)
         )
         return [
             _result(row, next(answers)) if row.error is None else row.failed(400, row.error)
@@ -256,14 +260,14 @@ class RowFlight(NamedTuple):
 
 
 def _take(rows: Iterator[Row], count: int) -> list[Row]:
-    """Fewer where they are large, or where no more come."""
-    taken, size = list[Row](), 0
+    """Take rows: fewer than `count` if they are large or the last."""
+    flight_rows, size = list[Row](), 0
     for row in rows:
-        taken.append(row)
+        flight_rows.append(row)
         size += len(row.body)
-        if len(taken) == count or size > IN_HAND // 8:
+        if len(flight_rows) == count or size > MAX_IN_FLIGHT_BYTES // 8:
             break
-    return taken
+    return flight_rows
 
 
 def _result(row: Row, answer: Answer | BaseException) -> RowResult:

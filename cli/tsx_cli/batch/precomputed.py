@@ -1,5 +1,6 @@
-"""The output as precomputed answers: each in a store of jobs, from which a server answers
-`/predictions/MODEL/precomputed/ID`.
+"""The output as precomputed answers in a store of jobs.
+
+A server answers `/predictions/MODEL/precomputed/ID` from it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
 from tsx_runtime.settings.schema import POSTGRES, SQLITE
 from tsx_runtime.wire import header_block
 
-PREFIX = "jobs+"  # of an output that is such a store
+STORE_PREFIX = "jobs+"
 DEFAULT_EXPIRES = "30d"
 
 
 class _SharedSqlite(SqliteStore):
-    """The file of a server that may run: it stays the owner."""
+    """A file of answers that belongs to a server, which may run."""
 
     def _own(self) -> None:
         pass
@@ -36,33 +37,34 @@ class _SharedSqlite(SqliteStore):
 
 
 class PrecomputedWriter:
-    """Replaces the answers of rows that succeeded. A part that comes again replaces its own."""
+    """A writer of the answers of successful rows. A repeated part replaces its answers."""
 
-    def __init__(self, store: SqlStore, model: str, keep: float) -> None:
-        """`keep`: seconds."""
+    def __init__(self, store: SqlStore, model: str, lifetime_s: float) -> None:
         self.fingerprint = f"precomputed {model}"
-        self._store, self._model, self._keep = store, model, keep
+        self._store, self._model, self._lifetime_s = store, model, lifetime_s
         self._loop = asyncio.new_event_loop()
 
     def write(self, part: int, results: Sequence[RowResult]) -> None:
-        self._loop.run_until_complete(self._write([each for each in results if each.error is None]))
+        self._loop.run_until_complete(
+            self._write([result for result in results if result.error is None])
+        )
 
     def finish(self, parts: int) -> None:
         self._loop.run_until_complete(self._store.close())
 
     async def _write(self, results: Sequence[RowResult]) -> None:
-        """Together, since a store commits together what comes together."""
-        expires = time.time() + self._keep
-        keys = (AnswerKey(PRECOMPUTED, self._model, each.id) for each in results)
+        """Write all answers at once, which the store commits together."""
+        expires = time.time() + self._lifetime_s
+        keys = (AnswerKey(PRECOMPUTED, self._model, result.id) for result in results)
         await asyncio.gather(
             *(
-                self._store.put_answer(key, _answer(each, expires))
-                for key, each in zip(keys, results, strict=True)
+                self._store.put_answer(key, _stored_answer(result, expires))
+                for key, result in zip(keys, results, strict=True)
             )
         )
 
 
-def _answer(result: RowResult, expires: float) -> StoredAnswer:
+def _stored_answer(result: RowResult, expires: float) -> StoredAnswer:
     headers = (
         [(b"content-type", result.content_type.encode("latin-1", "replace"))]
         if result.content_type
@@ -72,27 +74,30 @@ def _answer(result: RowResult, expires: float) -> StoredAnswer:
 
 
 def is_jobs_store(output: str) -> bool:
-    return output.startswith(PREFIX)
+    return output.startswith(STORE_PREFIX)
 
 
 def open_precomputed(output: str, model: str, expires: str | None) -> tuple[PrecomputedWriter, str]:
-    """The writer, and the name beside which its run keeps its journal: the file's, or one in the
-    working directory.
+    """Return the writer, and the path beside which the run has its journal.
 
-    Raises UsageError, SettingError.
+    The path is the file's, or one in the working directory.
+
+    Raises:
+        UsageError: The output names no store.
+        SettingError: The address of the store is wrong.
     """
-    keep = read_option(
+    lifetime_s = read_option(
         parse_seconds, expires or DEFAULT_EXPIRES, "--expires", "a time such as 12h or 7d"
     )
-    named = output.removeprefix(PREFIX)
-    if named.startswith(POSTGRES):
-        store, place = postgres_store(named), Path("precomputed")
-    elif named.startswith(SQLITE) and named != SQLITE:
-        place = Path(named.removeprefix(SQLITE))
-        store = _SharedSqlite(place)
+    address = output.removeprefix(STORE_PREFIX)
+    if address.startswith(POSTGRES):
+        store, path = postgres_store(address), Path("precomputed")
+    elif address.startswith(SQLITE) and address != SQLITE:
+        path = Path(address.removeprefix(SQLITE))
+        store = _SharedSqlite(path)
     else:
         raise UsageError(
             f"-o {output} names no store; it takes jobs+sqlite:///FILE or"
             " jobs+postgresql://USER@HOST/DATABASE"
         )
-    return PrecomputedWriter(store, model, keep), f"{place}.{quote(model, safe='')}"
+    return PrecomputedWriter(store, model, lifetime_s), f"{path}.{quote(model, safe='')}"

@@ -1,4 +1,4 @@
-"""The rows of the inputs, from any position on."""
+"""The reader of the inputs' rows from any position on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from tsx_cli.batch.sources import FILES, STDIN, Source, Sources
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.shared.content_types import BYTES, JSON, TEXT, guess_content_type
 
-LONGEST = 1 << 30  # bytes of one row
-AT_ONCE = 16  # files that are read at a time, and
-AHEAD = 64 << 20  # bytes of files that are there before they are asked for
+MAX_ROW_BYTES = 1 << 30
+MAX_OPEN_FILES = 16
+MAX_READ_AHEAD_BYTES = 64 << 20
 
 
 class RowFormat(NamedTuple):
-    """How a row becomes a request: the value of `field` is sent in place of the whole row; that of
-    `id_field` is its id.
-    """
+    """The fields of a row that are sent and that are its id; by default the whole row is sent."""
 
     field: str | None = None
     id_field: str | None = None
@@ -34,8 +32,8 @@ class RowFormat(NamedTuple):
 class InputReader:
     """The rows of files, here or in S3, or of standard input, in a fixed order.
 
-    `total` is what `Position.done` is at the end: rows where that is `exact`, else bytes; None for
-    standard input. `fingerprint` is JSON, and the same only where the rows are the same.
+    `total` is the value of `Position.done` at the end: rows if it is `exact`, else bytes; None for
+    standard input. `fingerprint` is JSON that changes with the rows.
     """
 
     def __init__(
@@ -45,7 +43,12 @@ class InputReader:
         rows: RowFormat | None = None,
         s3: S3 | None = None,
     ) -> None:
-        """Raises UsageError, CliError."""
+        """Find the files of the inputs.
+
+        Raises:
+            UsageError: The options contradict the inputs.
+            CliError: There are no files, or they cannot be read.
+        """
         self.sources, self._rows = Sources(inputs, format, s3 or S3()), rows or RowFormat()
         digest, count, size, self.exact = self.sources.survey()
         if not count:
@@ -64,17 +67,18 @@ class InputReader:
         }
 
     def rows(self, start: Position, index: int) -> Generator[Row, None, None]:
-        """From `start` on, which is before the row of that index.
+        """Yield the rows from `start` on; the first one gets `index`.
 
-        Raises CliError where nothing further can be read.
+        Raises:
+            CliError: No further row can be read.
         """
-        for number, row in enumerate(self._all(start), index):
+        for number, row in enumerate(self._read_all(start), index):
             yield row._replace(index=number)
 
-    def _all(self, start: Position) -> Iterator[Row]:
+    def _read_all(self, start: Position) -> Iterator[Row]:
         files: deque[tuple[Future[Row], int]] = deque()
         done = ahead = 0
-        pool = ThreadPoolExecutor(AT_ONCE)
+        pool = ThreadPoolExecutor(MAX_OPEN_FILES)
         try:
             for number, source in enumerate(self.sources):
                 begin = start if number == start.source else Position(number, done=done)
@@ -84,27 +88,31 @@ class InputReader:
                 if source.format == FILES:
                     files.append(
                         (
-                            pool.submit(self._file, source, Position(number + 1, done=done)),
+                            pool.submit(self._read_file, source, Position(number + 1, done=done)),
                             source.size,
                         )
                     )
                     ahead += source.size
                 while files and (
-                    source.format != FILES or len(files) > 2 * AT_ONCE or ahead > AHEAD
+                    source.format != FILES
+                    or len(files) > 2 * MAX_OPEN_FILES
+                    or ahead > MAX_READ_AHEAD_BYTES
                 ):
                     ahead -= files[0][1]
                     yield files.popleft()[0].result()
                 if source.format != FILES:
-                    yield from self._read(source, begin, done - source.size)
+                    yield from self._read_records(source, begin, done - source.size)
             while files:
                 yield files.popleft()[0].result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _file(self, source: Source, next: Position) -> Row:
-        if source.size > LONGEST:
+    def _read_file(self, source: Source, next: Position) -> Row:
+        if source.size > MAX_ROW_BYTES:
             return unreadable(
-                source.name, next, f"it has {source.size} bytes, and a row has {LONGEST} at most"
+                source.name,
+                next,
+                f"it has {source.size} bytes, and a row has {MAX_ROW_BYTES} at most",
             )
         try:
             with self.sources.open(source) as file:
@@ -113,19 +121,15 @@ class InputReader:
             return unreadable(source.name, next, error)
         return Row(0, source.name, body, guess_content_type(source.name, body), next)
 
-    def _read(self, source: Source, start: Position, done: int) -> Iterator[Row]:
-        """`done` at the beginning of the source."""
+    def _read_records(self, source: Source, start: Position, done: int) -> Iterator[Row]:
+        """Yield the rows of a source, at whose beginning the progress is `done`."""
         formats: dict[str, Callable[[Source, BinaryIO, Position, int], Iterator[Row]]]
         formats = {"jsonl": self._json_lines, "csv": self._csv, "parquet": self._parquet}
         try:
             with self.sources.open(source) as file:
                 yield from formats[source.format](source, file, start, done)
-        except (
-            OSError,
-            csv.Error,
-            ValueError,
-            NotImplementedError,
-        ) as error:  # the last two are pyarrow's
+        except (OSError, csv.Error, ValueError, NotImplementedError) as error:
+            # pyarrow raises ValueError and NotImplementedError.
             raise CliError(
                 f"{source.url} cannot be read ({getattr(error, 'strerror', None) or error})"
             ) from error
@@ -153,16 +157,16 @@ class InputReader:
 
         def lines(begin: Position) -> Iterator[str]:
             nonlocal after
-            for at, behind, line in _lines(source, file, begin):
-                after = behind
+            for at, line_end, line in _lines(source, file, begin):
+                after = line_end
                 yield line.decode("utf-8", "surrogateescape").removeprefix(
                     "" if at.offset else "\ufeff"
                 )
 
-        csv.field_size_limit(LONGEST)
+        csv.field_size_limit(MAX_ROW_BYTES)
         text = lines(Position(start.source, done=done))
         columns = next(csv.reader(text), [])
-        if source.url == STDIN:  # which has no way back to its beginning
+        if source.url == STDIN:  # Standard input cannot be read again.
             while after.offset < start.offset and next(text, None) is not None:
                 pass
             _check_stdin(start, after.digest)
@@ -174,8 +178,8 @@ class InputReader:
             id, error = f"{source.name}:{max(start, after).line}", ""
             try:
                 cells = next(records, None)
-            except csv.Error as found:
-                cells, error = ["?"], str(found)
+            except csv.Error as csv_error:
+                cells, error = ["?"], str(csv_error)
             if cells and len(cells) != len(columns):
                 error = (
                     error or f"it has {len(cells)} columns, and the first line names {len(columns)}"
@@ -214,7 +218,7 @@ class InputReader:
             )
         except KeyError as error:
             return unreadable(id, next, f"it has no {error}, but {', '.join(values)}")
-        except (TypeError, ValueError) as error:  # no object, or text that is no text
+        except (TypeError, ValueError) as error:  # The row is no object, or not UTF-8.
             return unreadable(id, next, error)
 
 
@@ -223,7 +227,7 @@ def unreadable(id: str, next: Position, error: object) -> Row:
 
 
 def _as_text(text: str) -> str:
-    """With `?` for what UTF-8 cannot have: half of a pair of surrogates."""
+    """Replace halves of surrogate pairs, which UTF-8 cannot have, by `?`."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -238,24 +242,24 @@ def pyarrow_parquet() -> Any:
 def _lines(
     source: Source, file: BinaryIO, start: Position
 ) -> Iterator[tuple[Position, Position, bytes]]:
-    """Each line with the positions before and behind it.
+    """Yield each line with the positions before and after it.
 
-    Of standard input, positions have a digest of what came before.
+    Positions in standard input have a digest of the text before them.
     """
     at, digest = start, hashlib.sha256() if source.url == STDIN else None
     if digest is None:
         file.seek(start.offset)
     else:
-        left = start.offset
-        while left and (part := file.read(min(left, 1 << 20))):
+        remaining = start.offset
+        while remaining and (part := file.read(min(remaining, 1 << 20))):
             digest.update(part)
-            left -= len(part)
+            remaining -= len(part)
         _check_stdin(start, digest.hexdigest())
-    while line := file.readline(LONGEST):
-        if len(line) == LONGEST:
+    while line := file.readline(MAX_ROW_BYTES):
+        if len(line) == MAX_ROW_BYTES:
             raise CliError(
-                f"{source.url}, line {at.line}, has more than {LONGEST} bytes; are there lines"
-                " in it?"
+                f"{source.url}, line {at.line}, has more than {MAX_ROW_BYTES} bytes; are there"
+                " lines in it?"
             )
         if digest is not None:
             digest.update(line)
@@ -271,7 +275,11 @@ def _lines(
 
 
 def _check_stdin(start: Position, digest: str) -> None:
-    """`digest`: of what comes before `start`. Raises CliError."""
+    """Check the digest of the text before `start`.
+
+    Raises:
+        CliError: Standard input has other rows than before.
+    """
     if start.offset and digest != start.digest:
         raise CliError(
             "standard input does not begin with the rows that the output has already; start over"

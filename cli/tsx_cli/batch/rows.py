@@ -1,4 +1,4 @@
-"""A row of the input, its result, and what makes the one of the other."""
+"""A row of the input, its result, and the protocol of the engines."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import NamedTuple, Protocol
 
 
 class Position(NamedTuple):
-    """Between two rows: where a reader goes on."""
+    """A position between two rows, at which a reader can continue."""
 
     source: int = 0  # number of the file
-    offset: int = 0  # in it: bytes of text, or rows of Parquet
-    line: int = 1  # of a text, that begins there
-    done: int = 0  # of all that there is to read, in the unit of `InputReader.total`
-    digest: str = ""  # of what standard input has brought so far
+    offset: int = 0  # bytes of a text file, or rows of Parquet
+    line: int = 1  # the line of a text that begins there
+    done: int = 0  # progress in the unit of `InputReader.total`
+    digest: str = ""  # digest of the standard input so far
 
 
 class RowResult(NamedTuple):
-    """The answer to the row of the same index: what the model answered or, with an `error`, why it
-    did not. `status` is that of HTTP.
+    """The answer to the row of the same index.
+
+    It is the model's answer or, with an `error`, the reason why there is none. `status` is a status
+    of HTTP.
     """
 
-    index: int  # type: ignore[assignment]  # not the method of tuples
+    index: int  # type: ignore[assignment]  # hides a method of tuples
     id: str
     status: int
     content_type: str
@@ -30,13 +32,13 @@ class RowResult(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One request. A row with an `error` could not be read."""
+    """A request. A row with an `error` could not be read."""
 
-    index: int  # type: ignore[assignment]  # from 0, over all inputs; not the method of tuples
+    index: int  # type: ignore[assignment]  # counts all inputs; hides a method of tuples
     id: str
     body: bytes
     content_type: str
-    next: Position = Position()  # behind it
+    next: Position = Position()  # the position after the row
     error: str | None = None
 
     def failed(self, status: int, error: str) -> RowResult:
@@ -44,15 +46,18 @@ class Row(NamedTuple):
 
 
 class BatchEngine(Protocol):
-    """What computes the results: this machine, a cluster, a service."""
+    """An engine that computes the results: this machine, a cluster, or a service."""
 
-    batch_size: int | None  # once it is known
+    batch_size: int | None  # None until it is known
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
-        """One result for each row, in the order of the rows; a row with an `error` is answered with
-        that.
+        """Yield one result per row, in the order of the rows.
 
-        It takes rows ahead of its results within a bound of its own, from one thread. `rows` ends
-        early where the run is to stop: what was taken is still answered. Raises CliError or
-        TsxError where no further row can succeed.
+        A row with an `error` gets a result with that error. The engine takes a bounded number of
+        rows ahead of its results, from one thread. If `rows` ends early, the run stops, and the
+        rows that were taken are still answered.
+
+        Raises:
+            CliError: No further row can succeed.
+            TsxError: No further row can succeed.
         """

@@ -1,5 +1,6 @@
-"""A run: rows from the reader through the engine to the writer, committed to the journal part by
-part.
+"""A run, which takes rows from the reader through the engine to the writer.
+
+It commits them to the journal part by part.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from tsx_cli.batch.rows import BatchEngine, Position, Row, RowResult
 from tsx_cli.batch.writers import Writer
 from tsx_cli.common.failure import CliError
 
-PART = 32 << 20  # bytes of answers, with which a part is written whatever its age
-PART_ROWS = 100_000
-SHARE_FROM = 100  # rows: of fewer, a share of errors says little
-PROGRESS_EVERY = 0.2  # seconds between two calls of `progress`
+MAX_PART_BYTES = 32 << 20
+MAX_PART_ROWS = 100_000
+MIN_SHARE_ROWS = 100  # A share of errors needs this many rows.
+PROGRESS_INTERVAL_S = 0.2
 
 
 class MaxErrors(NamedTuple):
-    """The run ends with more errors than `rows`, or than that `share` of the rows that are done.
+    """The number of errors, or their share of the finished rows, that a run allows.
 
-    None: no limit.
+    None is no limit.
     """
 
     rows: int | None = None
     share: float | None = None
 
     def exceeded(self, errors: int, rows: int, *, over: bool) -> bool:
-        many = self.rows is not None and errors > self.rows
-        return many or (
-            self.share is not None and (over or rows >= SHARE_FROM) and errors > self.share * rows
+        are_many = self.rows is not None and errors > self.rows
+        return are_many or (
+            self.share is not None
+            and (over or rows >= MIN_SHARE_ROWS)
+            and errors > self.share * rows
         )
 
 
@@ -45,8 +48,10 @@ NO_LIMIT = MaxErrors()
 
 
 class BatchRun:
-    """`before`: where the journal had it begin; `done`: how far it is, with rows whose commit is
-    still to come.
+    """A run over all rows.
+
+    `before` is the progress at its start; `done` is the progress with rows that are not committed
+    yet.
     """
 
     def __init__(
@@ -62,77 +67,73 @@ class BatchRun:
         commit_every: float = 5.0,
     ) -> None:
         self._engine, self._reader, self._writer, self._journal = engine, reader, writer, journal
-        self._stop, self._max_errors, self._progress, self._every = (
-            stop,
-            max_errors,
-            progress,
-            commit_every,
-        )
+        self._stop, self._max_errors, self._progress = stop, max_errors, progress
+        self._commit_interval_s = commit_every
         self.before, self.done = journal.progress, replace(journal.progress)
         self.first_error = ""
-        self._begun = self._committed = self._shown = time.monotonic()
-        self._exhausted = False  # all rows were taken
-        self._positions: deque[Position] = (
-            deque()
-        )  # behind the rows whose results are still to come
-        self._results: list[RowResult] = []  # of the next part
-        self._size = 0
+        self._start_time = self._commit_time = self._show_time = time.monotonic()
+        self._is_exhausted = False  # all rows were taken
+        self._positions: deque[Position] = deque()  # positions after the rows without results
+        self._results: list[RowResult] = []  # results of the next part
+        self._size_bytes = 0
         self._thread = ThreadPoolExecutor(1, "writer")
-        self._written: Future[None] | None = None
+        self._future: Future[None] | None = None
 
     @property
     def seconds(self) -> float:
         return self.done.seconds - self.before.seconds
 
     def run(self) -> None:
-        """Until the output is whole (`done.complete`) or `stop` is set: what the engine has taken
-        is finished and committed.
+        """Run until the output is complete (`done.complete`) or `stop` is set.
 
-        Raises CliError for too many errors, after a commit, and what reader, engine and writer
-        raise.
+        Rows that the engine has taken are finished and committed. Errors of the reader, the engine
+        and the writer are passed on.
+
+        Raises:
+            CliError: Too many rows failed; they are committed.
         """
         done = self.done
         with self._thread:
             if not done.complete:
                 with (
                     closing(self._reader.rows(done.position, done.rows)) as rows,
-                    closing(self._engine.run(self._taken(rows))) as results,
+                    closing(self._engine.run(self._take_rows(rows))) as results,
                 ):
                     for result in results:
                         self._add(result)
-                self._check_errors(over=self._exhausted)
-                done.complete = self._exhausted
+                self._check_errors(over=self._is_exhausted)
+                done.complete = self._is_exhausted
                 self._commit()
                 self._wait()
             if done.complete:
                 self._writer.finish(done.parts)
         self._show()
 
-    def _taken(self, rows: Iterator[Row]) -> Iterator[Row]:
+    def _take_rows(self, rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
-            if self._stop.is_set():  # the row may be cut: see `Sources.end_stdin`
+            if self._stop.is_set():  # The row may be cut: see `Sources.end_stdin`.
                 return
             self._positions.append(row.next)
             yield row
-        self._exhausted = not self._stop.is_set()
+        self._is_exhausted = not self._stop.is_set()
 
     def _add(self, result: RowResult) -> None:
         done = self.done
         assert result.index == done.rows, "the engine's promise"
         self._results.append(result)
-        self._size += len(result.body)
+        self._size_bytes += len(result.body)
         done.rows, done.position = done.rows + 1, self._positions.popleft()
         if result.error is not None:
             done.errors += 1
             self.first_error = self.first_error or f"{result.id}: {result.error}"
             self._check_errors(over=False)
         now = time.monotonic()
-        if now - self._shown >= PROGRESS_EVERY:
+        if now - self._show_time >= PROGRESS_INTERVAL_S:
             self._show()
         if (
-            self._size >= PART
-            or len(self._results) >= PART_ROWS
-            or now - self._committed >= self._every
+            self._size_bytes >= MAX_PART_BYTES
+            or len(self._results) >= MAX_PART_ROWS
+            or now - self._commit_time >= self._commit_interval_s
         ):
             self._commit()
 
@@ -141,29 +142,26 @@ class BatchRun:
         if self._max_errors.exceeded(done.errors, done.rows, over=over):
             self._commit()
             self._wait()
-            why = f"; one is {self.first_error}" if self.first_error else ""
-            text = (
-                f"{done.errors:,} of {done.rows:,} rows failed, more than --max-errors allows{why}"
-            )
+            first = f"; one is {self.first_error}" if self.first_error else ""
+            counts = f"{done.errors:,} of {done.rows:,} rows failed"
+            text = f"{counts}, more than --max-errors allows{first}"
             raise CliError(f"{text}. The same command with a higher limit continues the run")
 
     def _show(self) -> None:
-        self._shown = time.monotonic()
-        self.done.seconds = self.before.seconds + self._shown - self._begun
+        self._show_time = time.monotonic()
+        self.done.seconds = self.before.seconds + self._show_time - self._start_time
         self._progress(self)
 
     def _commit(self) -> None:
-        """Has one thread write what there is, while the next rows are computed; waits for the part
-        before.
-        """
+        """Wait for the last part, and let a thread write the next one."""
         self._wait()
         done, results, now = self.done, self._results, time.monotonic()
         if not results and not done.complete:
             return
         done.parts += bool(results)
-        done.seconds = self.before.seconds + now - self._begun
-        self._results, self._size, self._committed = [], 0, now
-        self._written = self._thread.submit(self._write, replace(done), results)
+        done.seconds = self.before.seconds + now - self._start_time
+        self._results, self._size_bytes, self._commit_time = [], 0, now
+        self._future = self._thread.submit(self._write, replace(done), results)
 
     def _write(self, progress: Checkpoint, results: list[RowResult]) -> None:
         if results:
@@ -171,6 +169,6 @@ class BatchRun:
         self._journal.commit(progress)
 
     def _wait(self) -> None:
-        if self._written is not None:
-            written, self._written = self._written, None
-            written.result()
+        if self._future is not None:
+            future, self._future = self._future, None
+            future.result()

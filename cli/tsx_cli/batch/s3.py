@@ -1,6 +1,6 @@
 """Objects of S3, or of a compatible service, by boto3 and its credentials.
 
-Everything raises CliError.
+Every function raises CliError.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError
 
-PIECE = 8 << 20  # bytes that are fetched at a time
+RANGE_BYTES = 8 << 20  # size of a request's range
 
 
 def is_s3(url: str) -> bool:
     return url.startswith("s3://")
 
 
-def place(url: str) -> dict[str, str]:
-    """The arguments of boto3's calls."""
+def location(url: str) -> dict[str, str]:
+    """Return a URL's bucket and key as arguments of boto3's calls."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     return {"Bucket": bucket, "Key": key}
 
@@ -32,7 +32,7 @@ class S3:
 
     @contextmanager
     def calls(self, url: str) -> Iterator[Any]:
-        """A client, whose errors are raised as CliError."""
+        """Yield a client, and raise its errors as CliError."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -42,25 +42,27 @@ class S3:
             raise CliError(f"{url}: {error}") from error
 
     def listing(self, url: str) -> Iterator[tuple[str, int, str]]:
-        """URL, size and ETag of the object, or, where `url` ends with a slash, of all below it, by
-        name.
+        """Yield the URL, size and ETag of objects.
+
+        A URL with a final slash names all objects below it, sorted by name.
         """
         with self.calls(url) as client:
             if not url.endswith("/"):
-                head = client.head_object(**place(url))
+                head = client.head_object(**location(url))
                 yield url, int(head["ContentLength"]), head["ETag"]
                 return
-            bucket, prefix = place(url).values()
+            bucket, prefix = location(url).values()
             for page in client.get_paginator("list_objects_v2").paginate(
                 Bucket=bucket, Prefix=prefix
             ):
-                for each in page.get("Contents", ()):
-                    if not each["Key"].endswith("/"):  # what consoles make of a folder
-                        yield f"s3://{bucket}/{each['Key']}", int(each["Size"]), each["ETag"]
+                for entry in page.get("Contents", ()):
+                    # Consoles make such an object for a folder.
+                    if not entry["Key"].endswith("/"):
+                        yield f"s3://{bucket}/{entry['Key']}", int(entry["Size"]), entry["ETag"]
 
     @cached_property
     def _client(self) -> Any:
-        import boto3  # 0.2 s, for objects of S3 alone
+        import boto3  # a slow import
         from botocore.config import Config
 
         config = Config(
@@ -76,7 +78,7 @@ class ObjectFile(io.RawIOBase):
     """Reads one version of an object by ranges, so that a broken connection costs one range."""
 
     def __init__(self, s3: S3, url: str, size: int, tag: str) -> None:
-        self._s3, self._url, self._size, self._tag, self._at = s3, url, size, tag, 0
+        self._s3, self._url, self._size, self._etag, self._offset = s3, url, size, tag, 0
 
     def readable(self) -> bool:
         return True
@@ -85,17 +87,17 @@ class ObjectFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
+        self._offset = offset + (0, self._offset, self._size)[whence]
+        return self._offset
 
     def readinto(self, buffer: Any) -> int:
-        last = min(self._at + len(buffer), self._size) - 1
-        if last < self._at:
+        last = min(self._offset + len(buffer), self._size) - 1
+        if last < self._offset:
             return 0
         with self._s3.calls(self._url) as client:
             content = client.get_object(
-                **place(self._url), Range=f"bytes={self._at}-{last}", IfMatch=self._tag
+                **location(self._url), Range=f"bytes={self._offset}-{last}", IfMatch=self._etag
             )["Body"].read()
         buffer[: len(content)] = content
-        self._at += len(content)
+        self._offset += len(content)
         return len(content)

@@ -1,5 +1,6 @@
-"""One call of `tsx batch`: opens what the command line names, runs it, reports, and stops at a
-signal.
+"""A call of `tsx batch`.
+
+It opens the inputs and outputs of the command line, runs, reports, and stops at a signal.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import escaped
 
 SAGEMAKER = "sagemaker"
-STOPPING = b"\nstopping; Ctrl-C again stops at once\n"
+STOPPING_TEXT = b"\nstopping; Ctrl-C again stops at once\n"
 
 
 class Options(NamedTuple):
-    """Of the command line, as they were given."""
+    """The options of the command line as the user wrote them."""
 
     model: Path
     inputs: Sequence[str]
@@ -66,7 +67,14 @@ class Options(NamedTuple):
 
 
 def run_command(options: Options, settings: Settings) -> None:
-    """Raises CliError, TsxError, ArchiveError; typer.Exit where it was stopped."""
+    """Run the command, and print the summary.
+
+    Raises:
+        CliError: The run failed.
+        TsxError: The model failed.
+        ArchiveError: The archive cannot be read.
+        typer.Exit: The run was stopped.
+    """
     require_packed(options.model)
     price = (
         None
@@ -83,13 +91,14 @@ def run_command(options: Options, settings: Settings) -> None:
     reader = InputReader(
         options.inputs, options.input_format, RowFormat(options.field, options.id_field), s3
     )
-    stop, finished = threading.Event(), False
+    stop, is_finished = threading.Event(), False
 
     def interrupt() -> None:
         stop.set()
         reader.sources.end_stdin()
-        with suppress(OSError):  # the terminal may be gone
-            os.write(2, STOPPING)  # a handler must not print while the command prints
+        # A signal handler must not print while the command prints; the terminal may be gone.
+        with suppress(OSError):
+            os.write(2, STOPPING_TEXT)
 
     opening = open_engine(options, reader, settings, stop)
     writer, store = open_output(options, reader, settings, s3)
@@ -112,24 +121,30 @@ def run_command(options: Options, settings: Settings) -> None:
                 commit_every=finite(options.commit_every, "--commit-every"),
             )
             run.run()
-        finished = run.done.complete
+        is_finished = run.done.complete
     finally:
-        journal.close(finished=finished)
-    found = summary(run, options.output, engine.batch_size, price)
+        journal.close(finished=is_finished)
+    report = summary(run, options.output, engine.batch_size, price)
     if options.as_json:
-        print_json(found)
+        print_json(report)
     else:
         print(
-            escaped(summary_text(found)), file=sys.stderr if options.output == STDIN else sys.stdout
+            escaped(summary_text(report)),
+            file=sys.stderr if options.output == STDIN else sys.stdout,
         )
-    if not finished:
+    if not is_finished:
         raise typer.Exit(INTERRUPTED)
 
 
 def open_engine(
     options: Options, reader: InputReader, settings: Settings, stop: threading.Event
 ) -> AbstractContextManager[BatchEngine]:
-    """Raises UsageError, CliError; what it returns, TsxError and ArchiveError as well."""
+    """Return the engine that `--on` names; entering it raises TsxError and ArchiveError too.
+
+    Raises:
+        UsageError: The options contradict each other.
+        CliError: An extra is missing, or the engine cannot be used.
+    """
     on, model, workers, batch_size = options.on, options.model, options.workers, options.batch_size
     if options.end_job and on != SAGEMAKER:
         raise UsageError(
@@ -139,9 +154,8 @@ def open_engine(
     if on is None:
         return open_local(model, settings, workers, batch_size)
     if on == SAGEMAKER:
-        from tsx_cli.batch.sagemaker.engine import (
-            SageMakerEngine,
-        )  # here, as it imports all of tsx deploy
+        # A late import: this module imports all of tsx deploy.
+        from tsx_cli.batch.sagemaker.engine import SageMakerEngine
 
         job = SageMakerEngine(model, reader, workers, batch_size, stop, restart=options.restart)
         if options.end_job:
@@ -160,15 +174,20 @@ def open_engine(
 def open_output(
     options: Options, reader: InputReader, settings: Settings, s3: S3
 ) -> tuple[Writer, OutputStore | None]:
-    """Raises UsageError, CliError."""
+    """Return the output's writer and its store; a stream has no store.
+
+    Raises:
+        UsageError: The options contradict the output.
+        CliError: The output cannot be written.
+    """
     output = options.output
     if is_jobs_store(output):
         if options.output_format:
             raise UsageError(f"{output} takes answers as they are; leave --output-format out")
         name = options.model_name or model_name(options.model, settings)
-        writer, place = open_precomputed(output, name, options.expires)
-        reader.sources.check_output(place)
-        return writer, LocalStore(place)
+        writer, path = open_precomputed(output, name, options.expires)
+        reader.sources.check_output(path)
+        return writer, LocalStore(path)
     if options.model_name or options.expires:
         raise UsageError(
             "--model-name and --expires are for answers in a store (-o jobs+sqlite:///FILE); leave"
@@ -202,7 +221,11 @@ def model_name(model: Path, settings: Settings) -> str:
 
 
 def model_fingerprint(model: Path, settings: Settings) -> str:
-    """The archive's sha-256; of a directory, what changes with its files. Raises ArchiveError."""
+    """Return an archive's sha-256, or a digest of a directory's names, sizes and times.
+
+    Raises:
+        ArchiveError: The archive cannot be read.
+    """
     if model.is_dir():
         return Sources([str(model)], FILES, S3()).survey()[0]
     with open_archive(
@@ -212,7 +235,11 @@ def model_fingerprint(model: Path, settings: Settings) -> str:
 
 
 def parse_max_errors(text: str | None) -> MaxErrors:
-    """Raises UsageError."""
+    """Return the limit of --max-errors.
+
+    Raises:
+        UsageError: The text is neither a number nor a share.
+    """
     if text is None:
         return NO_LIMIT
     usage = "a number of rows such as 100, or a share of them such as 1%"
@@ -225,10 +252,8 @@ def parse_max_errors(text: str | None) -> MaxErrors:
 
 
 def _format_of(output: str) -> str:
-    suffix, is_directory = (
-        PurePosixPath(output).suffix.lower(),
-        output.endswith("/") or Path(output).is_dir(),
-    )
+    suffix = PurePosixPath(output).suffix.lower()
+    is_directory = output.endswith("/") or Path(output).is_dir()
     if output == STDIN:
         return "jsonl"
     if not suffix or is_directory:

@@ -1,5 +1,6 @@
-"""The files that the inputs of a command line name, here or in S3, in a fixed order, however many
-they are.
+"""The files that the inputs of a command line name, here or in S3.
+
+Their order is fixed, and their number has no limit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple, cast
 
-from tsx_cli.batch.s3 import PIECE, S3, ObjectFile, is_s3
+from tsx_cli.batch.s3 import RANGE_BYTES, S3, ObjectFile, is_s3
 from tsx_cli.common.failure import CliError, UsageError
 
 STDIN = "-"
@@ -22,9 +23,9 @@ BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "
 
 
 class Source(NamedTuple):
-    """`tag` changes with its content: the time of its last change, or S3's ETag."""
+    """A file. Its `tag` changes with its content: the modification time, or the ETag of S3."""
 
-    name: str  # in ids
+    name: str  # the name that ids have
     url: str
     format: str
     size: int
@@ -32,32 +33,33 @@ class Source(NamedTuple):
 
 
 class Sources:
-    """Lists the files again each time, so that the memory does not grow with their number.
+    """The files of the inputs, listed again each time to save memory.
 
-    A file that is named itself has rows where its name ends as in BY_SUFFIX. Of a directory, and
-    below a prefix of S3, each file is a row. `format` says otherwise for all of them.
+    A file that an input names has rows if its suffix is in BY_SUFFIX. Each file of a directory or
+    below a prefix of S3 is a row. `format` overrides both.
     """
 
     def __init__(self, inputs: Sequence[str], format: str | None, s3: S3) -> None:
         self._format, self._s3, self.stdin = format, s3, STDIN in inputs
-        self._opened: int | None = None  # standard input
+        self._stdin_fd: int | None = None
         if self.stdin and (len(inputs) > 1 or format in (FILES, "parquet")):
             raise UsageError(
                 "standard input (-) brings JSON lines or, with --input-format csv, CSV, and is the"
                 " only input"
             )
         self._inputs = [
-            each if each == STDIN or is_s3(each) else str(Path(each).absolute()) for each in inputs
+            address if address == STDIN or is_s3(address) else str(Path(address).absolute())
+            for address in inputs
         ]
         if len(set(self._inputs)) < len(inputs):
             raise UsageError("an input is named twice; name each once")
         parents = [
             (
-                _path(each)
-                if each.endswith("/") or Path(each).is_dir()
-                else str(Path(_path(each)).parent)
+                _path(address)
+                if address.endswith("/") or Path(address).is_dir()
+                else str(Path(_path(address)).parent)
             )
-            for each in self._inputs
+            for address in self._inputs
         ]
         self._base = parents[0] if len(parents) == 1 else os.path.commonpath(parents)
 
@@ -65,60 +67,75 @@ class Sources:
         if self.stdin:
             yield Source("stdin", STDIN, self._format or "jsonl", 0, "")
             return
-        for each in self._inputs:
-            for url, size, tag in self._s3.listing(each) if is_s3(each) else _listing(each):
+        for address in self._inputs:
+            for url, size, tag in (
+                self._s3.listing(address) if is_s3(address) else _listing(address)
+            ):
                 name = (
                     str(PurePosixPath(_path(url)).relative_to(self._base))
                     .encode("utf-8", "backslashreplace")
                     .decode()
                 )
-                own = (
+                row_format = (
                     BY_SUFFIX.get(PurePosixPath(url).suffix.lower(), FILES)
-                    if url == each
+                    if url == address
                     else FILES
                 )
-                yield Source(name, url, self._format or own, size, tag)
+                yield Source(name, url, self._format or row_format, size, tag)
 
     def open(self, source: Source) -> BinaryIO:
         if source.url == STDIN:
-            self._opened = os.dup(sys.stdin.fileno())
-            return open(self._opened, "rb")
+            self._stdin_fd = os.dup(sys.stdin.fileno())
+            return open(self._stdin_fd, "rb")
         if is_s3(source.url):
             return cast(
                 BinaryIO,
-                io.BufferedReader(ObjectFile(self._s3, source.url, source.size, source.tag), PIECE),
+                io.BufferedReader(
+                    ObjectFile(self._s3, source.url, source.size, source.tag), RANGE_BYTES
+                ),
             )
         return open(source.url, "rb")
 
     def end_stdin(self) -> None:
-        """For a signal handler: a read of standard input that it has interrupted goes on, and
-        ends.
-        """
-        if self._opened is not None:
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nothing, self._opened)
-            os.close(nothing)
+        """End a read of standard input that a signal handler has interrupted."""
+        if self._stdin_fd is not None:
+            null_fd = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null_fd, self._stdin_fd)
+            os.close(null_fd)
 
     def check_output(self, output: str) -> None:
-        """Raises UsageError where it would be among the inputs, so that they change with it."""
+        """Check that the output is not among the inputs.
+
+        Raises:
+            UsageError: Writing the output would change the inputs.
+        """
         path, *inputs = (
-            each if is_s3(each) else str(Path(each).resolve()) for each in (output, *self._inputs)
+            address if is_s3(address) else str(Path(address).resolve())
+            for address in (output, *self._inputs)
         )
-        if any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in inputs):
+        if any(path == address or path.startswith(f"{address.rstrip('/')}/") for address in inputs):
             raise UsageError(
                 f"-o {output} is among the inputs, which would change with it; name a place outside"
                 " of them"
             )
 
     def survey(self) -> tuple[str, int, int, bool]:
-        """A digest of all names, sizes and tags; the number of files and of bytes; whether each
-        file is a row. Raises CliError.
+        """Return a digest, the files, their bytes, and whether each file is a row.
+
+        The digest covers all names, sizes and tags.
+
+        Raises:
+            CliError: An input cannot be read.
         """
-        digest, count, size, whole = hashlib.sha256(), 0, 0, True
+        digest, count, size, is_exact = hashlib.sha256(), 0, 0, True
         for source in self:
             digest.update(repr(source).encode())
-            count, size, whole = count + 1, size + source.size, whole and source.format == FILES
-        return digest.hexdigest(), count, size, whole
+            count, size, is_exact = (
+                count + 1,
+                size + source.size,
+                is_exact and source.format == FILES,
+            )
+        return digest.hexdigest(), count, size, is_exact
 
 
 def _path(url: str) -> str:
@@ -126,19 +143,19 @@ def _path(url: str) -> str:
 
 
 def _listing(path: str) -> Iterator[tuple[str, int, str]]:
-    """Of a directory the regular files; hidden ones are left out, as shells do."""
+    """Yield a file, or the regular files of a directory except hidden ones."""
     try:
         if not Path(path).is_dir():
-            yield path, (found := Path(path).stat()).st_size, str(found.st_mtime_ns)
+            yield path, (status := Path(path).stat()).st_size, str(status.st_mtime_ns)
             return
-        for root, folders, names in os.walk(path, onerror=_refuse):
+        for root, folders, names in os.walk(path, onerror=_raise_unreadable):
             folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
             for file in sorted(Path(root, name) for name in names if not name.startswith(".")):
-                if stat.S_ISREG((found := file.stat()).st_mode):
-                    yield str(file), found.st_size, str(found.st_mtime_ns)
+                if stat.S_ISREG((status := file.stat()).st_mode):
+                    yield str(file), status.st_size, str(status.st_mtime_ns)
     except OSError as error:
-        _refuse(error)
+        _raise_unreadable(error)
 
 
-def _refuse(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> None:
     raise CliError(f"the input '{error.filename}' cannot be read ({error.strerror})") from error

@@ -1,5 +1,6 @@
-"""Where an output goes, and beside it the parts and the journal of its run until it is whole: a
-disk, or S3.
+"""The stores of an output: a disk, or S3.
+
+Beside the output they have the parts and the journal of its run until it is complete.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from typing import BinaryIO, TypeAlias
 
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import check_directory, is_trusted, private_directory
-from tsx_cli.batch.s3 import S3, place
+from tsx_cli.batch.s3 import S3, location
 from tsx_cli.common.failure import CliError
 
-WORK = ".tsx-batch"  # behind the output's name: the directory of its run
+WORK_SUFFIX = ".tsx-batch"  # added to the output's name for the directory of its run
 JOURNAL = "journal.json"
-AT_ONCE = 16  # objects that are written at a time
-LONGEST_NAME = 200  # bytes of a file's name, to which its kind is added; file systems take 255
+MAX_PARALLEL_WRITES = 16
+MAX_NAME_BYTES = 200  # File systems take 255; a suffix is added.
 Write = Callable[[BinaryIO], object]
 
 
-def _resolve_own(output: str) -> Path:
-    """Follow the links on the way to an output, but none of another user. Raises CliError,
-    OSError.
+def _resolve_output(output: str) -> Path:
+    """Resolve the links of an output's path, except those of another user.
+
+    Raises:
+        CliError: Another user can write to the directory.
     """
     path = Path(output).absolute()
     try:
@@ -47,36 +50,41 @@ def _resolve_own(output: str) -> Path:
 
 
 class LocalStore:
-    """What is written is on the disk on return.
+    """An output on a disk; a write is durable on return.
 
-    Raises OSError, CliError. An `output` that ends with a slash is a directory of files.
+    Methods raise OSError and CliError. An `output` with a final slash is a directory of files.
     """
 
     def __init__(self, output: str) -> None:
         self.output = output
-        self._path = _resolve_own(output)
-        self._work = self._path.with_name(f"{self._path.name}{WORK}")
+        self._path = _resolve_output(output)
+        self._work = self._path.with_name(f"{self._path.name}{WORK_SUFFIX}")
         self._files = self._work / "files"
         self._lock: FileLock | None = None
 
     def exists(self) -> bool:
-        """Whether the output, or a file in it, is there."""
+        """Tell whether the output, or a file in it, exists."""
         return any(self._path.iterdir()) if self._path.is_dir() else self._path.exists()
 
     def lock(self) -> None:
-        """Before all but `exists`. Raises CliError where another run has it."""
-        while self._lock is None or not self._lock.is_current():  # another run that ends removes it
+        """Lock the output before any other call except `exists`.
+
+        Raises:
+            CliError: Another run has the lock.
+        """
+        # A run that ends removes its lock.
+        while self._lock is None or not self._lock.is_current():
             if self._lock is not None:
                 self._lock.close()
             try:
                 private_directory(self._work)
             except PermissionError as error:
-                todo = (
+                advice = (
                     "Remove it if you can, or name an output in a directory that no other user can"
                     " write to"
                 )
                 raise CliError(
-                    f"{self.output} cannot be written: {error.strerror}. {todo}."
+                    f"{self.output} cannot be written: {error.strerror}. {advice}."
                 ) from error
             self._lock = FileLock(self._work / "lock")
             if not self._lock.lock_exclusive(wait=False):
@@ -89,20 +97,18 @@ class LocalStore:
         return path.read_bytes() if path.exists() else None
 
     def put(self, name: str, content: bytes) -> None:
-        """As a whole or not at all."""
+        """Write a file atomically."""
         self._replace(self._work / name, lambda file: file.write(content))
 
     def add_files(self, files: Mapping[str, bytes]) -> None:
-        """To a directory."""
+        """Add files to the directory of the output."""
         paths, folders = [self._files / name for name in files], {self._work}
         for path, content in zip(paths, files.values(), strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)  # whole or not: it is no part of the output yet
+            path.write_bytes(content)
             folders |= {parent for parent in path.parents if self._work in parent.parents}
-        for path in (
-            *paths,
-            *folders,
-        ):  # once all are written, as the first takes most others along
+        # Syncing after all writes is quick: the first sync includes most other files.
+        for path in (*paths, *folders):
             _sync(path)
 
     def remove_files(self, names: Iterable[str]) -> None:
@@ -110,33 +116,32 @@ class LocalStore:
             (self._files / name).unlink(missing_ok=True)
 
     def publish(self, write: Write | None) -> None:
-        """What `write` writes becomes the output, as a whole; without it, the directory is
-        complete. May be called again.
+        """Write the output atomically with `write`; without it, complete the directory.
+
+        It may be called again.
         """
         if write is not None:
             self._replace(self._path, write)
         elif self._files.is_dir():
-            self._files.replace(self._path)  # which is nothing, or an empty directory
+            self._files.replace(self._path)  # absent, or an empty directory
             _sync(self._path.parent)
         else:
             self._path.mkdir(exist_ok=True)
 
     def clear(self) -> None:
-        """Remove all but the output, the journal first: it must not speak of parts that are
-        gone.
-        """
+        """Remove all but the output, the journal first: it must not name parts that are gone."""
         (self._work / JOURNAL).unlink(missing_ok=True)
         _sync(self._work)
-        for each in self._work.iterdir():
-            if each.is_dir():
-                shutil.rmtree(each)
-            elif each.name != "lock":
-                each.unlink()
+        for entry in self._work.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != "lock":
+                entry.unlink()
 
     def close(self) -> None:
         if self._lock is not None:
             try:
-                if self._lock.is_current() and [each.name for each in self._work.iterdir()] == [
+                if self._lock.is_current() and [entry.name for entry in self._work.iterdir()] == [
                     "lock"
                 ]:
                     shutil.rmtree(self._work)
@@ -144,9 +149,7 @@ class LocalStore:
                 self._lock.close()
 
     def _replace(self, path: Path, write: Write) -> None:
-        """By way of a file that always has the same name, so that a run that is killed leaves no
-        others behind.
-        """
+        """Replace a file through a temporary one with a fixed name, as a kill leaves it behind."""
         partial = self._work / "partial"
         partial.unlink(missing_ok=True)
         with partial.open("xb") as file:
@@ -158,17 +161,19 @@ class LocalStore:
 
 
 class S3Store:
-    """As `LocalStore`, but S3 has no locks: two runs at a time are not kept from each other."""
+    """An output in S3, which has no locks: two runs at a time overwrite each other."""
 
     def __init__(self, output: str, s3: S3) -> None:
         self.output, self._s3 = output, s3
-        self._work = f"{output.rstrip('/')}{WORK}/"
+        self._work = f"{output.rstrip('/')}{WORK_SUFFIX}/"
 
     def exists(self) -> bool:
         with self._s3.calls(self.output) as client:
-            bucket, key = place(self.output).values()
-            found = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
-        return any(key.endswith("/") or each["Key"] == key for each in found)
+            bucket, key = location(self.output).values()
+            objects = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get(
+                "Contents", []
+            )
+        return any(key.endswith("/") or entry["Key"] == key for entry in objects)
 
     def lock(self) -> None:
         pass
@@ -177,7 +182,7 @@ class S3Store:
         url = self._work + name
         with self._s3.calls(url) as client:
             try:
-                content: bytes = client.get_object(**place(url))["Body"].read()
+                content: bytes = client.get_object(**location(url))["Body"].read()
             except client.exceptions.NoSuchKey:
                 return None
         return content
@@ -186,7 +191,7 @@ class S3Store:
         self._put(self._work + name, content)
 
     def add_files(self, files: Mapping[str, bytes]) -> None:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(MAX_PARALLEL_WRITES) as pool:
             list(pool.map(self._put, (f"{self.output}{name}" for name in files), files.values()))
 
     def remove_files(self, names: Iterable[str]) -> None:
@@ -198,7 +203,7 @@ class S3Store:
             with tempfile.TemporaryFile() as file, self._s3.calls(self.output) as client:
                 write(file)
                 file.seek(0)
-                client.upload_fileobj(file, *place(self.output).values())
+                client.upload_fileobj(file, *location(self.output).values())
 
     def clear(self) -> None:
         for url in sorted(
@@ -212,35 +217,37 @@ class S3Store:
 
     def _put(self, url: str, content: bytes) -> None:
         with self._s3.calls(url) as client:
-            client.put_object(**place(url), Body=content)
+            client.put_object(**location(url), Body=content)
 
     def _delete(self, url: str) -> None:
         with self._s3.calls(url) as client:
-            client.delete_object(**place(url))
+            client.delete_object(**location(url))
 
 
 OutputStore: TypeAlias = LocalStore | S3Store
 
 
 def file_name(id: str) -> str:
-    """The path of a row's file in a directory, which it cannot lead out of.
+    """Return the path of a row's file in a directory, which it cannot leave.
 
     A part that is too long for a file system is cut.
     """
     parts = [
-        re.sub(r"[\x00-\x1f\x7f%\\]|^\.", lambda found: f"%{ord(found[0]):02X}", part) or "%"
+        re.sub(r"[\x00-\x1f\x7f%\\]|^\.", lambda match: f"%{ord(match[0]):02X}", part) or "%"
         for part in id.split("/")
     ]
-    return "/".join(part if len(part.encode()) <= LONGEST_NAME else _cut(part) for part in parts)
+    return "/".join(
+        part if len(part.encode()) <= MAX_NAME_BYTES else _shorten(part) for part in parts
+    )
 
 
-def _cut(name: str) -> str:
-    """With a digest, as the names of two rows stay two."""
-    return f"{name.encode()[: LONGEST_NAME - 17].decode(errors='ignore')}%{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+def _shorten(name: str) -> str:
+    """Cut a name, and add a digest that keeps names distinct."""
+    return f"{name.encode()[: MAX_NAME_BYTES - 17].decode(errors='ignore')}%{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _sync(path: Path) -> None:
-    """The content of a file, or the names in a directory, are on the disk on return."""
+    """Write the content of a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""How far a run is, on stderr, and what it has done."""
+"""The progress of a run on stderr, and its summary."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tsx_cli.batch.sources import STDIN
 from tsx_cli.common.output import number
 from tsx_runtime.shared.log_format import escaped
 
-BETWEEN_LINES = 30.0  # seconds, where stderr is no terminal
+LINE_INTERVAL_S = 30.0
 
 
 class BatchProgress:
-    """One line that changes on a terminal; elsewhere a line now and then."""
+    """A line that changes on a terminal; elsewhere a line every LINE_INTERVAL_S."""
 
     def __init__(self, reader: InputReader) -> None:
         self._reader = reader
@@ -48,7 +48,7 @@ class BatchProgress:
         text = progress_text(run, self._reader)
         if self._status is not None:
             self._status.update(escaped(text))
-        elif time.monotonic() - self._printed >= BETWEEN_LINES:
+        elif time.monotonic() - self._printed >= LINE_INTERVAL_S:
             self._printed = time.monotonic()
             print(text, file=sys.stderr, flush=True)
 
@@ -60,12 +60,12 @@ def progress_text(run: BatchRun, reader: InputReader) -> str:
         parts.append(counted(done.errors, "error"))
     parts.append(f"{number(rate)} rows/s")
     if reader.total is not None and read:
-        left = (
+        remaining = (
             reader.total - read if reader.exact else round(done.rows * (reader.total - read) / read)
         )
-        parts.append(f"{'' if reader.exact else 'about '}{left:,} left")
+        parts.append(f"{'' if reader.exact else 'about '}{remaining:,} left")
         if rate:
-            parts.append(f"{timedelta(seconds=round(left / rate))} left")
+            parts.append(f"{timedelta(seconds=round(remaining / rate))} left")
     return " · ".join(parts)
 
 
@@ -73,7 +73,7 @@ def summary(
     run: BatchRun, output: str, batch_size: int | None, price_per_hour: float | None
 ) -> dict[str, Any]:
     done = run.done
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "output": output,
         "finished": done.complete,
         "rows": done.rows,
@@ -86,27 +86,29 @@ def summary(
         "batch_size": batch_size,
     }
     if price_per_hour is not None:
-        found["cost"] = done.seconds / 3600 * price_per_hour
-    return found
+        report["cost"] = done.seconds / 3600 * price_per_hour
+    return report
 
 
-def summary_text(found: dict[str, Any]) -> str:
-    before = f" ({found['rows_before']:,} of them by earlier runs)" if found["rows_before"] else ""
-    text = (
-        f"{found['output']}: {counted(found['rows'], 'row')}{before},"
-        f" {counted(found['errors'], 'error')}, {found['seconds']:,.1f} s, "
+def summary_text(report: dict[str, Any]) -> str:
+    before = (
+        f" ({report['rows_before']:,} of them by earlier runs)" if report["rows_before"] else ""
     )
-    text += f"{number(found['rows_per_second'])} rows/s"
-    if found["batch_size"] is not None:
-        text += f", batches of {found['batch_size']:,}"
-    if "cost" in found:
-        text += f", cost {number(found['cost'])}"
-    if found["first_error"]:
-        text += f"\nthe first error: {found['first_error']}"
-    if found["finished"]:
+    text = (
+        f"{report['output']}: {counted(report['rows'], 'row')}{before},"
+        f" {counted(report['errors'], 'error')}, {report['seconds']:,.1f} s, "
+    )
+    text += f"{number(report['rows_per_second'])} rows/s"
+    if report["batch_size"] is not None:
+        text += f", batches of {report['batch_size']:,}"
+    if "cost" in report:
+        text += f", cost {number(report['cost'])}"
+    if report["first_error"]:
+        text += f"\nthe first error: {report['first_error']}"
+    if report["finished"]:
         return text
     return f"{text}\nstopped before the end" + (
-        "" if found["output"] == STDIN else "; the same command continues there"
+        "" if report["output"] == STDIN else "; the same command continues there"
     )
 
 

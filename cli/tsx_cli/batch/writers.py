@@ -1,4 +1,4 @@
-"""The output: results as JSON lines, CSV or Parquet, or as a file each."""
+"""The writers of an output: JSON lines, CSV, Parquet, or a file per row."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from tsx_cli.batch.stores import OutputStore, file_name
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import csv_cell
 
-_NAMES = "names.json"  # of the files of the last part
+_NAMES = "names.json"  # lists the files of the last part
 COLUMNS = ("id", "status", "output", "error")
 
 
 class Writer(Protocol):
-    """Raises OSError, CliError."""
+    """A writer of results. Its methods raise OSError and CliError."""
 
-    fingerprint: str  # the same only where it writes the same
+    fingerprint: str  # changes with the output
 
     def write(self, part: int, results: Sequence[RowResult]) -> None:
-        """Part by part, from 1; on the disk on return.
+        """Write a part durably; parts begin at 1.
 
-        The last may come again, with the same rows first: that one counts.
+        The last part may be repeated with the same first rows, and then replaces the former.
         """
 
     def finish(self, parts: int) -> None:
-        """All parts are written. May be called again."""
+        """Complete the output after all parts; it may be called again."""
 
 
 class FileWriter:
-    """One file, made of its parts once they are all there."""
+    """A writer of one file, which is joined from its parts at the end."""
 
     def __init__(self, store: OutputStore, format: RowEncoding) -> None:
         self._store, self._format, self.fingerprint = store, format, format.name
@@ -60,7 +60,7 @@ class FileWriter:
 
 
 class StreamWriter:
-    """Standard output."""
+    """A writer to standard output."""
 
     def __init__(self, format: RowEncoding) -> None:
         self._format, self.fingerprint = format, format.name
@@ -78,14 +78,15 @@ class StreamWriter:
 
 
 class DirectoryWriter:
-    """A file each, by the row's id; `numbered` where ids may repeat."""
+    """A writer of a file per row, named by its id; `numbered` if ids may repeat."""
 
     def __init__(self, store: OutputStore, *, numbered: bool) -> None:
         self._store, self._numbered, self.fingerprint = store, numbered, "directory"
 
     def write(self, part: int, results: Sequence[RowResult]) -> None:
-        """Names go to the disk first: a row that is answered again may get another name, and its
-        first file must go.
+        """Write the files of a part, after their names.
+
+        A repeated row may get another name, and then its first file must be removed.
         """
         files = dict(map(self._file, results))
         before, names = json.loads(self._store.read(_NAMES) or b"[0, []]")
@@ -109,8 +110,10 @@ class DirectoryWriter:
 
 
 class JsonLinesEncoding:
-    """{"id": ..., "output": ...} a row: JSON as it is, text as a string; other bytes as
-    `output_base64`, with their `content_type`.
+    """A line {"id": ..., "output": ...} per row.
+
+    JSON stays as it is, and text is a string. Other bytes are `output_base64`, with their
+    `content_type`.
     """
 
     name = "jsonl"
@@ -123,7 +126,7 @@ class JsonLinesEncoding:
 
 
 class CsvEncoding:
-    """A first line of COLUMNS; JSON as its text, other bytes in base64."""
+    """A table with the header COLUMNS. JSON is its text; other bytes are base64."""
 
     name = "csv"
 
@@ -140,27 +143,31 @@ class CsvEncoding:
 
 
 class ParquetEncoding:
-    """COLUMNS and the content type; a part is a file, and at least one row group of the whole.
+    """A table of COLUMNS and the content type; binary answers are in `output_bytes`.
 
-    Binary answers are in `output_bytes`.
+    A part is a file, and one or more row groups of the output.
     """
 
     name = "parquet"
 
     def __init__(self) -> None:
-        """Raises CliError where the extra is missing."""
+        """Import pyarrow.
+
+        Raises:
+            CliError: The extra is missing.
+        """
         self._parquet = pyarrow_parquet()
 
     def encode(self, results: Sequence[RowResult]) -> bytes:
         import pyarrow as pa
 
         columns: list[list[Any]] = [[], [], [], [], [], []]
-        for each in results:
-            text = None if each.error is not None or _is_binary(each) else _text(each)
-            data = each.body if each.error is None and text is None else None
+        for result in results:
+            text = None if result.error is not None or _is_binary(result) else _text(result)
+            data = result.body if result.error is None and text is None else None
             for column, value in zip(
                 columns,
-                (each.id, each.status, text, data, each.content_type, each.error),
+                (result.id, result.status, text, data, result.content_type, result.error),
                 strict=True,
             ):
                 column.append(value)
@@ -237,7 +244,7 @@ def _json_line(result: RowResult) -> bytes:
     if _is_json(result):
         try:
             value = json.loads(result.body.decode())
-        except (ValueError, RecursionError):  # the handler says JSON, and it is none
+        except (ValueError, RecursionError):  # The handler's JSON is invalid.
             pass
         else:
             one_line = (
@@ -248,8 +255,8 @@ def _json_line(result: RowResult) -> bytes:
             return b'%b"output":%b}\n' % (start, one_line)
     if not _is_binary(result):
         return b'%b"output":%b}\n' % (start, json.dumps(_text(result), ensure_ascii=False).encode())
-    more = {"content_type": result.content_type, "output_base64": _text(result)}
-    return b"%b%b\n" % (start, json.dumps(more).encode()[1:])
+    binary = {"content_type": result.content_type, "output_base64": _text(result)}
+    return b"%b%b\n" % (start, json.dumps(binary).encode()[1:])
 
 
 def _csv(rows: Any) -> bytes:

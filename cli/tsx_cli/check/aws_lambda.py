@@ -1,5 +1,6 @@
-"""Lambda's contract: https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html and
-gettingstarted-limits.html.
+"""The checks of an image against Lambda's contract.
+
+https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html and gettingstarted-limits.html.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 
 from tsx_cli.archive.check import ModelSample
 from tsx_cli.check.container import unpack_model
-from tsx_cli.check.entry import ENTRY, LAST, environment
+from tsx_cli.check.entry import ENTRY, MAX_LOG_LINES, environment
 from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
 from tsx_cli.check.lambda_host import (
-    INIT,
-    LARGEST_ANSWER,
-    LARGEST_REQUEST,
+    MAX_INIT_S,
+    MAX_REQUEST_BYTES,
+    MAX_RESPONSE_BYTES,
     Host,
     HostedInvocation,
     RequestTooLarge,
@@ -26,13 +27,13 @@ from tsx_cli.check.lambda_host import (
 from tsx_cli.check.report import Report, time_of
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
-SHORT = 2.0  # seconds of the invocation that is to be answered in time, whatever the model does
-STOP = 2.0  # seconds from SIGTERM to SIGKILL
-EMPTY = ModelSample("{}", "application/json", b"{}")  # sent where there is no sample
+SHORT_TIMEOUT_S = 2.0  # The function must answer in this time, whatever the model does.
+STOP_TIMEOUT_S = 2.0  # time between SIGTERM and SIGKILL
+EMPTY_SAMPLE = ModelSample("{}", "application/json", b"{}")
 TEXT_TYPES = ("text/", "application/json")
-ROOM = 2048  # bytes of an event around its body
+ENVELOPE_BYTES = 2048  # the part of an event around its body
 PATH = "/invocations"
-WAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
+HTTP_EVENTS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "a function URL, an HTTP API": function_url,
     "a REST API": rest_api,
     "a load balancer": balancer,
@@ -44,135 +45,148 @@ def check(
     archive: Path,
     samples: Sequence[ModelSample],
     env: Mapping[str, str],
-    place: Path,
+    directory: Path,
     timeout: float,
 ) -> None:
-    """The image's entry in front of a Runtime API, frozen between invocations; `timeout` is the
-    function's.
+    """Check the image's entry point behind a Runtime API, frozen between invocations.
+
+    The function has a timeout of `timeout` seconds.
     """
-    unpack_model(archive, place)
-    own = environment({"TSX_MODEL_DIR": str(place / "model"), "TSX_TARGET": "lambda", **env})
-    host = Host(ENTRY, place, own, timeout=timeout)
-    before = _files(place / "model")
+    unpack_model(archive, directory)
+    variables = environment(
+        {"TSX_MODEL_DIR": str(directory / "model"), "TSX_TARGET": "lambda", **env}
+    )
+    host = Host(ENTRY, directory, variables, timeout=timeout)
+    before = _files(directory / "model")
     try:
-        if not _starts(host, samples, report):
+        if not _check_start(host, samples, report):
             return
-        good = _answers(host, samples, report)
-        if good is None:
+        sample = _check_samples(host, samples, report)
+        if sample is None:
             report.not_checked("requests", samples)
         else:
-            _comes_by_each_way(host, good, report)
-            _takes_messages(host, good, report)
-            _answers_in_time(host, good, report)
-        _takes_the_largest(host, report)
-        written = sorted(_files(place / "model") - before)
-        response = f"{len(written)} files, such as {written[0]}" if written else "none"
+            _check_http_events(host, sample, report)
+            _check_messages(host, sample, report)
+            _check_short_timeout(host, sample, report)
+        _check_largest_event(host, report)
+        written = sorted(_files(directory / "model") - before)
+        measured = f"{len(written)} files, such as {written[0]}" if written else "none"
         report.add(
             "files written beside the model",
             not written,
-            response,
+            measured,
             "none",
             "only /tmp is writable on Lambda: let the handler write there",
         )
-        _ends(host, report)
+        _check_stop(host, report)
     finally:
         host.close()
 
 
-def _starts(host: Host, samples: Sequence[ModelSample], report: Report) -> bool:
-    """Send the first invocation, which includes the start; return whether there is an
-    environment.
-    """
-    first = samples[0] if samples else EMPTY
-    begin = time.monotonic()
-    invocation = _sent(host, function_url, first)
-    took = time.monotonic() - begin
-    ended = (
+def _check_start(host: Host, samples: Sequence[ModelSample], report: Report) -> bool:
+    """Send the first invocation, which includes the start; tell whether it succeeded."""
+    first = samples[0] if samples else EMPTY_SAMPLE
+    start = time.monotonic()
+    invocation = _send(host, function_url, first)
+    duration_s = time.monotonic() - start
+    has_exited = (
         not isinstance(invocation, str)
-        and _status(invocation) == 503
-        and host.ended(SHORT) is not None
+        and _status_of(invocation) == 503
+        and host.wait_for_exit(SHORT_TIMEOUT_S) is not None
     )
-    if isinstance(invocation, str) or invocation.error is not None or ended:
+    if isinstance(invocation, str) or invocation.error is not None or has_exited:
         text = (
             invocation
             if isinstance(invocation, str)
             else invocation.answer[:300].decode(errors="replace")
         )
-        report.log = host.log.splitlines()[-LAST:]
-        ways = " ".join(map(str, diagnose(text, report.log))) or f"it was answered: {text}"
+        report.log = host.log.splitlines()[-MAX_LOG_LINES:]
+        advice = " ".join(map(str, diagnose(text, report.log))) or f"it was answered: {text}"
         report.add(
-            "the first invocation", False, f"failed after {time_of(took)}", "an answer", ways
+            "the first invocation",
+            False,
+            f"failed after {time_of(duration_s)}",
+            "an answer",
+            advice,
         )
         return False
-    way = (
+    advice = (
         "the handler's imports take too long; Lambda then repeats the start within the invocation's"
         " timeout: use provisioned concurrency"
     )
-    report.within("start until it asks for invocations", host.init_seconds, INIT, way)
+    report.within("start until it asks for invocations", host.init_seconds, MAX_INIT_S, advice)
     report.within(
         "the first answer, start and model included",
-        took,
+        duration_s,
         host.timeout,
         "raise lambda.timeout, or lambda.memory for more CPU",
     )
     return True
 
 
-def _answers(host: Host, samples: Sequence[ModelSample], report: Report) -> ModelSample | None:
+def _check_samples(
+    host: Host, samples: Sequence[ModelSample], report: Report
+) -> ModelSample | None:
     """Send each sample; return the first that was answered with 200."""
     slowest, largest = 0.0, 0
-    good: list[ModelSample] = []
+    passed: list[ModelSample] = []
     for sample in samples:
-        begin = time.monotonic()
-        invocation = _sent(host, function_url, sample)
-        took = time.monotonic() - begin
+        start = time.monotonic()
+        invocation = _send(host, function_url, sample)
+        duration_s = time.monotonic() - start
         if isinstance(invocation, str):
             report.add(
                 f"sample {sample.name}", False, f"{len(sample.body)} bytes", "taken", invocation
             )
-        elif invocation.error is not None or _status(invocation) != 200:
+        elif invocation.error is not None or _status_of(invocation) != 200:
             text = " ".join(invocation.answer[:300].decode(errors="replace").split())
-            measured = "failed" if invocation.error is not None else f"status {_status(invocation)}"
+            measured = (
+                "failed" if invocation.error is not None else f"status {_status_of(invocation)}"
+            )
             report.add(f"sample {sample.name}", False, measured, "200", f"it was answered: {text}")
         else:
-            good.append(sample)
-            slowest, largest = max(slowest, took), max(largest, len(invocation.answer))
-    if good:
-        what = f"{len(good)} sample{'' if len(good) == 1 else 's'}, the slowest"
+            passed.append(sample)
+            slowest, largest = max(slowest, duration_s), max(largest, len(invocation.answer))
+    if passed:
+        label = f"{len(passed)} sample{'' if len(passed) == 1 else 's'}, the slowest"
         report.within(
-            what, slowest, host.timeout, "raise lambda.timeout, or lambda.memory for more CPU"
+            label, slowest, host.timeout, "raise lambda.timeout, or lambda.memory for more CPU"
         )
-        report.add("answers, the largest", True, f"{largest} bytes", f"at most {LARGEST_ANSWER}")
-    return good[0] if good else None
+        report.add(
+            "answers, the largest", True, f"{largest} bytes", f"at most {MAX_RESPONSE_BYTES}"
+        )
+    return passed[0] if passed else None
 
 
-def _comes_by_each_way(host: Host, sample: ModelSample, report: Report) -> None:
+def _check_http_events(host: Host, sample: ModelSample, report: Report) -> None:
     statuses = {}
-    for name, event in WAYS.items():
-        invocation = _sent(host, event, sample)
+    for name, event in HTTP_EVENTS.items():
+        invocation = _send(host, event, sample)
         failed = isinstance(invocation, str) or invocation.error is not None
         statuses[name] = (
-            "failed" if failed or isinstance(invocation, str) else f"status {_status(invocation)}"
+            "failed"
+            if failed or isinstance(invocation, str)
+            else f"status {_status_of(invocation)}"
         )
-    alike = set(statuses.values()) == {"status 200"}
+    is_alike = set(statuses.values()) == {"status 200"}
     response = ", ".join(sorted(set(statuses.values())))
     report.add(
         f"by {', by '.join(statuses)}",
-        alike,
+        is_alike,
         response,
         "alike",
         "; ".join(f"{name}: {status}" for name, status in statuses.items()),
     )
 
 
-def _takes_messages(host: Host, sample: ModelSample, report: Report) -> None:
-    """Two of a queue, which are one batch."""
+def _check_messages(host: Host, sample: ModelSample, report: Report) -> None:
+    """Send two messages of a queue, which are one batch."""
     if not sample.content_type.startswith(TEXT_TYPES):
-        way = (
+        advice = (
             f"a message must be text, but {sample.name} is not: send S3 keys or base64 and let the"
             " handler decode them"
         )
-        report.add("two messages of a queue", None, "not checked", "", way)
+        report.add("two messages of a queue", None, "not checked", "", advice)
         return
     invocation = host.invoke(messages([sample.body.decode(errors="replace")] * 2))
     response = invocation.json() if invocation.error is None else {}
@@ -183,77 +197,81 @@ def _takes_messages(host: Host, sample: ModelSample, report: Report) -> None:
     )
 
 
-def _takes_the_largest(host: Host, report: Report) -> None:
-    """Whatever the handler makes of zeros: the function must answer, and be there afterwards."""
-    body = bytes((LARGEST_REQUEST - ROOM) // 4 * 3)
-    started = host.started
+def _check_largest_event(host: Host, report: Report) -> None:
+    """Send an event of the maximum size; the function must answer and stay up."""
+    body = bytes((MAX_REQUEST_BYTES - ENVELOPE_BYTES) // 4 * 3)
+    start_count = host.start_count
     invocation = host.invoke(
         function_url(PATH, body, headers={"content-type": "application/octet-stream"})
     )
-    measured = "failed" if invocation.error is not None else f"status {_status(invocation)}"
-    well = invocation.error is None and _status(invocation) != 413 and host.started == started
+    measured = "failed" if invocation.error is not None else f"status {_status_of(invocation)}"
+    ok = (
+        invocation.error is None
+        and _status_of(invocation) != 413
+        and host.start_count == start_count
+    )
     report.add(
         f"an event of 6 MB ({len(body)} bytes in base64)",
-        well,
+        ok,
         measured,
         "an answer",
         "see its log: it may need more memory",
     )
 
 
-def _answers_in_time(host: Host, sample: ModelSample, report: Report) -> None:
-    host.timeout, usual = min(SHORT, host.timeout), host.timeout
-    begin = time.monotonic()
-    invocation = _sent(host, function_url, sample)
-    took = time.monotonic() - begin
-    limit, host.timeout = host.timeout, usual
-    well = not isinstance(invocation, str) and invocation.error is None
-    way = (
+def _check_short_timeout(host: Host, sample: ModelSample, report: Report) -> None:
+    host.timeout, original = min(SHORT_TIMEOUT_S, host.timeout), host.timeout
+    start = time.monotonic()
+    invocation = _send(host, function_url, sample)
+    duration_s = time.monotonic() - start
+    limit, host.timeout = host.timeout, original
+    ok = not isinstance(invocation, str) and invocation.error is None
+    advice = (
         "its environment was stopped, and the next invocation includes a start: the handler holds"
         " the GIL for too long"
     )
     report.add(
         f"an answer within a timeout of {limit:g} s",
-        well,
-        time_of(took),
+        ok,
+        time_of(duration_s),
         f"within {time_of(limit)}",
-        way,
+        advice,
         timed=True,
     )
 
 
-def _ends(host: Host, report: Report) -> None:
-    begin = time.monotonic()
-    code = host.stop(STOP)
-    took = time.monotonic() - begin
-    way = "something does not stop: threads of the handler that are not daemon threads"
+def _check_stop(host: Host, report: Report) -> None:
+    start = time.monotonic()
+    code = host.stop(STOP_TIMEOUT_S)
+    duration_s = time.monotonic() - start
+    advice = "something does not stop: threads of the handler that are not daemon threads"
     report.add(
         "ends on SIGTERM",
         code is not None,
-        "still there" if code is None else time_of(took),
-        f"within {time_of(STOP)}",
-        way,
+        "still there" if code is None else time_of(duration_s),
+        f"within {time_of(STOP_TIMEOUT_S)}",
+        advice,
         timed=True,
     )
 
 
-def _sent(
+def _send(
     host: Host, event: Callable[..., dict[str, Any]], sample: ModelSample
 ) -> HostedInvocation | str:
-    """In words, where Lambda itself does not take it."""
+    """Invoke the function with a sample; return the reason where Lambda refuses the request."""
     body: str | bytes = sample.body
     if sample.content_type.startswith(TEXT_TYPES):
         body = sample.body.decode(errors="replace")
     try:
         return host.invoke(event(PATH, body, headers={"content-type": sample.content_type}))
     except RequestTooLarge as error:
-        carried = (
+        size = (
             len(base64.b64encode(sample.body)) if isinstance(body, bytes) else len(json.dumps(body))
         )
-        return f"{str(error).rstrip('.')}, and it has {carried}: send smaller inputs"
+        return f"{str(error).rstrip('.')}, and it has {size}: send smaller inputs"
 
 
-def _status(invocation: HostedInvocation) -> int | None:
+def _status_of(invocation: HostedInvocation) -> int | None:
     response = invocation.json()
     return response.get("statusCode") if isinstance(response, dict) else None
 

@@ -49,11 +49,12 @@ def check_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start the image's entry point on this machine and send it the platform's requests, within its
-    limits, without a container runtime.
+    """Check an archive against a platform's contract on this machine, without a container runtime.
 
-    Exit code 1: a requirement is not met; the output says what to do.
+    The image's entry point is started and gets the platform's requests, within its limits. Exit
+    code 1: a requirement is not met; the output says what to do.
     """
-    from tsx_cli.check.run import check  # here, as it imports the front end, and help must be quick
+    # A late import keeps --help quick: this module imports the front end.
+    from tsx_cli.check.run import check
 
     check(archive, contract, samples or [], timeout, env or [], as_json=as_json)

@@ -1,5 +1,6 @@
-"""The entry point of an image as a process on this machine, and a platform's side of it: HTTP,
-SIGTERM, then SIGKILL.
+"""The entry point of an image as a process on this machine.
+
+The module also plays the platform's side: HTTP requests, SIGTERM, then SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from tsx_cli.check.report import time_of
 from tsx_runtime.shared.safe_path import run_module
 
-LAST = 40  # lines of the log that are shown
+MAX_LOG_LINES = 40  # the end of the log that a report shows
 ENTRY = (sys.executable, *run_module("tsx_runtime.targets.entry"), "serve")
 
 
@@ -28,12 +29,12 @@ class PlatformResponse:
     status: int
     headers: Mapping[str, str]
     body: bytes
-    connected: float  # seconds until the connection was accepted
-    began: float  # until the first bytes of the body
-    took: float  # until its end
+    connect_s: float  # time until the connection was accepted
+    first_byte_s: float  # time until the body began
+    total_s: float  # time until the body ended
 
     @property
-    def streamed(self) -> bool:
+    def is_streamed(self) -> bool:
         return "chunked" in self.headers.get("transfer-encoding", "")
 
 
@@ -41,45 +42,48 @@ class PlatformResponse:
 class EntryProcess:
     process: subprocess.Popen[bytes]
     log_file: Path
-    started: float  # by time.monotonic
+    start_time: float  # time.monotonic()
 
     @property
     def lines(self) -> list[str]:
-        return self.log_file.read_text(errors="replace").splitlines()[-LAST:]
+        return self.log_file.read_text(errors="replace").splitlines()[-MAX_LOG_LINES:]
 
     @property
     def is_up(self) -> bool:
         return self.process.poll() is None
 
-    def since(self) -> float:
-        return time.monotonic() - self.started
+    def uptime_s(self) -> float:
+        return time.monotonic() - self.start_time
 
-    def stop(self, patience: float) -> tuple[int | None, float]:
-        """SIGTERM: (exit code, seconds), None where it was still there after that time."""
-        begin = time.monotonic()
+    def stop(self, timeout_s: float) -> tuple[int | None, float]:
+        """Send SIGTERM, and return the exit code and the elapsed seconds.
+
+        The code is None if the process still runs after `timeout_s`.
+        """
+        start = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(patience), time.monotonic() - begin
+            return self.process.wait(timeout_s), time.monotonic() - start
         except subprocess.TimeoutExpired:
-            return None, time.monotonic() - begin
+            return None, time.monotonic() - start
 
 
-def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """This process's, without what is set for tsx in it, and with what is given."""
-    own = {
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment without settings of tsx, and with `variables`."""
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("TSX_", "TS_", "SAGEMAKER_", "AWS_LAMBDA_"))
     }
-    return own | dict(given)
+    return inherited | dict(variables)
 
 
 @contextmanager
-def started(directory: Path, env: Mapping[str, str]) -> Generator[EntryProcess, None, None]:
-    """In `directory`. What is left of it at the end is killed."""
+def start_entry(directory: Path, env: Mapping[str, str]) -> Generator[EntryProcess, None, None]:
+    """Run the entry point in `directory`, and kill it with its workers at the end."""
     log_file = directory / "container.log"
     with log_file.open("wb") as log:
-        begin = time.monotonic()
+        start = time.monotonic()
         process = subprocess.Popen(
             ENTRY,
             cwd=directory,
@@ -88,7 +92,7 @@ def started(directory: Path, env: Mapping[str, str]) -> Generator[EntryProcess, 
             stderr=log,
             start_new_session=True,
         )
-    entry = EntryProcess(process, log_file, begin)
+    entry = EntryProcess(process, log_file, start)
     try:
         yield entry
     finally:
@@ -98,7 +102,7 @@ def started(directory: Path, env: Mapping[str, str]) -> Generator[EntryProcess, 
 
 
 def kill_group(pid: int) -> None:
-    """It leads a session of its own, so that its workers go with it."""
+    """Kill the session that a process leads, and so its workers too."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -109,26 +113,34 @@ def send_request(
     port: int,
     method: str,
     path: str,
-    limit: float,
+    timeout_s: float,
     body: bytes | None = None,
     headers: Mapping[str, str] = {},
 ) -> PlatformResponse:
-    """Raises OSError where nothing answers within `limit` seconds, http.client.HTTPException where
-    it is no HTTP.
+    """Send a request to a port of this machine.
+
+    Raises:
+        OSError: There is no response within `timeout_s`.
+        http.client.HTTPException: The response is not HTTP.
     """
-    begin = time.monotonic()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit)
+    start = time.monotonic()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
         connection.connect()
-        connected = time.monotonic() - begin
+        connect_s = time.monotonic() - start
         connection.request(method, path, body, dict(headers))
         response = connection.getresponse()
         first = response.read(1)
-        began = time.monotonic() - begin
-        rest = response.read()
-        lowered = {name.lower(): value for name, value in response.getheaders()}
+        first_byte_s = time.monotonic() - start
+        remainder = response.read()
+        lower_headers = {name.lower(): value for name, value in response.getheaders()}
         return PlatformResponse(
-            response.status, lowered, first + rest, connected, began, time.monotonic() - begin
+            response.status,
+            lower_headers,
+            first + remainder,
+            connect_s,
+            first_byte_s,
+            time.monotonic() - start,
         )
     finally:
         connection.close()
@@ -138,26 +150,26 @@ def try_request(
     port: int,
     method: str,
     path: str,
-    limit: float,
+    timeout_s: float,
     body: bytes | None = None,
     headers: Mapping[str, str] = {},
 ) -> PlatformResponse | str:
-    """As `send_request`; where nothing answers, the reason in words."""
+    """Send a request, and return the reason if there is no response."""
     try:
-        return send_request(port, method, path, limit, body, headers)
+        return send_request(port, method, path, timeout_s, body, headers)
     except TimeoutError:
-        return f"nothing after {time_of(limit)}"
+        return f"nothing after {time_of(timeout_s)}"
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports of loopback that nothing listens on now."""
+    """Return ports of the loopback interface that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for port_socket in sockets:
+            port_socket.bind(("127.0.0.1", 0))
+        return [port_socket.getsockname()[1] for port_socket in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for port_socket in sockets:
+            port_socket.close()

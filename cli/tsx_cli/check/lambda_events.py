@@ -1,5 +1,6 @@
-"""Events of the services that invoke Lambda, as documented: an HTTP request in each format, and
-messages of a queue.
+"""Events of the services that invoke Lambda, in their documented formats.
+
+There are HTTP requests in each format, and messages of a queue.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ def _body(body: bytes | str) -> dict[str, Any]:
 def rest_api(
     path: str, body: bytes | str = "", method: str = "POST", headers: Mapping[str, str] = {}
 ) -> dict[str, Any]:
-    """API Gateway, payload format 1.0:
+    """Return an event of API Gateway, payload format 1.0.
+
     https://docs.aws.amazon.com/lambda/latest/dg/services-apigateway.html
     """
-    many = {name: [value] for name, value in headers.items()}
+    multi_headers = {name: [value] for name, value in headers.items()}
     return {
         "resource": "/{proxy+}",
         "path": path,
@@ -36,7 +38,7 @@ def rest_api(
         "multiValueHeaders": {
             "Host": ["70ixmpl4fl.execute-api.us-east-2.amazonaws.com"],
             "X-Forwarded-Proto": ["https"],
-            **many,
+            **multi_headers,
         },
         "queryStringParameters": None,
         "multiValueQueryStringParameters": None,
@@ -65,8 +67,10 @@ def function_url(
     stage: str = "$default",
     query: str = "",
 ) -> dict[str, Any]:
-    """A function URL, and with another stage an HTTP API, payload format 2.0:
-    .../dg/urls-invocation.html
+    """Return an event of a function URL, payload format 2.0.
+
+    A stage makes it one of an HTTP API.
+    https://docs.aws.amazon.com/lambda/latest/dg/urls-invocation.html
     """
     path = path if stage == "$default" else f"/{stage}{path}"
     return {
@@ -104,7 +108,8 @@ def function_url(
 def balancer(
     path: str, body: bytes | str = "", method: str = "POST", headers: Mapping[str, str] = {}
 ) -> dict[str, Any]:
-    """An Application Load Balancer:
+    """Return an event of an Application Load Balancer.
+
     https://docs.aws.amazon.com/lambda/latest/dg/services-alb.html
     """
     return {
@@ -133,10 +138,11 @@ def messages(
     groups: Iterable[str] = (),
     queue: str = QUEUE,
 ) -> dict[str, Any]:
-    """An event of SQS; with groups, of a FIFO queue:
+    """Return an event of an SQS queue; groups make it a FIFO queue.
+
     https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html
     """
-    named = list(groups)
+    group_ids = list(groups)
     return {
         "Records": [
             {
@@ -148,7 +154,7 @@ def messages(
                     "SentTimestamp": "1545082649183",
                     "SenderId": "AIDAIENQZJOLO23YVJ4VO",
                     "ApproximateFirstReceiveTimestamp": "1545082649185",
-                    **({"MessageGroupId": named[number]} if named else {}),
+                    **({"MessageGroupId": group_ids[number]} if group_ids else {}),
                 },
                 "messageAttributes": {
                     name: {
@@ -161,7 +167,7 @@ def messages(
                 },
                 "md5OfBody": "e4e68fb7bd0e697a0ae8f1bb342846b3",
                 "eventSource": "aws:sqs",
-                "eventSourceARN": f"{queue}.fifo" if named else queue,
+                "eventSourceARN": f"{queue}.fifo" if group_ids else queue,
                 "awsRegion": "eu-central-1",
             }
             for number, body in enumerate(bodies)

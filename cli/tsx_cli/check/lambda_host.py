@@ -1,9 +1,8 @@
-"""Simulates Lambda by its documentation: starts a container, serves the Runtime API, freezes it
-between invocations, ends it.
+"""A host that simulates Lambda by its documentation.
 
-Limits: 10 s to start (then it is started again, in the time of the invocation), the function's
-timeout for an invocation, 6 MB each way. An environment whose process has ended, or did not answer
-in time, is replaced at the next invocation.
+It starts a container, serves the Runtime API, freezes the container between invocations and ends
+it. Limits: 10 s to start (a second start counts as part of the invocation), the function's timeout,
+6 MB each way. An environment that ended or timed out is replaced at the next invocation.
 https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html, lambda-runtime-environment.html,
 gettingstarted-limits.html
 """
@@ -26,26 +25,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any
 
-LARGEST_REQUEST = 6_291_456  # bytes
-LARGEST_ANSWER = 6_291_556
-INIT = 10.0  # seconds
+MAX_REQUEST_BYTES = 6_291_456
+MAX_RESPONSE_BYTES = 6_291_556
+MAX_INIT_S = 10.0
 ARN = "arn:aws:lambda:eu-central-1:123456789012:function:digits"
 API = "/2018-06-01/runtime/"
 
 
 class RequestTooLarge(Exception):
-    """413, RequestTooLargeException: the function is not even invoked."""
+    """The error 413, RequestTooLargeException: the function is not invoked."""
 
 
 @dataclass
 class HostedInvocation:
-    """One invocation, from `begin` to its answer."""
+    """An invocation with its response."""
 
     payload: bytes
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     deadline: float = 0.0  # time.time()
     answer: bytes = b""
-    error: str | None = None  # X-Amz-Function-Error, where the function failed
+    error: str | None = None  # X-Amz-Function-Error
     streamed: bool = False
     parts: queue.Queue[bytes | None] = field(default_factory=queue.Queue)
     done: threading.Event = field(default_factory=threading.Event)
@@ -66,7 +65,7 @@ class HostedInvocation:
 
 
 class Host:
-    """One function. `invoke` starts an environment where there is none; `close` ends it."""
+    """A function, whose environment starts with an invocation and ends with `close`."""
 
     def __init__(
         self,
@@ -77,13 +76,13 @@ class Host:
         timeout: float = 60.0,
         concurrency: int = 1,
         freezes: bool = True,
-        init: float = INIT,
+        init: float = MAX_INIT_S,
         grace: float = 0.0,
     ) -> None:
         self.timeout = timeout
         self.log_file = directory / "lambda.log"
-        self.started = 0  # environments
-        self.init_seconds = 0.0  # of the newest
+        self.start_count = 0  # starts of an environment
+        self.init_seconds = 0.0  # the newest environment's start
         self.init_error: dict[str, Any] | None = None
         self._command = command
         self._directory = directory
@@ -91,16 +90,15 @@ class Host:
         self._concurrency = concurrency
         self._freezes = freezes and concurrency == 1
         self._init = init
-        self._grace = grace  # seconds beyond the function's timeout, for a machine that is busy
+        self._grace_s = grace  # A busy machine needs more than the function's timeout.
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = self.log_file.open("ab")
         self._waiting: queue.Queue[HostedInvocation | None] = queue.Queue()
-        self.under_way: dict[str, HostedInvocation] = {}
-        self._ready = (
-            threading.Event()
-        )  # the environment has asked for its first invocation, or has ended
-        self._began = 0.0
+        self.in_flight: dict[str, HostedInvocation] = {}
+        # The environment has asked for its first invocation, or has ended.
+        self._ready = threading.Event()
+        self._start_time = 0.0
         self._server = _Server(self)
         threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
@@ -119,21 +117,25 @@ class Host:
         return self._process.pid if self._process is not None else None
 
     def invoke(self, event: Any) -> HostedInvocation:
-        """Synchronously, as `RequestResponse`. Raises RequestTooLarge."""
+        """Invoke the function, and wait for its response, as `RequestResponse` does.
+
+        Raises:
+            RequestTooLarge: The event is larger than Lambda allows.
+        """
         invocation = self.begin(event)
         self.wait(invocation)
         return invocation
 
     def begin(self, event: Any) -> HostedInvocation:
         payload = event if isinstance(event, bytes) else json.dumps(event).encode()
-        if len(payload) > LARGEST_REQUEST:
+        if len(payload) > MAX_REQUEST_BYTES:
             raise RequestTooLarge(
-                f"Request must be smaller than {LARGEST_REQUEST} bytes for the InvokeFunction"
+                f"Request must be smaller than {MAX_REQUEST_BYTES} bytes for the InvokeFunction"
                 " operation"
             )
         invocation = HostedInvocation(payload)
         with self._lock:
-            if not self._is_there() and not self._start():
+            if not self._is_running() and not self._start():
                 head = self.init_error or {}
                 invocation.fail(
                     head.get("errorType", "Runtime.ExitError"),
@@ -141,26 +143,26 @@ class Host:
                 )
                 return invocation
             invocation.deadline = time.time() + self.timeout
-            self.under_way[invocation.id] = invocation
+            self.in_flight[invocation.id] = invocation
             self._thaw()
             self._waiting.put(invocation)
         return invocation
 
     def wait(self, invocation: HostedInvocation) -> None:
-        """Until it is answered, or its time is over, or its environment has ended."""
+        """Wait until the invocation is answered or timed out, or its environment has ended."""
         while not invocation.done.wait(
             0.02 if self._process is None or self._process.poll() is not None else 0.25
         ):
             process = self._process
             if process is not None and process.poll() is not None and not invocation.done.wait(0.2):
-                self.under_way.pop(invocation.id, None)
+                self.in_flight.pop(invocation.id, None)
                 invocation.fail(
                     "Runtime.ExitError",
                     f"RequestId: {invocation.id} Error: Runtime exited with error:"
                     f" {process.returncode}",
                 )
-            elif time.time() > invocation.deadline + self._grace and not invocation.done.is_set():
-                self.under_way.pop(invocation.id, None)
+            elif time.time() > invocation.deadline + self._grace_s and not invocation.done.is_set():
+                self.in_flight.pop(invocation.id, None)
                 self._kill()
                 invocation.fail(
                     "Sandbox.Timedout",
@@ -168,21 +170,22 @@ class Host:
                     " seconds",
                 )
 
-    def ended(self, seconds: float) -> int | None:
-        """The exit code of the environment's process, once it has ended by itself."""
+    def wait_for_exit(self, timeout_s: float) -> int | None:
+        """Return the exit code of the environment's process, or None if it still runs."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
+            return self._process.wait(timeout_s)
         return None
 
-    def stop(self, seconds: float = 2.0) -> int | None:
-        """SIGTERM, which announces the environment's end where an extension is there, or on Managed
-        Instances.
+    def stop(self, timeout_s: float = 2.0) -> int | None:
+        """Send SIGTERM, and return the exit code.
+
+        Lambda sends it where an extension is registered, and on Managed Instances.
         """
         assert self._process is not None
         self._thaw()
         self._process.send_signal(signal.SIGTERM)
-        return self.ended(seconds)
+        return self.wait_for_exit(timeout_s)
 
     def close(self) -> None:
         self._kill()
@@ -190,20 +193,20 @@ class Host:
         self._server.server_close()
         self._log.close()
 
-    def _is_there(self) -> bool:
+    def _is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def _start(self) -> bool:
-        """A fresh environment; whether it asked for an invocation.
+        """Start an environment, and tell whether it asked for an invocation.
 
-        One that takes too long is restarted without that limit.
+        A start that takes too long is repeated within the function's timeout.
         """
         for limit in (self._init, self.timeout):
             self._waiting = queue.Queue()
             self._ready.clear()
             self.init_error = None
-            self._began = time.monotonic()
-            self.started += 1
+            self._start_time = time.monotonic()
+            self.start_count += 1
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._directory,
@@ -216,7 +219,7 @@ class Host:
                 target=self._watch, args=(self._process, self._ready), daemon=True
             ).start()
             if self._ready.wait(limit):
-                self.init_seconds = time.monotonic() - self._began
+                self.init_seconds = time.monotonic() - self._start_time
                 return self.init_error is None and self._process.poll() is None
             self._kill()
         return False
@@ -226,7 +229,7 @@ class Host:
         ready.set()
 
     def _variables(self) -> dict[str, str]:
-        more = (
+        concurrency = (
             {"AWS_LAMBDA_MAX_CONCURRENCY": str(self._concurrency)} if self._concurrency > 1 else {}
         )
         kind = "lambda-managed-instances" if self._concurrency > 1 else "on-demand"
@@ -238,7 +241,7 @@ class Host:
             "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "3008",
             "AWS_LAMBDA_INITIALIZATION_TYPE": kind,
             "AWS_REGION": "eu-central-1",
-            **more,
+            **concurrency,
             **self._environment,
         }
 
@@ -252,10 +255,10 @@ class Host:
         if self._freezes and self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
-    # What the Runtime API calls
+    # Methods that the Runtime API's server calls
 
     def next(self) -> HostedInvocation | None:
-        """None: the environment has ended."""
+        """Return the next invocation, or None once the environment has ended."""
         waiting = self._waiting
         self._ready.set()
         if self._freezes and waiting.empty() and self._process is not None:
@@ -264,15 +267,17 @@ class Host:
                     self._process.send_signal(signal.SIGSTOP)
         return waiting.get()
 
-    def answered(self, invocation: HostedInvocation, body: bytes, *, failed: bool = False) -> int:
-        """The status of the Runtime API's answer."""
-        if self.under_way.pop(invocation.id, None) is None:
+    def accept_response(
+        self, invocation: HostedInvocation, body: bytes, *, failed: bool = False
+    ) -> int:
+        """Deliver a response, and return the status of the Runtime API."""
+        if self.in_flight.pop(invocation.id, None) is None:
             return 400
         if failed:
             invocation.error = "Unhandled"
-        elif len(body) > LARGEST_ANSWER and not invocation.streamed:
+        elif len(body) > MAX_RESPONSE_BYTES and not invocation.streamed:
             text = (
-                f"Response payload size exceeded maximum allowed payload size ({LARGEST_ANSWER}"
+                f"Response payload size exceeded maximum allowed payload size ({MAX_RESPONSE_BYTES}"
                 " bytes)."
             )
             invocation.fail("Function.ResponseSizeTooLarge", text)
@@ -290,17 +295,17 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """An environment that is ended leaves connections behind."""
+        """Ignore the connections that an ended environment leaves behind."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # with it a small answer waits for an acknowledgement, which the other end delays by 40 ms
+    # Nagle's algorithm would delay a small response by 40 ms.
     disable_nagle_algorithm = True
-    wbufsize = -1  # the head and the body in one packet
+    wbufsize = -1  # sends the head and the body in one packet
     server: _Server
 
-    def do_GET(self) -> None:  # the name that the library wants
+    def do_GET(self) -> None:
         if self.path != f"{API}invocation/next":
             self._reply(404, b"{}")
             return
@@ -318,15 +323,15 @@ class _Handler(BaseHTTPRequestHandler):
         }
         self._reply(200, invocation.payload, headers)
 
-    def do_POST(self) -> None:  # as above
+    def do_POST(self) -> None:
         host, path = self.server.host, self.path
         if path == f"{API}init/error":
             host.init_error = json.loads(self._body())
             self._reply(202, b'{"status":"OK"}')
             return
-        _, _, rest = path.partition(f"{API}invocation/")
-        id, _, verb = rest.partition("/")
-        invocation = host.under_way.get(id)
+        _, _, suffix = path.partition(f"{API}invocation/")
+        id, _, verb = suffix.partition("/")
+        invocation = host.in_flight.get(id)
         if (
             invocation is not None
             and verb == "response"
@@ -340,21 +345,23 @@ class _Handler(BaseHTTPRequestHandler):
                 400, b'{"errorType":"InvalidRequestID","errorMessage":"no such invocation"}'
             )
         else:
-            self._reply(host.answered(invocation, body, failed=verb == "error"), b'{"status":"OK"}')
+            self._reply(
+                host.accept_response(invocation, body, failed=verb == "error"), b'{"status":"OK"}'
+            )
 
     def _stream(self, host: Host, invocation: HostedInvocation) -> int:
         invocation.streamed = True
-        whole = b""
+        body = b""
         for part in self._chunks():
             invocation.parts.put(part)
-            whole += part
+            body += part
         trailers = {}
         while (line := self.rfile.readline().strip()) != b"":
             name, _, value = line.decode().partition(":")
             trailers[name.strip().lower()] = value.strip()
         if head := trailers.get("lambda-runtime-function-error-body"):
             invocation.error = base64.b64decode(head).decode()
-        return host.answered(invocation, whole)
+        return host.accept_response(invocation, body)
 
     def _chunks(self) -> Any:
         while size := int(self.rfile.readline(), 16):
@@ -381,4 +388,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The tests read what the function says."""
+        """Keep requests out of the log, which is the function's."""

@@ -1,5 +1,6 @@
-"""The report of a check: each requirement with its limit, the measurement, and what to do if it
-fails.
+"""The report of a check.
+
+It has each requirement with its limit, the measurement, and what to do if it fails.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MARKS = {True: "ok", False: "FAILED", None: "-"}
 
 @dataclass(frozen=True)
 class Check:
-    """One check. `ok` is None if there was nothing to check with; `way` says why."""
+    """A requirement and its result. `ok` is None if it was not checked; `way` is the advice."""
 
     what: str
     ok: bool | None
@@ -30,7 +31,7 @@ class Report:
     contract: str
     model: str
     checks: list[Check] = field(default_factory=list)
-    log: Sequence[str] = ()  # the last lines of a container that did not do what it must
+    log: Sequence[str] = ()  # the last lines of a container that failed
     before: MachineCounters = field(default_factory=read_counters)
 
     @property
@@ -39,48 +40,53 @@ class Report:
 
     def add(
         self,
-        what: str,
+        label: str,
         ok: bool | None,
         measured: str = "",
         limit: str = "",
-        way: str = "",
+        advice: str = "",
         *,
         timed: bool = False,
     ) -> bool:
-        """Return whether it holds. `way` says what to do where it does not.
+        """Add a requirement, and tell whether it is met.
 
-        `timed`: the limit is one of time. If the machine was busy, `way` begins with what
-        disturbed it.
+        `advice` says what to do if it is not met. With `timed` the limit is a
+        time: if the machine was busy, the advice begins with that.
         """
         if (
             timed
             and ok is False
-            and (busy := judge(noise_between(self.before, read_counters()), self.before.cores))
+            and (loads := judge(noise_between(self.before, read_counters()), self.before.cores))
         ):
-            way = (
+            advice = (
                 "the machine was busy, so run the check again when it is idle:"
-                f" {'; '.join(busy)}. If it still fails: {way}"
+                f" {'; '.join(loads)}. If it still fails: {advice}"
             )
-        self.checks.append(Check(what, ok, measured, limit, "" if ok else way))
+        self.checks.append(Check(label, ok, measured, limit, "" if ok else advice))
         return bool(ok)
 
-    def not_checked(self, what: str, samples: Sequence[object]) -> None:
-        """Note that no request was answered with 200, so `what` was not measured."""
-        way = (
+    def not_checked(self, label: str, samples: Sequence[object]) -> None:
+        """Note that `label` was not measured, as no request was answered with 200."""
+        advice = (
             "no sample was answered with 200"
             if samples
             else "no sample; add --sample FILE, or pack one with tsx archive --sample FILE"
         )
-        self.add(what, None, "not checked", "", way)
+        self.add(label, None, "not checked", "", advice)
 
-    def within(self, what: str, seconds: float, most: float, way: str) -> bool:
+    def within(self, label: str, seconds: float, limit_s: float, advice: str) -> bool:
         return self.add(
-            what, seconds <= most, time_of(seconds), f"within {time_of(most)}", way, timed=True
+            label,
+            seconds <= limit_s,
+            time_of(seconds),
+            f"within {time_of(limit_s)}",
+            advice,
+            timed=True,
         )
 
     def as_json(self) -> dict[str, Any]:
-        text = {"contract": self.contract, "model": self.model, "holds": not self.failed}
-        return text | {"checks": [asdict(check) for check in self.checks], "log": list(self.log)}
+        summary = {"contract": self.contract, "model": self.model, "holds": not self.failed}
+        return summary | {"checks": [asdict(check) for check in self.checks], "log": list(self.log)}
 
     def show(self, *, as_json: bool) -> None:
         if as_json:

@@ -1,4 +1,4 @@
-"""Checks an archive against a platform's contract, in a directory with the platform's layout."""
+"""The run of `tsx check` in a directory with the platform's layout."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from tsx_runtime.shared.log_format import escaped
 ContractCheck = Callable[
     [Report, Path, Sequence[ModelSample], Mapping[str, str], Path, float], None
 ]
-CONTRACTS: Mapping[
-    str, tuple[ContractCheck, float]
-] = {  # and the seconds to start, or of an invocation, where nothing else is said
+# The checks with the default of --timeout, in seconds
+CONTRACTS: Mapping[str, tuple[ContractCheck, float]] = {
     "sagemaker": (sagemaker.check, 600.0),
     "container": (container.check, 600.0),
     "lambda": (aws_lambda.check, 60.0),
@@ -39,39 +38,50 @@ CONTRACTS: Mapping[
 def check(
     archive: Path,
     contract: str,
-    given: Sequence[Path],
+    sample_paths: Sequence[Path],
     timeout: str | None,
     env: Sequence[str],
     *,
     as_json: bool,
 ) -> None:
-    """Raises UsageError, CliError, ArchiveError; Exit with code 1 where something does not hold."""
+    """Check an archive against a platform's contract, and print the report.
+
+    Raises:
+        UsageError: An option has a wrong value.
+        CliError: A requirement is not met, or the archive is a directory.
+        ArchiveError: The archive cannot be read.
+        typer.Exit: A requirement is not met, with `as_json`; the code is 1.
+    """
     if archive.is_dir():
         raise CliError(
             f"{archive} is a directory; only a file can be deployed: pack it with tsx archive"
         )
-    play, usual = CONTRACTS[contract]
-    patience = usual if timeout is None else span(timeout, "--timeout")
+    check_contract, default_s = CONTRACTS[contract]
+    timeout_s = default_s if timeout is None else span(timeout, "--timeout")
     report = Report(contract, archive.name)
     with tempfile.TemporaryDirectory(
         prefix="tsx-check-", dir=temporary_directory(), ignore_cleanup_errors=True
-    ) as directory:
-        place = Path(directory)
-        with open_archive(archive, cache=place / "unpacking", limits=archive_limits()) as opened:
+    ) as temporary:
+        directory = Path(temporary)
+        with open_archive(
+            archive, cache=directory / "unpacking", limits=archive_limits()
+        ) as opened:
             samples = [
                 read_sample(path)
                 for path in (
-                    sample_files(given).values() if given else samples_in(opened.directory)
+                    sample_files(sample_paths).values()
+                    if sample_paths
+                    else samples_in(opened.directory)
                 )
             ]
-        samples = samples or _made_up(archive)
-        play(
+        samples = samples or _known_samples(archive)
+        check_contract(
             report,
             archive,
             samples,
-            dict(read_pair(each, "--env takes NAME=VALUE") for each in env),
-            place,
-            patience,
+            dict(read_pair(pair, "--env takes NAME=VALUE") for pair in env),
+            directory,
+            timeout_s,
         )
     report.show(as_json=as_json)
     if report.failed:
@@ -86,16 +96,17 @@ def check(
         )
 
 
-def _made_up(archive: Path) -> list[ModelSample]:
-    """Load the model and return the request that is known for it; empty where it does not load,
-    which the check then shows.
+def _known_samples(archive: Path) -> list[ModelSample]:
+    """Load the model and return its known request.
+
+    The list is empty if the model does not load; the check reports that.
     """
 
-    async def ask() -> list[ModelSample]:
+    async def load_sample() -> list[ModelSample]:
         async with open_model(archive, settings) as version:
             return await known_sample(version)
 
     settings, _ = read_settings(None, quiet=True)
     with silent(), suppress(TsxError):
-        return asyncio.run(ask())
+        return asyncio.run(load_sample())
     return []

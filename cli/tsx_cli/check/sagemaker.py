@@ -1,5 +1,6 @@
-"""SageMaker's contract:
-https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html.
+"""The checks of an image against SageMaker's contract.
+
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tsx_cli.archive.check import ModelSample
-from tsx_cli.check.entry import free_ports, started, try_request
+from tsx_cli.check.entry import free_ports, start_entry, try_request
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import (
-    Web,
-    answers_samples,
-    becomes_ready,
-    ends_in_order,
-    has_metrics,
-    stays_well_under_load,
-    takes_the_largest,
+    HttpPlatform,
+    check_health_under_load,
+    check_largest_body,
+    check_metrics,
+    check_ready,
+    check_samples,
+    check_stop,
 )
 from tsx_cli.deploy.engine.facts import write_model_data
 from tsx_cli.deploy.preflight.limits import LIMITS
 
-PING, CONNECT, STOP = 2.0, 0.25, 30.0  # seconds
+PING_TIMEOUT_S, CONNECT_TIMEOUT_S, STOP_TIMEOUT_S = 2.0, 0.25, 30.0
 
 
 def check(
@@ -32,80 +33,82 @@ def check(
     archive: Path,
     samples: Sequence[ModelSample],
     env: Mapping[str, str],
-    place: Path,
+    directory: Path,
     startup: float,
 ) -> None:
-    """As the host does: the model unpacked at one place, `serve` started, asked, and stopped."""
-    unpack_model(archive, place)
+    """Check `serve` as SageMaker's host runs it: start, requests, stop."""
+    unpack_model(archive, directory)
     limits = LIMITS["sagemaker"]
     (port,) = free_ports(1)
-    web = Web(
+    platform = HttpPlatform(
         port,
         "/ping",
         "/invocations",
-        PING,
+        PING_TIMEOUT_S,
         limits["time"].most,
         startup,
-        STOP,
+        STOP_TIMEOUT_S,
         "sagemaker.startup_timeout",
-        CONNECT,
+        CONNECT_TIMEOUT_S,
     )
-    given = {
-        "SAGEMAKER_BASE_DIR": str(place),
+    variables = {
+        "SAGEMAKER_BASE_DIR": str(directory),
         "SAGEMAKER_BIND_TO_PORT": str(port),
         "TSX_TARGET": "sagemaker",
         **env,
     }
-    with started(place, given) as entry:
-        if not becomes_ready(web, entry, report):
+    with start_entry(directory, variables) as entry:
+        if not check_ready(platform, entry, report):
             return
-        most = round(limits["request"].most)
-        good = answers_samples(web, samples, most, report)
-        takes_the_largest(web, most, report)
-        stays_well_under_load(web, good, report)
-        _tells(web, report)
+        max_bytes = round(limits["request"].most)
+        sample = check_samples(platform, samples, max_bytes, report)
+        check_largest_body(platform, max_bytes, report)
+        check_health_under_load(platform, sample, report)
+        _check_endpoints(platform, report)
         code = "" if entry.is_up else f"ended with {entry.process.returncode}"
         if not report.add("still up after all of that", entry.is_up, code, "", "see its log"):
             report.log = entry.lines
-        ends_in_order(web, entry, good, report)
+        check_stop(platform, entry, sample, report)
 
 
-def unpack_model(archive: Path, place: Path) -> None:
-    """`model.tar.gz` as `tsx deploy` uploads it, unpacked as the host does."""
-    with tarfile.open(write_model_data(archive, place)) as packed:
+def unpack_model(archive: Path, directory: Path) -> None:
+    """Unpack the `model.tar.gz` that `tsx deploy` uploads, as the host does."""
+    with tarfile.open(write_model_data(archive, directory)) as packed:
         (
-            packed.extractall(place / "model", filter="data")
+            packed.extractall(directory / "model", filter="data")
             if hasattr(tarfile, "data_filter")
-            else packed.extractall(place / "model")
+            else packed.extractall(directory / "model")
         )
-    (place / "model.tar.gz").unlink()
+    (directory / "model.tar.gz").unlink()
 
 
-def _tells(web: Web, report: Report) -> None:
-    """What the platform reads beside answers."""
-    has_metrics(
-        web.port, "/metrics at the same port", PING, "leave TSX_METRICS_ADDRESS as it is", report
+def _check_endpoints(platform: HttpPlatform, report: Report) -> None:
+    """Check the endpoints that the platform reads besides the predictions."""
+    check_metrics(
+        platform.port,
+        "/metrics at the same port",
+        PING_TIMEOUT_S,
+        "leave TSX_METRICS_ADDRESS as it is",
+        report,
     )
-    batch, what = (
-        try_request(web.port, "GET", "/execution-parameters", PING),
-        "/execution-parameters, of batch transform",
-    )
+    batch = try_request(platform.port, "GET", "/execution-parameters", PING_TIMEOUT_S)
+    label = "/execution-parameters, of batch transform"
     if isinstance(batch, str):
-        report.add(what, False, batch, "an answer", "see its log")
+        report.add(label, False, batch, "an answer", "see its log")
         return
     if batch.status == 404:
-        return  # it may be left out
+        return  # The endpoint is optional.
     try:
         response = json.loads(batch.body)
     except ValueError:
         response = None
-    right = (
+    is_valid = (
         isinstance(response, dict)
         and {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"} <= response.keys()
     )
     report.add(
-        what,
-        right,
+        label,
+        is_valid,
         batch.body[:100].decode(errors="replace").strip(),
         "three keys",
         "this is a bug in tsx: please report it",

@@ -1,5 +1,6 @@
-"""The checks that HTTP platforms share: a container becomes ready, answers, stays healthy under
-load, and stops in order.
+"""The checks that HTTP platforms share.
+
+A container becomes ready, answers, stays healthy under load, and stops in order.
 """
 
 from __future__ import annotations
@@ -17,240 +18,264 @@ from tsx_cli.check.entry import EntryProcess, PlatformResponse, send_request, tr
 from tsx_cli.check.report import Report, time_of
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
-QUICKER = "make the handler faster, or its batches smaller"
-AGAIN = 0.1  # seconds between two looks at whether it is well; platforms look less often
-CLIENTS, LOAD = 4, 2.0  # at a time, and for how many seconds
+SPEED_ADVICE = "make the handler faster, or its batches smaller"
+HEALTH_INTERVAL_S = 0.1  # Platforms ask less often.
+LOAD_CLIENTS, LOAD_S = 4, 2.0
 
 
 @dataclass(frozen=True)
-class Web:
-    """The paths and time limits of a platform."""
+class HttpPlatform:
+    """The paths and time limits of a platform, in seconds."""
 
     port: int
-    health: str
-    predict: str
-    health_limit: float  # seconds
-    answer_limit: float
-    start_limit: float
-    stop_limit: float
-    start_key: str  # of [deploy] that gives more time to start
-    connect_limit: float | None = None
+    health_path: str
+    predict_path: str
+    health_limit_s: float
+    answer_limit_s: float
+    start_limit_s: float
+    stop_limit_s: float
+    start_key: str  # the key of [deploy] that raises the start limit
+    connect_limit_s: float | None = None
 
 
-def becomes_ready(web: Web, entry: EntryProcess, report: Report) -> bool:
-    """Polled from the start: a refused connection is fine, but an answer must come in time, with
-    200 only once ready.
+def check_ready(platform: HttpPlatform, entry: EntryProcess, report: Report) -> bool:
+    """Poll the health check until it answers 200, and tell whether the container is ready.
+
+    A refused connection is fine; a response must come in time.
     """
-    slowest, asked = 0.0, 0
-    while entry.is_up and entry.since() < web.start_limit:
+    slowest, count = 0.0, 0
+    while entry.is_up and entry.uptime_s() < platform.start_limit_s:
         try:
-            answered = send_request(web.port, "GET", web.health, web.health_limit)
+            response = send_request(
+                platform.port, "GET", platform.health_path, platform.health_limit_s
+            )
         except ConnectionError:
-            answered = None
-        except (OSError, http.client.HTTPException):  # it took longer than it may
-            slowest = max(slowest, web.health_limit)
-            answered = None
-        if answered is not None:
-            asked, slowest = asked + 1, max(slowest, answered.took)
-            if answered.status == 200:
-                report.within("ready", entry.since(), web.start_limit, f"raise {web.start_key}")
-                way = (
+            response = None
+        except (OSError, http.client.HTTPException):
+            # The response took longer than allowed.
+            slowest = max(slowest, platform.health_limit_s)
+            response = None
+        if response is not None:
+            count, slowest = count + 1, max(slowest, response.total_s)
+            if response.status == 200:
+                report.within(
+                    "ready", entry.uptime_s(), platform.start_limit_s, f"raise {platform.start_key}"
+                )
+                advice = (
                     "something blocks the server's process while the model loads: load the model in"
                     " the handler's initialize"
                 )
                 return report.within(
-                    f"{web.health} while it starts, the slowest of {asked}",
+                    f"{platform.health_path} while it starts, the slowest of {count}",
                     slowest,
-                    web.health_limit,
-                    way,
+                    platform.health_limit_s,
+                    advice,
                 )
         with suppress(subprocess.TimeoutExpired):
-            entry.process.wait(AGAIN)
+            entry.process.wait(HEALTH_INTERVAL_S)
     report.log = entry.lines
     known = diagnose("ping health check" if entry.is_up else "", entry.lines)
-    way = " ".join(map(str, known)) or "see the last lines of its log"
+    advice = " ".join(map(str, known)) or "see the last lines of its log"
     if entry.is_up:
         return report.add(
             "ready",
             False,
-            f"not after {time_of(entry.since())}",
-            f"within {time_of(web.start_limit)}",
-            f"{way} ({web.start_key})",
+            f"not after {time_of(entry.uptime_s())}",
+            f"within {time_of(platform.start_limit_s)}",
+            f"{advice} ({platform.start_key})",
             timed=True,
         )
     return report.add(
         "ready",
         False,
-        f"ended with {entry.process.returncode} after {time_of(entry.since())}",
+        f"ended with {entry.process.returncode} after {time_of(entry.uptime_s())}",
         "stays up",
-        way,
+        advice,
     )
 
 
-def answers_samples(
-    web: Web, samples: Sequence[ModelSample], most: int, report: Report
+def check_samples(
+    platform: HttpPlatform, samples: Sequence[ModelSample], max_bytes: int, report: Report
 ) -> ModelSample | None:
-    """The first that was answered with 200, if any."""
-    good, slowest, largest, streamed = None, 0.0, 0, None
+    """Send each sample, and return the first that was answered with 200."""
+    first_passed, slowest, largest, streamed = None, 0.0, 0, None
     for sample in samples:
-        if len(sample.body) > most:
-            way = "the platform refuses it: send smaller inputs"
-            report.add(
-                f"sample {sample.name}", False, f"{len(sample.body)} bytes", f"at most {most}", way
-            )
-            continue
-        answered = _send(web, sample)
-        if isinstance(answered, str):
+        if len(sample.body) > max_bytes:
+            advice = "the platform refuses it: send smaller inputs"
             report.add(
                 f"sample {sample.name}",
                 False,
-                answered,
-                f"within {time_of(web.answer_limit)}",
-                QUICKER,
+                f"{len(sample.body)} bytes",
+                f"at most {max_bytes}",
+                advice,
+            )
+            continue
+        response = _send(platform, sample)
+        if isinstance(response, str):
+            report.add(
+                f"sample {sample.name}",
+                False,
+                response,
+                f"within {time_of(platform.answer_limit_s)}",
+                SPEED_ADVICE,
                 timed=True,
             )
             continue
-        if answered.status != 200:
-            body_text = " ".join(answered.body[:300].decode(errors="replace").split())
+        if response.status != 200:
+            body_text = " ".join(response.body[:300].decode(errors="replace").split())
             report.add(
                 f"sample {sample.name}",
                 False,
-                f"status {answered.status}",
+                f"status {response.status}",
                 "200",
                 f"it was answered: {body_text}",
             )
             continue
-        good, slowest, largest = (
-            good or sample,
-            max(slowest, answered.took),
-            max(largest, len(answered.body)),
+        first_passed, slowest, largest = (
+            first_passed or sample,
+            max(slowest, response.total_s),
+            max(largest, len(response.body)),
         )
-        streamed = streamed or (answered if answered.streamed else None)
-    if good is not None:
-        what = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}, the slowest"
-        report.within(what, slowest, web.answer_limit, QUICKER)
+        streamed = streamed or (response if response.is_streamed else None)
+    if first_passed is not None:
+        label = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}, the slowest"
+        report.within(label, slowest, platform.answer_limit_s, SPEED_ADVICE)
         report.add(
             "answers, the largest",
-            largest <= most,
+            largest <= max_bytes,
             f"{largest} bytes",
-            f"at most {most}",
+            f"at most {max_bytes}",
             "return a smaller answer, or stream it",
         )
     if streamed is not None:
-        measured = f"first after {time_of(streamed.began)}, last after {time_of(streamed.took)}"
+        measured = (
+            f"first after {time_of(streamed.first_byte_s)}, last after {time_of(streamed.total_s)}"
+        )
         report.add("streams, part by part", True, measured)
-    if good is None:
+    if first_passed is None:
         report.not_checked("requests", samples)
-    return good
+    return first_passed
 
 
-def _send(web: Web, sample: ModelSample) -> PlatformResponse | str:
+def _send(platform: HttpPlatform, sample: ModelSample) -> PlatformResponse | str:
     return try_request(
-        web.port,
+        platform.port,
         "POST",
-        web.predict,
-        web.answer_limit,
+        platform.predict_path,
+        platform.answer_limit_s,
         sample.body,
         {"Content-Type": sample.content_type},
     )
 
 
-def has_metrics(port: int, what: str, limit: float, way: str, report: Report) -> None:
-    answered = try_request(port, "GET", "/metrics", limit)
-    well = not isinstance(answered, str) and answered.status == 200 and b"# TYPE" in answered.body
+def check_metrics(port: int, label: str, limit: float, advice: str, report: Report) -> None:
+    response = try_request(port, "GET", "/metrics", limit)
+    ok = not isinstance(response, str) and response.status == 200 and b"# TYPE" in response.body
     report.add(
-        what,
-        well,
-        answered if isinstance(answered, str) else f"status {answered.status}",
+        label,
+        ok,
+        response if isinstance(response, str) else f"status {response.status}",
         "200, for Prometheus",
-        way,
+        advice,
     )
 
 
-def stays_well_under_load(web: Web, sample: ModelSample | None, report: Report) -> None:
-    """Clients that send one after the other, and between them the platform's question."""
+def check_health_under_load(
+    platform: HttpPlatform, sample: ModelSample | None, report: Report
+) -> None:
+    """Ask for the health check while clients send requests without a pause."""
     if sample is None:
         return
-    over = time.monotonic() + LOAD
+    end = time.monotonic() + LOAD_S
     connects: list[float] = []
-    answered = [0] * CLIENTS
+    counts = [0] * LOAD_CLIENTS
 
     def client(number: int) -> None:
-        while time.monotonic() < over:
-            one = _send(web, sample)
-            if isinstance(one, str):
+        while time.monotonic() < end:
+            response = _send(platform, sample)
+            if isinstance(response, str):
                 return
-            connects.append(one.connected)
-            answered[number] += 1
+            connects.append(response.connect_s)
+            counts[number] += 1
 
     clients = [
-        threading.Thread(target=client, args=(number,), daemon=True) for number in range(CLIENTS)
+        threading.Thread(target=client, args=(number,), daemon=True)
+        for number in range(LOAD_CLIENTS)
     ]
-    for each in clients:
-        each.start()
-    slowest, bad = 0.0, ""
-    while time.monotonic() < over:
-        well = try_request(web.port, "GET", web.health, web.health_limit)
-        if isinstance(well, str):
-            bad = well
+    for thread in clients:
+        thread.start()
+    slowest, failure = 0.0, ""
+    while time.monotonic() < end:
+        health = try_request(platform.port, "GET", platform.health_path, platform.health_limit_s)
+        if isinstance(health, str):
+            failure = health
         else:
-            slowest = max(slowest, well.took)
-            bad = bad or ("" if well.status == 200 else f"status {well.status}")
-        threading.Event().wait(AGAIN)
-    for each in clients:
-        each.join()
-    what = f"{web.health} while {CLIENTS} clients ask ({sum(answered)} answers)"
-    way = (
+            slowest = max(slowest, health.total_s)
+            failure = failure or ("" if health.status == 200 else f"status {health.status}")
+        threading.Event().wait(HEALTH_INTERVAL_S)
+    for thread in clients:
+        thread.join()
+    label = f"{platform.health_path} while {LOAD_CLIENTS} clients ask ({sum(counts)} answers)"
+    advice = (
         "the server's process gets no CPU time: leave a core free (threads and minWorkers in"
         " model-config.yaml)"
     )
-    if bad:
-        report.add(what, False, bad, f"200 within {time_of(web.health_limit)}", way, timed=True)
+    if failure:
+        report.add(
+            label,
+            False,
+            failure,
+            f"200 within {time_of(platform.health_limit_s)}",
+            advice,
+            timed=True,
+        )
     else:
-        report.within(what, slowest, web.health_limit, way)
-    if web.connect_limit is not None and connects:
-        report.within("connections accepted, the slowest", max(connects), web.connect_limit, way)
+        report.within(label, slowest, platform.health_limit_s, advice)
+    if platform.connect_limit_s is not None and connects:
+        report.within(
+            "connections accepted, the slowest", max(connects), platform.connect_limit_s, advice
+        )
 
 
-def takes_the_largest(web: Web, size: int, report: Report) -> None:
-    """Whatever the handler makes of zeros: the server must take them, and be well afterwards."""
-    answered = _send(web, ModelSample("zeros", "application/octet-stream", bytes(size)))
-    if isinstance(answered, str):
+def check_largest_body(platform: HttpPlatform, size: int, report: Report) -> None:
+    """Send a body of zeros; the server must accept it and answer."""
+    response = _send(platform, ModelSample("zeros", "application/octet-stream", bytes(size)))
+    if isinstance(response, str):
         report.add(
             f"a body of {size} bytes",
             False,
-            answered,
+            response,
             "an answer",
             "see its log; raise max_request_size",
             timed=True,
         )
         return
-    way = (
+    advice = (
         "the server refuses what the platform accepts: raise max_request_size"
         " (TSX_MAX_REQUEST_SIZE)"
     )
     report.add(
         f"a body of {size} bytes",
-        answered.status != 413,
-        f"status {answered.status} in {time_of(answered.took)}",
+        response.status != 413,
+        f"status {response.status} in {time_of(response.total_s)}",
         "not 413",
-        way,
+        advice,
     )
 
 
-def ends_in_order(
-    web: Web, entry: EntryProcess, sample: ModelSample | None, report: Report
+def check_stop(
+    platform: HttpPlatform, entry: EntryProcess, sample: ModelSample | None, report: Report
 ) -> None:
-    """SIGTERM while a request is on its way: that is answered, and the process is gone in time."""
-    found: list[PlatformResponse | str] = []
-    last = threading.Thread(
-        target=lambda: found.extend([_send(web, sample)] if sample else ()), daemon=True
+    """Send SIGTERM during a request; it must be answered, and the process must end in time."""
+    results: list[PlatformResponse | str] = []
+    client = threading.Thread(
+        target=lambda: results.extend([_send(platform, sample)] if sample else ()), daemon=True
     )
-    last.start()
-    last.join(0.005)  # on its way, and for a quick model over already
-    code, seconds = entry.stop(web.stop_limit)
-    last.join(1)
-    way = (
+    client.start()
+    client.join(0.005)  # The request is in flight; a quick model has answered it already.
+    code, seconds = entry.stop(platform.stop_limit_s)
+    client.join(1)
+    advice = (
         "something does not stop: threads of the handler that are not daemon threads, or requests"
         " longer than drain_timeout"
     )
@@ -260,12 +285,12 @@ def ends_in_order(
             "ends on SIGTERM",
             False,
             f"still there after {time_of(seconds)}",
-            f"within {time_of(web.stop_limit)}",
-            way,
+            f"within {time_of(platform.stop_limit_s)}",
+            advice,
             timed=True,
         )
         return
-    report.within("ends on SIGTERM", seconds, web.stop_limit, way)
+    report.within("ends on SIGTERM", seconds, platform.stop_limit_s, advice)
     report.add(
         "its exit code",
         code == 0,
@@ -275,12 +300,13 @@ def ends_in_order(
     )
     if sample is None:
         return
-    answered = found[0] if found else ""
-    text = answered if isinstance(answered, str) else f"status {answered.status}"
-    well = text is not answered or "refused" in text  # a refused request came after the end
+    response = results[0] if results else ""
+    text = response if isinstance(response, str) else f"status {response.status}"
+    # A refused request came after the end.
+    ok = text is not response or "refused" in text
     report.add(
         "the request in flight at that time",
-        well,
+        ok,
         text,
         "an answer",
         "raise drain_timeout (TSX_DRAIN_TIMEOUT)",

@@ -1,5 +1,6 @@
-"""Builds the forms of a model, each in a process of its own, and lays out the directories that
-their workers load.
+"""The builder of a model's forms.
+
+It builds each form in a process of its own, and lays out the directories that workers load.
 """
 
 from __future__ import annotations
@@ -37,108 +38,117 @@ from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.wire import Item, Kind
 
 PROGRAM = CLEAN + "from tsx_runtime.worker.forms.build import main; main()"
-SIZES = (
-    2,
-    3,
-    8,
-    # of calibration batches: all inputs in batches of 8, and two smaller batches, so that the batch
-    # size differs
-)
+# All inputs are in batches of the last size; the smaller batches vary the batch size.
+CALIBRATION_SIZES = (2, 3, 8)
 
 
 class BuildFailed(Exception):
-    """The message says why."""
+    """The error of a build; the message is the reason."""
 
 
 class BuildTimeout(BuildFailed):
-    """The build took longer than it may."""
+    """The error of a build that exceeded its time limit."""
 
 
 @dataclass
 class FormBuilder:
-    """`place` is a temporary directory.
+    """A builder of the forms of one archive.
 
-    `kept` is the directory of built forms, in which a resumed run finds those of the earlier one.
+    `temporary` is a temporary directory. `forms_directory` has the built forms, also those of the
+    run that this one resumes.
     """
 
     archive: OpenArchive
     device: str
     calibration: Sequence[Item]
-    largest: int  # batch that its workers get
-    place: Path
-    kept: Path
+    max_batch_size: int
+    temporary: Path
+    forms_directory: Path
     resumed: bool = False
-    _fresh: dict[str, BuiltForm] = field(default_factory=dict)
+    _new_forms: dict[str, BuiltForm] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
 
     def spec(self, form: BuiltForm | None = None) -> WorkerSpec:
-        """A worker that runs this form, or the archive's own model.
+        """Return the worker that runs a form, or the archive's own model.
 
-        Raises WorkerFailed if there can be none.
+        Raises:
+            WorkerFailed: There can be no such worker.
         """
-        place = Path(tempfile.mkdtemp(dir=self.place))
+        temporary = Path(tempfile.mkdtemp(dir=self.temporary))
         forms = KeptForms(() if form is None else (form.record,))
-        directory = lay_out(self.archive, Configuration(device=self.device), place, forms=forms)
+        directory = lay_out(self.archive, Configuration(device=self.device), temporary, forms=forms)
         if form is not None:
             (directory / FORMS_DIRECTORY).mkdir()
             (directory / form.record.directory).symlink_to(form.directory.absolute())
-        return worker_spec(open_archive(directory), Configuration(device=self.device), self.largest)
+        return worker_spec(
+            open_archive(directory), Configuration(device=self.device), self.max_batch_size
+        )
 
-    def survey(self, seconds: float) -> tuple[dict[str, str | None], dict[str, str]]:
-        """(Why it cannot be built, or None; label), each by the name of the form.
+    def survey(self, timeout_s: float) -> tuple[dict[str, str | None], dict[str, str]]:
+        """Return the reasons why forms cannot be built, and their labels, by name.
 
-        Raises BuildFailed, WorkerFailed.
+        A reason is None if the form can be built.
+
+        Raises:
+            BuildFailed: The process that surveys the forms failed.
+            WorkerFailed: There can be no worker.
         """
-        with tempfile.TemporaryDirectory(dir=self.place) as empty:
-            report = self._run(None, Path(empty), seconds)
+        with tempfile.TemporaryDirectory(dir=self.temporary) as empty:
+            report = self._run(None, Path(empty), timeout_s)
         return report["applies"], report["labels"]
 
-    def built(self, name: str) -> BuiltForm | None:
-        """The form, if this run or the one that it resumes has built it."""
-        if name in self._fresh or not self.resumed:
-            return self._fresh.get(name)
+    def find_built(self, name: str) -> BuiltForm | None:
+        """Return the form if this run, or the one that it resumes, has built it."""
+        if name in self._new_forms or not self.resumed:
+            return self._new_forms.get(name)
         try:
-            given = json.loads(self._record_file(name).read_text(encoding="utf-8"))
-            return BuiltForm(replace(FormRecord(**given), name=name), self.kept / name)
+            fields = json.loads(self._record_file(name).read_text(encoding="utf-8"))
+            return BuiltForm(replace(FormRecord(**fields), name=name), self.forms_directory / name)
         except (OSError, ValueError, TypeError):
             return None
 
-    def build(self, name: str, seconds: float) -> BuiltForm:
-        """Raises BuildFailed, BuildTimeout, WorkerFailed, OSError."""
-        directory = self.kept / name
+    def build(self, name: str, timeout_s: float) -> BuiltForm:
+        """Build a form.
+
+        Raises:
+            BuildFailed: The build process failed.
+            BuildTimeout: The time is over.
+            WorkerFailed: There can be no worker.
+            OSError: The files cannot be written.
+        """
+        directory = self.forms_directory / name
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
-            report = self._run(name, directory, seconds)
+            report = self._run(name, directory, timeout_s)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         record = replace(
             FormRecord(**report["record"]),
             name=name,
-            measured={"build_seconds": time.monotonic() - begun},
+            measured={"build_seconds": time.monotonic() - start},
         )
-        with write_atomically(
-            self._record_file(name)
-        ) as file:  # last: a form without its record was not built completely
+        # The record comes last: a form without it was not built completely.
+        with write_atomically(self._record_file(name)) as file:
             file.write(json.dumps(asdict(record)).encode())
-        self._fresh[name] = BuiltForm(record, directory)
-        return self._fresh[name]
+        self._new_forms[name] = BuiltForm(record, directory)
+        return self._new_forms[name]
 
-    def abandon(self) -> None:
-        """Kills the build process, if there is one, and its children."""
+    def kill_build(self) -> None:
+        """Kill the build process and its children."""
         if self._process is not None:
-            with suppress(ProcessLookupError, PermissionError):  # the process group is empty
+            with suppress(ProcessLookupError, PermissionError):  # The process group is empty.
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def _record_file(self, name: str) -> Path:
-        return self.kept / f"{name}.json"
+        return self.forms_directory / f"{name}.json"
 
-    def _run(self, name: str | None, directory: Path, seconds: float) -> dict[str, Any]:
-        batches, report = self.place / "calibration", self.place / "report.json"
+    def _run(self, name: str | None, directory: Path, timeout_s: float) -> dict[str, Any]:
+        batches, report = self.temporary / "calibration", self.temporary / "report.json"
         if not batches.exists():
             batches.write_bytes(calibration_frames(self.calibration))
         report.unlink(missing_ok=True)
@@ -152,22 +162,25 @@ class FormBuilder:
             "report": str(report),
         }
         with tempfile.TemporaryFile() as log:
-            code = self._code(json.dumps(order).encode(), seconds, log)
+            code = self._run_build(json.dumps(order).encode(), timeout_s, log)
             try:
-                found: dict[str, Any] = json.loads(report.read_bytes())
+                result: dict[str, Any] = json.loads(report.read_bytes())
             except (OSError, ValueError) as error:
                 if code is None:
-                    raise BuildTimeout(f"it was not built within {seconds:.0f} seconds") from error
-                words = last_lines(log)
+                    raise BuildTimeout(
+                        f"it was not built within {timeout_s:.0f} seconds"
+                    ) from error
+                log_text = last_lines(log)
                 raise BuildFailed(
-                    f"the build process ended ({exit_text(code)})" + (f": {words}" if words else "")
+                    f"the build process ended ({exit_text(code)})"
+                    + (f": {log_text}" if log_text else "")
                 ) from error
-        if "reason" in found:
-            raise BuildFailed(found["reason"])
-        return found
+        if "reason" in result:
+            raise BuildFailed(result["reason"])
+        return result
 
-    def _code(self, order: bytes, seconds: float, log: IO[bytes]) -> int | None:
-        """The return code of the build process; None if it ran out of time and was killed."""
+    def _run_build(self, order: bytes, timeout_s: float, log: IO[bytes]) -> int | None:
+        """Run the build process, and return its code; None if it was killed for its time."""
         command, variables = [sys.executable, "-c", PROGRAM], model_variables()
         process = subprocess.Popen(
             command,
@@ -179,24 +192,24 @@ class FormBuilder:
         )
         self._process = process
         try:
-            process.communicate(order, max(0.1, seconds))
+            process.communicate(order, max(0.1, timeout_s))
             return process.returncode
         except subprocess.TimeoutExpired:
             return None
         finally:
-            self.abandon()
+            self.kill_build()
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of all its files."""
+    """Return the bytes of all files in a directory."""
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 def calibration_frames(items: Sequence[Item]) -> bytes:
-    """Batches of several sizes, as a worker's frames; each item is in at least one."""
-    *few, usual = SIZES
-    batches = [batch_of(items, size, 0) for size in few]
-    batches += [batch_of(items, usual, number) for number in range(-(-len(items) // usual))]
+    """Return batches of several sizes as a worker's frames, with each item at least once."""
+    *small_sizes, main_size = CALIBRATION_SIZES
+    batches = [batch_of(items, size, 0) for size in small_sizes]
+    batches += [batch_of(items, main_size, number) for number in range(-(-len(items) // main_size))]
     return b"".join(
         bytes(part)
         for number, batch in enumerate(batches)

@@ -1,4 +1,4 @@
-"""Which forms are tried first, and which of them is the best. Pure functions."""
+"""The order in which forms are tried, and the choice of the best, as pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from tsx_cli.bench.load.statistics import RatioInterval
 from tsx_cli.common.failure import UsageError
-from tsx_cli.optimize.results import MANY, FormResult, FormState, GuardVerdict, SizeFigures
+from tsx_cli.optimize.results import (
+    MAX_FEASIBLE_ROWS,
+    FormResult,
+    FormState,
+    GuardVerdict,
+    SizeFigures,
+)
 from tsx_runtime.shared.suggestions import suggestion
 
 # The forms that gained most for the time that building them takes come first, in case the time
@@ -44,8 +50,12 @@ ORDER = (
 )
 
 
-def in_order(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
-    """All forms, or those of --forms, by ORDER; unknown ones last. Raises UsageError."""
+def sort_forms(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
+    """Return all forms, or those of --forms, sorted by ORDER; unknown ones are last.
+
+    Raises:
+        UsageError: --forms names an unknown form.
+    """
     for name in wanted:
         if name not in known:
             raise UsageError(
@@ -58,12 +68,13 @@ def in_order(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
 
 
 def speedup_of(sizes: Sequence[SizeFigures]) -> RatioInterval:
-    """The geometric mean of the ratios, with its 95 % interval: the sizes were measured one after
-    the other.
+    """Return the geometric mean of the ratios with its 95 % interval.
+
+    The sizes were measured one after the other, so their errors are independent.
     """
-    middle = math.fsum(math.log(each.ratio) for each in sizes) / len(sizes)
+    middle = math.fsum(math.log(size.ratio) for size in sizes) / len(sizes)
     halves = [
-        math.log(each.high / each.ratio) if math.isfinite(each.high) else math.inf for each in sizes
+        math.log(size.high / size.ratio) if math.isfinite(size.high) else math.inf for size in sizes
     ]
     half = math.hypot(*halves) / len(sizes)
     return RatioInterval(
@@ -74,8 +85,8 @@ def speedup_of(sizes: Sequence[SizeFigures]) -> RatioInterval:
     )
 
 
-def judged(guard: GuardVerdict, speedup_low: float) -> tuple[FormState, str]:
-    """The state of a form that was measured, and the reason."""
+def judge_form(guard: GuardVerdict, speedup_low: float) -> tuple[FormState, str]:
+    """Return the state of a form that was measured, and the reason."""
     if not guard.passed:
         return "inaccurate" if guard.rows_needed is None else "unproven", guard.text
     return (
@@ -85,24 +96,23 @@ def judged(guard: GuardVerdict, speedup_low: float) -> tuple[FormState, str]:
     )
 
 
-def ranked(forms: Iterable[FormResult]) -> list[FormResult]:
-    """The forms that answer right and are faster beyond the noise, the best first.
+def rank_forms(forms: Iterable[FormResult]) -> list[FormResult]:
+    """Return the forms that answer right and are faster beyond the noise, the best first.
 
-    Of forms that are equally fast within the noise, the one
-    with the smaller loss is first, then the one with less memory.
+    If forms are equally fast within the noise, a smaller loss comes first, then less memory.
     """
-    left = [form for form in forms if is_better(form)]
-    found: list[FormResult] = []
-    while left:
-        fastest = max(left, key=lambda form: form.speedup or 0.0)
-        tied = [form for form in left if same_speed(form, fastest)]
+    remaining = [form for form in forms if is_better(form)]
+    ranking: list[FormResult] = []
+    while remaining:
+        fastest = max(remaining, key=lambda form: form.speedup or 0.0)
+        tied = [form for form in remaining if same_speed(form, fastest)]
         best = min(
             tied,
             key=lambda form: (_loss(form), form.memory_mib or math.inf, -(form.speedup or 0.0)),
         )
-        found.append(best)
-        left.remove(best)
-    return found
+        ranking.append(best)
+        remaining.remove(best)
+    return ranking
 
 
 def is_better(form: FormResult) -> bool:
@@ -114,13 +124,15 @@ def is_better(form: FormResult) -> bool:
     )
 
 
-def same_speed(one: FormResult, other: FormResult) -> bool:
-    """Whether the difference is within the noise of both."""
-    return abs(_log(one.speedup) - _log(other.speedup)) <= math.hypot(_half(one), _half(other))
+def same_speed(first: FormResult, second: FormResult) -> bool:
+    """Tell whether the difference is within the noise of both."""
+    return abs(_log(first.speedup) - _log(second.speedup)) <= math.hypot(
+        _half(first), _half(second)
+    )
 
 
 def _half(form: FormResult) -> float:
-    """Half the interval of the logarithm."""
+    """Return half the interval of the speedup's logarithm."""
     return _log(form.speedup_high) - _log(form.speedup)
 
 
@@ -133,24 +145,26 @@ def _loss(form: FormResult) -> float:
 
 
 def describe_choice(forms: Sequence[FormResult], batch_sizes: Sequence[int]) -> str:
-    """The choice in a few sentences."""
-    best = next(iter(ranked(forms)), None)
+    """Describe the choice in a few sentences."""
+    best = next(iter(rank_forms(forms)), None)
     if best is None:
-        return f"{_no_choice(forms)}{_more_rows(forms, 1.0)}"
+        return f"{_no_choice(forms)}{_rows_advice(forms, 1.0)}"
     assert best.guard is not None
     sizes = ", ".join(map(str, batch_sizes))
     speed = (
         f"{best.speedup:.2f} times ({best.speedup_low:.2f} to {best.speedup_high:.2f}) as fast as"
         " the reference"
     )
-    found = f"{best.name} is {speed} over batches of {sizes}, and {best.guard.text}"
-    faster = [form.name for form in ranked(forms)[1:] if (form.speedup or 0) > (best.speedup or 0)]
+    sentence = f"{best.name} is {speed} over batches of {sizes}, and {best.guard.text}"
+    faster = [
+        form.name for form in rank_forms(forms)[1:] if (form.speedup or 0) > (best.speedup or 0)
+    ]
     tied = (
         f" {' and '.join(faster)} is as fast within the noise, and loses or takes more."
         if faster
         else ""
     )
-    return f"{found.rstrip('.')}.{tied}{_more_rows(forms, best.speedup or 1.0)}"
+    return f"{sentence.rstrip('.')}.{tied}{_rows_advice(forms, best.speedup or 1.0)}"
 
 
 def _no_choice(forms: Sequence[FormResult]) -> str:
@@ -166,8 +180,8 @@ def _no_choice(forms: Sequence[FormResult]) -> str:
     return f"The reference stays: no form is {proven}accurate enough."
 
 
-def _more_rows(forms: Sequence[FormResult], speed: float) -> str:
-    """What would prove the fastest of the unproven forms, if it is faster than that."""
+def _rows_advice(forms: Sequence[FormResult], speed: float) -> str:
+    """Say how many rows would prove the fastest unproven form that exceeds `speed`."""
     unproven = [
         (form.speedup or 0.0, form.name, form.guard)
         for form in forms
@@ -178,8 +192,12 @@ def _more_rows(forms: Sequence[FormResult], speed: float) -> str:
     ]
     if not unproven:
         return ""
-    ratio, name, guard = max(unproven, key=lambda each: each[0])
-    rows = f"about {guard.rows_needed:,}" if (guard.rows_needed or 0) < MANY else "many millions of"
+    ratio, name, guard = max(unproven, key=lambda entry: entry[0])
+    rows = (
+        f"about {guard.rows_needed:,}"
+        if (guard.rows_needed or 0) < MAX_FEASIBLE_ROWS
+        else "many millions of"
+    )
     return (
         f" {name} is {ratio:.2f} times as fast and unproven: {rows} held-out rows would settle"
         f" {guard.limit}; there are {guard.rows:,}."

@@ -1,4 +1,4 @@
-"""`tsx optimize`: from the command line to a run and its exit code."""
+"""The command line of `tsx optimize`, with its exit codes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,8 @@ from tsx_cli.optimize import options
 
 app = typer.Typer(add_completion=False)
 
-WITH_RESUME = {
-    "model",
-    "resume",
-    "time_limit",
-    "keep",
-    "as_json",
-}  # all other options are those of the original run
+# The original run determines all other options.
+RESUME_OPTIONS = {"model", "resume", "time_limit", "keep", "as_json"}
 
 
 @app.command("optimize")
@@ -44,23 +39,21 @@ def optimize_command(
     resume: options.Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest form of a model that still answers right: `tsx optimize model.mar --input
-    DIR --max-loss 'top1>=-0.5%'`.
+    """Find the fastest form of a model that still answers right.
 
-    Builds other ways to run the model (ONNX Runtime, OpenVINO, int8, bf16, ...), and measures each
-    beside the model as it is. A form may only win if it answers inputs that it was not built with
-    as well as the model does, within the loss that you accept. The best is written into the
-    archive, next to the original, which serves wherever the form does not fit. Ctrl-C ends the run
-    and reports what was measured. If no form is better, the archive stays as it is, and the exit
-    code is 0.
+    Example: `tsx optimize model.mar --input DIR --max-loss 'top1>=-0.5%'`. The command builds other
+    ways to run the model (ONNX Runtime, OpenVINO, int8, bf16, ...), and measures each beside the
+    model as it is. A form may only win if it answers inputs that it was not built with as well as
+    the model does, within the loss that you accept. The best is written into the archive, next to
+    the original, which serves wherever the form does not fit. Ctrl-C ends the run and reports what
+    was measured. If no form is better, the archive stays as it is, and the exit code is 0.
     """
+    # Late imports keep --help quick: these modules import a server.
     from tsx_cli.bench.report.write_back import check_writable
-    from tsx_cli.bench.search.options import (
-        seconds,
-    )  # here, as they import a server, and help must be quick
+    from tsx_cli.bench.search.options import seconds
     from tsx_cli.common.output import print_json
     from tsx_cli.optimize.report import show, write_report
-    from tsx_cli.optimize.session import carry_out, new_optimization, resumed_optimization
+    from tsx_cli.optimize.session import new_optimization, resumed_optimization, run_optimization
     from tsx_cli.optimize.write_back import remove_forms
 
     settings, _ = read_settings(None)
@@ -72,12 +65,12 @@ def optimize_command(
         return
     limit = seconds(time_limit, "--time-limit")
     if resume is not None:
-        refuse_others(context, WITH_RESUME, "--resume uses the options of the original run")
+        refuse_others(context, RESUME_OPTIONS, "--resume uses the options of the original run")
         request = resumed_optimization(resume, model, limit, keep, quiet=as_json)
     else:
         if model is None:
             raise UsageError("name an archive: tsx optimize model.mar --input DIR")
-        chosen = options.OptimizeOptions(
+        run_options = options.OptimizeOptions(
             inputs=tuple(str(path.absolute()) for path in inputs or ()),
             content_type=content_type,
             labels=None if labels is None else str(labels.absolute()),
@@ -90,10 +83,10 @@ def optimize_command(
             device=device,
             seed=seed,
         )
-        request = new_optimization(model, chosen, output, limit, keep, quiet=as_json)
+        request = new_optimization(model, run_options, output, limit, keep, quiet=as_json)
     if keep is not options.Keep.NONE:
         check_writable(request.model, "--keep", "give --keep none")
-    results = carry_out(request, settings)
+    results = run_optimization(request, settings)
     write_report(results, request.directory)
     if as_json:
         print_json(results.model_dump(mode="json"))

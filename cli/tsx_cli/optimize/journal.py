@@ -1,9 +1,10 @@
-"""The journal of a run of `tsx optimize`, a line of JSON per result: `--resume` continues from it.
+"""The journal of a run of `tsx optimize`, from which `--resume` continues.
 
+It has a line of JSON per result:
 {"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "inputs": ..., "fingerprint": ...,
 "started": ...}
-{"kind": "form", "form": {...}}                        what a form was found to be
-{"kind": "written", "sha256": ...}                     the archive, with the forms that were kept
+{"kind": "form", "form": {...}}                        the result of a form
+{"kind": "written", "sha256": ...}                     the archive with the kept forms
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class OptimizeJournal(JournalFile):
 
 
 class Survey(Part):
-    """Which forms can be built, and how they are judged."""
+    """The forms that can be built, and the limit that judges them."""
 
-    applies: dict[str, str | None]  # by the form's name: why it cannot be built, or None
+    applies: dict[str, str | None]  # why a form cannot be built, or None, by name
     labels: dict[str, str]
-    limit: str  # of the loss
+    limit: str  # the limit of the loss
     rows: int  # held-out rows that are compared
 
 
@@ -44,13 +45,17 @@ class Survey(Part):
 class PastOptimization(JournaledRun):
     """The content of a journal."""
 
-    inputs: str = ""  # the digest of the inputs, their labels, and how they are divided
+    inputs: str = ""  # digest of the inputs, their labels and their division
     survey: Survey | None = None
     forms: dict[str, FormResult] = field(default_factory=dict)
 
     def check_inputs(self, digest: str) -> None:
-        """Raises CliError where they are others: an input that has calibrated a form would test
-        it.
+        """Check that the inputs are those of the earlier run.
+
+        An input that has calibrated a form would otherwise test it.
+
+        Raises:
+            CliError: The inputs or labels have changed.
         """
         if self.inputs != digest:
             raise CliError(
@@ -60,7 +65,11 @@ class PastOptimization(JournaledRun):
 
 
 def read_optimize_journal(directory: Path) -> PastOptimization:
-    """Raises CliError if there is nothing to resume."""
+    """Read the journal of a run.
+
+    Raises:
+        CliError: There is nothing to resume.
+    """
     return read_journal_file(directory, OptimizeJournal, PastOptimization, _add)
 
 

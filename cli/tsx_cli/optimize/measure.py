@@ -1,5 +1,6 @@
-"""Times two workers in turn: how many times as fast as the reference a form answers batches of one
-size.
+"""The timing of two workers in turn.
+
+It shows how many times as fast as the reference a form answers batches of one size.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from tsx_cli.bench.search.worker import StandaloneWorker, WorkerFailed
 from tsx_cli.optimize.results import SizeFigures
 from tsx_runtime.wire import Item
 
-LEAST = 5  # rounds, each a chunk of batches of either worker
-MOST = 40
-PRECISE = 0.03  # half the width of the interval that is narrow enough, as a share of the ratio
+MIN_ROUNDS, MAX_ROUNDS = 5, 40  # A round is a chunk of batches of either worker.
+MAX_RELATIVE_ERROR = 0.03  # half the width of the ratio's interval
 
 
 class ReferenceFailed(Exception):
-    """The reference failed, not the form. The message says how."""
+    """The error of the reference, not of the form."""
 
 
 class RoundTimes(NamedTuple):
-    """Seconds of a batch in a round: the median, or, in a disturbed round, the minimum, since
-    disturbances only add time.
+    """The seconds of a batch in a round.
+
+    They are the median or, in a disturbed round, the minimum, since disturbances only add time.
     """
 
     reference: float
     form: float
-    disturbed: str = ""  # what disturbed it
+    disturbed: str = ""  # the disturbance
 
 
 class PairedTiming(NamedTuple):
@@ -57,33 +58,36 @@ def measure_pair(
     watch: Callable[[], Watch],
     cores: int,
 ) -> PairedTiming:
-    """Warms up, then measures until the ratio is precise enough, or the time is over and there are
-    enough rounds. Raises WorkerFailed, ReferenceFailed.
+    """Warm up both workers, and measure rounds until the ratio is precise or the time is over.
+
+    Raises:
+        WorkerFailed: The form's worker failed.
+        ReferenceFailed: The reference's worker failed.
     """
 
     def times_of(worker: StandaloneWorker, number: int, seconds: float) -> list[float]:
         try:
-            return [each.seconds for each in measure_chunk(worker, items, size, number, seconds)]
+            return [batch.seconds for batch in measure_chunk(worker, items, size, number, seconds)]
         except WorkerFailed as error:
             if worker is reference:
                 raise ReferenceFailed(str(error)) from error
             raise
 
-    ends = time.monotonic() + seconds
-    chunk = min(CHUNK_S, seconds / LEAST / 4)
+    deadline = time.monotonic() + seconds
+    chunk = min(CHUNK_S, seconds / MIN_ROUNDS / 4)
     for worker in (reference, form):
         _warm_up(partial(times_of, worker), chunk, time.monotonic() + seconds / 4)
     rounds: list[RoundTimes] = []
-    while len(rounds) < LEAST or (
-        len(rounds) < MOST and time.monotonic() < ends and not _precise(ratio_of(rounds))
+    while len(rounds) < MIN_ROUNDS or (
+        len(rounds) < MAX_ROUNDS
+        and time.monotonic() < deadline
+        and not _is_precise(ratio_of(rounds))
     ):
-        order = (
-            (reference, form) if len(rounds) % 2 else (form, reference)
-        )  # so that neither is always the second
+        # Neither worker is always the second.
+        order = (reference, form) if len(rounds) % 2 else (form, reference)
         with watch() as watched:
-            times = {
-                worker: times_of(worker, len(rounds), chunk)[1:] for worker in order
-            }  # before the first, the worker was idle
+            # The first batch is left out, as the worker was idle before it.
+            times = {worker: times_of(worker, len(rounds), chunk)[1:] for worker in order}
         disturbed = judge(watched.noise, cores)
         figure = min if disturbed else statistics.median
         rounds.append(
@@ -91,39 +95,41 @@ def measure_pair(
                 figure(times[reference]), figure(times[form]), disturbed[0] if disturbed else ""
             )
         )
-    found, used = ratio_of(rounds), undisturbed(rounds)
+    interval, valid_rounds = ratio_of(rounds), undisturbed(rounds)
     figures = SizeFigures(
         batch_size=size,
-        median_ms=1000 * statistics.median(each.form for each in used),
-        reference_ms=1000 * statistics.median(each.reference for each in used),
-        ratio=found.ratio,
-        low=found.low,
-        high=found.high,
+        median_ms=1000 * statistics.median(entry.form for entry in valid_rounds),
+        reference_ms=1000 * statistics.median(entry.reference for entry in valid_rounds),
+        ratio=interval.ratio,
+        low=interval.low,
+        high=interval.high,
     )
     return PairedTiming(figures, rounds)
 
 
 def undisturbed(rounds: Sequence[RoundTimes]) -> Sequence[RoundTimes]:
-    """The rounds without disturbances, if there are enough; else all."""
-    quiet = [each for each in rounds if not each.disturbed]
-    return quiet if len(quiet) >= LEAST else rounds
+    """Return the rounds without disturbances if there are enough, else all."""
+    quiet = [entry for entry in rounds if not entry.disturbed]
+    return quiet if len(quiet) >= MIN_ROUNDS else rounds
 
 
 def ratio_of(rounds: Sequence[RoundTimes]) -> RatioInterval:
-    """The reference's time divided by the form's."""
-    used = undisturbed(rounds)
-    return real_difference([each.form for each in used], [each.reference for each in used])
+    """Return the reference's time divided by the form's."""
+    valid_rounds = undisturbed(rounds)
+    return real_difference(
+        [entry.form for entry in valid_rounds], [entry.reference for entry in valid_rounds]
+    )
 
 
-def _precise(found: RatioInterval) -> bool:
-    return found.high <= (1 + PRECISE) * found.ratio
+def _is_precise(interval: RatioInterval) -> bool:
+    return interval.high <= (1 + MAX_RELATIVE_ERROR) * interval.ratio
 
 
-def _warm_up(times: Callable[[int, float], list[float]], seconds: float, ends: float) -> None:
+def _warm_up(times: Callable[[int, float], list[float]], seconds: float, deadline: float) -> None:
     chunks: list[list[float]] = []
     while (
         not is_settled(chunks)
         and len(chunks) < MAX_WARM_UP_CHUNKS
-        and (len(chunks) < MIN_CHUNK_BATCHES or time.monotonic() < ends)
+        and (len(chunks) < MIN_CHUNK_BATCHES or time.monotonic() < deadline)
     ):
         chunks.append(times(len(chunks), seconds if chunks else 0.0))

@@ -1,4 +1,4 @@
-"""The options of `tsx optimize`: their help, and the record of them that a run keeps."""
+"""The options of `tsx optimize` with their help, and their record in a run's journal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 
 from tsx_cli.bench.commands.options import INPUTS, OUTPUT, ContentType, Model, Output, Resume
 
-__all__ = ["ContentType", "Model", "Output", "Resume"]  # as those of tsx bench
+__all__ = ["ContentType", "Model", "Output", "Resume"]
 
 DEFAULT_TIME = "15m"
 DEFAULT_SIZES = "1,8,32"
 
-# Parts of the help, besides those of tsx bench.
+# Sections of the help besides those of tsx bench
 ACCURACY, FORMS = "Accuracy", "Forms and time"
 
 
@@ -28,7 +28,7 @@ class Keep(str, Enum):
 
 @dataclass(frozen=True)
 class OptimizeOptions:
-    """As the journal keeps them; texts are not parsed yet."""
+    """The options as the journal has them; texts are not parsed yet."""
 
     inputs: tuple[str, ...] = ()
     content_type: str | None = None
@@ -36,7 +36,7 @@ class OptimizeOptions:
     max_loss: str | None = None
     tolerance: str | None = None
     metric: str | None = None
-    forms: tuple[str, ...] = ()  # empty: all that apply
+    forms: tuple[str, ...] = ()  # empty for all that apply
     batch_sizes: str = DEFAULT_SIZES
     rows: int | None = None
     device: str | None = None

@@ -1,5 +1,6 @@
-"""Proves that a form answers right: in batches of all sizes, and as the reference or the labels
-do.
+"""The proof that a form answers right.
+
+Its answers must agree in batches of all sizes, and with the reference or the labels.
 """
 
 from __future__ import annotations
@@ -25,24 +26,17 @@ from tsx_runtime.core.shadowing.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Item
 
-SIZES = (
-    1,
-    2,
-    3,
-    5,
-    8,
-    17,
-    32,
-)  # batches that every form is proven with, besides those that are measured
-TOGETHER = 8  # rows of a batch whose answers are compared
-TWICE = 8  # rows that the reference answers a second time
-SHARE = 0.05  # of the time limit, for the reference's answers
-LEAST_ROWS = 32  # that the reference answers however long it takes
-CALIBRATION = 256  # rows at most; a quarter of what there is
+# Batch sizes that every form is proven with, besides the measured ones
+PROVEN_SIZES = (1, 2, 3, 5, 8, 17, 32)
+BATCH_ROWS = 8  # rows of a batch whose answers are compared
+REPEATED_ROWS = 8  # rows that the reference answers a second time
+REFERENCE_SHARE = 0.05  # share of the time limit for the reference's answers
+MIN_REFERENCE_ROWS = 32  # rows that the reference always answers
+MAX_CALIBRATION_ROWS = 256  # otherwise a quarter of the inputs
 
 
 class OutOfTime(Exception):
-    """The time limit has ended; the message says during what."""
+    """The error at the end of the time limit; the message names the step."""
 
 
 class Criteria:
@@ -57,41 +51,54 @@ class Criteria:
         labels: Sequence[Any] | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """Read the options. Raises UsageError, CliError."""
+        """Parse the options.
+
+        Raises:
+            UsageError: An option is wrong.
+            CliError: A file cannot be read.
+        """
         self._names = names or {}
         custom = None if options.metric is None else load_metric(options.metric)
         self._custom = custom and custom[1]
         self._limits = parse_limits(options.max_loss, options.tolerance, custom and custom[0])
         self.labels, self._seed = labels, options.seed
-        self.sizes = sorted({*SIZES, *parse_numbers(options.batch_sizes, "--batch-sizes")})
+        self.sizes = sorted({*PROVEN_SIZES, *parse_numbers(options.batch_sizes, "--batch-sizes")})
 
     def guard(self, reference: Sequence[ComparedAnswer]) -> FormGuard:
-        """For the first rows, of which these are the answers. Raises CliError."""
+        """Return the guard for the first rows, which have these answers.
+
+        Raises:
+            CliError: The answers have no score.
+        """
         labels = self.labels and self.labels[: len(reference)]
-        if labels and not self._custom:  # a function of the user's own gets them as they are
+        if labels and not self._custom:  # A user's function gets the labels unchanged.
             labels = with_names(labels, reference, self._names)
         return FormGuard(reference, self._limits, labels, self._custom, self._seed)
 
-    def batch_keeps(
+    def is_batch_within_limits(
         self,
         limits: Sequence[Limit],
         rows: Sequence[int],
         alone: Sequence[ComparedAnswer],
         together: Sequence[ComparedAnswer],
     ) -> bool:
-        """Whether a form's answers to these rows in a batch keep the limits, compared with its
-        answers to each row alone. Only a custom metric needs labels.
+        """Tell whether answers to rows in a batch keep the limits, compared with single rows.
+
+        Only a custom metric needs labels.
         """
         labels = self.labels and self._custom and [self.labels[row] for row in rows]
         try:
-            return FormGuard(alone, limits, labels, self._custom, self._seed).keeps(together)
-        except CliError:  # these rows have no score
+            return FormGuard(alone, limits, labels, self._custom, self._seed).is_within_limits(
+                together
+            )
+        except CliError:  # These rows have no score.
             return False
 
 
 class Proof:
-    """Proves the forms of one model, whose reference answers the held-out rows once for all of
-    them.
+    """The proof of a model's forms.
+
+    The reference answers the held-out rows once for all of them.
     """
 
     def __init__(
@@ -99,24 +106,33 @@ class Proof:
         criteria: Criteria,
         held_out: Sequence[Payload],
         reference: StandaloneWorker,
-        ends: float,
+        deadline: float,
         on_rows: Callable[[int], None],
     ) -> None:
-        """`ends`: by time.monotonic. Raises CliError, UsageError, WorkerFailed."""
-        self._criteria, self._ends, self._on_rows, self._same = (
-            criteria,
-            ends,
-            on_rows,
-            parse_tolerance(),
-        )
-        begun, items = time.monotonic(), items_of(held_out)
-        enough = begun + SHARE * (ends - begun)
+        """Ask the reference for its answers until a share of the time is over.
+
+        Args:
+            criteria: The criteria of right answers.
+            held_out: The held-out rows.
+            reference: The worker of the model as it is.
+            deadline: The end of the run by time.monotonic.
+            on_rows: A callback with the number of answers.
+
+        Raises:
+            CliError: The reference fails, or answers differently each time.
+            UsageError: There are too few rows.
+            WorkerFailed: The worker failed.
+        """
+        self._criteria, self._deadline, self._on_rows = criteria, deadline, on_rows
+        self._tolerance = parse_tolerance()
+        start_time, items = time.monotonic(), items_of(held_out)
+        reference_deadline = start_time + REFERENCE_SHARE * (deadline - start_time)
         answers: list[ComparedAnswer] = []
         while len(answers) < len(items) and (
-            len(answers) < LEAST_ROWS or time.monotonic() < enough
+            len(answers) < MIN_REFERENCE_ROWS or time.monotonic() < reference_deadline
         ):
-            batch = items[len(answers) : len(answers) + TOGETHER]
-            answers += answered(reference, batch, "the archive as it is", CliError)
+            batch = items[len(answers) : len(answers) + BATCH_ROWS]
+            answers += answer_batch(reference, batch, "the archive as it is", CliError)
             on_rows(len(answers))
         self._items, self._reference = items[: len(answers)], answers
         self.rows = len(answers)
@@ -124,7 +140,7 @@ class Proof:
         if self.guard.shortage is not None:
             needed, reason = self.guard.shortage
             if self.rows == len(items):
-                total = needed + min(needed // 3, CALIBRATION)
+                total = needed + min(needed // 3, MAX_CALIBRATION_ROWS)
                 raise UsageError(
                     f"--input: {reason}. A quarter of the inputs calibrates forms: give at least"
                     f" {total} different inputs in all, or accept more by --max-loss"
@@ -133,26 +149,33 @@ class Proof:
                 f"--time-limit: it leaves time for {self.rows} of {len(items)} held-out rows only;"
                 f" {reason}"
             )
-        again = answered(reference, self._items[:TWICE], "the archive as it is", CliError)
-        pairs = zip(answers, again, strict=False)
-        if found := next(
+        repeated = answer_batch(
+            reference, self._items[:REPEATED_ROWS], "the archive as it is", CliError
+        )
+        pairs = zip(answers, repeated, strict=False)
+        if difference := next(
             (
-                found
+                difference
                 for first, second in pairs
-                if (found := compare(self._same, b"", first, second).difference)
+                if (difference := compare(self._tolerance, b"", first, second).difference)
             ),
             None,
         ):
             raise CliError(
                 "the archive as it is answers the same request differently each time, so no form"
-                f" can be compared with it ({found.between('the first time', 'the second time')});"
+                " can be compared with it"
+                f" ({difference.between('the first time', 'the second time')});"
                 " make it deterministic, for example by a fixed seed in its handler"
             )
 
     def batch_difference(self, worker: StandaloneWorker) -> str | None:
-        """The first difference between answers in a batch and alone, in the first batch whose
-        differences exceed rounding and break the limits; None if there is none. Raises
-        WorkerFailed, OutOfTime.
+        """Return the first difference between answers in a batch and alone.
+
+        Differences count if they exceed rounding and break the limits in their batch.
+
+        Raises:
+            WorkerFailed: The worker failed.
+            OutOfTime: The time limit ended.
         """
         alone: dict[int, ComparedAnswer] = {}
         for size, start in zip(
@@ -162,71 +185,83 @@ class Proof:
             for row in rows:
                 if row not in alone:
                     self._check_time("while it answered batches of all sizes")
-                    alone[row] = answered(worker, [self._items[row]], "it")[0]
+                    alone[row] = answer_batch(worker, [self._items[row]], "it")[0]
             expected, actual = (
                 [alone[row] for row in rows],
-                answered(worker, [self._items[row] for row in rows], "it"),
+                answer_batch(worker, [self._items[row] for row in rows], "it"),
             )
-            found = [
-                compare(self._same, b"", one, other).difference
-                for one, other in zip(expected, actual, strict=True)
+            differences = [
+                compare(self._tolerance, b"", single, batched).difference
+                for single, batched in zip(expected, actual, strict=True)
             ]
-            wrong = [
-                (at, difference) for at, difference in enumerate(found) if difference is not None
+            faults = [
+                (at, difference)
+                for at, difference in enumerate(differences)
+                if difference is not None
             ]
-            judged = [
-                other if difference else one
-                for one, other, difference in zip(expected, actual, found, strict=True)
+            compared = [
+                batched if difference else single
+                for single, batched, difference in zip(expected, actual, differences, strict=True)
             ]
-            if wrong and not self._criteria.batch_keeps(self.guard.limits, rows, expected, judged):
-                at, first = wrong[0]
-                others = f" and {len(wrong) - 1} others" if wrong[1:] else ""
+            if faults and not self._criteria.is_batch_within_limits(
+                self.guard.limits, rows, expected, compared
+            ):
+                at, first = faults[0]
+                suffix = f" and {len(faults) - 1} others" if faults[1:] else ""
                 return (
-                    f"row {at + 1} of a batch of {size}{others}:"
+                    f"row {at + 1} of a batch of {size}{suffix}:"
                     f" {first.between('alone', 'in the batch')}"
                 )
         return None
 
     def verdict(self, worker: StandaloneWorker) -> GuardVerdict:
-        """Of the answers for the held-out rows, of which no more are asked for once a limit is
-        broken. Raises WorkerFailed, OutOfTime.
+        """Return the verdict of a form; it gets no more rows once a limit is broken.
+
+        Raises:
+            WorkerFailed: The worker failed, or its answers have no score.
+            OutOfTime: The time limit ended.
         """
         answers: list[ComparedAnswer] = []
-        look = 4 * TOGETHER
+        next_check = 4 * BATCH_ROWS
         while len(answers) < self.rows:
             self._check_time(f"after {len(answers)} of {self.rows} held-out rows were compared")
-            answers += answered(worker, self._items[len(answers) : len(answers) + TOGETHER], "it")
+            answers += answer_batch(
+                worker, self._items[len(answers) : len(answers) + BATCH_ROWS], "it"
+            )
             self._on_rows(len(answers))
-            if len(answers) >= look and len(answers) < self.rows:
-                look *= 2
-                with suppress(CliError):  # too few rows to judge
-                    if why := self.guard.hopeless(answers):
+            if len(answers) >= next_check and len(answers) < self.rows:
+                next_check *= 2
+                with suppress(CliError):  # There are too few rows to judge.
+                    if reason := self.guard.hopeless_reason(answers):
                         verdict = self._criteria.guard(self._reference[: len(answers)]).judge(
                             answers
                         )
                         return verdict.model_copy(
-                            update={"passed": False, "rows_needed": None, "text": why}
+                            update={"passed": False, "rows_needed": None, "text": reason}
                         )
         try:
             return self.guard.judge(answers)
-        except (
-            CliError
-        ) as error:  # a metric of the user's that takes the reference's answers does not take these
+        except CliError as error:  # The user's metric refuses these answers.
             raise WorkerFailed(f"its answers have no score: {error}") from error
 
     def _check_time(self, when: str) -> None:
-        if time.monotonic() > self._ends:
+        if time.monotonic() > self._deadline:
             raise OutOfTime(f"the time limit ended {when}")
 
 
-def answered(
+def answer_batch(
     worker: StandaloneWorker,
     batch: Sequence[Item],
     name: str,
     failure: Callable[[str], Exception] = WorkerFailed,
 ) -> list[ComparedAnswer]:
-    """Raises `failure` if an answer is an error, WorkerFailed."""
+    """Return a worker's answers to a batch.
+
+    Raises:
+        WorkerFailed: The worker failed.
+        Exception: An answer is an error; `failure` makes the exception.
+    """
     answers = worker.answer(batch).answers
-    if refused := next((each for each in answers if each.status >= 400), None):
+    if refused := next((answer for answer in answers if answer.status >= 400), None):
         raise failure(f"{name} answers an input with {refused.status}: {error_text(refused.body)}")
     return answers

@@ -1,4 +1,4 @@
-"""results.json of `tsx optimize`.
+"""The content of results.json of `tsx optimize`.
 
 Times end in `_ms` or `_seconds`, sizes in `_mib`; shares go from 0 to 1.
 """
@@ -12,19 +12,19 @@ from pydantic import Field
 from tsx_cli.bench.load.results import Environment, Inputs, ModelInfo, Part
 
 FORMAT = 1
-MANY = 10_000_000  # rows: more than can be had
+MAX_FEASIBLE_ROWS = 10_000_000
 
 
-# kept: written into the archive, or the best; passed: accurate, and faster; slower: accurate, and
-# not faster beyond the noise; unproven: the held-out rows keep the limit, and are too few to prove
-# it; inaccurate: they break it
+# A kept form is written into the archive, or the best. A passed form is accurate and faster; a
+# slower one is accurate, but not faster beyond the noise. The rows of an unproven form keep the
+# limit, but are too few; those of an inaccurate form break it.
 FormState = Literal[
     "kept", "passed", "slower", "unproven", "inaccurate", "failed", "not applicable", "not tried"
 ]
 
 
 class SizeFigures(Part):
-    """Batches of one size, of a form and of the reference, which took turns."""
+    """The figures of one batch size, for which a form and the reference took turns."""
 
     batch_size: int
     median_ms: float
@@ -35,41 +35,36 @@ class SizeFigures(Part):
 
 
 class GuardVerdict(Part):
-    """The answers for the held-out rows, compared with the reference or with labels."""
+    """The comparison of the answers to the held-out rows with the reference or labels."""
 
     passed: bool
     metric: str  # top1
     limit: str  # top1>=-0.5%
-    value: float  # of the form
-    reference: float  # of the reference: 1 if its own answers are the truth
-    # reference - value, or value - reference if less is better; as a share of the reference for
-    # unbounded metrics
+    value: float  # the form's score
+    reference: float  # the reference's score; 1 if its answers are the truth
+    # The decline from the reference, as a share of it for unbounded metrics
     loss: float
-    loss_bound: float  # the loss is not larger, with 95 % confidence
+    loss_bound: float  # upper bound of the loss with 95 % confidence
     rows: int
-    rows_needed: int | None = (
-        None  # where these rows keep the limit, and are too few to prove it: about how many would
-    )
-    text: str  # the verdict in a sentence: why it is not passed, or what it rests on
+    rows_needed: int | None = None  # estimate for a form that is unproven
+    text: str  # the verdict in a sentence
 
 
 class FormResult(Part):
     name: str
     label: str
     state: FormState
-    reason: str = ""  # in words, of all states but kept and passed
+    reason: str = ""  # empty for kept and passed
     guard: GuardVerdict | None = None
-    batches_agree: bool | None = (
-        None  # whether answers in batches of all sizes agree with those to single rows
-    )
+    batches_agree: bool | None = None  # Answers in all batch sizes agree with single rows.
     sizes: list[SizeFigures] = Field(default_factory=list)
     speedup: float | None = None  # geometric mean of the ratios
     speedup_low: float | None = None
     speedup_high: float | None = None
     build_seconds: float | None = None
-    load_seconds: float | None = None  # of a worker, from its load order to its readiness
-    memory_mib: float | None = None  # of a worker after its batches
-    size_mib: float | None = None  # of its files
+    load_seconds: float | None = None  # time of a worker until it is ready
+    memory_mib: float | None = None  # memory of a worker after its batches
+    size_mib: float | None = None  # size of the form's files
 
 
 class OptimizeResults(Part):
@@ -84,10 +79,10 @@ class OptimizeResults(Part):
     inputs: Inputs
     calibration_rows: int
     held_out_rows: int
-    limit: str  # in words, as the guard applies it
+    limit: str  # the guard's limits
     batch_sizes: list[int]
     reference: FormResult  # its sizes have ratio 1
     forms: list[FormResult] = Field(default_factory=list)
-    best: str | None = None  # the name of a form; None: the reference stays
-    why: str = ""  # the choice in a sentence or two
+    best: str | None = None  # name of a form; None is the reference
+    why: str = ""  # explanation of the choice
     notes: list[str] = Field(default_factory=list)

@@ -1,5 +1,6 @@
-"""A run: builds, proves and measures one form after the other beside the reference, and keeps each
-result.
+"""A run, which builds, proves and measures one form after the other.
+
+Each form is measured beside the reference, and its result is stored.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tsx_cli.bench.search.worker import (
 )
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, FormBuilder, size_of
-from tsx_cli.optimize.choose import describe_choice, in_order, judged, ranked, speedup_of
+from tsx_cli.optimize.choose import describe_choice, judge_form, rank_forms, sort_forms, speedup_of
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, Survey
 from tsx_cli.optimize.measure import ReferenceFailed, RoundTimes, measure_pair
 from tsx_cli.optimize.options import OptimizeOptions
@@ -35,15 +36,15 @@ from tsx_cli.optimize.prove import Criteria, OutOfTime, Proof
 from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
 from tsx_cli.optimize.write_back import BuiltForm
 
-BUILD_SHARE = 0.5  # of the time that is left, for one form
-LEAST_BUILD = 60.0  # seconds for one form, if there are as many; the survey always gets them
-MEASURE = 4.0  # seconds for a batch size
+BUILD_SHARE = 0.5  # share of the remaining time for one form
+MIN_BUILD_S = 60.0  # A build gets it while it remains; the survey always does.
+MEASUREMENT_S = 4.0  # time of a batch size
 NOT_REACHED = "the run ended before it was tried"
 
 
 @dataclass
 class Optimization:
-    """`results` is filled during the run, and valid whenever the run is interrupted."""
+    """A run, whose `results` are valid whenever it is interrupted."""
 
     options: OptimizeOptions
     criteria: Criteria
@@ -52,17 +53,23 @@ class Optimization:
     results: OptimizeResults
     journal: OptimizeJournal
     progress: Progress
-    ends: float  # by time.monotonic
+    deadline: float  # time.monotonic() at the time limit
     past: PastOptimization | None = None
     _rounds: list[RoundTimes] = field(default_factory=list)
     _probes: list[float] = field(default_factory=list)
 
-    def go(self) -> None:
-        """Raises CliError, UsageError, KeyboardInterrupt."""
+    def run(self) -> None:
+        """Try all forms.
+
+        Raises:
+            CliError: The model cannot be optimized.
+            UsageError: An option is wrong.
+            KeyboardInterrupt: The user interrupted the run.
+        """
         name = self.builder.archive.manifest.model_name
         try:
             if self.past is not None and self.past.survey is not None:
-                self._list(self.past.survey)
+                self._list_forms(self.past.survey)
                 if not any(may_be_tried(form) for form in self.results.forms):
                     return
             self.progress.doing("starting the model as it is")
@@ -70,7 +77,7 @@ class Optimization:
                 self.results.reference.load_seconds = reference.load_seconds
                 self.progress.doing("the answers of the model as it is")
                 proof = Proof(
-                    self.criteria, self.held_out, reference, self.ends, self.progress.rows
+                    self.criteria, self.held_out, reference, self.deadline, self.progress.rows
                 )
                 if proof.rows < len(self.held_out):
                     self.results.notes.append(
@@ -81,35 +88,38 @@ class Optimization:
                     f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}"
                 )
                 self.progress.doing("finding the forms that apply")
-                applies, labels = self.builder.survey(max(LEAST_BUILD, self._left()))
+                applies, labels = self.builder.survey(max(MIN_BUILD_S, self._remaining_s()))
                 survey = Survey(
                     applies=applies, labels=labels, limit=proof.guard.limit, rows=proof.rows
                 )
-                self._list(survey)
+                self._list_forms(survey)
                 self.journal.survey(survey)
                 for form in self.results.forms:
-                    if form.state == "not tried" and self._left() > 0:
-                        self._try(form, reference, proof)
-                self._end_of_time()
+                    if form.state == "not tried" and self._remaining_s() > 0:
+                        self._try_form(form, reference, proof)
+                self._report_untried()
         except (WorkerFailed, BuildFailed) as error:
             raise CliError(f"{name} cannot be optimized: {error}") from error
         except ReferenceFailed as error:
-            found = f"{self.builder.kept.parent} has the results so far; --resume continues the run"
+            directory = self.builder.forms_directory.parent
             raise CliError(
-                f"the model as it is failed, which ended the run: {error}. {found}"
+                f"the model as it is failed, which ended the run: {error}. {directory} has the"
+                " results so far; --resume continues the run"
             ) from error
         finally:
             self._finish()
 
-    def _list(self, survey: Survey) -> None:
-        """Fills in all wanted forms, the most promising first, with the results of the run that
-        this one resumes. Raises UsageError.
+    def _list_forms(self, survey: Survey) -> None:
+        """List the wanted forms, the most promising first, with results of the resumed run.
+
+        Raises:
+            UsageError: --forms names an unknown form.
         """
         past = {} if self.past is None else self.past.forms
         self.results.limit, self.results.held_out_rows = survey.limit, survey.rows
         self.results.reference = past.get(REFERENCE, self.results.reference)
         self.results.forms = []
-        for name in in_order(list(survey.applies), self.options.forms):
+        for name in sort_forms(list(survey.applies), self.options.forms):
             reason = survey.applies[name]
             state: Literal["not applicable", "not tried"] = (
                 "not applicable" if reason else "not tried"
@@ -119,7 +129,7 @@ class Optimization:
             )
             self.results.forms.append(past.get(name, form))
 
-    def _try(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
+    def _try_form(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
         try:
             self._examine(form, reference, proof)
         except (OutOfTime, BuildTimeout) as error:
@@ -131,16 +141,16 @@ class Optimization:
             self.journal.form(self.results.reference)
         self.progress.print_line(outcome(form))
 
-    def _end_of_time(self) -> None:
-        left = [form for form in self.results.forms if form.state == "not tried"]
-        for form in left:
+    def _report_untried(self) -> None:
+        untried = [form for form in self.results.forms if form.state == "not tried"]
+        for form in untried:
             form.reason = (
                 "the time limit ended before it was built"
                 if form.reason == NOT_REACHED
                 else form.reason
             )
-        if left:
-            several = f"{len(left)} forms were" if len(left) > 1 else "One form was"
+        if untried:
+            several = f"{len(untried)} forms were" if len(untried) > 1 else "One form was"
             note = (
                 f"{several} not tried, as the time limit ended; --resume with a longer --time-limit"
                 " continues"
@@ -168,18 +178,18 @@ class Optimization:
             form.guard = proof.verdict(worker)
             form.sizes = self._measure(form.name, reference, worker)
             form.memory_mib = memory_of(psutil.Process(worker.pid)) / MEBI
-            self.results.reference.memory_mib = (
-                memory_of(psutil.Process(reference.pid)) / MEBI
-            )  # beside it: they share pages
+            # The workers share pages, so both are measured while both run.
+            self.results.reference.memory_mib = memory_of(psutil.Process(reference.pid)) / MEBI
         form.speedup, form.speedup_low, form.speedup_high, _ = speedup_of(form.sizes)
-        form.state, form.reason = judged(form.guard, form.speedup_low)
+        form.state, form.reason = judge_form(form.guard, form.speedup_low)
 
     def _build(self, form: FormResult) -> BuiltForm:
-        built = self.builder.built(form.name)
+        built = self.builder.find_built(form.name)
         if built is None:
             self.progress.doing(f"{form.name}: building")
             built = self.builder.build(
-                form.name, min(self._left(), max(LEAST_BUILD, BUILD_SHARE * self._left()))
+                form.name,
+                min(self._remaining_s(), max(MIN_BUILD_S, BUILD_SHARE * self._remaining_s())),
             )
         form.build_seconds = built.record.measured.get("build_seconds")
         form.size_mib = size_of(built.directory) / MEBI
@@ -188,32 +198,32 @@ class Optimization:
     def _measure(
         self, name: str, reference: StandaloneWorker, worker: StandaloneWorker
     ) -> list[SizeFigures]:
-        items, found = items_of(self.held_out), []
+        items, sizes = items_of(self.held_out), list[SizeFigures]()
         for at, size in enumerate(self.results.batch_sizes):
             self._check_time("before it was measured")
             self.progress.doing(f"{name}: batches of {size} beside the reference")
-            share = min(MEASURE, self._left() / (len(self.results.batch_sizes) - at))
+            share = min(MEASUREMENT_S, self._remaining_s() / (len(self.results.batch_sizes) - at))
             watch, cores = partial(Watch, self._probes), self.results.environment.cores
             timing = measure_pair(reference, worker, items, size, share, watch=watch, cores=cores)
             self._rounds += timing.rounds
-            found.append(timing.figures)
-        return found
+            sizes.append(timing.figures)
+        return sizes
 
     def _finish(self) -> None:
         results = self.results
         results.ended = now()
-        best = ranked(results.forms)[:1]
+        best = rank_forms(results.forms)[:1]
         results.best = best[0].name if best else None
         results.why = describe_choice(results.forms, results.batch_sizes)
-        measured = [each for form in results.forms for each in form.sizes]
+        measured = [entry for form in results.forms for entry in form.sizes]
         for size in results.batch_sizes:
-            if times := [each.reference_ms for each in measured if each.batch_size == size]:
+            if times := [entry.reference_ms for entry in measured if entry.batch_size == size]:
                 middle = statistics.median(times)
                 figures = SizeFigures(
                     batch_size=size, median_ms=middle, reference_ms=middle, ratio=1, low=1, high=1
                 )
                 results.reference.sizes.append(figures)
-        if disturbed := [each.disturbed for each in self._rounds if each.disturbed]:
+        if disturbed := [entry.disturbed for entry in self._rounds if entry.disturbed]:
             results.notes.append(
                 f"{len(disturbed)} of {len(self._rounds)} rounds were disturbed, the first since"
                 f" {disturbed[0]}"
@@ -224,17 +234,18 @@ class Optimization:
                 f"this machine is not quiet: {varies}; small differences mean little"
             )
 
-    def _left(self) -> float:
-        return self.ends - time.monotonic()
+    def _remaining_s(self) -> float:
+        return self.deadline - time.monotonic()
 
     def _check_time(self, when: str) -> None:
-        if self._left() <= 0:
+        if self._remaining_s() <= 0:
             raise OutOfTime(f"the time limit ended {when}")
 
 
 def may_be_tried(form: FormResult) -> bool:
-    """Whether a resumed run tries it: a package that was missing (`Form.missing`) may be installed
-    now.
+    """Tell whether a resumed run tries a form.
+
+    A package that was missing (`Form.missing`) may be installed now.
     """
     return form.state == "not tried" or (
         form.state == "not applicable" and " is not installed: " in form.reason
@@ -242,7 +253,7 @@ def may_be_tried(form: FormResult) -> bool:
 
 
 def outcome(form: FormResult) -> str:
-    """One line of progress."""
+    """Return the result of a form in one line."""
     speed = (
         ""
         if form.speedup is None

@@ -1,5 +1,6 @@
-"""Prepares a run from the command line, carries it out, and writes what it found into the
-archive.
+"""A call of `tsx optimize`.
+
+It prepares a run from the command line, runs it, and writes the results into the archive.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from tsx_cli.common.inputs import INDEX_TO_NAME
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.run_directory import write_results
 from tsx_cli.optimize.builder import FormBuilder
-from tsx_cli.optimize.choose import ranked
+from tsx_cli.optimize.choose import rank_forms
 from tsx_cli.optimize.guard.labels import read_labels
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, read_optimize_journal
 from tsx_cli.optimize.options import Keep, OptimizeOptions
-from tsx_cli.optimize.prove import CALIBRATION, Criteria
+from tsx_cli.optimize.prove import MAX_CALIBRATION_ROWS, Criteria
 from tsx_cli.optimize.report import write_report
 from tsx_cli.optimize.results import FormResult, OptimizeResults
 from tsx_cli.optimize.run import Optimization
@@ -46,12 +47,12 @@ from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.class_names import read_class_names
 
-FEWEST = 8  # rows
+MIN_ROWS = 8
 
 
 @dataclass(frozen=True)
 class OptimizeRequest:
-    """One run, new or resumed."""
+    """The request of a run, new or resumed."""
 
     model: Path
     options: OptimizeOptions
@@ -63,21 +64,23 @@ class OptimizeRequest:
 
 
 class Rows(NamedTuple):
-    """The inputs, divided: none is in both parts."""
+    """The inputs in two disjoint parts."""
 
     calibration: list[Payload]
     held_out: list[Payload]
-    labels: list[Any] | None  # of the held-out rows
+    labels: list[Any] | None  # the held-out rows' labels
 
     def digest(self) -> str:
-        """Another one where a row, a label, or the division is another."""
-        found = hashlib.sha256(json.dumps([len(self.calibration), self.labels]).encode())
-        for each in (*self.calibration, *self.held_out):
-            found.update(
-                json.dumps([each.content_type, each.headers, each.query, len(each.body)]).encode()
+        """Return a digest that changes with a row, a label, or the division."""
+        digest = hashlib.sha256(json.dumps([len(self.calibration), self.labels]).encode())
+        for payload in (*self.calibration, *self.held_out):
+            digest.update(
+                json.dumps(
+                    [payload.content_type, payload.headers, payload.query, len(payload.body)]
+                ).encode()
             )
-            found.update(each.body)
-        return found.hexdigest()
+            digest.update(payload.body)
+        return digest.hexdigest()
 
 
 def new_optimization(
@@ -89,7 +92,12 @@ def new_optimization(
     *,
     quiet: bool,
 ) -> OptimizeRequest:
-    """Raises UsageError, CliError."""
+    """Return the request of a new run.
+
+    Raises:
+        UsageError: The output is wrong.
+        CliError: The directory cannot be used.
+    """
     return OptimizeRequest(
         model, options, new_directory("optimize", model, output), time_limit, keep, quiet=quiet
     )
@@ -98,22 +106,27 @@ def new_optimization(
 def resumed_optimization(
     directory: Path, model: Path | None, time_limit: float, keep: Keep, *, quiet: bool
 ) -> OptimizeRequest:
-    """Raises CliError."""
+    """Return the request that continues a run.
+
+    Raises:
+        CliError: There is nothing to resume.
+    """
     past = read_optimize_journal(directory)
     measured, options = past.arguments(directory, OptimizeOptions)
     return OptimizeRequest(model or measured, options, directory, time_limit, keep, past, quiet)
 
 
-def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
-    """Tries all forms, unless the time ends or the run is interrupted (not `complete`), and writes
-    results.json and what --keep says.
+def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
+    """Try all forms, and write results.json and the forms of --keep.
+
+    The results are not `complete` if the run is interrupted.
     """
     options, past = request.options, request.past
     with (
         open_archive(
             request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
         ) as archive,
-        tempfile.TemporaryDirectory(prefix="tsx-optimize-", dir=temporary_directory()) as place,
+        tempfile.TemporaryDirectory(prefix="tsx-optimize-", dir=temporary_directory()) as temporary,
     ):
         if MANIFEST_KEY in archive.manifest.data:
             advice = "Set huggingface.dtype in model-config.yaml to bf16 or fp16 for a faster one"
@@ -121,7 +134,7 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                 f"{request.model} is a Hugging Face model, which tsx optimize builds no forms of:"
                 f" transformers runs it. {advice}"
             )
-        inputs = [Path(each) for each in options.inputs]
+        inputs = [Path(path) for path in options.inputs]
         if (
             not inputs
             and payloads_of_archive(
@@ -137,27 +150,24 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
             archive.source, inputs, seed=options.seed, content_type=options.content_type
         )
         labels = None if options.labels is None else read_labels(Path(options.labels), payloads)
-        rows = divided(payloads, labels, options.seed, options.rows)
+        rows = divide_rows(payloads, labels, options.seed, options.rows)
         names = None
-        with suppress(ValueError):  # in a form that only a handler of the user's own reads
+        with suppress(ValueError):  # Only the user's handler can read the names.
             names = read_class_names(archive.directory / INDEX_TO_NAME)
         criteria = Criteria(options, rows.labels, names)
-        ends = time.monotonic() + request.time_limit
+        deadline = time.monotonic() + request.time_limit
         with (
-            Progress(ends, quiet=request.quiet) as progress,
+            Progress(deadline, quiet=request.quiet) as progress,
             OptimizeJournal(request.directory, new=past is None) as journal,
         ):
             progress.doing("examining this machine")
-            results = _results(request, archive, mix(payloads, plain(source)), rows)
-            fingerprint, digest, inputs_digest = (
-                results.environment.fingerprint,
-                digest_of(archive),
-                rows.digest(),
-            )
+            results = _empty_results(request, archive, mix(payloads, plain(source)), rows)
+            fingerprint = results.environment.fingerprint
+            digest, inputs_digest = digest_of(archive), rows.digest()
             if past is None:
-                asked = asdict(options) | {"model": str(request.model.absolute())}
+                request_options = asdict(options) | {"model": str(request.model.absolute())}
                 journal.begin(
-                    asked,
+                    request_options,
                     sha256=digest,
                     inputs=inputs_digest,
                     fingerprint=fingerprint,
@@ -171,16 +181,24 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                 device_of(options.device, archive),
                 items_of(rows.calibration),
                 criteria.sizes[-1],
-                Path(place),
+                Path(temporary),
                 (request.directory / FORMS_DIRECTORY).absolute(),
                 past is not None,
             )
             run = Optimization(
-                options, criteria, rows.held_out, builder, results, journal, progress, ends, past
+                options,
+                criteria,
+                rows.held_out,
+                builder,
+                results,
+                journal,
+                progress,
+                deadline,
+                past,
             )
-            with interruptible(builder.abandon):
+            with interruptible(builder.kill_build):
                 try:
-                    run.go()
+                    run.run()
                 except KeyboardInterrupt:
                     results.complete = False
                     results.notes.append(
@@ -189,17 +207,17 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                     )
                 except BaseException:
                     results.complete = False
-                    with suppress(OSError):  # the reason that ended the run is reported
+                    with suppress(OSError):  # The error that ended the run is reported.
                         if results.forms:
                             write_report(results, request.directory)
                     raise
             write_results(results, request.directory)
             if results.complete and request.keep is not Keep.NONE:
-                _keep(request, results, builder, digest, journal, settings)
+                _keep_forms(request, results, builder, digest, journal, settings)
     return results
 
 
-def _results(
+def _empty_results(
     request: OptimizeRequest, archive: OpenArchive, inputs: Inputs, rows: Rows
 ) -> OptimizeResults:
     return OptimizeResults(
@@ -213,44 +231,57 @@ def _results(
         limit="",
         batch_sizes=list(parse_numbers(request.options.batch_sizes, "--batch-sizes")),
         reference=FormResult(
-            name=REFERENCE, label="the model as it is", state="passed", size_mib=_size(archive)
+            name=REFERENCE, label="the model as it is", state="passed", size_mib=_size_mib(archive)
         ),
     )
 
 
-def divided(
-    payloads: Sequence[Payload], labels: Sequence[Any] | None, seed: int, most: int | None = None
+def divide_rows(
+    payloads: Sequence[Payload],
+    labels: Sequence[Any] | None,
+    seed: int,
+    max_rows: int | None = None,
 ) -> Rows:
-    """A random quarter of the different payloads, and the rest with their labels.
+    """Return a random quarter of the distinct payloads, and the others with their labels.
 
-    Raises UsageError if there are too few.
+    Raises:
+        UsageError: There are too few.
     """
     pairs = zip(payloads, [None] * len(payloads) if labels is None else labels, strict=True)
-    different = list(
+    unique = list(
         {
-            (each.body, each.content_type, each.query): (each, label) for each, label in pairs
+            (payload.body, payload.content_type, payload.query): (payload, label)
+            for payload, label in pairs
         }.values()
     )
-    random.Random(seed).shuffle(different)
-    different = different[:most]
-    if len(different) < FEWEST:
+    random.Random(seed).shuffle(unique)
+    unique = unique[:max_rows]
+    if len(unique) < MIN_ROWS:
         raise UsageError(
-            f"--input: {len(different)} different inputs are too few; give at least {FEWEST}, or"
+            f"--input: {len(unique)} different inputs are too few; give at least {MIN_ROWS}, or"
             " hundreds to show a loss of half a percent"
         )
-    share = min(len(different) // 4, CALIBRATION)
-    held_out = different[share:]
-    kept = None if labels is None else [label for _, label in held_out]
-    return Rows([each for each, _ in different[:share]], [each for each, _ in held_out], kept)
+    share = min(len(unique) // 4, MAX_CALIBRATION_ROWS)
+    held_out = unique[share:]
+    held_out_labels = None if labels is None else [label for _, label in held_out]
+    return Rows(
+        [payload for payload, _ in unique[:share]],
+        [payload for payload, _ in held_out],
+        held_out_labels,
+    )
 
 
-def device_of(given: str | None, archive: OpenArchive) -> str:
-    """Raises UsageError."""
-    if given is None:
+def device_of(option: str | None, archive: OpenArchive) -> str:
+    """Return the device of --device, or a GPU if there is one.
+
+    Raises:
+        UsageError: The device is unknown, or several are named.
+    """
+    if option is None:
         return "cuda" if gpu_count() and archive.config.device_type != "cpu" else "cpu"
-    device, *others = parse_words(given, DEVICES, "--device")
-    if others:
-        raise UsageError(f"--device: '{given}' is more than one; forms are built for one device")
+    device, *extra = parse_words(option, DEVICES, "--device")
+    if extra:
+        raise UsageError(f"--device: '{option}' is more than one; forms are built for one device")
     if device == "cuda" and not gpu_count():
         raise UsageError(
             "--device cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave"
@@ -259,7 +290,7 @@ def device_of(given: str | None, archive: OpenArchive) -> str:
     return device
 
 
-def _keep(
+def _keep_forms(
     request: OptimizeRequest,
     results: OptimizeResults,
     builder: FormBuilder,
@@ -267,8 +298,13 @@ def _keep(
     journal: OptimizeJournal,
     settings: Settings,
 ) -> None:
-    """`digest` is that of the archive as the run found it. Raises CliError, ArchiveError."""
-    chosen = ranked(results.forms)[: 1 if request.keep is Keep.BEST else None]
+    """Write the forms of --keep into the archive, whose digest at the start was `digest`.
+
+    Raises:
+        CliError: The archive has changed, or the files of a form are gone.
+        ArchiveError: The archive cannot be read.
+    """
+    chosen = rank_forms(results.forms)[: 1 if request.keep is Keep.BEST else None]
     if not chosen:
         if builder.archive.config.forms:
             results.notes.append(
@@ -278,13 +314,15 @@ def _keep(
         return
     built: list[BuiltForm] = []
     for form in chosen:
-        found = builder.built(form.name)
-        if found is None:
+        form_files = builder.find_built(form.name)
+        if form_files is None:
             raise CliError(
                 f"nothing was written into {request.model}: {request.directory / FORMS_DIRECTORY}"
                 f" has no files of {form.name}; run tsx optimize again"
             )
-        built.append(found._replace(record=replace(found.record, measured=measured_of(form))))
+        built.append(
+            form_files._replace(record=replace(form_files.record, measured=measured_of(form)))
+        )
     results.notes.append(keep_forms(request.model, digest, built, settings.archive_cache()))
     for form in chosen:
         form.state = "kept"
@@ -294,7 +332,7 @@ def _keep(
         journal.written(digest_of(archive))
 
 
-def _size(archive: OpenArchive) -> float | None:
-    """MiB of the serialized file."""
+def _size_mib(archive: OpenArchive) -> float | None:
+    """Return the size of the serialized file in MiB."""
     file = archive.directory / (archive.manifest.serialized_file or "")
     return file.stat().st_size / (1 << 20) if file.is_file() else None

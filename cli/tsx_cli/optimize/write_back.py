@@ -1,6 +1,4 @@
-"""Writes forms of a model into its archive beside the original, and removes them; both
-atomically.
-"""
+"""The forms in an archive: they are added beside the original, and removed, atomically."""
 
 from __future__ import annotations
 
@@ -23,22 +21,29 @@ from tsx_cli.optimize.results import FormResult
 
 
 class BuiltForm(NamedTuple):
-    record: FormRecord  # with its measurements
-    directory: Path  # of the files that its `build` has written
+    """A form with its measurements and files."""
+
+    record: FormRecord
+    directory: Path  # directory of the form's files
 
 
 def measured_of(result: FormResult) -> dict[str, Any]:
-    """The figures of a form that an archive keeps. `tsx bench` reads the guard's verdict."""
+    """Return the figures of a form for the archive; `tsx bench` reads the guard's verdict."""
     return result.model_dump(mode="json", exclude={"name", "state", "reason"}, exclude_none=True)
 
 
 def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path | Cache) -> str:
-    """What was written, in words; the forms are in the order in which a server is to try them.
+    """Write forms into the archive, replacing those of an earlier run, and describe the result.
 
-    Those of an earlier run are removed.
+    Args:
+        path: The archive; it is not written without forms.
+        digest: The `digest_of` the archive that the forms were built from.
+        forms: The forms in the order in which a server tries them.
+        cache: The cache of archives.
 
-    `digest` is the `digest_of` the archive that the forms were built from. Without forms nothing is
-    written. Raises CliError, ArchiveError.
+    Raises:
+        CliError: The archive has changed.
+        ArchiveError: The archive cannot be read.
     """
     if not forms:
         return f"{path} is left as it is"
@@ -49,7 +54,7 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
                 f"nothing was written into {path}: it has changed since its forms were built. Run"
                 " tsx optimize again"
             )
-        kept = KeptForms(tuple(form.record for form in forms), made_of(archive))
+        kept_forms = KeptForms(tuple(form.record for form in forms), source_digests(archive))
         config = config_name(archive)
         text = with_keys(config_text(archive), {"forms": names})
     members: dict[str, bytes | Path] = {}
@@ -61,10 +66,8 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
             f"{form.record.directory}/{file.relative_to(form.directory).as_posix()}": file
             for file in files
         }
-    members |= {
-        FORMS_FILE: kept.content(),
-        config: text.encode(),
-    }  # last: in a directory they name files that are there
+    # These come last, as in a directory they must name existing files.
+    members |= {FORMS_FILE: kept_forms.content(), config: text.encode()}
     rewrite_archive(
         path,
         members,
@@ -78,9 +81,11 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
 
 
 def remove_forms(path: Path, cache: Path | Cache) -> str:
-    """Removes all forms, and their names in model-config.yaml; says so.
+    """Remove all forms, and their names in model-config.yaml, and describe the result.
 
-    Raises CliError, ArchiveError.
+    Raises:
+        CliError: The archive cannot be written.
+        ArchiveError: The archive cannot be read.
     """
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
         present = [
@@ -96,27 +101,27 @@ def remove_forms(path: Path, cache: Path | Cache) -> str:
 
 
 def digest_of(archive: OpenArchive) -> str:
-    """The sha-256 of the archive file; of a directory, that of the members that forms are built
-    from.
-    """
-    return archive.digest or hashlib.sha256(json.dumps(made_of(archive)).encode()).hexdigest()
+    """Return the sha-256 of the archive file, or of a directory's members that forms use."""
+    return (
+        archive.digest or hashlib.sha256(json.dumps(source_digests(archive)).encode()).hexdigest()
+    )
 
 
-def made_of(archive: OpenArchive) -> dict[str, str]:
-    """sha-256 of the members that forms are built from: weights and code, wherever they are."""
-    manifest, handler, found = archive.manifest, archive.manifest.handler_file, dict[str, str]()
-    named = {
+def source_digests(archive: OpenArchive) -> dict[str, str]:
+    """Return the sha-256 of the members that forms are built from: weights and code."""
+    manifest, handler, digests = archive.manifest, archive.manifest.handler_file, dict[str, str]()
+    model_files = {
         normal(name) for name in (manifest.serialized_file, manifest.model_file, handler) if name
     }
     for path in sorted(archive.directory.rglob("*")):
         name = normal(path.relative_to(archive.directory).as_posix())
-        first, *rest = name.split("/")
-        hidden = first == FORMS_DIRECTORY or any(part.startswith(".") for part in (first, *rest))
+        first, *tail = name.split("/")
+        is_hidden = first == FORMS_DIRECTORY or any(part.startswith(".") for part in (first, *tail))
         if (
-            not hidden
-            and (name in named or path.suffix in (".py", *MODEL_SUFFIXES))
+            not is_hidden
+            and (name in model_files or path.suffix in (".py", *MODEL_SUFFIXES))
             and path.is_file()
         ):
             with path.open("rb") as file:
-                found[name] = file_digest(file, path)
-    return found
+                digests[name] = file_digest(file, path)
+    return digests

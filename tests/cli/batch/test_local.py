@@ -76,7 +76,7 @@ def test_few_rows_are_under_way_where_a_commit_would_wait_for_many(
         assert len(taken) == 4
         assert [result.index for result in results] == list(range(1, 100))
         # An answer has more than 8 bytes.
-        monkeypatch.setattr("tsx_cli.batch.local.IN_HAND", 8)
+        monkeypatch.setattr("tsx_cli.batch.local.MAX_IN_FLIGHT_BYTES", 8)
         taken.clear()
         for number, _ in enumerate(engine.run(rows(20, taken))):
             assert number == 0 or len(taken) <= number + 4

@@ -165,7 +165,7 @@ def test_an_id_can_be_written_whatever_it_has(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_for_a_row_is_an_error_of_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tsx_cli.batch.readers.LONGEST", 1)
+    monkeypatch.setattr("tsx_cli.batch.readers.MAX_ROW_BYTES", 1)
     for name in ("a", "bb", "c"):
         (tmp_path / name).write_text(name)
     rows = all_rows(InputReader([str(tmp_path)]))

@@ -25,7 +25,7 @@ from tsx_cli.batch.readers import InputReader
 from tsx_cli.batch.rows import Position, Row, RowResult
 from tsx_cli.batch.run import BatchRun, MaxErrors
 from tsx_cli.batch.s3 import S3
-from tsx_cli.batch.stores import LONGEST_NAME, LocalStore, OutputStore, S3Store, file_name
+from tsx_cli.batch.stores import MAX_NAME_BYTES, LocalStore, OutputStore, S3Store, file_name
 from tsx_cli.batch.writers import (
     ENCODINGS,
     CsvEncoding,
@@ -257,7 +257,7 @@ def test_the_file_of_a_row_has_a_name_that_file_systems_take() -> None:
     assert file_name("a/b.jpg") == "a/b.jpg"
     assert file_name("../x") == "%2E./x"
     long, longer = "é" * 200, "é" * 199 + "e"
-    assert len(file_name(long).encode()) <= LONGEST_NAME
+    assert len(file_name(long).encode()) <= MAX_NAME_BYTES
     assert file_name(long) != file_name(longer)
 
 

@@ -37,12 +37,12 @@ def handle(data, context):
 
 @pytest.fixture(autouse=True)
 def a_short_load(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
-    monkeypatch.setattr(web, "LOAD", 0.3)
-    monkeypatch.setattr(web, "CLIENTS", 2)
+    monkeypatch.setattr(web, "LOAD_S", 0.3)
+    monkeypatch.setattr(web, "LOAD_CLIENTS", 2)
     for module, limits in (
-        (sagemaker, ("PING", "CONNECT")),
-        (container, ("HEALTH",)),
-        (aws_lambda, ("SHORT", "STOP", "INIT")),
+        (sagemaker, ("PING_TIMEOUT_S", "CONNECT_TIMEOUT_S")),
+        (container, ("HEALTH_TIMEOUT_S",)),
+        (aws_lambda, ("SHORT_TIMEOUT_S", "STOP_TIMEOUT_S", "MAX_INIT_S")),
     ):
         for limit in limits:
             # A busy machine needs longer.
@@ -201,9 +201,9 @@ class LambdaHost:
 
 
 LAMBDA_LINES: dict[str, tuple[Callable[[Host, ModelSample, Report], None], object, object]] = {
-    "other events": (aws_lambda._comes_by_each_way, {"statusCode": 500}, {"statusCode": 200}),
+    "other events": (aws_lambda._check_http_events, {"statusCode": 500}, {"statusCode": 200}),
     "a queue": (
-        aws_lambda._takes_messages,
+        aws_lambda._check_messages,
         {"batchItemFailures": [{}, {}]},
         {"batchItemFailures": []},
     ),
@@ -224,12 +224,12 @@ def test_lambda_and_web_return_the_first_sample_that_was_answered_with_200(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     samples = [ModelSample("one.json", "application/json", b"[1]")]
-    platform = web.Web(1, "/ping", "/predictions/m", 1.0, 1.0, 1.0, 1.0, "")
+    platform = web.HttpPlatform(1, "/ping", "/predictions/m", 1.0, 1.0, 1.0, 1.0, "")
     for status, good in ((200, samples[0]), (500, None)):
         report = Report("lambda", "m.mar")
         host = cast(Host, LambdaHost({"statusCode": status}))
-        assert aws_lambda._answers(host, samples, report) is good
+        assert aws_lambda._check_samples(host, samples, report) is good
         response = PlatformResponse(status, {}, b"{}", 0.0, 0.0, 0.0)
         monkeypatch.setattr(web, "_send", lambda *_, response=response: response)
-        assert web.answers_samples(platform, samples, 1000, report) is good
+        assert web.check_samples(platform, samples, 1000, report) is good
         assert bool(report.failed) == (good is None)

@@ -10,10 +10,10 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.optimize.choose import (
     ORDER,
     describe_choice,
-    in_order,
-    judged,
-    ranked,
+    judge_form,
+    rank_forms,
     same_speed,
+    sort_forms,
     speedup_of,
 )
 from tsx_cli.optimize.results import FormResult, GuardVerdict, SizeFigures
@@ -48,7 +48,7 @@ def form(name: str, speedup: float, half: float = 0.02, **more: Any) -> FormResu
 
 
 def names(*forms: FormResult) -> list[str]:
-    return [form.name for form in ranked(forms)]
+    return [form.name for form in rank_forms(forms)]
 
 
 def size(batch: int, ratio: float, half: float) -> SizeFigures:
@@ -105,9 +105,9 @@ def test_the_reference_stays_for_a_reason_where_no_form_is_better(
 
 def test_a_faster_form_that_is_not_proven_is_not_called_inaccurate() -> None:
     lost = verdict(0.002, passed=False)
-    assert judged(lost, 2.0) == ("inaccurate", "it loses 0.2%")
-    assert judged(lost.model_copy(update={"rows_needed": 900}), 2.0)[0] == "unproven"
-    assert [judged(verdict(), low)[0] for low in (1.2, 1.0)] == ["passed", "slower"]
+    assert judge_form(lost, 2.0) == ("inaccurate", "it loses 0.2%")
+    assert judge_form(lost.model_copy(update={"rows_needed": 900}), 2.0)[0] == "unproven"
+    assert [judge_form(verdict(), low)[0] for low in (1.2, 1.0)] == ["passed", "slower"]
 
 
 def test_the_choice_tells_the_rows_that_would_settle_the_fastest_unproven_form() -> None:
@@ -127,11 +127,11 @@ def test_the_choice_tells_the_rows_that_would_settle_the_fastest_unproven_form()
 
 
 def test_a_form_that_the_order_does_not_know_is_tried_last() -> None:
-    assert in_order(["later", "onnx", "openvino-int8"]) == ["openvino-int8", "onnx", "later"]
+    assert sort_forms(["later", "onnx", "openvino-int8"]) == ["openvino-int8", "onnx", "later"]
     assert set(ORDER) <= set(known_forms())
 
 
 def test_only_named_forms_are_tried_and_a_wrong_name_gets_a_suggestion() -> None:
-    assert in_order(["bf16", "onnx", "compile"], ["onnx", "bf16"]) == ["bf16", "onnx"]
+    assert sort_forms(["bf16", "onnx", "compile"], ["onnx", "bf16"]) == ["bf16", "onnx"]
     with pytest.raises(UsageError, match="no form 'onx'; did you mean 'onnx'"):
-        in_order(["bf16", "onnx"], ["onx"])
+        sort_forms(["bf16", "onnx"], ["onx"])

@@ -77,7 +77,7 @@ def test_a_form_is_refused_for_answers_that_depend_on_the_batch_or_are_wrong_or_
 
         with pytest.raises(WorkerFailed, match="it answers an input with 5"):
             proof.verdict(refusing)
-        proof._ends = 0.0
+        proof._deadline = 0.0
         with pytest.raises(OutOfTime, match="after 0 of 200 held-out rows"):
             proof.verdict(reference)
 

@@ -72,7 +72,7 @@ def images(count: int) -> list[bytes]:
 def optimize(directory: Path, run: Run, processes: None, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return `tsx optimize` in `directory`, with short measurements."""
     monkeypatch.chdir(directory)
-    monkeypatch.setattr("tsx_cli.optimize.run.MEASURE", 0.2)
+    monkeypatch.setattr("tsx_cli.optimize.run.MEASUREMENT_S", 0.2)
     return partial(run, "optimize")
 
 

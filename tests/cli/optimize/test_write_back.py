@@ -25,9 +25,9 @@ from tsx_cli.optimize.write_back import (
     BuiltForm,
     digest_of,
     keep_forms,
-    made_of,
     measured_of,
     remove_forms,
+    source_digests,
 )
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
@@ -154,7 +154,7 @@ def test_forms_are_made_of_all_code_and_weights_of_the_archive(tmp_path: Path) -
         file.write_bytes(b"x = 1")
     path, cache = archive_in(tmp_path, extra_files=[str(file) for file in more]), tmp_path / "cache"
     with open_archive(path, cache=cache) as archive:
-        assert sorted(made_of(archive)) == [
+        assert sorted(source_digests(archive)) == [
             "adapter.safetensors",
             "blocks.py",
             "digits.pth",

@@ -1,1 +1,1 @@
-"""`tsx batch --on` a Ray cluster."""
+"""The command `tsx batch --on` a Ray cluster."""

@@ -1,11 +1,10 @@
-"""An actor in the cluster that runs the dataset: chunks of rows from the driver, through the
-replicas, and back in order.
+"""An actor in the cluster that runs the dataset.
 
-The dataset is not run by the driver: Ray Data cannot, where the driver is a client (`ray://`). A
-chunk stays here until its answers are on their way to the driver, so that the task that reads them
-can begin again. Ray would start a lost replica again where there is room for it, and wait for ever
-in a full cluster: instead the dataset fails, and the driver begins another on the nodes that are
-left.
+It passes chunks of rows from the driver through the replicas, and returns them in order. A driver
+that is a client (`ray://`) cannot run a dataset itself. A chunk stays here until its answers are on
+their way to the driver, so that the task that reads chunks can begin again. Ray would wait for ever
+to restart a lost replica in a full cluster. The dataset fails instead, and the driver begins
+another on the nodes that are left.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ from ray.data.datasource import Datasource, ReadTask
 
 from tsx_cli.batch.ray.replica import CHUNK, Answers, BatchReplica, ReplicaOrder, answers_of
 
-AT_ONCE = 2  # chunks that a replica works on
+MAX_REPLICA_CHUNKS = 2  # chunks that a replica works on at a time
 
 
 class Coordinator:
-    """Its calls come from several threads: those of the driver, and of the task that reads the
-    chunks.
-    """
+    """An actor that is called by the threads of the driver and of the task that reads chunks."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -41,28 +38,28 @@ class Coordinator:
         context = DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
-        context.target_max_block_size = 1  # byte: each chunk is a block, and so a task, of its own
+        context.target_max_block_size = 1  # byte, so that each chunk is a block and a task
         source = ChunkSource(ray.get_runtime_context().current_actor)
-        found = ray.data.read_datasource(
+        dataset = ray.data.read_datasource(
             source, override_num_blocks=1, ray_remote_args={"num_cpus": 0}
         ).map_batches(
             BatchReplica,
             fn_constructor_args=(order,),
-            batch_size=1,  # row, which is a chunk; Ray demands a number where there are GPUs
+            batch_size=1,  # a row is a chunk; Ray demands a number with GPUs
             batch_format="pyarrow",
             compute=ActorPoolStrategy(min_size=1, max_size=replicas, initial_size=replicas),
             num_cpus=cpus,
             num_gpus=gpus,
-            max_concurrency=AT_ONCE,
+            max_concurrency=MAX_REPLICA_CHUNKS,
             max_restarts=0,
             max_task_retries=0,
         )
         self._blocks = iter(
-            found.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+            dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
         )
 
     def feed(self, number: int, chunk: bytes | None) -> None:
-        """None: there are no more from that number on."""
+        """Add a chunk; None says that `number` is the end."""
         with self._changed:
             if chunk is None:
                 self._end = number
@@ -71,7 +68,10 @@ class Coordinator:
             self._changed.notify_all()
 
     def take(self, number: int) -> bytes | None:
-        """Waits for it. Empty where its answers are with the driver; None behind the last one."""
+        """Wait for a chunk.
+
+        It is empty if the driver has its answers already, and None at the end.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: number < self._answered or number in self._chunks or number == self._end
@@ -79,16 +79,16 @@ class Coordinator:
             return b"" if number < self._answered else self._chunks.get(number)
 
     def answers(self) -> Answers:
-        """Of the next chunk, in order."""
-        found = answers_of(next(self._blocks))
+        """Return the answers of the next chunk, in order."""
+        answers = answers_of(next(self._blocks))
         with self._changed:
             self._chunks.pop(self._answered)
             self._answered += 1
-        return found
+        return answers
 
 
 class ChunkSource(Datasource):  # type: ignore[misc]  # Ray is typed in part, and not read
-    """The chunks as one stream: a block each, as they come."""
+    """The chunks as a stream of one block each."""
 
     def __init__(self, coordinator: Any) -> None:
         super().__init__()

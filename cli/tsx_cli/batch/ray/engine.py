@@ -1,5 +1,6 @@
-"""The engine on a Ray cluster, on the driver's side: cuts the rows into chunks, and keeps as many
-under way as the replicas need.
+"""The engine on a Ray cluster, on the driver's side.
+
+It cuts the rows into chunks, and keeps enough of them in flight for the replicas.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from tsx_archiver import inspect_archive
-from tsx_cli.batch.ray.coordinator import AT_ONCE, Coordinator
+from tsx_cli.batch.ray.coordinator import MAX_REPLICA_CHUNKS, Coordinator
 from tsx_cli.batch.ray.replica import Answers, ReplicaOrder
 from tsx_cli.batch.rows import Row, RowResult
 from tsx_cli.batch.summary import counted
@@ -29,35 +30,44 @@ from tsx_runtime.targets.ray.archives import HEAD_RESOURCES, upload
 from tsx_runtime.targets.ray.config import OBJECT, RayModel
 from tsx_runtime.version import __version__
 
-SECONDS = 1.0  # that a replica is to work on a chunk
-TRIES = 3  # to get an answer after the loss of nodes
-LEAST, MOST = 16, 4096  # rows of a chunk
-LARGEST = 8 << 20  # bytes of one
+CHUNK_S = 1.0  # target time of a chunk on a replica
+MAX_TRIES = 3  # tries to get an answer after the loss of nodes
+MIN_CHUNK_ROWS, MAX_CHUNK_ROWS = 16, 4096
+MAX_CHUNK_BYTES = 8 << 20
 
 
 class ClusterLayout(NamedTuple):
     replicas: int
-    cpus: int  # of each
+    cpus: int  # per replica, as are the GPUs
     gpus: int
 
 
 def layout(
     nodes: list[dict[str, float]], threads: int | None, replicas: int | None, gpus: bool
 ) -> ClusterLayout:
-    """As many replicas as the nodes have room for, each with as many CPUs as its worker has
-    threads, and a GPU where there are any.
+    """Return as many replicas as the nodes have capacity for.
+
+    A replica has as many CPUs as its worker has threads, and a GPU if there are any.
     """
     cpus = threads or 1
-    each = 1 if gpus and any(node.get("GPU") for node in nodes) else 0
-    room = (min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if each else MOST) for node in nodes)
-    return ClusterLayout(replicas or max(1, int(sum(room))), cpus, each)
+    gpu_count = 1 if gpus and any(node.get("GPU") for node in nodes) else 0
+    capacities = (
+        min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if gpu_count else MAX_CHUNK_ROWS)
+        for node in nodes
+    )
+    return ClusterLayout(replicas or max(1, int(sum(capacities))), cpus, gpu_count)
 
 
 @contextmanager
 def open_ray(
     address: str, model: Path, settings: Settings, replicas: int | None, batch_size: int | None
 ) -> Iterator[RayEngine]:
-    """Raises CliError, ArchiveError."""
+    """Open the engine on a Ray cluster.
+
+    Raises:
+        CliError: The model is a directory, or the cluster cannot be used.
+        ArchiveError: The archive cannot be read.
+    """
     if model.is_dir():
         raise CliError(
             f"{model} is a directory, and nodes check an archive by its sha-256: pack it with `tsx"
@@ -70,26 +80,29 @@ def open_ray(
             record.best.configuration.get("threads") if record else None
         )
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        found = layout(
+        cluster = layout(
             [node["Resources"] for node in nodes], threads, replicas, settings.number_of_gpu != 0
         )
-        places = f"{counted(found.replicas, 'replica')} on {counted(len(nodes), 'node')}"
+        workforce = f"{counted(cluster.replicas, 'replica')} on {counted(len(nodes), 'node')}"
         print(
-            f"{places}, {counted(found.cpus, 'CPU')} and {counted(found.gpus, 'GPU')} each",
+            f"{workforce}, {counted(cluster.cpus, 'CPU')} and {counted(cluster.gpus, 'GPU')} each",
             file=sys.stderr,
         )
-        own = settings.model_copy(
-            update={"cpus": found.cpus, "cache_dir": None}
-        )  # which is this machine's
-        known = RayModel(
+        # The cache directory is this machine's.
+        node_settings = settings.model_copy(update={"cpus": cluster.cpus, "cache_dir": None})
+        ray_model = RayModel(
             name=inspection.manifest.model_name, source=f"{OBJECT}{digest}", sha256=digest
         )
-        yield RayEngine(ReplicaOrder(known, own, batch_size), found)
+        yield RayEngine(ReplicaOrder(ray_model, node_settings, batch_size), cluster)
 
 
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
-    """Raises CliError."""
+    """Connect to a cluster whose nodes have this version of tsx.
+
+    Raises:
+        CliError: The versions differ, or the cluster failed.
+    """
     connect(address)
     try:
         version = ray.get(ray.remote(num_cpus=0)(_version).remote())
@@ -114,60 +127,70 @@ def _version() -> str:
 
 
 class RayEngine:
-    """See `BatchEngine`."""
+    """A `BatchEngine` on a Ray cluster."""
 
-    def __init__(self, order: ReplicaOrder, found: ClusterLayout) -> None:
+    def __init__(self, order: ReplicaOrder, cluster: ClusterLayout) -> None:
         self.batch_size = order.batch_size
-        self._order, self._layout, self._size = order, found, LEAST
+        self._order, self._layout, self._size = order, cluster, MIN_CHUNK_ROWS
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
-        pending, fed, more, tries = deque[bytes](), 0, True, 0  # `pending`: chunks without answers
-        coordinator = self._start(pending, more)
+        pending, fed_chunks, has_more, tries = deque[bytes](), 0, True, 0
+        coordinator = self._start(pending, has_more)
         try:
             while True:
                 try:
-                    while more and len(pending) < 2 + 2 * AT_ONCE * self._layout.replicas:
+                    while (
+                        has_more
+                        and len(pending) < 2 + 2 * MAX_REPLICA_CHUNKS * self._layout.replicas
+                    ):
                         chunk = self._chunk(rows)
-                        more = bool(chunk)
+                        has_more = bool(chunk)
                         pending += [pickle.dumps(chunk)] if chunk else []
-                        ray.get(coordinator.feed.remote(fed, pending[-1] if chunk else None))
-                        fed += more
+                        ray.get(coordinator.feed.remote(fed_chunks, pending[-1] if chunk else None))
+                        fed_chunks += has_more
                     if not pending:
                         return
-                    found = Answers(*ray.get(coordinator.answers.remote()))
+                    answers = Answers(*ray.get(coordinator.answers.remote()))
                 except RayError:
                     tries += 1
-                    if tries == TRIES:
+                    if tries == MAX_TRIES:
                         raise
                     ray.kill(coordinator)
-                    coordinator, fed = self._start(pending, more), len(pending)
+                    coordinator, fed_chunks = self._start(pending, has_more), len(pending)
                     continue
-                if found.error:
-                    raise CliError(found.error)
+                if answers.error:
+                    raise CliError(answers.error)
                 pending.popleft()
-                tries, self.batch_size = 0, found.batch_size
+                tries, self.batch_size = 0, answers.batch_size
                 self._size = max(
-                    LEAST,
-                    2 * found.batch_size,
-                    min(MOST, round(SECONDS * len(found.results) / max(found.seconds, 1e-3))),
+                    MIN_CHUNK_ROWS,
+                    2 * answers.batch_size,
+                    min(
+                        MAX_CHUNK_ROWS,
+                        round(CHUNK_S * len(answers.results) / max(answers.seconds, 1e-3)),
+                    ),
                 )
-                yield from found.results
+                yield from answers.results
         finally:
-            ray.kill(coordinator)  # and with it the replicas
+            ray.kill(coordinator)  # This ends the replicas too.
 
-    def _start(self, pending: Iterable[bytes], more: bool) -> Any:
+    def _start(self, pending: Iterable[bytes], has_more: bool) -> Any:
         kind: Any = ray.remote(Coordinator)
         coordinator = kind.options(
-            num_cpus=0, resources=HEAD_RESOURCES, max_concurrency=4 + AT_ONCE
+            num_cpus=0, resources=HEAD_RESOURCES, max_concurrency=4 + MAX_REPLICA_CHUNKS
         ).remote()
         ray.get(coordinator.start.remote(self._order, *self._layout))
-        for number, chunk in enumerate([*pending, *([] if more else [None])]):
+        for number, chunk in enumerate([*pending, *([] if has_more else [None])]):
             ray.get(coordinator.feed.remote(number, chunk))
         return coordinator
 
     def _chunk(self, rows: Iterator[Row]) -> list[Row]:
         chunk, size = list[Row](), 0
-        while len(chunk) < self._size and size < LARGEST and (row := next(rows, None)) is not None:
+        while (
+            len(chunk) < self._size
+            and size < MAX_CHUNK_BYTES
+            and (row := next(rows, None)) is not None
+        ):
             chunk.append(row)
             size += len(row.body)
         return chunk

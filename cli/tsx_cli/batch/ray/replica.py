@@ -1,5 +1,6 @@
-"""One of the models that answer the rows on the nodes: an actor of Ray Data with tsx's own engine
-in it.
+"""A replica: one of the models that answer the rows on the nodes.
+
+It is an actor of Ray Data with the engine of one machine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ReplicaOrder(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Of one chunk of rows. With an `error` no row can be answered."""
+    """The answers of a chunk of rows, or the `error` that prevents any answer."""
 
     results: list[RowResult] = []
     seconds: float = 0.0
@@ -43,7 +44,7 @@ class Answers(NamedTuple):
 
 
 class BatchReplica:
-    """Two threads call it, so that its worker does not run dry."""
+    """A model that two threads call, so that its worker always has rows."""
 
     def __init__(self, order: ReplicaOrder) -> None:
         self._order, self._stack, self._calibrating = order, ExitStack(), threading.Lock()
@@ -55,7 +56,7 @@ class BatchReplica:
                 open_local(archive.directory, order.settings, 1, order.batch_size)
             )
         except (CliError, TsxError, ArchiveError, OSError) as error:
-            self._error = self._where(error)
+            self._error = self._error_text(error)
 
     def __call__(self, block: pyarrow.Table) -> pyarrow.Table:
         return pyarrow.table(
@@ -63,9 +64,10 @@ class BatchReplica:
         )
 
     def _answer(self, chunk: bytes) -> Answers:
-        if not chunk or self._engine is None:  # empty: it was answered before
+        # An empty chunk was answered before.
+        if not chunk or self._engine is None:
             return Answers(error=self._error)
-        engine, begun = self._engine, time.monotonic()
+        engine, start = self._engine, time.monotonic()
         try:
             rows: list[Row] = pickle.loads(chunk)
             with self._calibrating:
@@ -73,17 +75,17 @@ class BatchReplica:
                     readable := [row for row in rows if row.error is None]
                 ):
                     deque(engine.calibrate(cycle(readable)), maxlen=0)
-                    begun = time.monotonic()
+                    start = time.monotonic()
             return Answers(
-                list(engine.run(iter(rows))), time.monotonic() - begun, engine.batch_size or 1
+                list(engine.run(iter(rows))), time.monotonic() - start, engine.batch_size or 1
             )
         except (CliError, TsxError) as error:
-            return Answers(error=self._where(error))
+            return Answers(error=self._error_text(error))
 
-    def _where(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         return f"node {platform.node()}: {getattr(error, 'message', None) or error}"
 
 
 def answers_of(block: Any) -> Answers:
-    found: Answers = pickle.loads(block[ANSWERS][0].as_py())
-    return found
+    answers: Answers = pickle.loads(block[ANSWERS][0].as_py())
+    return answers

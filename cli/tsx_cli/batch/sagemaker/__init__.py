@@ -1,1 +1,1 @@
-"""`tsx batch --on sagemaker`."""
+"""The command `tsx batch --on sagemaker`."""

@@ -1,7 +1,7 @@
-"""The engine in SageMaker: the rows are uploaded, a batch transform job answers them, and its
-output is read.
+"""The engine in SageMaker: a batch transform job.
 
-A job's name is made of the archive and the inputs, so that the same command finds it again.
+The rows are uploaded, the job answers them, and its output is read. A job's name comes from the
+archive and the inputs, so that the same command finds it again.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from tsx_cli.deploy.sagemaker.resources import upload_prefix
 from tsx_runtime.targets.sagemaker import rows as lines
 from tsx_runtime.targets.sagemaker.environment import PAYLOAD_MB
 
-PART = 64 << 20  # bytes of an object of rows; the instances of a job share the objects
-MOST = 100  # MB that all requests to a container at a time may have
+MAX_OBJECT_BYTES = 64 << 20  # The instances of a job share the objects of rows.
+MAX_IN_FLIGHT_MB = 100  # SageMaker's limit for a container's requests
 
 
 class SageMakerEngine:
-    """See `BatchEngine`.
+    """A `BatchEngine` in SageMaker.
 
-    A job answers all rows of the inputs, so a run that goes on skips the answers that the output
-    has.
+    A job answers all rows of the inputs. A continued run skips the answers that the output has.
     """
 
-    poll = 15.0  # seconds between two looks at a job, which SageMaker has to be asked about
+    poll = 15.0  # seconds between two requests for a job's state
 
     def __init__(
         self,
@@ -51,28 +50,36 @@ class SageMakerEngine:
         *,
         restart: bool,
     ) -> None:
-        """`restart`: not with a job that is complete. Raises UsageError, CliError, ArchiveError."""
+        """Find the account and the model's facts.
+
+        `restart` ignores a complete job.
+
+        Raises:
+            UsageError: The rows come from standard input, or an option is wrong.
+            CliError: AWS refuses a request.
+            ArchiveError: The archive cannot be read.
+        """
         if reader.total is None:
             raise UsageError(
                 "--on sagemaker: standard input cannot be read again to find its job; write it to a"
                 " file first"
             )
-        self.batch_size: int | None = None  # the container chooses it
+        self.batch_size: int | None = None  # The container chooses it.
         self._spec = read_spec(None, {"model": str(model), "target": "sagemaker"})
-        self._where = locate(self._spec)
-        self._cloud = self._where.cloud
+        self._location = locate(self._spec)
+        self._cloud = self._location.cloud
         _, self._facts = read_archive(model, region=self._cloud.region)
-        chosen = {"SAGEMAKER_MODEL_SERVER_WORKERS": workers, "SAGEMAKER_TS_BATCH_SIZE": batch_size}
+        options = {"SAGEMAKER_MODEL_SERVER_WORKERS": workers, "SAGEMAKER_TS_BATCH_SIZE": batch_size}
         self._environment = {
             "TSX_SAGEMAKER_MODE": "transform",
-            **{key: str(value) for key, value in chosen.items() if value is not None},
+            **{key: str(value) for key, value in options.items() if value is not None},
         }
         self._reader, self._stop, self._restart = reader, stop, restart
         self._bucket = self._spec.sagemaker.bucket or own_bucket(
             self._cloud.account, self._cloud.region
         )
         run = digest([self._facts.sha256, reader.fingerprint], 16)
-        self._name, self._place = (
+        self._name, self._prefix = (
             f"tsx-batch-{run}-",
             f"{upload_prefix(self._spec.name)}batch/{run}/",
         )
@@ -85,13 +92,13 @@ class SageMakerEngine:
                 continue
             if results is None:
                 results = self._results(self._usable_job() or self._create_job())
-            result = next((each for each in results if each.index >= row.index), None)
+            result = next((item for item in results if item.index >= row.index), None)
             if result is None or result.index != row.index:
                 raise CliError(f"the job has no answer to {row.id}; start another with --restart")
             yield result
 
     def end_job(self) -> str:
-        """Has SageMaker stop the job of the same command. Returns its name."""
+        """Stop the job of the same command, and return its name."""
         job = self._latest_job()
         if job is None or self._describe(job)["TransformJobStatus"] != "InProgress":
             raise CliError("no job of this command is under way")
@@ -99,14 +106,14 @@ class SageMakerEngine:
         return job
 
     def _latest_job(self) -> str | None:
-        found = self._cloud.list_items(
+        summaries = self._cloud.list_items(
             "sagemaker",
             "list_transform_jobs",
             "TransformJobSummaries",
             "listing transform jobs",
             NameContains=self._name,
         )
-        names = [each["TransformJobName"] for each in found]
+        names = [item["TransformJobName"] for item in summaries]
         return max(
             (name for name in names if name.startswith(self._name)), key=self._attempt, default=None
         )
@@ -115,7 +122,7 @@ class SageMakerEngine:
         return int(job.removeprefix(self._name))
 
     def _usable_job(self) -> str | None:
-        """The job that answers the rows, or has; a failed one is tried again."""
+        """Return a running or complete job with the rows' answers; None if it failed."""
         job = self._latest_job()
         states = ["InProgress", "Stopping", *([] if self._restart else ["Completed"])]
         return (
@@ -123,21 +130,21 @@ class SageMakerEngine:
         )
 
     def _describe(self, job: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._cloud.call(
+        state: dict[str, Any] = self._cloud.call(
             "sagemaker", "describe_transform_job", f"looking at {job}", TransformJobName=job
         )
-        return found
+        return state
 
     def _create_job(self) -> str:
-        model = transform_model(self._where, self._spec, self._facts)
+        model = transform_model(self._location, self._spec, self._facts)
         latest = self._latest_job()
         job = f"{self._name}{1 if latest is None else self._attempt(latest) + 1}"
-        payload, own = (
+        payload, section = (
             max(PAYLOAD_MB, math.ceil(self._upload() / (1 << 20))),
             self._spec.sagemaker,
         )
-        answers = f"s3://{self._bucket}/{self._answers(job)}"
-        wanted: dict[str, Any] = {
+        answers = f"s3://{self._bucket}/{self._answer_prefix(job)}"
+        request: dict[str, Any] = {
             "TransformJobName": job,
             "ModelName": model,
             "Environment": self._environment,
@@ -147,7 +154,7 @@ class SageMakerEngine:
                 "DataSource": {
                     "S3DataSource": {
                         "S3DataType": "S3Prefix",
-                        "S3Uri": f"s3://{self._bucket}/{self._place}in/",
+                        "S3Uri": f"s3://{self._bucket}/{self._prefix}in/",
                     }
                 },
                 "ContentType": lines.TYPE,
@@ -159,41 +166,38 @@ class SageMakerEngine:
                 "AssembleWith": "Line",
             },
             "TransformResources": {
-                "InstanceType": own.instance_type,
-                "InstanceCount": own.instances,
+                "InstanceType": section.instance_type,
+                "InstanceCount": section.instances,
             },
             "Tags": [{"Key": "tsx:name", "Value": self._spec.name}],
         }
         if payload > PAYLOAD_MB:
-            wanted |= {
+            request |= {
                 "MaxPayloadInMB": payload,
-                "MaxConcurrentTransforms": max(1, MOST // payload),
+                "MaxConcurrentTransforms": max(1, MAX_IN_FLIGHT_MB // payload),
             }
-        if own.kms_key is not None:
-            wanted["TransformOutput"]["KmsKeyId"] = wanted["TransformResources"][
+        if section.kms_key is not None:
+            request["TransformOutput"]["KmsKeyId"] = request["TransformResources"][
                 "VolumeKmsKeyId"
-            ] = own.kms_key
-        self._cloud.call("sagemaker", "create_transform_job", f"creating {job}", **wanted)
+            ] = section.kms_key
+        self._cloud.call("sagemaker", "create_transform_job", f"creating {job}", **request)
         return job
 
-    def _answers(self, job: str) -> str:
-        return f"{self._place}out-{self._attempt(job)}/"
+    def _answer_prefix(self, job: str) -> str:
+        return f"{self._prefix}out-{self._attempt(job)}/"
 
     def _upload(self) -> int:
-        """Upload all rows that can be read, from the first one on.
-
-        Returns the bytes of the largest.
-        """
+        """Upload all readable rows, and return the size of the largest in bytes."""
         part, number, largest = bytearray(), 0, 0
 
         def put() -> None:
-            where = {"Bucket": self._bucket, "Key": f"{self._place}in/{number:06}.jsonl"}
+            target = {"Bucket": self._bucket, "Key": f"{self._prefix}in/{number:06}.jsonl"}
             self._cloud.call(
                 "s3",
                 "put_object",
-                f"uploading rows to s3://{self._bucket}/{self._place}",
+                f"uploading rows to s3://{self._bucket}/{self._prefix}",
                 Body=bytes(part),
-                **where,
+                **target,
             )
 
         with closing(self._reader.rows(Position(), 0)) as rows:
@@ -208,12 +212,12 @@ class SageMakerEngine:
                     )
                     + b"\n"
                 )
-                if len(line) > MOST << 20:
+                if len(line) > MAX_IN_FLIGHT_MB << 20:
                     raise CliError(
                         f"{row.id} has {len(line)} bytes as a line, and a batch transform job takes"
-                        f" {MOST} MB; leave it out"
+                        f" {MAX_IN_FLIGHT_MB} MB; leave it out"
                     )
-                if part and len(part) + len(line) > PART:
+                if part and len(part) + len(line) > MAX_OBJECT_BYTES:
                     put()
                     part, number = bytearray(), number + 1
                 part += line
@@ -223,13 +227,16 @@ class SageMakerEngine:
 
     def _wait(self, job: str) -> None:
         shown = ""
-        while (found := self._describe(job))["TransformJobStatus"] in ("InProgress", "Stopping"):
+        while (state := self._describe(job))["TransformJobStatus"] in (
+            "InProgress",
+            "Stopping",
+        ):
             answered, uploaded = (
-                len(self._keys(self._answers(job))),
-                len(self._keys(f"{self._place}in/")),
+                len(self._keys(self._answer_prefix(job))),
+                len(self._keys(f"{self._prefix}in/")),
             )
             text = (
-                f"{job} is {found['TransformJobStatus']}; {answered} of {uploaded} objects are"
+                f"{job} is {state['TransformJobStatus']}; {answered} of {uploaded} objects are"
                 " answered"
             )
             if text != shown:
@@ -241,24 +248,26 @@ class SageMakerEngine:
                     file=sys.stderr,
                 )
                 raise KeyboardInterrupt
-        if found["TransformJobStatus"] != "Completed":
-            reason = found.get("FailureReason") or "SageMaker gives no reason"
+        if state["TransformJobStatus"] != "Completed":
+            reason = state.get("FailureReason") or "SageMaker gives no reason"
             log = "Its log is in /aws/sagemaker/TransformJobs; the same command tries again"
-            raise CliError(f"{job} is {found['TransformJobStatus']}: {reason}. {log}")
+            raise CliError(f"{job} is {state['TransformJobStatus']}: {reason}. {log}")
 
     def _keys(self, keys: str) -> list[str]:
-        found = self._cloud.list_items(
+        objects = self._cloud.list_items(
             "s3", "list_objects_v2", "Contents", f"listing {keys}", Bucket=self._bucket, Prefix=keys
         )
-        return sorted(each["Key"] for each in found)
+        return sorted(item["Key"] for item in objects)
 
     def _results(self, job: str) -> Iterator[RowResult]:
-        """Waits for the job. In the order of the rows."""
+        """Wait for the job, and yield the results in the order of the rows."""
         self._wait(job)
-        for key in self._keys(self._answers(job)):
-            doing = f"reading s3://{self._bucket}/{key}"
-            body = self._cloud.call("s3", "get_object", doing, Bucket=self._bucket, Key=key)["Body"]
-            with translated_errors(doing):
+        for key in self._keys(self._answer_prefix(job)):
+            action = f"reading s3://{self._bucket}/{key}"
+            body = self._cloud.call("s3", "get_object", action, Bucket=self._bucket, Key=key)[
+                "Body"
+            ]
+            with translated_errors(action):
                 content = body.read()
             for line in content.splitlines():
                 if line.strip():

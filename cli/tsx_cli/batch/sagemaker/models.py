@@ -1,5 +1,6 @@
-"""The model of a batch transform job: that of a deployment with the same archive, or one that is
-created as `tsx deploy` would.
+"""The model of a batch transform job.
+
+It belongs to a deployment with the same archive, or is created as `tsx deploy` would.
 """
 
 from __future__ import annotations
@@ -14,27 +15,32 @@ from tsx_cli.deploy.sagemaker.resources import resources
 from tsx_cli.deploy.sagemaker.shared_endpoints import MODEL, models_of
 from tsx_cli.deploy.spec import DeploySpec
 
-NEEDED = frozenset({"AWS::S3::Bucket", "Tsx::S3::Object", "AWS::IAM::Role", MODEL})
+NEEDED_KINDS = frozenset({"AWS::S3::Bucket", "Tsx::S3::Object", "AWS::IAM::Role", MODEL})
 
 
-def transform_model(place: Location, spec: DeploySpec, facts: Facts) -> str:
-    """Its name. Raises UsageError and CliError."""
-    found = models_of(place.cloud, spec.name)
-    same = [each for each in found if found[each].tags.get("tsx:model-sha") == facts.sha256[:16]]
-    same = [
-        each
-        for each in same
-        if found[each].properties["PrimaryContainer"].get("Mode") != "MultiModel"
+def transform_model(location: Location, spec: DeploySpec, facts: Facts) -> str:
+    """Find or create the model, and return its name.
+
+    Raises:
+        UsageError: There is no such model, and the image is unknown.
+        CliError: AWS refuses a request.
+    """
+    models = models_of(location.cloud, spec.name)
+    names = [name for name in models if models[name].tags.get("tsx:model-sha") == facts.sha256[:16]]
+    names = [
+        name
+        for name in names
+        if models[name].properties["PrimaryContainer"].get("Mode") != "MultiModel"
     ]
-    if same:
-        return max(same, key=lambda each: (found[each].outputs["made"], each))
+    if names:
+        return max(names, key=lambda name: (models[name].outputs["made"], name))
     if (image := spec.image) is None:
         raise UsageError(
-            f"no model of a deployment '{spec.name}' in {place.cloud.region} has this archive:"
+            f"no model of a deployment '{spec.name}' in {location.cloud.region} has this archive:"
             " deploy it with tsx deploy, or set image and "
             r"sagemaker.role under [deploy] in tsx.toml"
         )
-    alone = {
+    overrides = {
         "component": None,
         "multi_model": None,
         "serverless": None,
@@ -43,10 +49,12 @@ def transform_model(place: Location, spec: DeploySpec, facts: Facts) -> str:
         "data_capture": None,
     }
     spec = spec.model_copy(
-        update={"sagemaker": spec.sagemaker.model_copy(update=alone), "canary": None}
+        update={"sagemaker": spec.sagemaker.model_copy(update=overrides), "canary": None}
     )
-    facts = replace(facts, account=place.cloud.account, image=by_digest(image, place.cloud)[0])
-    wanted = [each for each in resources(spec, facts) if each.kind in NEEDED]
-    engine = place.engine()
-    engine.apply(engine.plan(wanted))
-    return next(each.name for each in wanted if each.kind == MODEL)
+    facts = replace(
+        facts, account=location.cloud.account, image=by_digest(image, location.cloud)[0]
+    )
+    needed = [resource for resource in resources(spec, facts) if resource.kind in NEEDED_KINDS]
+    engine = location.engine()
+    engine.apply(engine.plan(needed))
+    return next(resource.name for resource in needed if resource.kind == MODEL)

@@ -1,3 +1,4 @@
-"""Whether a form's answers are as right as the reference's: metrics, limits, and bounds of the
-loss. Pure functions.
+"""The accuracy guard: metrics, limits, and bounds of the loss.
+
+Its pure functions decide whether a form's answers are as right as the reference's.
 """

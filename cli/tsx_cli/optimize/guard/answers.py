@@ -1,4 +1,4 @@
-"""What metrics read in an answer: its JSON value, ranked labels, numbers or logits."""
+"""The values that metrics read in an answer: JSON, ranked labels, numbers or logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsx_runtime.plugins import ComparedAnswer
 
 
 def decode(answer: ComparedAnswer) -> Any:
-    """The JSON value, else the bytes.
+    """Return the JSON value of an answer, else its bytes.
 
     An answer of the Open Inference Protocol becomes its only output, or a dict of several, each as
     rows of its last axis.
@@ -25,75 +25,90 @@ def decode(answer: ComparedAnswer) -> Any:
     if (
         not isinstance(outputs, list)
         or not outputs
-        or not all(isinstance(each, dict) and _is_tensor(each) for each in outputs)
+        or not all(isinstance(output, dict) and _is_tensor(output) for output in outputs)
     ):
         return value
-    tensors = {str(each.get("name")): _rows(each["data"], each["shape"]) for each in outputs}
+    tensors = {
+        str(output.get("name")): _rows(output["data"], output["shape"]) for output in outputs
+    }
     return next(iter(tensors.values())) if len(tensors) == 1 else tensors
 
 
 def ranking(value: Any) -> Mapping[str, float]:
-    """Label or position -> score.
+    """Return the scores by label or position.
 
-    Lists and objects with nothing else in them may stand around it. Raises ValueError.
+    Lists and objects with a single entry may surround the ranking.
+
+    Raises:
+        ValueError: The value does not rank labels.
     """
-    found = ranking_of(value)
-    while found is None and isinstance(value, list | dict) and len(value) == 1:
+    scores = ranking_of(value)
+    while scores is None and isinstance(value, list | dict) and len(value) == 1:
         value = _only(value)
-        found = ranking_of(value)
-    if found is None:
+        scores = ranking_of(value)
+    if scores is None:
         raise ValueError("it does not rank labels")
-    return {str(label): score for label, score in found.items()}
+    return {str(label): score for label, score in scores.items()}
 
 
 def best_labels(value: Any) -> frozenset[str]:
-    """The label with the highest score, or all that share it. Raises ValueError."""
+    """Return the label with the highest score, or all that share it.
+
+    Raises:
+        ValueError: The value does not rank labels.
+    """
     scores = ranking(value)
     best = max((score for score in scores.values() if score == score), default=None)
     return frozenset(label for label, score in scores.items() if score == best)
 
 
 def rank_of(value: Any, labels: frozenset[str]) -> float:
-    """The rank of the best of these labels, from 1, behind all others with the same score.
+    """Return the rank of the best of these labels, from 1; equal scores of others come first.
 
-    Raises ValueError.
+    Raises:
+        ValueError: The value does not rank labels.
     """
     scores = ranking(value)
-    own = max(
+    best = max(
         (scores[label] for label in labels if label in scores and scores[label] == scores[label]),
         default=None,
     )
     return (
         math.inf
-        if own is None
-        else 1 + sum(not score < own for label, score in scores.items() if label not in labels)
+        if best is None
+        else 1 + sum(not score < best for label, score in scores.items() if label not in labels)
     )
 
 
 def numbers(value: Any) -> tuple[array[float], list[Any]]:
-    """All numbers at any depth, and everything else, which must be equal: keys, lengths, labels,
-    texts.
+    """Return all numbers at any depth, and the structure around them.
+
+    The structure must be equal in two answers: keys, lengths, labels, texts.
     """
-    found, rest, todo = array("d"), list[Any](), [value]
-    while todo:
-        item = todo.pop()
+    values, structure, pending = array("d"), list[Any](), [value]
+    while pending:
+        item = pending.pop()
         if is_number(item):
-            found.append(item)
+            values.append(item)
         elif isinstance(item, dict):
-            rest.append(sorted(item))
-            todo += [
+            structure.append(sorted(item))
+            pending += [
                 str(item[key]) if is_label(key, item[key]) else item[key] for key in sorted(item)
             ]
         elif isinstance(item, list):
-            rest.append(len(item))
-            todo += item
+            structure.append(len(item))
+            pending += item
         else:
-            rest.append(item)
-    return found, rest
+            structure.append(item)
+    return values, structure
 
 
 def logits(value: Any) -> Sequence[Sequence[float]]:
-    """(tokens, vocabulary). Raises ValueError."""
+    """Return logits of the shape (tokens, vocabulary).
+
+    Raises:
+        ValueError: The value has no such array.
+    """
     while (
         isinstance(value, list | dict) and len(value) == 1 and not _is_vector(inner := _only(value))
     ):
@@ -109,22 +124,23 @@ def logits(value: Any) -> Sequence[Sequence[float]]:
 
 
 def is_probabilities(value: Any) -> bool:
-    """Whether it ranks labels with scores from 0 to 1; a list of numbers does if they add up to 1.
+    """Tell whether the value ranks labels with scores from 0 to 1.
 
-    One label is a ranking only beside its score, as in {"label": "cat", "score": 0.9} or
-    {"class": 2, "score": 0.9}: in {"value": 0.37} it names a number.
+    A list of numbers does if they add up to 1. One label is a ranking only beside its score, as in
+    {"label": "cat", "score": 0.9} or {"class": 2, "score": 0.9}: in {"value": 0.37} it names a
+    number.
     """
     try:
         scores = ranking(value)
     except ValueError:
         return False
-    found, rest = numbers(value)
-    named = any(isinstance(each, str) for each in rest)
-    if not found or (len(scores) == 1 and not named):
+    values, structure = numbers(value)
+    has_text = any(isinstance(part, str) for part in structure)
+    if not values or (len(scores) == 1 and not has_text):
         return False
-    positions = not named and list(scores) == [str(number) for number in range(len(scores))]
+    is_positional = not has_text and list(scores) == [str(number) for number in range(len(scores))]
     return all(0 <= score <= 1 for score in scores.values()) and (
-        not positions or abs(sum(scores.values()) - 1) < 0.01
+        not is_positional or abs(sum(scores.values()) - 1) < 0.01
     )
 
 

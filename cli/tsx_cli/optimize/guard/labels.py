@@ -1,4 +1,4 @@
-"""Labels of --labels FILE, in the order of the requests."""
+"""The labels of --labels FILE, in the order of the requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _FORMATS = (
 
 
 def read_labels(file: Path, payloads: Sequence[Payload]) -> list[Any]:
-    """A label for each payload. Raises CliError, UsageError."""
+    """Return a label for each payload.
+
+    Raises:
+        CliError: The file cannot be read, or has no label for a request.
+        UsageError: The file names files, but the requests have no names.
+    """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -29,29 +34,29 @@ def read_labels(file: Path, payloads: Sequence[Payload]) -> list[Any]:
             f"--labels {file} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
     try:
-        found = _parse(file.suffix, text)
+        labels = _parse(file.suffix, text)
     except (ValueError, RecursionError) as error:
         raise CliError(f"--labels {file}: {error}; it is {_FORMATS}") from error
-    if isinstance(found, Mapping):
-        return _by_name(file, found, payloads)
-    if len(found) != len(payloads):
+    if isinstance(labels, Mapping):
+        return _labels_by_name(file, labels, payloads)
+    if len(labels) != len(payloads):
         raise CliError(
-            f"--labels {file} has {len(found)} labels in order for {len(payloads)} requests; give"
+            f"--labels {file} has {len(labels)} labels in order for {len(payloads)} requests; give"
             " one for each request"
         )
-    return found
+    return labels
 
 
 def _parse(suffix: str, text: str) -> Mapping[str, Any] | list[Any]:
     if suffix == ".json":
-        found = json.loads(text)
-        if not isinstance(found, dict):
+        labels = json.loads(text)
+        if not isinstance(labels, dict):
             raise ValueError("it is not a JSON object")
-        return found
+        return labels
     if suffix == ".csv":
         rows = [row for row in csv.reader(text.splitlines()) if row]
-        if wrong := next((row for row in rows if len(row) != 2), None):
-            raise ValueError(f"'{','.join(wrong)}' is not a file and a label")
+        if bad_row := next((row for row in rows if len(row) != 2), None):
+            raise ValueError(f"'{','.join(bad_row)}' is not a file and a label")
         pairs = [(name.strip(), label.strip()) for name, label in rows]
         return _unique(pairs[1:] if pairs[:1] == [("file", "label")] else pairs)
     if suffix != ".jsonl":
@@ -70,18 +75,20 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return labels
 
 
-def _by_name(file: Path, labels: Mapping[str, Any], payloads: Sequence[Payload]) -> list[Any]:
+def _labels_by_name(
+    file: Path, labels: Mapping[str, Any], payloads: Sequence[Payload]
+) -> list[Any]:
     names = [payload.name for payload in payloads if payload.name is not None]
     if len(names) < len(payloads):
         raise UsageError(
             f"--labels {file} names files, but the requests have no file names; give .jsonl labels"
             " in their order"
         )
-    short = [PurePosixPath(name).name for name in names]
-    unique = len(set(short)) == len(short)
+    base_names = [PurePosixPath(name).name for name in names]
+    is_unique = len(set(base_names)) == len(base_names)
     keys = [
-        name if name in labels or not unique else last
-        for name, last in zip(names, short, strict=True)
+        name if name in labels or not is_unique else base_name
+        for name, base_name in zip(names, base_names, strict=True)
     ]
     missing = [name for name, key in zip(names, keys, strict=True) if key not in labels]
     if len(missing) == len(names) and labels:
@@ -100,10 +107,10 @@ def _by_name(file: Path, labels: Mapping[str, Any], payloads: Sequence[Payload])
 def with_names(
     labels: Sequence[Any], reference: Sequence[ComparedAnswer], names: Mapping[str, str]
 ) -> list[Any]:
-    """Replace numbers of classes by their names, in the rows that the model answers with names."""
+    """Replace numbers of classes by their names in rows that the model answers with names."""
     named = list(labels)
     for row, answer in enumerate(reference):
-        with suppress(ValueError):  # an answer that ranks nothing
+        with suppress(ValueError):  # The answer ranks nothing.
             if str(named[row]) not in names.values() and not best_labels(decode(answer)).isdisjoint(
                 names.values()
             ):

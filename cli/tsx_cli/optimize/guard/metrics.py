@@ -1,4 +1,4 @@
-"""The metrics of the guard: how a row is scored, and how the rows together are."""
+"""The metrics of the guard, which score a row and all rows together."""
 
 from __future__ import annotations
 
@@ -16,44 +16,45 @@ from tsx_runtime.core.shadowing.comparison import Closeness, json_difference, sa
 
 Times = Sequence[int]  # how many times each row counts
 Score = Callable[[Times], float]
-GUESS = math.log(
-    100_000
-)  # loss of a token without logits: all words of a large vocabulary are equally likely
+# The loss of a token without logits: all words of a large vocabulary are equally likely.
+GUESS_LOSS = math.log(100_000)
 
 
 @dataclass(frozen=True)
 class GuardMetric:
-    """`row` scores an answer by the truth, or raises ValueError; then, and if the request fails,
-    `missing` scores the row.
+    """A metric.
+
+    `row` scores an answer by the truth, or raises ValueError. In that case, and if the request
+    fails, `missing` scores the row.
     """
 
-    kind: Literal[
-        "share", "mean", "corpus"
-    ]  # rows that are right; the mean of the rows' scores; one score of all rows
-    truth: Callable[[Any], Any]  # of the reference's answer
+    # The share of right rows, the mean of the rows' scores, or one score of all rows
+    kind: Literal["share", "mean", "corpus"]
+    truth: Callable[[Any], Any]  # makes the truth from the reference's answer
     row: Callable[[Any, Any], Any]
     of_label: Callable[[Any], Any] = lambda label: label
     missing: Callable[[Any], Any] = lambda _: 0.0
     best: Callable[[Any], Any] | None = lambda _: 1.0  # the highest score of a row
     score: Callable[[Sequence[Any]], Score] = lambda rows: lambda _: fmean(rows)
-    # a score up to 1, whose loss is given in percentage points, else as a share of the reference's
+    # The loss is in percentage points of a score up to 1, else a share of the reference's score.
     points: bool = True
-    less: bool = False  # less is better
-    whole: bool | None = (
-        # a row unlike those seen may be lost entirely (verdict.py); None: only if those seen do not
-        # differ
-        True
-    )
+    less: bool = False  # Less is better.
+    # An unlike row (verdict.py) may be lost entirely; None: only if the known rows do not differ.
+    full_loss: bool | None = True
 
 
 def metric_of(limit: Limit, custom: Custom | None) -> GuardMetric:
     if limit.tolerance is not None:
-        how = limit.tolerance
-        near = (
-            Closeness(how.rtol or 0.0, how.atol or 0.0) if how.kind == "numeric" else same_exactly
+        tolerance = limit.tolerance
+        comparison = (
+            Closeness(tolerance.rtol or 0.0, tolerance.atol or 0.0)
+            if tolerance.kind == "numeric"
+            else same_exactly
         )
         return GuardMetric(
-            "share", _identity, lambda answer, truth: json_difference(truth, answer, near) is None
+            "share",
+            _identity,
+            lambda answer, truth: json_difference(truth, answer, comparison) is None,
         )
     if limit.metric in _METRICS:
         return _METRICS[limit.metric]
@@ -67,12 +68,12 @@ def metric_of(limit: Limit, custom: Custom | None) -> GuardMetric:
         best=None,
         score=score,
         points=False,
-        whole=None,
+        full_loss=None,
     )
 
 
 def default_limits(values: Sequence[Any]) -> tuple[Limit, ...]:
-    """By the kind of the reference's answers.
+    """Return the limits for the kind of the reference's answers.
 
     A cosine means nothing for a single number or for token ids.
     """
@@ -80,17 +81,17 @@ def default_limits(values: Sequence[Any]) -> tuple[Limit, ...]:
         return parse_limits("map>=-0.5%")
     if all(map(answers.is_probabilities, values)):
         return parse_limits("top1>=-0.5%")
-    found = [
+    vectors = [
         answers.numbers(value)[0] for value in values if isinstance(value, dict | list | float)
     ]
     if (
-        len(found) == len(values)
-        and all(found)
-        and any(number % 1 for row in found for number in row)
+        len(vectors) == len(values)
+        and all(vectors)
+        and any(number % 1 for row in vectors for number in row)
     ):
         return (
             parse_limits("cosine>=0.999")
-            if all(len(row) > 1 for row in found)
+            if all(len(row) > 1 for row in vectors)
             else parse_limits(tolerance="rtol=1e-2,atol=1e-3")
         )
     return parse_limits("exact>=-0.5%")
@@ -112,42 +113,42 @@ def _in_best(count: int, answer: Any, labels: frozenset[str]) -> bool:
 
 
 def _cosine(answer: Any, truth: tuple[Sequence[float], Any]) -> float:
-    (one, rest), (other, its) = answers.numbers(answer), truth
-    if rest != its or len(one) != len(other):
+    (vector, structure), (true_vector, true_structure) = answers.numbers(answer), truth
+    if structure != true_structure or len(vector) != len(true_vector):
         raise ValueError("it is of another shape")
-    if one == other:
+    if vector == true_vector:
         return 1.0
-    sizes = math.hypot(*one) * math.hypot(*other)
+    sizes = math.hypot(*vector) * math.hypot(*true_vector)
     if not 0 < sizes < math.inf:
         raise ValueError("it has no direction")
-    return min(1.0, math.fsum(map(float.__mul__, one, other)) / sizes)
+    return min(1.0, math.fsum(map(float.__mul__, vector, true_vector)) / sizes)
 
 
 def _likelihood(answer: Any, ids: Sequence[Any]) -> tuple[float, int]:
-    """Negative log-likelihood of the tokens, and their number."""
+    """Return the negative log-likelihood of the tokens, and their number."""
     rows = answers.logits(answer)
     if len(rows) != len(ids) or not all(
         type(token) is int and 0 <= token < len(rows[0]) for token in ids
     ):
         raise ValueError("there is not one token of the vocabulary for each row of logits")
-    lost = 0.0
+    loss = 0.0
     for row, token in zip(rows, ids, strict=True):
         largest = max(row)
-        lost += (
+        loss += (
             largest + math.log(math.fsum(math.exp(number - largest) for number in row)) - row[token]
         )
-    if not math.isfinite(lost):
+    if not math.isfinite(loss):
         raise ValueError("there are logits that are not numbers")
-    return lost, len(ids)
+    return loss, len(ids)
 
 
 def _perplexity(rows: Sequence[tuple[float, int]]) -> Score:
     def score(times: Times) -> float:
-        lost, tokens = (
+        loss, tokens = (
             math.fsum(count * row[part] for count, row in zip(times, rows, strict=True))
             for part in (0, 1)
         )
-        return math.exp(min(lost / max(1.0, tokens), 700.0))
+        return math.exp(min(loss / max(1.0, tokens), 700.0))
 
     return score
 
@@ -157,7 +158,7 @@ def _custom(name: str, function: Custom, rows: Sequence[tuple[Any, Any]]) -> Sco
         drawn = [row for count, row in zip(times, rows, strict=True) for _ in range(count)]
         try:
             value = float(function([answer for answer, _ in drawn], [label for _, label in drawn]))
-        except Exception as error:  # whatever the user's function raises
+        except Exception as error:  # The user's function may raise anything.
             raise CliError(
                 f"--metric: {name}(answers, labels) raised {type(error).__name__}: {error}"
             ) from error
@@ -192,7 +193,9 @@ _METRICS = {
         _identity,
         lambda answer, truth: json_difference(truth, answer, same_exactly) is None,
     ),
-    "cosine": GuardMetric("mean", answers.numbers, _cosine, of_label=answers.numbers, whole=False),
+    "cosine": GuardMetric(
+        "mean", answers.numbers, _cosine, of_label=answers.numbers, full_loss=False
+    ),
     "map": GuardMetric(
         "corpus",
         detection.boxes_of,
@@ -206,11 +209,11 @@ _METRICS = {
         "corpus",
         _best_tokens,
         _likelihood,
-        missing=lambda ids: (GUESS * len(ids), len(ids)),
+        missing=lambda ids: (GUESS_LOSS * len(ids), len(ids)),
         best=lambda ids: (0.0, len(ids)),
         score=_perplexity,
         points=False,
         less=True,
-        whole=False,
+        full_loss=False,
     ),
 }

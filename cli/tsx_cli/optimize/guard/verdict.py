@@ -1,10 +1,9 @@
-"""The accuracy guard: decides whether a form loses no more than the limit allows, with 95 %
-confidence.
+"""The accuracy guard, which decides with 95 % confidence whether a form keeps the limits.
 
-Later requests may be unlike all held-out rows: with 95 % confidence, at most a share of 1 -
-0.05^(1/rows) of them is. Such a row counts as lost entirely by metrics of right and wrong rows, and
-as a loss of ten times the limit by others. So a limit of cosine needs 29 rows, even if all answers
-are equal.
+Later requests may be unlike all held-out rows: with 95 % confidence, at most a share of
+1 - 0.05^(1/rows) of them is. Metrics of right and wrong rows count such a row as lost entirely;
+others count it as a loss of ten times the limit. So a limit of cosine needs 29 rows, even if all
+answers are equal.
 """
 
 from __future__ import annotations
@@ -25,34 +24,37 @@ from tsx_cli.optimize.guard.intervals import (
 )
 from tsx_cli.optimize.guard.limits import Custom, Limit
 from tsx_cli.optimize.guard.metrics import default_limits, metric_of
-from tsx_cli.optimize.results import MANY, GuardVerdict
+from tsx_cli.optimize.results import MAX_FEASIBLE_ROWS, GuardVerdict
 from tsx_runtime.core.shadowing.difference import excerpt
 from tsx_runtime.plugins import ComparedAnswer
 
-UNLIKE = 10.0  # times the accepted loss
+UNLIKE_FACTOR = 10.0  # loss of an unlike row, as a multiple of the accepted loss
 
 
 class FormGuard:
-    """Judges forms by the reference's answers for the held-out rows, and by labels if there are
-    any.
+    """A judge of forms by the reference's answers to the held-out rows, and by labels.
 
-    `reference` and `labels` are in the order of the rows; so are the answers of a form.
+    `reference`, `labels` and the answers of a form are in the order of the rows.
     """
 
     def __init__(
         self,
         reference: Sequence[ComparedAnswer],
-        limits: Sequence[Limit] = (),  # none: by the kind of the answers
+        limits: Sequence[Limit] = (),  # empty for `default_limits`
         labels: Sequence[Any] | None = None,
         custom: Custom | None = None,
         seed: int = 0,
     ) -> None:
-        """Raises CliError."""
+        """Score the reference.
+
+        Raises:
+            CliError: The reference fails on a row, or its score leaves no form a chance.
+        """
         for answer in reference:
             if answer.status >= 400:
-                why = error_text(answer.body).rstrip(".")
+                reason = error_text(answer.body).rstrip(".")
                 raise CliError(
-                    f"the model as it is answers a row with {answer.status}: {why}. Correct the"
+                    f"the model as it is answers a row with {answer.status}: {reason}. Correct the"
                     " handler, or --input"
                 )
         self._types = [answer.headers.get("content-type") for answer in reference]
@@ -71,7 +73,7 @@ class FormGuard:
         return max(filter(None, (rule.shortage() for rule in self._rules)), default=None)
 
     def judge(self, answers: Sequence[ComparedAnswer]) -> GuardVerdict:
-        """Of several limits, one that is broken, else that which comes closest."""
+        """Return the verdict of a limit that is broken, else of the closest limit."""
         if len(answers) != len(self._types):
             raise ValueError(f"there are {len(answers)} answers for {len(self._types)} rows")
         failed = self._score(answers)
@@ -79,35 +81,31 @@ class FormGuard:
             rule.judge(rows, failed)
             for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)
         ]
-        verdict = min(verdicts, key=lambda each: each[0])[1]
-        needed = [each.rows_needed for _, each in verdicts if each.rows_needed is not None]
+        verdict = min(verdicts, key=lambda pair: pair[0])[1]
+        needed = [item.rows_needed for _, item in verdicts if item.rows_needed is not None]
         return (
             verdict
             if verdict.rows_needed is None
             else verdict.model_copy(update={"rows_needed": max(needed)})
         )
 
-    def keeps(self, answers: Sequence[ComparedAnswer]) -> bool:
-        """Whether these answers by themselves keep every limit, without confidence for other
-        rows.
-        """
+    def is_within_limits(self, answers: Sequence[ComparedAnswer]) -> bool:
+        """Tell whether these answers keep every limit, without confidence for other rows."""
         failed = self._score(answers)
         return not failed and all(
             rule.point(rows) <= rule.allowed
             for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)
         )
 
-    def hopeless(self, answers: Sequence[ComparedAnswer]) -> str | None:
-        """Why a form with these answers for the first rows breaks a limit, whatever it answers for
-        the others.
-        """
+    def hopeless_reason(self, answers: Sequence[ComparedAnswer]) -> str | None:
+        """Return why a form breaks a limit whatever it answers to the other rows."""
         failed = self._score(answers)
         columns = self._columns(len(answers))
         return next(
             (
-                why
+                reason
                 for rule, rows in zip(self._rules, columns, strict=True)
-                if (why := rule.hopeless(rows, failed))
+                if (reason := rule.hopeless_reason(rows, failed))
             ),
             None,
         )
@@ -119,25 +117,29 @@ class FormGuard:
         ]
 
     def _score(self, answers: Sequence[ComparedAnswer]) -> int:
-        """The number of failures. Answers of the last call are not scored again."""
+        """Score answers that the last call did not score, and return the number of failures."""
         for position, answer in enumerate(answers):
             if position < len(self._scored) and self._scored[position][0] is answer:
                 continue
             del self._scored[position:]
-            fails = (
+            has_failed = (
                 answer.status >= 400 or answer.headers.get("content-type") != self._types[position]
             )
-            value = None if fails else decode(answer)
+            value = None if has_failed else decode(answer)
             self._scored.append(
-                (answer, fails, [rule.row(position, value, fails) for rule in self._rules])
+                (
+                    answer,
+                    has_failed,
+                    [rule.row(position, value, has_failed) for rule in self._rules],
+                )
             )
-        return sum(fails for _, fails, _ in self._scored[: len(answers)])
+        return sum(has_failed for _, has_failed, _ in self._scored[: len(answers)])
 
 
 class _Rule:
     """A limit, applied to the rows' scores.
 
-    `allowed` is the largest loss; `room` is what the reference leaves of it.
+    `allowed` is the largest loss; `allowance` is the part that the reference leaves of it.
     """
 
     def __init__(
@@ -148,58 +150,56 @@ class _Rule:
         custom: Custom | None,
         seed: int,
     ) -> None:
-        self.limit, self.metric, self.seed, self.rows = (
-            limit,
-            metric_of(limit, custom),
-            seed,
-            len(values),
-        )
-        self.exact = limit.tolerance is not None  # no row may be lost
-        self.agreement = labels is None or self.exact
-        truth, whose = (
+        self.limit, self.metric = limit, metric_of(limit, custom)
+        self.seed, self.rows = seed, len(values)
+        self.is_exact = limit.tolerance is not None  # No row may be lost.
+        self.is_agreement = labels is None or self.is_exact
+        to_truth, subject = (
             (self.metric.truth, "an answer")
-            if self.agreement
+            if self.is_agreement
             else (self.metric.of_label, "a label or an answer")
         )
         try:
             self.truths = [
-                truth(value) for value in (values if self.agreement or labels is None else labels)
+                to_truth(value)
+                for value in (values if self.is_agreement or labels is None else labels)
             ]
-            self.own = [
-                self.metric.row(value, its) for value, its in zip(values, self.truths, strict=True)
+            self.reference_rows = [
+                self.metric.row(value, truth)
+                for value, truth in zip(values, self.truths, strict=True)
             ]
         except ValueError as error:
             raise CliError(
-                f"{limit.metric} does not fit {whose} of the model as it is: {error}. Give another"
-                " --max-loss"
+                f"{limit.metric} does not fit {subject} of the model as it is: {error}. Give"
+                " another --max-loss"
             ) from error
-        self.base = self.own if limit.relative else [1.0] * self.rows
-        self.score = self.metric.score(self.own)
+        self.base = self.reference_rows if limit.relative else [1.0] * self.rows
+        self.score = self.metric.score(self.reference_rows)
         self.value = self.score([1] * self.rows)
         self.allowed = (
             limit.amount if limit.relative else 1 - limit.amount if self.metric.points else 0.0
         )
-        self.room = self.allowed - self._lost(self.value, self.value)
+        self.allowance = self.allowed - self._loss(self.value, self.value)
         if self.value <= 0 if self.metric.points else self.value == 0 and limit.relative:
-            why = (
-                self._unlike_labels(values[0], labels[0])
-                if labels and not self.agreement
+            advice = (
+                self._label_mismatch(values[0], labels[0])
+                if labels and not self.is_agreement
                 else "; correct --max-loss"
             )
             raise CliError(
                 f"the model as it is has {limit.metric} {self.value:.5g}, so no loss can be"
-                f" measured{why}"
+                f" measured{advice}"
             )
-        if self.room <= 0 and not self.exact:
+        if self.allowance <= 0 and not self.is_exact:
             raise CliError(
                 f"the model as it is has {limit.metric} {self.value:.5g}: no form can keep"
                 f" {limit.text}; change --max-loss"
             )
 
-    def _unlike_labels(self, answer: Any, label: Any) -> str:
-        best, its = self.metric.truth(answer), self.truths[0]
+    def _label_mismatch(self, answer: Any, label: Any) -> str:
+        best, truth = self.metric.truth(answer), self.truths[0]
         if isinstance(best, frozenset):
-            answer, label = (" or ".join(sorted(each)) for each in (best, its))
+            answer, label = (" or ".join(sorted(labels)) for labels in (best, truth))
         else:
             answer, label = excerpt(answer), excerpt(label)
         return (
@@ -207,20 +207,22 @@ class _Rule:
             " --labels"
         )
 
-    def row(self, position: int, value: Any, fails: bool) -> Any:
+    def row(self, position: int, value: Any, has_failed: bool) -> Any:
         truth = self.truths[position]
         try:
-            return self.metric.missing(truth) if fails else self.metric.row(value, truth)
+            return self.metric.missing(truth) if has_failed else self.metric.row(value, truth)
         except ValueError:
             return self.metric.missing(truth)
 
     def judge(self, rows: Sequence[Any], failed: int) -> tuple[tuple[bool, float], GuardVerdict]:
-        """((Whether these rows keep the limit, what is left of it as a share of the room: below 0
-        where it is not proven), the verdict).
+        """Return the order of the verdict, and the verdict.
+
+        The order is whether these rows keep the limit, and the remaining share of the allowance.
+        The share is negative if the limit is not proven.
         """
         needed = None
         if failed and self.metric.best is None:
-            value, loss, point, least = 0.0, 1.0, 1.0, 1.0
+            value, loss, point, upper_loss = 0.0, 1.0, 1.0, 1.0
             text = f"{failed} of {self.rows} rows failed, which {self.limit.metric} cannot score"
         else:
             value = self.metric.score(rows)([1] * self.rows)
@@ -233,21 +235,21 @@ class _Rule:
                     max(point, share),
                     max(bound, share_bound(failed, self.rows)),
                 )
-            least = max(bound, point + unlike * share_bound(0, self.rows))
-            text = self._in_words(value, rows, failed)
+            upper_loss = max(bound, point + unlike * share_bound(0, self.rows))
+            text = self._score_text(value, rows, failed)
             if point > self.allowed:
                 text += f", which breaks {self.limit.text}"
-            elif least <= self.allowed or self.exact:
-                text += f"; with 95 % confidence {self._sure(least)}"
+            elif upper_loss <= self.allowed or self.is_exact:
+                text += f"; with 95 % confidence {self._bound_text(upper_loss)}"
             else:
-                needed, about = self._needed(point, bound, unlike, rows)
-                more = (
+                needed, about = self._needed_rows(point, bound, unlike, rows)
+                count_text = (
                     f"{about}{needed} rows, {needed - self.rows} more"
-                    if needed < MANY
+                    if needed < MAX_FEASIBLE_ROWS
                     else "many millions of rows"
                 )
-                text += f"; 95 % confidence of {self.limit.text} needs {more}"
-        passed = (point if self.exact else least) <= self.allowed
+                text += f"; 95 % confidence of {self.limit.text} needs {count_text}"
+        passed = (point if self.is_exact else upper_loss) <= self.allowed
         verdict = GuardVerdict(
             passed=passed,
             metric=self.limit.metric,
@@ -255,102 +257,108 @@ class _Rule:
             value=value,
             reference=self.value,
             loss=loss,
-            loss_bound=loss + least - point,
+            loss_bound=loss + upper_loss - point,
             rows=self.rows,
             rows_needed=needed,
             text=text,
         )
         return (
             point <= self.allowed,
-            1.0 if self.exact else (self.allowed - least) / self.room,
+            1.0 if self.is_exact else (self.allowed - upper_loss) / self.allowance,
         ), verdict
 
-    def hopeless(self, rows: Sequence[Any], failed: int) -> str | None:
-        """By the best that the other rows can give."""
+    def hopeless_reason(self, rows: Sequence[Any], failed: int) -> str | None:
+        """Return why the limit is broken even if the other rows have the best score."""
         if self.metric.best is None:
             return (
                 f"{failed} rows failed, which {self.limit.metric} cannot score" if failed else None
             )
-        whole = [*rows, *map(self.metric.best, self.truths[len(rows) :])]
-        if max(self.point(whole), failed / self.rows) <= self.allowed:
+        best_rows = [*rows, *map(self.metric.best, self.truths[len(rows) :])]
+        if max(self.point(best_rows), failed / self.rows) <= self.allowed:
             return None
-        found = self._in_words(self.metric.score(rows)([1] * len(rows)), rows, failed)
-        return f"{found}: {'it' if self.exact else self.limit.text} cannot be kept any more"
+        text = self._score_text(self.metric.score(rows)([1] * len(rows)), rows, failed)
+        return f"{text}: {'it' if self.is_exact else self.limit.text} cannot be kept any more"
 
     def shortage(self) -> tuple[int, str] | None:
-        if self.exact:
+        if self.is_exact:
             return None
         if self.metric.kind == "share":
-            most, bound = self.allowed, net_bound(0, self._pairs([True] * self.rows)[1], self.rows)
+            max_loss, bound = (
+                self.allowed,
+                net_bound(0, self._pairs([True] * self.rows)[1], self.rows),
+            )
         else:
-            most, bound = self.room if self.metric.whole else 1 / UNLIKE, share_bound(0, self.rows)
-        if bound <= most:
+            max_loss, bound = (
+                self.allowance if self.metric.full_loss else 1 / UNLIKE_FACTOR,
+                share_bound(0, self.rows),
+            )
+        if bound <= max_loss:
             return None
-        needed = rows_for(most)
+        needed = rows_for(max_loss)
         return needed, (
             f"{self.limit.text} needs at least {needed} held-out rows to be shown with 95 %"
             f" confidence; there are {self.rows}"
         )
 
     def point(self, rows: Sequence[Any]) -> float:
-        """The loss of these rows."""
+        """Return the loss of these rows."""
         if self.metric.kind == "share":
             losses, gains = self._pairs(rows)
             return (losses - gains) / self.rows
-        return self._lost(self.value, self.metric.score(rows)([1] * self.rows))
+        return self._loss(self.value, self.metric.score(rows)([1] * self.rows))
 
     def _bounds(self, rows: Sequence[Any]) -> tuple[float, float, float]:
-        """(Loss, bound, the loss of a row that is unlike all others)."""
+        """Return the loss, its bound, and the loss of a row that is unlike all others."""
         if self.metric.kind == "share":
             return self.point(rows), net_bound(*self._pairs(rows), self.rows), 0.0
         if self.metric.kind == "mean":
-            lost = [own - row for own, row in zip(self.base, rows, strict=True)]
-            point, bound = math.fsum(lost) / self.rows, mean_bound(lost)
-        elif self.limit.relative and list(rows) == self.own:
-            point = bound = 0.0  # of any rows
+            losses = [base - row for base, row in zip(self.base, rows, strict=True)]
+            point, bound = math.fsum(losses) / self.rows, mean_bound(losses)
+        elif self.limit.relative and list(rows) == self.reference_rows:
+            point = bound = 0.0  # the loss of any rows
         else:
             score = self.metric.score(rows)
             point, bound = resampled_bound(
-                lambda times: self._lost(self.score(times), score(times)), self.rows, self.seed
+                lambda times: self._loss(self.score(times), score(times)), self.rows, self.seed
             )
-        whole = bound <= point if self.metric.whole is None else self.metric.whole
-        return point, bound, 1.0 if whole else UNLIKE * self.room
+        full_loss = bound <= point if self.metric.full_loss is None else self.metric.full_loss
+        return point, bound, 1.0 if full_loss else UNLIKE_FACTOR * self.allowance
 
     def _pairs(self, rows: Sequence[Any]) -> tuple[int, int]:
-        """How many rows are lost, and how many are gained."""
+        """Return how many rows are lost, and how many are gained."""
         pairs = list(zip(self.base, rows, strict=True))
-        return sum(bool(own) and not row for own, row in pairs), sum(
-            bool(row) and not own for own, row in pairs
+        return sum(bool(base) and not row for base, row in pairs), sum(
+            bool(row) and not base for base, row in pairs
         )
 
-    def _lost(self, own: float, value: float) -> float:
-        """What is compared with `allowed`: the change from the reference, from 1, or from the
-        limit's value.
-        """
+    def _loss(self, reference: float, value: float) -> float:
+        """Return the change from the reference, from 1, or from the limit's value."""
         if self.limit.relative:
-            return self._change(own, value)
+            return self._change(reference, value)
         return 1 - value if self.metric.points else self._change(self.limit.amount, value)
 
-    def _change(self, own: float, value: float) -> float:
-        worse = value - own if self.metric.less else own - value
-        return worse if self.metric.points else worse / (abs(own) or 1.0)
+    def _change(self, reference: float, value: float) -> float:
+        difference = value - reference if self.metric.less else reference - value
+        return difference if self.metric.points else difference / (abs(reference) or 1.0)
 
-    def _needed(
+    def _needed_rows(
         self, point: float, bound: float, unlike: float, rows: Sequence[Any]
     ) -> tuple[int, str]:
-        """How many rows would show the limit; "about ", unless that is certain."""
+        """Return how many rows would prove the limit, and "about " if that is an estimate."""
         if self.metric.kind == "share" and self._pairs(rows) == (0, 0):
             count, about = rows_for(self.allowed), ""
         else:
-            left = max(self.allowed - point, 1e-9)
-            spread = math.ceil(
-                self.rows * ((bound - point) / left) ** 2
-            )  # the interval shrinks with the root of their number
-            count, about = max(spread, rows_for(min(left / unlike, 1.0)) if unlike else 0), "about "
+            margin = max(self.allowed - point, 1e-9)
+            # The interval shrinks with the root of the number of rows.
+            spread = math.ceil(self.rows * ((bound - point) / margin) ** 2)
+            count, about = (
+                max(spread, rows_for(min(margin / unlike, 1.0)) if unlike else 0),
+                "about ",
+            )
         return max(count, self.rows + 1), about
 
-    def _sure(self, bound: float) -> str:
-        if self.exact:
+    def _bound_text(self, bound: float) -> str:
+        if self.is_exact:
             return f"at most {_percent(bound)} of all rows differ more"
         if self.limit.relative:
             return f"the loss is at most {_percent(max(bound, 0.0))}"
@@ -362,23 +370,29 @@ class _Rule:
             f" {amount + (bound if self.metric.less else -bound) * scale:.5g}"
         )
 
-    def _in_words(self, value: float, rows: Sequence[Any], failed: int) -> str:
-        name = self.limit.text if self.exact else self.limit.metric
+    def _score_text(self, value: float, rows: Sequence[Any], failed: int) -> str:
+        name = self.limit.text if self.is_exact else self.limit.metric
         if self.metric.kind == "share":
-            verb = "holds for" if self.exact else "agreed on" if self.agreement else "is right on"
+            verb = (
+                "holds for"
+                if self.is_exact
+                else "agreed on"
+                if self.is_agreement
+                else "is right on"
+            )
             text = f"{name} {verb} {sum(map(bool, rows))} of {len(rows)} rows"
             text += (
                 ""
-                if self.agreement
-                else f", the reference on {sum(map(bool, self.own[: len(rows)]))}"
+                if self.is_agreement
+                else f", the reference on {sum(map(bool, self.reference_rows[: len(rows)]))}"
             )
         else:
-            own = (
+            reference_text = (
                 ""
-                if self.agreement and self.metric.points
+                if self.is_agreement and self.metric.points
                 else f", of the reference {self.value:.5g}"
             )
-            text = f"{name} is {value:.5g} on {len(rows)} rows{own}"
+            text = f"{name} is {value:.5g} on {len(rows)} rows{reference_text}"
         return f"{text}; {failed} failed" if failed else text
 
 

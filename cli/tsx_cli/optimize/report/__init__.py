@@ -1,5 +1,6 @@
-"""The reports of `tsx optimize`: report.html, report.md, results.csv, results.json, and a table in
-the terminal.
+"""The reports of `tsx optimize`.
+
+They are report.html, report.md, results.csv, results.json, and a table in the terminal.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from tsx_cli.common.output import milliseconds, one_line
 from tsx_cli.optimize.report.figures import charts, percent
 from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
 
-BY_ITSELF = (
+CONFIDENCE_NOTE = (
     "Each form is judged by itself with 95 % confidence: of 20 that lose just more than that, about"
     " one passes by chance."
 )
-FILES = (
+FILES_NOTE = (
     "Speeds are times the reference's, with 95 % intervals; the loss is at most the second figure"
     " with 95 % confidence. results.csv has a row for each form and batch size, results.json has"
     " everything."
@@ -26,8 +27,12 @@ FILES = (
 
 
 def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
-    """Write the files, each whole or as it was, and return their paths. Raises OSError."""
-    others = [
+    """Write the files atomically, and return their paths.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    unmeasured = [
         [form.name, form.label, form.state, form.reason] for form in results.forms if not form.sizes
     ]
     table = forms(results)
@@ -50,13 +55,13 @@ def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
         tables=[
             table,
             ReportTable(
-                "Forms without figures", "", ("form", "in words", "state", NOTE), others, 3
+                "Forms without figures", "", ("form", "in words", "state", NOTE), unmeasured, 3
             ),
         ],
         failures=[],
         facts=_facts(results),
         command=results.command,
-        files_say=FILES,
+        files_say=FILES_NOTE,
     )
     return render.write(
         report, list(_csv_rows(results)), results.model_dump_json(indent=1) + "\n", directory
@@ -87,11 +92,8 @@ def _headline(table: ReportTable, results: OptimizeResults) -> list[tuple[str, s
 
 
 def _row(form: FormResult, results: OptimizeResults) -> list[str]:
-    sizes, guard, is_reference = (
-        {each.batch_size: each for each in form.sizes},
-        form.guard,
-        form is results.reference,
-    )
+    sizes = {figures.batch_size: figures for figures in form.sizes}
+    guard, is_reference = form.guard, form is results.reference
     state = "best" if form.name == results.best else form.state
     return [
         form.name if is_reference else f"{form.name} ({state})",
@@ -125,7 +127,7 @@ def _csv_rows(results: OptimizeResults) -> Iterator[dict[str, Any]]:
                 "loss": form.guard.loss,
                 "loss_bound": form.guard.loss_bound,
             }
-        yield from [row | each.model_dump() for each in form.sizes] or [row]
+        yield from [row | figures.model_dump() for figures in form.sizes] or [row]
 
 
 def _title(results: OptimizeResults) -> str:
@@ -151,7 +153,7 @@ def _best_line(results: OptimizeResults) -> str:
 
 def _facts(results: OptimizeResults) -> list[tuple[str, str]]:
     return [
-        ("accepted loss", f"{results.limit}. {BY_ITSELF}"),
+        ("accepted loss", f"{results.limit}. {CONFIDENCE_NOTE}"),
         (
             "rows",
             (

@@ -1,4 +1,4 @@
-"""The charts of a run: speed against loss and against memory."""
+"""The charts of a run, which show speed against loss and against memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tsx_cli.bench.report.charts import Chart, ChartMark, Interval, LegendEntry, Series, axis, plot
 from tsx_cli.optimize.results import FormResult, OptimizeResults
 
-GOOD = ("kept", "passed")
+GOOD_STATES = ("kept", "passed")
 STYLES = ("winner", "s2", "other", "baseline")
 NAMES = (
     "the best",
@@ -22,7 +22,7 @@ def charts(results: OptimizeResults) -> list[Chart]:
     if not measured:
         return []
     lossy = [form for form in measured if form.guard is not None]
-    found = [
+    figures = [
         _pareto(
             results, lossy, "Speed and loss", "loss, %", lambda form: 100 * max(0.0, form.guard.loss) if form.guard else 0.0,
             "Further right is faster, lower loses less. Consider a form if no other is both."
@@ -32,7 +32,7 @@ def charts(results: OptimizeResults) -> list[Chart]:
             lambda form: form.memory_mib or 0.0, "Further right is faster, lower takes less memory."
         ),
     ]  # fmt: skip
-    return [chart for chart in found if chart is not None]
+    return [chart for chart in figures if chart is not None]
 
 
 def _pareto(
@@ -41,7 +41,7 @@ def _pareto(
     title: str,
     label: str,
     height: Callable[[FormResult], float],
-    says: str,
+    text: str,
 ) -> Chart | None:
     if not forms:
         return None
@@ -66,7 +66,7 @@ def _pareto(
     ]
     return Chart(
         title,
-        f"{says} Hollow: the loss is not proven to be within the limit. Bars are 95 % intervals.",
+        f"{text} Hollow: the loss is not proven to be within the limit. Bars are 95 % intervals.",
         plot(title, x, y, series[::-1]),
         legend,
     )
@@ -75,7 +75,7 @@ def _pareto(
 def _style(form: FormResult, results: OptimizeResults) -> str:
     if form.name == results.best:
         return "winner"
-    return "s2" if form.state in GOOD else "other"
+    return "s2" if form.state in GOOD_STATES else "other"
 
 
 def _mark(form: FormResult, y: float) -> ChartMark:

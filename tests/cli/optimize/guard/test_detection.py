@@ -52,7 +52,7 @@ def test_a_box_counts_up_to_its_overlap() -> None:
 
 def test_one_object_is_found_once() -> None:
     twice = match(boxes(("cat", SQUARE, 0.9), ("cat", SQUARE, 0.8)), ONE_CAT)
-    assert [all(hits) for _, hits in twice.found["cat"]] == [True, False]
+    assert [all(hits) for _, hits in twice.detected["cat"]] == [True, False]
 
 
 def test_classes_without_an_object_do_not_count() -> None:

@@ -92,7 +92,7 @@ def test_too_few_rows_that_all_agree_prove_nothing_and_the_number_that_would_is_
     assert guard.shortage is not None
     assert guard.shortage[0] == 598
     assert "there are 120" in guard.shortage[1]
-    assert guard.hopeless(reference[:60]) is None
+    assert guard.hopeless_reason(reference[:60]) is None
     enough = FormGuard(reference * 5)
     assert enough.shortage is None
     text = enough.judge(reference * 5).text
@@ -151,8 +151,8 @@ def test_a_failed_answer_is_a_loss_by_every_metric(limit: str | None, value: Any
     failed = [answer({"code": 500}, 500)] * 80 + reference[80:]
     verdict = guard.judge(failed)
     assert (verdict.passed, verdict.loss >= 0.2) == (False, True)
-    assert guard.hopeless(failed[:100]) is not None
-    assert guard.hopeless(reference[:100]) is None
+    assert guard.hopeless_reason(failed[:100]) is not None
+    assert guard.hopeless_reason(reference[:100]) is None
 
 
 def test_failed_answers_for_images_without_objects_are_losses_too() -> None:
@@ -177,8 +177,8 @@ def test_labels_decide_whether_a_change_is_a_loss() -> None:
     swapped = guard.judge(answers([DOG] * 50 + [CAT] * 950))
     assert (swapped.passed, swapped.loss) == (False, 0.0)
     # Later rows may make up for these.
-    assert guard.hopeless(answers([DOG] * 20)) is None
-    assert guard.hopeless(answers([DOG] * 60)) is not None
+    assert guard.hopeless_reason(answers([DOG] * 20)) is None
+    assert guard.hopeless_reason(answers([DOG] * 60)) is not None
 
 
 def test_a_label_may_be_the_position_of_the_best_number() -> None:
@@ -192,9 +192,9 @@ def test_a_label_may_be_the_position_of_the_best_number() -> None:
 
 def test_few_answers_keep_a_limit_by_their_loss_alone() -> None:
     guard = guard_of(answers([CAT] * 10), "top1>=-10%,cosine>=0.9")
-    assert guard.keeps(answers([CAT] * 9 + [DOG]))
-    assert not guard.keeps(answers([CAT] * 8 + [DOG] * 2))
-    assert not guard.keeps([*answers([CAT] * 9), answer(CAT, 500)])
+    assert guard.is_within_limits(answers([CAT] * 9 + [DOG]))
+    assert not guard.is_within_limits(answers([CAT] * 8 + [DOG] * 2))
+    assert not guard.is_within_limits([*answers([CAT] * 9), answer(CAT, 500)])
 
 
 def test_a_limit_may_be_a_value_of_the_form_itself() -> None:
@@ -241,7 +241,7 @@ def test_boxes_may_move_as_far_as_the_limit_allows() -> None:
     assert (near.value, near.passed) == (1.0, True)
     # An overlap (IoU) of 9/11 is right at the thresholds from 0.5 to 0.8.
     assert (far.value, far.passed) == (pytest.approx(0.7), False)
-    assert guard.hopeless(moved(1)[:300]) is not None
+    assert guard.hopeless_reason(moved(1)[:300]) is not None
     with pytest.raises(CliError, match="map 0"):
         guard_of(answers([[]] * 20), "map>=-1%")
 
@@ -268,7 +268,7 @@ def test_no_row_may_be_outside_of_a_tolerance() -> None:
     assert "at most 7.22 %" in text
     off = [answer([9.0] * 8), *reference[1:]]
     assert not guard.judge(off).passed
-    assert guard.hopeless(off[:1]) is not None
+    assert guard.hopeless_reason(off[:1]) is not None
 
 
 def test_a_custom_metric_gets_answers_and_labels() -> None:
@@ -287,7 +287,7 @@ def test_a_custom_metric_gets_answers_and_labels() -> None:
     assert calls[0] == (CAT, "cat")
     verdict = guard.judge([answer(DOG)] * 10 + reference[10:])
     assert (verdict.loss, verdict.passed) == (pytest.approx(0.05), False)
-    assert guard.hopeless([answer(DOG)] * 10) is None
+    assert guard.hopeless_reason([answer(DOG)] * 10) is None
     with pytest.raises(CliError, match=r"accuracy.* raised AttributeError"):
         guard.judge([answer(3)] * 200)
 
@@ -310,7 +310,7 @@ def test_a_form_is_unproven_where_its_rows_keep_the_limits_and_are_too_few_to_pr
     assert verdict.rows_needed > 600
     assert f"needs about {verdict.rows_needed} rows" in verdict.text
     # The number of rows that would settle it is known after all rows.
-    assert guard.hopeless(one_lost[:32]) is None
+    assert guard.hopeless_reason(one_lost[:32]) is None
     assert guard.judge(reference).rows_needed is None
     assert guard.judge([answer(DOG)] * 4 + reference[4:]).rows_needed is None
 
@@ -338,6 +338,6 @@ def test_a_hopeless_form_never_passes(values: list[Any], first: int, limit: str)
     guard = guard_of(reference, limit)
     verdict = guard.judge(changed)
     assert verdict.loss <= verdict.loss_bound
-    if guard.hopeless(changed[:first]) is not None:
+    if guard.hopeless_reason(changed[:first]) is not None:
         for later in (changed[first:], reference[first:]):
             assert not guard.judge([*changed[:first], *later]).passed

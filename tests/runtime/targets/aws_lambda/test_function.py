@@ -252,7 +252,7 @@ def test_six_megabytes_go_through_and_more_is_reported(host: Host) -> None:
     assert "7000000 bytes" in body_of(answered)["message"]
     assert host.invoke({"body": "large"}).json()["errorType"] == "AnswerTooLarge"
     # No refusal has ended the environment.
-    assert host.started == 1
+    assert host.start_count == 1
 
 
 def test_a_late_answer_is_reported_and_a_fresh_environment_takes_over(tmp_path: Path) -> None:
@@ -265,14 +265,14 @@ def test_a_late_answer_is_reported_and_a_fresh_environment_takes_over(tmp_path: 
         late = post(running, body, headers={**JSON, "authorization": "Bearer secret"})
         assert late["statusCode"] == 504
         assert body_of(late)["message"].endswith("Raise the timeout or the memory.")
-        assert running.ended(DEADLINE) == 1
+        assert running.wait_for_exit(DEADLINE) == 1
         (tmp_path / "never").touch()
         assert running.invoke({"a": 1}).error is None
-        assert running.started == 2
+        assert running.start_count == 2
         waiting = json.dumps({"wait": str(tmp_path / "absent")})
         late = running.invoke(messages(['{"n": 1}', waiting])).json()
         assert {"itemIdentifier": "message-1"} in late["batchItemFailures"]
-        assert running.ended(DEADLINE) == 1
+        assert running.wait_for_exit(DEADLINE) == 1
 
 
 def test_a_model_runs_in_the_form_that_fits_as_it_does_in_a_server(tmp_path: Path) -> None:

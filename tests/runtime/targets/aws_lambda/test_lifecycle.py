@@ -43,11 +43,11 @@ def test_a_model_that_does_not_load_is_reported_and_a_fresh_environment_tries_ag
         answered = post(running)
         assert answered["statusCode"] == 503
         assert "RuntimeError: no weights" in body_of(answered)["message"]
-        assert running.ended(DEADLINE) == 1
+        assert running.wait_for_exit(DEADLINE) == 1
         failed = running.invoke({"a": 1})
         assert failed.error
         assert "no weights" in failed.json()["errorMessage"]
-        assert running.started == 2
+        assert running.start_count == 2
         # Each environment logs the traceback.
         assert running.log.count("raise RuntimeError('no weights')") == 2
 
@@ -89,7 +89,7 @@ def test_a_model_that_loads_for_long_is_waited_for_across_invocations(tmp_path: 
         predictions = body_of(post(running, *request))["predictions"]
         # The handler is called once for all instances.
         assert [prediction["together"] for prediction in predictions] == [3, 3, 3]
-        assert running.started == 1
+        assert running.start_count == 1
 
 
 @pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
@@ -100,7 +100,7 @@ def test_a_handler_that_never_returns_is_given_up_with_its_environment(
     with function(directory, {"TSX_LAMBDA_RUNTIME": client}, freezes=False) as running:
         failed = running.invoke({"wait": str(tmp_path / "never")})
         assert "within 1 s (responseTimeout)" in failed.json()["errorMessage"]
-        assert running.ended(DEADLINE) == 1
+        assert running.wait_for_exit(DEADLINE) == 1
         assert "a thread cannot be killed" in running.log
 
 
@@ -111,7 +111,7 @@ def test_a_device_that_is_lost_ends_the_environment(tmp_path: Path) -> None:
         # The worker may fail two invocations at once, and is started again for the third.
         for _ in range(3):
             assert running.invoke({"a": 1}).error
-        assert line in running.log or running.ended(DEADLINE) == 1
+        assert line in running.log or running.wait_for_exit(DEADLINE) == 1
         assert line in running.log
 
 
@@ -123,7 +123,7 @@ def test_a_handler_that_never_returns_does_not_hold_up_concurrent_invocations_fo
         assert running.invoke({"wait": str(tmp_path / "never")}).json()["errorType"] == "TooLate"
         # This one waits behind the first, or finds a fresh environment.
         running.invoke({"a": 1})
-        assert "Lambda starts a new one" in running.log or running.ended(DEADLINE) == 1
+        assert "Lambda starts a new one" in running.log or running.wait_for_exit(DEADLINE) == 1
 
 
 @pytest.fixture(scope="module")
