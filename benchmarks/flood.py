@@ -1,13 +1,13 @@
-"""The goodput of a quiet model alone and under floods of refused requests.
+"""Measure the goodput of a quiet model alone and under floods of refused requests.
 
     python benchmarks/flood.py [--seconds 10] [--rounds 3] [--server-cores 0,1] [--attacker-cores
     2,3]
 
-Limits per client are off and on. The quiet model takes 20 ms for a batch and gets 45 requests a
-second; a response later than `--limit-ms` is useless. The attacker repeats the same request on 64
-connections, each time as soon as the one before is answered. With named cores, the server and the
-attacker have as many in every round, alone or not; otherwise they share all. The promise is that
-the quiet model keeps 80 % of its goodput.
+Each case runs with the limits per client off and then on. The quiet model takes 20 ms for a batch
+and gets 45 requests a second; a response later than `--limit-ms` is useless. The attacker repeats
+the same request on 64 connections, each time as soon as the previous response arrives. If cores are
+given, the server has the same cores in every round, even without an attacker; otherwise both share
+all cores. The promise is that the quiet model keeps 80 % of its goodput.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import servers
 
 HANDLER = Path(__file__).parent / "models" / "slow.py"
 TOKEN = "quiet-and-right"
-ATTACKER_HOST = "127.0.0.2"  # another client than 127.0.0.1; macOS has no such address
-# Limits below the needs of an attacker.
+ATTACKER_HOST = "127.0.0.2"  # not the quiet client's 127.0.0.1; macOS lacks this address
+# Limits that the attacker exceeds.
 LIMITS = {
     "max_connections_per_client": 64,
     "max_requests_per_client": 1000,
@@ -67,13 +67,13 @@ class Row(NamedTuple):
 def attack(
     host: str, port: int, request: bytes, connections: int, cores: Sequence[int], pipe: Connection
 ) -> None:
-    """Attack until something comes through the pipe, then send the counts back.
+    """Attack until the pipe has a message.
 
-    They are those of the responses and of the connections that the server closed.
+    Then send back the number of responses and of connections that the server closed.
     """
     pin(os.getpid(), cores)
     selector = selectors.DefaultSelector()
-    answers = closed = 0
+    responses = closed_connections = 0
 
     def connect() -> None:
         sock = socket.create_connection((host, port), source_address=(ATTACKER_HOST, 0))
@@ -91,16 +91,16 @@ def attack(
             try:
                 received = sock.recv(65536)
                 if received:
-                    answers += 1
+                    responses += 1
                     sock.send(request)
                     continue
             except OSError:
                 pass
-            closed += 1
+            closed_connections += 1
             selector.unregister(sock)
             sock.close()
             connect()
-    pipe.send((answers, closed))
+    pipe.send((responses, closed_connections))
 
 
 @contextlib.contextmanager
@@ -108,9 +108,9 @@ def flooding(
     server: servers.Server, flood: Flood | None, connections: int, cores: Sequence[int]
 ) -> Iterator[list[int]]:
     """Attack during the context; the list receives the number of the attacker's responses."""
-    counted: list[int] = []
+    response_counts: list[int] = []
     if flood is None:
-        yield counted
+        yield response_counts
         return
     address = urlsplit(server.inference)
     request = (
@@ -125,11 +125,11 @@ def flooding(
     process.start()
     try:
         time.sleep(1)  # The attacker opens its connections, and the server sees each head.
-        yield counted
+        yield response_counts
     finally:
         parent_pipe.send("stop")
         if parent_pipe.poll(30):
-            counted.append(parent_pipe.recv()[0])
+            response_counts.append(parent_pipe.recv()[0])
         process.join(5)
         process.kill()
 
@@ -151,7 +151,9 @@ def measure(
     headers = (f"Authorization: Bearer {TOKEN}",)
     for _ in range(options.rounds):
         start = time.monotonic()
-        with flooding(server, flood, options.connections, options.attacker_cores) as counted:
+        with flooding(
+            server, flood, options.connections, options.attacker_cores
+        ) as response_counts:
             url = f"{server.inference}/predictions/quiet"
             result = openloop.run(
                 url,
@@ -164,7 +166,7 @@ def measure(
             )
         goodputs.append(result.goodput)
         p99s.append(result.p99)
-        rates.append(sum(counted) / (time.monotonic() - start))
+        rates.append(sum(response_counts) / (time.monotonic() - start))
     return Row(
         limits,
         flood.name if flood else "alone",
@@ -191,17 +193,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=10, help="of each round")
+    parser.add_argument("--seconds", type=float, default=10, help="length of a round")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="of each case; the medians are printed"
+        "--rounds", type=int, default=3, help="rounds per case; the medians are printed"
     )
     parser.add_argument(
         "--rate", type=float, default=45, help="requests a second for the quiet model"
     )
     parser.add_argument(
-        "--limit-ms", type=float, default=200, help="after which an answer is of no use"
+        "--limit-ms", type=float, default=200, help="after which a response is useless"
     )
-    parser.add_argument("--connections", type=int, default=64, help="of the attacker")
+    parser.add_argument("--connections", type=int, default=64, help="connections of the attacker")
     parser.add_argument("--server-cores", type=cores, default=[], help="such as 0,1")
     parser.add_argument("--attacker-cores", type=cores, default=[], help="such as 2,3")
     options = parser.parse_args()
@@ -218,7 +220,7 @@ def main() -> None:
         for limits, values in (("off", {}), ("on", LIMITS)):
             settings = {**values, "inference_token": TOKEN}
             with servers.tsx(directory, quiet, busy, **settings) as server:
-                wait_for(server)
+                wait_until_loaded(server)
                 pin(server.process.pid, options.server_cores)
                 rows += [measure(server, body, flood, limits, options) for flood in (None, *FLOODS)]
     print(
@@ -227,8 +229,8 @@ def main() -> None:
     )
 
 
-def wait_for(server: servers.Server) -> None:
-    """Ask until both models are loaded."""
+def wait_until_loaded(server: servers.Server) -> None:
+    """Wait until both models are loaded."""
     deadline = time.monotonic() + servers.START_TIMEOUT_S
     while True:
         try:

@@ -96,7 +96,7 @@ class Layers:
         self.dispatcher = Dispatcher("ok", BatchLimits(batch), Bounds(10 * batch))
         self.dispatcher.accept(True)
         route = _route(self.dispatcher, TRAFFIC.get(routed or ""))
-        hidden = SimpleNamespace(of=lambda name: frozenset())
+        hidden = SimpleNamespace(for_model=lambda name: frozenset())
         registry: Any = SimpleNamespace(
             route=lambda name, version, headers: route.by_head(headers),
             models={},

@@ -131,7 +131,7 @@ def detector(directory: Path) -> Subject:
         drawing = draw(HELD_OUT_SEED + number)
         drawing.image.save(inputs / f"{number:04}.png")
         labels[f"{number:04}.png"] = [
-            {NAMES[label]: [side / SIZE for side in box]} for label, box in drawing.things
+            {NAMES[label]: [side / SIZE for side in box]} for label, box in drawing.symbols
         ]
     files = (
         "--serialized-file",

@@ -31,9 +31,9 @@ from tsx_runtime.shared.cores import cpu_count
 if TYPE_CHECKING:
     from tests.support.platforms.aws import Account
 
-# gRPC writes to stderr whenever a process with clients forks, also into what a test has captured.
+# gRPC writes to stderr whenever a process with clients forks, even while a test captures stderr.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-# Torch then looks for GPUs in a way that lets processes use them that are forked later.
+# Torch then looks for GPUs in a way that lets processes forked later use them.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
@@ -58,7 +58,7 @@ def preloaded_torch() -> Iterator[None]:
 
     Each worker of a test that needs torch would otherwise import it for two seconds.
     """
-    ask_for, fork = forkserver.set_forkserver_preload, forkserver.connect_to_new_process
+    set_preload, fork = forkserver.set_forkserver_preload, forkserver.connect_to_new_process
     with pytest.MonkeyPatch.context() as patch:
         # Workers would inherit the tester's own environment from the fork server.
         patch.delenv("VIRTUAL_ENV", raising=False)
@@ -68,20 +68,22 @@ def preloaded_torch() -> Iterator[None]:
             lambda descriptors: _started.append("a worker") or fork(descriptors),
         )
         if forked.FORKS:
-            ask_for([PRELOAD_EXPORTED])
+            set_preload([PRELOAD_EXPORTED])
             waitpid = fork_servers.wait_for_fork_server
             with_waitpid = SimpleNamespace(**{**vars(os), "waitpid": waitpid})
             patch.setattr(forkserver, "os", with_waitpid)
             patch.setattr(hidden_credentials, "Popen", fork_servers.start_for_multiprocessing)
             patch.setattr(
-                forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED])
+                forkserver,
+                "set_forkserver_preload",
+                lambda modules: set_preload([PRELOAD_EXPORTED]),
             )
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
 def forked_programs() -> Iterator[None]:
-    """Fork the programs of commands that a test calls in its own process."""
+    """Fork the subprocesses of commands that run in-process, instead of starting interpreters."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (
             "bench.load.generator",
@@ -107,9 +109,9 @@ def one_ssl_context() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def account() -> Iterator[Account]:
-    """Yield the one AWS of moto, which a test empties first.
+    """Yield the shared moto mock of AWS; each test resets it first.
 
-    A second one would not see the calls of the first one's clients.
+    A second mock would not see the calls of the first one's clients.
     """
     from tests.support.platforms.aws import aws
 
@@ -138,12 +140,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# Torch would compile a program to check the processor's instructions, and headers that few tests
-# need.
+# Without these, torch would compile a program to check the processor's instructions, and would
+# precompile headers that few tests need.
 os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-# The nightly run alone has many trials, a comparison with TorchServe, and files of few tests that
-# take many seconds (whole benchmarks, compilers, ranks that import torch). Beside them, --fast
-# leaves out models in torch, the double of AWS, and simulated days.
+# Only the nightly run includes the chaos trials, the fuzzers, the comparison with TorchServe, and
+# slow files (whole benchmarks, compilers, ranks that import torch). --fast also leaves out tests of
+# torch models, of the AWS mock, and of simulated days.
 SLOW_FOLDERS = (
     "tests/cli/batch/",
     "tests/cli/bench/report/",
@@ -156,7 +158,7 @@ SLOW_FOLDERS = (
     "tests/runtime/worker/handlers/",
 )
 NIGHTLY_FOLDERS = ("tests/chaos/", "tests/differential/", "tests/fuzz/")
-LONG = {
+NIGHTLY_FILES = {
     "tests/benchmarks/test_large_bodies.py",
     "tests/cli/archive/test_huggingface.py",
     "tests/cli/batch/test_command.py",
@@ -179,7 +181,8 @@ LONG = {
     "tests/runtime/worker/forms/kinds/test_compile.py",
     "tests/runtime/worker/forms/kinds/test_int8.py",
 }
-# The objects of test modules stay; collecting garbage among them takes a fifth of the collection.
+# The objects of test modules stay, and garbage collection among them takes a fifth of the time of
+# pytest's collection.
 gc.disable()
 
 
@@ -192,7 +195,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Ignore the files that `--fast` and `--everyday` leave out, before their import."""
     path = os.path.relpath(collection_path, config.rootpath) + "/" * collection_path.is_dir()
     fast = config.getoption("fast")
-    nightly = path in LONG or path.startswith(NIGHTLY_FOLDERS)
+    nightly = path in NIGHTLY_FILES or path.startswith(NIGHTLY_FOLDERS)
     if (fast or config.getoption("everyday")) and nightly:
         return True
     return True if fast and path.startswith(SLOW_FOLDERS) else None
@@ -207,8 +210,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _slow(item: pytest.Item) -> bool:
-    starts = "processes" in getattr(item, "fixturenames", ())
-    return starts or item.get_closest_marker("slow") is not None
+    starts_processes = "processes" in getattr(item, "fixturenames", ())
+    return starts_processes or item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(scope="session")
@@ -249,7 +252,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
-    """Fork the processes that run tests from one that has collected them."""
+    """Fork xdist's workers from a process that has already collected the tests."""
     if forked.FORKS:
         from execnet import gateway_io
 
@@ -258,26 +261,26 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
         options = [name for name in ("fast", "everyday") if config.getoption(name)]
         start = Collected([*(f"--{name}" for name in options), *config.args]).start
 
-        def begin(self: Any, command: Sequence[str], model: Any) -> None:
+        def start_forked(self: Any, command: Sequence[str], model: Any) -> None:
             self.popen = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             super(gateway_io.Popen2IOMaster, self).__init__(
                 self.popen.stdin, self.popen.stdout, execmodel=model
             )
 
-        gateway_io.Popen2IOMaster.__init__ = begin
+        gateway_io.Popen2IOMaster.__init__ = start_forked
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Deal out tests by file, but pages and trials one by one, since they share nothing.
+    """Distribute tests by file, but documentation pages and chaos trials individually.
 
-    Long files come first. Short trials fill the end, where a file would keep one process busy and
-    leave the others idle.
+    Pages and trials share nothing. Long files run first. Short trials run last, when a whole file
+    would keep one process busy and leave the others idle.
     """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
-        begun = False
+        is_sorted = False
 
         def _split_scope(self, nodeid: str) -> str:
             # One process starts TorchServe once.
@@ -290,19 +293,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             )
 
         def _assign_work_unit(self, node: Any) -> None:
-            if not self.begun:
-                self.begun = True
+            if not self.is_sorted:
+                self.is_sorted = True
                 trials = sorted(
                     (scope for scope in self.workqueue if scope.startswith("tests/chaos/")),
                     key=len,
                     reverse=True,
                 )
-                # The longest name comes first: it lists the most trials.
+                # The longest id lists the most scenarios, so its trial starts early.
                 for scope in trials:
                     self.workqueue.move_to_end(scope)
                 pages = "test_what_a_page_shows"
-                long = [scope for scope in self.workqueue if pages in scope or scope in LONG]
-                for scope in [*trials[:1], *long]:
+                slow = [
+                    scope for scope in self.workqueue if pages in scope or scope in NIGHTLY_FILES
+                ]
+                for scope in [*trials[:1], *slow]:
                     self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
 
@@ -341,7 +346,7 @@ def free_ports() -> Callable[[int], list[int]]:
 
 @pytest.fixture(scope="session")
 def until() -> Callable[[Callable[[], object]], None]:
-    """Return a function that waits for a condition without an event."""
+    """Return a function that polls a condition until it holds."""
 
     def wait(condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + DEADLINE
@@ -354,7 +359,7 @@ def until() -> Callable[[Callable[[], object]], None]:
 
 @pytest.fixture
 def short_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory for sockets, whose paths have at most a hundred characters."""
+    """Return a directory for sockets; a socket's path has at most a hundred characters."""
     return tmp_path_factory.mktemp("t")
 
 
@@ -394,7 +399,7 @@ def start_server(
     processes: None,
 ) -> Iterator[Callable[[Sequence[str | Path], Path, Mapping[str, str]], Running]]:
     """Return a function that starts a server and waits until it answers; none outlives the test."""
-    with ExitStack() as held:
-        yield lambda command, directory, environment: held.enter_context(
+    with ExitStack() as stack:
+        yield lambda command, directory, environment: stack.enter_context(
             started(command, directory, environment)
         )

@@ -121,7 +121,7 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
     Raises:
         ArchiveError: The archive cannot be read or is unsafe.
 
-    Example:
+    Examples:
         >>> [member.name for member in inspect_archive(Path("digits.mar")).members]
         ['digits.py', 'MAR-INF/MANIFEST.json']
     """
@@ -203,7 +203,7 @@ def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # n
     Raises:
         ArchiveError: The archive cannot be read at all or is unsafe.
 
-    Example:
+    Examples:
         >>> verify_archive(Path("digits.mar"))
         []
     """

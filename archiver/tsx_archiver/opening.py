@@ -119,7 +119,7 @@ def open_archive(
     Raises:
         ArchiveError: The archive is missing, damaged, unsafe or too large.
 
-    Example:
+    Examples:
         >>> archive = open_archive(Path("digits.mar"))
         >>> archive.manifest.model_name
         'digits'

@@ -78,7 +78,7 @@ def write_archive(
     Raises:
         ArchiveError: The spec cannot be packed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> spec = ArchiveSpec("echo", handler="echo.py", contents={"words.txt": b"hello"})
         >>> path = write_archive(spec, Path(tempfile.mkdtemp()))

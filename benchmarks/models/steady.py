@@ -1,4 +1,4 @@
-"""A model with 8 ms for a batch and 1.5 ms for each of its requests, without the processor."""
+"""A model that sleeps 8 ms per batch plus 1.5 ms per request, and uses no CPU."""
 
 import time
 

@@ -28,7 +28,7 @@ from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, PYFUNC, PYFUNC_FLAVOR
 from tsx_archiver.storage.digest import content_digest
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.archive.model_file import HandlerFiles
-from tsx_cli.archive.packing import Packing, pack
+from tsx_cli.archive.packing import PackingOptions, pack
 from tsx_cli.archive.source import classify
 from tsx_cli.common.client import RequestFailed, Server, path, reading_answers
 from tsx_cli.common.failure import CliError, UsageError
@@ -429,7 +429,7 @@ def _packed(
         for key in ("MODEL_FILE", "REQUIREMENTS_FILE", "CONFIG_FILE")
     )
     parts = HandlerFiles(handler, model_file, split_list([options.get("EXTRA_FILES", "")]))
-    order = Packing(
+    packing_options = PackingOptions(
         parts,
         names[0],
         version,
@@ -439,9 +439,9 @@ def _packed(
         "default",
         force=True,
         samples=(),
-        import_it=False,
+        test_import=False,
     )
-    archive = Path(pack(Path(uri), classify(Path(uri)), order, quiet=True).archive)
+    archive = Path(pack(Path(uri), classify(Path(uri)), packing_options, quiet=True).archive)
     manifest = inspect_archive(archive).manifest
     model_flavor = str(manifest.data.get(MANIFEST_KEY, {}).get("flavor", "pytorch"))
     if flavor not in (None, model_flavor, PYFUNC_FLAVOR):

@@ -1,6 +1,6 @@
 """A server for tests of handlers, with its front end in a thread and workers as real processes.
 
-Example:
+Examples:
     >>> with serve("digits.mar") as server:
     ...     response = server.client.post("/predictions/digits", content=image)
     >>> response.status_code

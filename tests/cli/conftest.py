@@ -18,13 +18,13 @@ from tsx_cli.main import main
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
 
 
-Run = Callable[..., Ended]
+Run = Callable[..., CommandResult]
 Answering = Callable[..., str]
 
 
@@ -46,7 +46,7 @@ def run(
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
-    def run(command: str = "", *arguments: object) -> Ended:
+    def run(command: str = "", *arguments: object) -> CommandResult:
         capfd.readouterr()
         code = main([*shlex.split(command), *map(str, arguments)])
         out, err = capfd.readouterr()
@@ -55,7 +55,7 @@ def run(
         while code == 1 and not out + err and time.monotonic() < deadline:
             time.sleep(0.01)
             out, err = capfd.readouterr()
-        return Ended(code, out, err)
+        return CommandResult(code, out, err)
 
     return run
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Ended, Run
+from tests.cli.conftest import CommandResult, Run
 from tests.support.certificates import Pair, make_certificate
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, Running, serving
@@ -50,7 +50,7 @@ def environment(session_cache: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def at_sockets(processes: None, directory: Path, environment: dict[str, str]) -> Iterator[Running]:
+def unix_server(processes: None, directory: Path, environment: dict[str, str]) -> Iterator[Running]:
     addresses = {f"TSX_{role.upper()}_ADDRESS": f"unix:{directory / role}.sock" for role in ROLES}
     with serving(["serve", "echo.mar"], directory, environment | addresses) as running:
         yield running
@@ -59,7 +59,7 @@ def at_sockets(processes: None, directory: Path, environment: dict[str, str]) ->
 
 
 @pytest.fixture(scope="module")
-def with_tls(directory: Path, pair: Pair, environment: dict[str, str]) -> Iterator[Running]:
+def tls_server(directory: Path, pair: Pair, environment: dict[str, str]) -> Iterator[Running]:
     arguments = [f"--set={role}_address=https://127.0.0.1:0" for role in ROLES]
     arguments += [
         f"--set=certificate_file={pair.certificate}",
@@ -69,7 +69,7 @@ def with_tls(directory: Path, pair: Pair, environment: dict[str, str]) -> Iterat
     command = ["serve", "echo.mar", *arguments, *FREE_GRPC_PORTS]
     with serving(command, directory, environment) as running:
         yield running
-        # The client does not read, so it never agrees to the end of TLS.
+        # The client does not read, so it never acknowledges the TLS shutdown.
         with client_of(running, pair) as idle:
             idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
             assert idle.recv(12) == b"HTTP/1.1 200"
@@ -97,11 +97,11 @@ def client_of(server: Running, pair: Pair, **versions: ssl.TLSVersion) -> Iterat
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-@pytest.mark.parametrize("server", ["at_sockets", "with_tls"])
+@pytest.mark.parametrize("server", ["unix_server", "tls_server"])
 def test_the_printed_curl_command_works(server: str, request: pytest.FixtureRequest) -> None:
     running: Running = request.getfixturevalue(server)
     arguments = shlex.split(running.lines[-1].removeprefix("try: "))
-    assert ("--unix-socket" if server == "at_sockets" else "--cacert") in arguments
+    assert ("--unix-socket" if server == "unix_server" else "--cacert") in arguments
     command = [arguments[0], "--silent", "--fail", *arguments[1:]]
     response = subprocess.run(command, capture_output=True, check=True, timeout=30)
     assert b"Healthy" in response.stdout
@@ -110,21 +110,21 @@ def test_the_printed_curl_command_works(server: str, request: pytest.FixtureRequ
 def check_commands(run: Run, server: Running, directory: Path) -> None:
     """Predict and list the models of a server."""
     predict = f"predict echo {directory}/words.txt"
-    ended = run(f"{predict} --url {server.address('predictions')}")
-    assert (ended.code, ended.out) == (0, "over there"), ended.err
-    ended = run(f"models list --url {server.address('models')}")
-    assert (ended.code, "echo" in ended.out) == (0, True)
+    result = run(f"{predict} --url {server.address('predictions')}")
+    assert (result.code, result.out) == (0, "over there"), result.err
+    result = run(f"models list --url {server.address('models')}")
+    assert (result.code, "echo" in result.out) == (0, True)
 
 
-def test_the_commands_talk_to_unix_sockets(at_sockets: Running, run: Run, directory: Path) -> None:
-    assert at_sockets.address("predictions") == f"unix:{directory}/inference.sock"
-    check_commands(run, at_sockets, directory)
-    ended = run(f"models scale nobody 1 --url {at_sockets.address('models')}")
-    assert (ended.code, "nobody" in ended.err) == (1, True)
+def test_the_commands_talk_to_unix_sockets(unix_server: Running, run: Run, directory: Path) -> None:
+    assert unix_server.address("predictions") == f"unix:{directory}/inference.sock"
+    check_commands(run, unix_server, directory)
+    result = run(f"models scale nobody 1 --url {unix_server.address('models')}")
+    assert (result.code, "nobody" in result.err) == (1, True)
 
 
-def test_a_unix_socket_is_for_its_user_alone_and_takes_any_host(
-    at_sockets: Running, directory: Path
+def test_a_unix_socket_is_private_to_its_user_and_accepts_any_host_header(
+    unix_server: Running, directory: Path
 ) -> None:
     path = directory / "management.sock"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -135,55 +135,55 @@ def test_a_unix_socket_is_for_its_user_alone_and_takes_any_host(
         assert connection.getresponse().status == 200
 
 
-def test_the_commands_talk_to_https_addresses_if_the_certificate_is_named(
-    with_tls: Running, run: Run, directory: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+def test_the_commands_talk_to_https_addresses_if_the_certificate_is_given(
+    tls_server: Running, run: Run, directory: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = run(f"predict echo {directory}/words.txt --url {with_tls.address('predictions')}")
-    assert ended.code == 1
-    assert "does not trust the server's certificate" in ended.err
-    assert "TSX_CERTIFICATE_FILE=cert.pem" in ended.err
+    result = run(f"predict echo {directory}/words.txt --url {tls_server.address('predictions')}")
+    assert result.code == 1
+    assert "does not trust the server's certificate" in result.err
+    assert "TSX_CERTIFICATE_FILE=cert.pem" in result.err
     monkeypatch.setenv("TSX_CERTIFICATE_FILE", str(pair.certificate))
-    check_commands(run, with_tls, directory)
+    check_commands(run, tls_server, directory)
 
 
-def bench(run: Run, directory: Path, url: str, arguments: str = "") -> Ended:
+def bench(run: Run, directory: Path, url: str, arguments: str = "") -> CommandResult:
     shutil.copy(directory / "words.txt", ".")
     load = "--model echo --input words.txt --duration 0.1 --warm-up 0 --connections 2"
     return run(f"bench --against {url} {load} {arguments}")
 
 
 def test_the_load_generator_talks_to_unix_sockets(
-    at_sockets: Running, run: Run, directory: Path
+    unix_server: Running, run: Run, directory: Path
 ) -> None:
-    url = at_sockets.address("predictions")
-    ended = bench(run, directory, url, "--json out.json")
-    assert ended.code == 0, ended.err
-    reported = read_results(Path("out.json"))
-    assert (reported.against, reported.trials[0].points[0].error_rate) == (url, 0)
-    nobody = f"unix:{directory}/nobody.sock"
-    ended = bench(run, directory, nobody)
-    assert (ended.code, f"at {nobody}" in ended.err) == (1, True)
+    url = unix_server.address("predictions")
+    result = bench(run, directory, url, "--json out.json")
+    assert result.code == 0, result.err
+    results = read_results(Path("out.json"))
+    assert (results.against, results.trials[0].points[0].error_rate) == (url, 0)
+    missing_socket = f"unix:{directory}/nobody.sock"
+    result = bench(run, directory, missing_socket)
+    assert (result.code, f"at {missing_socket}" in result.err) == (1, True)
 
 
 @pytest.mark.parametrize("protocol", ["tsx", "grpc"])
-def test_the_load_generator_speaks_tls_if_the_certificate_is_named(
-    with_tls: Running,
+def test_the_load_generator_speaks_tls_if_the_certificate_is_given(
+    tls_server: Running,
     run: Run,
     directory: Path,
     pair: Pair,
     protocol: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url = with_tls.address("predictions")
+    url = tls_server.address("predictions")
     if protocol == "grpc":
-        url = f"https://{with_tls.address('gRPC predictions')}"
+        url = f"https://{tls_server.address('gRPC predictions')}"
     arguments = f"--protocol {protocol}"
-    ended = bench(run, directory, url, arguments)
-    assert ended.code == 1
-    assert "does not trust the server's certificate" in ended.err
-    assert "--certificate FILE" in ended.err
-    ended = bench(run, directory, url, f"{arguments} --certificate {pair.certificate}")
-    assert ended.code == 0, ended.err
+    result = bench(run, directory, url, arguments)
+    assert result.code == 1
+    assert "does not trust the server's certificate" in result.err
+    assert "--certificate FILE" in result.err
+    result = bench(run, directory, url, f"{arguments} --certificate {pair.certificate}")
+    assert result.code == 0, result.err
     if protocol == "tsx":
         monkeypatch.setenv("TSX_CERTIFICATE_FILE", str(pair.certificate))
         assert bench(run, directory, url).code == 0
@@ -191,7 +191,7 @@ def test_the_load_generator_speaks_tls_if_the_certificate_is_named(
 
 
 def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | None = None) -> str:
-    """Return the error of a command whose server does not get beyond its first bytes."""
+    """Return the error of a client whose peer runs `greet`, reads once, and closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept() -> None:
@@ -224,20 +224,22 @@ def test_each_problem_of_a_certificate_is_reported_with_a_remedy(tmp_path: Path)
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_tls_1_2_and_1_3_are_spoken(with_tls: Running, pair: Pair, version: ssl.TLSVersion) -> None:
-    with client_of(with_tls, pair, minimum_version=version, maximum_version=version) as client:
+def test_tls_1_2_and_1_3_are_supported(
+    tls_server: Running, pair: Pair, version: ssl.TLSVersion
+) -> None:
+    with client_of(tls_server, pair, minimum_version=version, maximum_version=version) as client:
         assert client.version() == version.name.replace("v1_", "v1.")
 
 
-def test_a_client_without_tls_does_no_harm(with_tls: Running, pair: Pair) -> None:
-    with socket.create_connection(host_and_port(with_tls), 30) as plain:
+def test_a_client_without_tls_does_no_harm(tls_server: Running, pair: Pair) -> None:
+    with socket.create_connection(host_and_port(tls_server), 30) as plain:
         plain.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
-        answer = b""
+        response = b""
         with contextlib.suppress(ConnectionResetError):
-            while part := plain.recv(1000):
-                answer += part
-        assert b"HTTP/1.1 200" not in answer
-    with client_of(with_tls, pair) as client:
+            while chunk := plain.recv(1000):
+                response += chunk
+        assert b"HTTP/1.1 200" not in response
+    with client_of(tls_server, pair) as client:
         client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert client.recv(12) == b"HTTP/1.1 200"
 

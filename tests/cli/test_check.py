@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import DIGITS, Ended, Run
+from tests.cli.conftest import DIGITS, CommandResult, Run
 from tests.support import forked
 
 pytestmark = pytest.mark.usefixtures("processes")
 
 
-Check = Callable[..., Ended]
+Check = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def check(run: Run, tmp_path: Path) -> Check:
     """Pack a handler of this code with two samples, and check it."""
 
-    def check(code: str, arguments: str = "") -> Ended:
+    def check(code: str, arguments: str = "") -> CommandResult:
         (tmp_path / "code.py").write_text(code)
         for name, body in (("one.json", "[1]"), ("two.json", "[1, 2]")):
             (tmp_path / name).write_text(body)

@@ -1,4 +1,4 @@
-"""Repeated calls and their deadline, without a network and with a clock that the test turns."""
+"""Retries and deadlines of calls, without a network and with a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ class Clock:
         return self.now
 
 
-def answer(status: int, kind: str = "", **headers: str) -> httpx.Response:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+def response(status: int, kind: str = "", **headers: str) -> httpx.Response:
+    header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
     return httpx.Response(
-        status, headers=named, content=json.dumps({"code": status, "type": kind, "message": "why"})
+        status,
+        headers=header_fields,
+        content=json.dumps({"code": status, "type": kind, "message": "why"}),
     )
 
 
@@ -44,11 +46,13 @@ Attempts = tuple[Any, list[float], list[httpx.Request]]
 
 
 def drive(
-    *results: httpx.Response | Exception, timeout: float | None = None, takes: float = 0.0
+    *results: httpx.Response | Exception,
+    timeout: float | None = None,
+    seconds_per_attempt: float = 0.0,
 ) -> Attempts:
-    """Make a call whose attempts end with `results` and take `takes` seconds each.
+    """Make a call whose attempts end with `results` and take `seconds_per_attempt` each.
 
-    Return its result, the waits in seconds, and the requests.
+    Return the outcome, which is a response or an error, the waits in seconds, and the requests.
     """
     clock = Clock()
     waits: list[float] = []
@@ -57,7 +61,7 @@ def drive(
 
     async def send(request: httpx.Request) -> httpx.Response:
         requests.append(request)
-        clock.now += takes
+        clock.now += seconds_per_attempt
         result = attempts.pop(0)
         if isinstance(result, Exception):
             raise result
@@ -68,25 +72,25 @@ def drive(
         waits.append(seconds)
 
     try:
-        end: Any = asyncio.run(
+        outcome: Any = asyncio.run(
             exchange(
                 lambda: httpx.Request("POST", URL), Retry(), Deadline(timeout, clock), send, sleep
             )
         )
     except ClientError as error:
-        end = error
-    return end, waits, requests
+        outcome = error
+    return outcome, waits, requests
 
 
 def test_a_refused_request_is_sent_again_after_the_time_that_the_server_asks_for() -> None:
-    good = answer(200)
-    end, waits, requests = drive(
-        answer(429, retry_after="2"),
-        answer(503, retry_after="0"),
+    success = response(200)
+    outcome, waits, requests = drive(
+        response(429, retry_after="2"),
+        response(503, retry_after="0"),
         httpx.ConnectError("refused"),
-        good,
+        success,
     )
-    assert end is good
+    assert outcome is success
     assert len(requests) == 4
     assert 2.1 <= waits[0] <= 2.2
     assert 0.2 <= waits[1] <= 0.4
@@ -94,21 +98,21 @@ def test_a_refused_request_is_sent_again_after_the_time_that_the_server_asks_for
 
 
 def test_after_the_last_attempt_the_error_is_raised() -> None:
-    end, waits, _ = drive(*[answer(503, retry_after="0")] * 4)
-    assert isinstance(end, Overloaded)
+    outcome, waits, _ = drive(*[response(503, retry_after="0")] * 4)
+    assert isinstance(outcome, Overloaded)
     assert len(waits) == 3
 
 
 @pytest.mark.parametrize(
     ("result", "kind"),
     [
-        (answer(500), ServerError),
-        (answer(503, "InternalServerException"), ServerError),
-        # A handler or a lost replica may answer so.
-        (answer(503), Overloaded),
-        (answer(302), InvalidRequest),
-        (answer(400), InvalidRequest),
-        (answer(429, retry_after="31"), Overloaded),
+        (response(500), ServerError),
+        (response(503, "InternalServerException"), ServerError),
+        # A bare 503 may come from a handler or a lost replica, after the request has run.
+        (response(503), Overloaded),
+        (response(302), InvalidRequest),
+        (response(400), InvalidRequest),
+        (response(429, retry_after="31"), Overloaded),
         (httpx.ReadError("reset"), ConnectionFailed),
         (httpx.RemoteProtocolError("disconnected"), ConnectionFailed),
     ],
@@ -116,16 +120,20 @@ def test_after_the_last_attempt_the_error_is_raised() -> None:
 def test_a_request_that_may_have_run_or_would_wait_too_long_is_not_sent_again(
     result: Any, kind: type[ClientError]
 ) -> None:
-    end, waits, _ = drive(result)
-    assert isinstance(end, kind)
+    outcome, waits, _ = drive(result)
+    assert isinstance(outcome, kind)
     assert waits == []
 
 
-def test_one_deadline_holds_for_all_attempts_and_the_server_gets_the_rest_of_it() -> None:
-    end, waits, requests = drive(
-        answer(503, retry_after="0"), answer(503, retry_after="0"), answer(200), timeout=10, takes=2
+def test_all_attempts_share_one_deadline_and_send_the_remaining_time() -> None:
+    outcome, waits, requests = drive(
+        response(503, retry_after="0"),
+        response(503, retry_after="0"),
+        response(200),
+        timeout=10,
+        seconds_per_attempt=2,
     )
-    assert end.status_code == 200
+    assert outcome.status_code == 200
     timeouts = [int(request.headers["x-tsx-timeout-ms"]) for request in requests]
     assert timeouts[0] == 10_000
     assert timeouts[2] == pytest.approx(10_000 - 4000 - 1000 * sum(waits), abs=2)
@@ -133,14 +141,16 @@ def test_one_deadline_holds_for_all_attempts_and_the_server_gets_the_rest_of_it(
 
 
 def test_no_wait_is_longer_than_the_deadline() -> None:
-    end, waits, _ = drive(answer(503, retry_after="5"), timeout=3)
-    assert isinstance(end, Overloaded)
-    assert (waits, end.retry_after) == ([], 5)
+    outcome, waits, _ = drive(response(503, retry_after="5"), timeout=3)
+    assert isinstance(outcome, Overloaded)
+    assert (waits, outcome.retry_after) == ([], 5)
     assert isinstance(drive(httpx.ReadTimeout("late"), timeout=3)[0], DeadlineExceeded)
-    for late in (answer(503, retry_after="0"), answer(504)):
-        assert isinstance(drive(late, timeout=3, takes=3)[0], DeadlineExceeded)
-    # This is the model's own deadline.
-    assert isinstance(drive(answer(504), timeout=3, takes=1)[0], ServerError)
+    for late_response in (response(503, retry_after="0"), response(504)):
+        assert isinstance(
+            drive(late_response, timeout=3, seconds_per_attempt=3)[0], DeadlineExceeded
+        )
+    # A 504 before the client's deadline comes from the model's own timeout.
+    assert isinstance(drive(response(504), timeout=3, seconds_per_attempt=1)[0], ServerError)
 
 
 @pytest.mark.parametrize(

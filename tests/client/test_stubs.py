@@ -1,4 +1,4 @@
-"""The Python that `generate` writes names models and runs nothing, whatever a server sends."""
+"""The stubs that `generate` writes only declare types; text from a server is never executed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tsx_client.stubs import render
 
 CODE = 'x"""\n    __import__("os").system("exit")\n    """'
-ODD = [CODE, "a'b", "{name}", "a\nb", "\\", "\0", "\u2028", "class", "ﬁ", "__debug__", "self"]
-TEXTS = st.text() | st.sampled_from(ODD)
+ODD_TEXTS = [CODE, "a'b", "{name}", "a\nb", "\\", "\0", "\u2028", "class", "ﬁ", "__debug__", "self"]
+TEXTS = st.text() | st.sampled_from(ODD_TEXTS)
 SHAPES = st.lists(TEXTS | st.integers())
 TENSORS = st.fixed_dictionaries({"name": TEXTS, "datatype": TEXTS, "shape": SHAPES})
 METADATA = st.fixed_dictionaries(
@@ -26,16 +26,18 @@ METADATA = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(TEXTS, METADATA, max_size=3), TEXTS)
-def test_a_file_holds_names_and_texts_alone(models: dict[str, dict[str, Any]], url: str) -> None:
-    written = render(url, models)
-    compile(written, "stubs.py", "exec")
-    tree = ast.parse(written)
+def test_generated_stubs_contain_no_calls_or_assignments(
+    models: dict[str, dict[str, Any]], url: str
+) -> None:
+    source = render(url, models)
+    compile(source, "stubs.py", "exec")
+    tree = ast.parse(source)
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Call | ast.Assign)]
     assert [node.lineno for node in tree.body if isinstance(node, ast.Expr)] == [1]
 
 
 @pytest.mark.parametrize("field", ["name", "datatype", "shape", "version", "kind"])
-def test_code_of_a_server_is_text(field: str) -> None:
+def test_code_sent_by_a_server_is_never_executed(field: str) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1]}
     metadata: dict[str, Any] = {"versions": ["1"], "inputs": [], "parameters": {}}
     if field == "version":
@@ -44,17 +46,17 @@ def test_code_of_a_server_is_text(field: str) -> None:
         metadata["parameters"] = {"input": CODE}
     else:
         metadata["inputs"] = [tensor | {field: [CODE] if field == "shape" else CODE}]
-    written = render("http://a", {"m": metadata})
-    calls = [node for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Call)]
-    assert (calls, "class MModel" in written) == ([], True)
+    source = render("http://a", {"m": metadata})
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    assert (calls, "class MModel" in source) == ([], True)
 
 
 @pytest.mark.parametrize("name", ["self", "version", "timeout", "a-b", "class", "ﬁ", "__debug__"])
-def test_an_input_that_no_argument_can_be_named_after_is_given_by_name(name: str) -> None:
+def test_inputs_whose_names_cannot_be_arguments_are_accepted_as_kwargs(name: str) -> None:
     inputs = [{"name": input, "datatype": "FP32", "shape": [1]} for input in ("x", name)]
-    written = render("http://a", {"m": {"versions": ["1"], "inputs": inputs}})
-    assert "payload: Any = None, /, *, version: str | None" in written
-    assert ", **inputs: Any) -> Any: ..." in written
+    source = render("http://a", {"m": {"versions": ["1"], "inputs": inputs}})
+    assert "payload: Any = None, /, *, version: str | None" in source
+    assert ", **inputs: Any) -> Any: ..." in source
 
 
 def test_models_whose_names_differ_in_case_or_underscores_share_no_class() -> None:

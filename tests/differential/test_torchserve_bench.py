@@ -90,7 +90,7 @@ def test_torchserve_takes_the_other_options(pair: Pair, options: tuple[str, ...]
 def test_an_auto_benchmark_file_runs_against_both_with_the_same_columns(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("PILOT", 0.3), ("LEAST", 0.3), ("WRITTEN", 0.7)):
+    for name, seconds in (("PILOT_S", 0.3), ("MIN_ROUND_S", 0.3), ("LOG_DELAY_S", 0.7)):
         monkeypatch.setattr(run, name, seconds)
     Path("described.yaml").write_text(CASE)
     rows = []

@@ -1,4 +1,4 @@
-"""Storage for images and containers apart from the machine's, and a base image of Debian."""
+"""Separate storage for images and containers, and a Debian base image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containers import BASE, PACKAGES, builds, run, settings_of_containers
+from tests.support.containers import BASE, PACKAGES, can_build, run, settings_of_containers
 
 DRIVERS = ("overlay", "vfs")  # the second copies every layer, and works everywhere
 
@@ -21,7 +21,7 @@ def program() -> str:
 
 @pytest.fixture(scope="session")
 def containers(tmp_path_factory: pytest.TempPathFactory, program: str) -> Iterator[Path]:
-    """Set up buildah and podman to do without rights over cgroups in a build."""
+    """Configure buildah and podman so that builds need no cgroup permissions."""
     directory = tmp_path_factory.mktemp("containers")
     (directory / "home/.config/containers").mkdir(parents=True)
     (directory / "try").mkdir()
@@ -33,9 +33,12 @@ def containers(tmp_path_factory: pytest.TempPathFactory, program: str) -> Iterat
         patch.setenv("CONTAINERS_STORAGE_CONF", str(directory / "storage.conf"))
         patch.setenv("BUILDAH_ISOLATION", "chroot")
         for driver in DRIVERS:
-            storage = f'[storage]\ndriver = "{driver}"\ngraphroot = "{directory / driver}"\nrunroot = "{directory / "run"}"\n'
+            storage = (
+                f'[storage]\ndriver = "{driver}"\ngraphroot = "{directory / driver}"\n'
+                f'runroot = "{directory / "run"}"\n'
+            )
             (directory / "storage.conf").write_text(storage)
-            if builds(program, directory / "try"):
+            if can_build(program, directory / "try"):
                 break
         try:
             yield directory
@@ -54,7 +57,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory, program: str) -> Iterat
 
 @pytest.fixture(scope="session")
 def base(containers: Path, program: str) -> str:
-    """Build an image of Debian with Python, which takes a minute."""
+    """Build a Debian image with Python; this takes a minute."""
     context = containers / "base"
     run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", context / "root")
     (context / "Dockerfile").write_text("FROM scratch\nADD root /\n")

@@ -1,4 +1,4 @@
-"""The policies of infra/iam: existing actions, sizes that AWS takes, and named resources."""
+"""The policies of infra/iam use existing actions, fit AWS's size limit and name their resources."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from tests.support.platforms.aws import NAMED_OTHERWISE
-from tsx_cli.deploy.aws.iam_policies import SERVICES as SERVED
+from tests.support.platforms.aws import IAM_ACTION_BY_OPERATION
+from tsx_cli.deploy.aws.iam_policies import SERVICES as DEPLOY_TARGETS
 from tsx_cli.deploy.aws.iam_policies import execution_policy, trust_policy
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -24,24 +24,26 @@ IAM, DEPLOY, BATCH = (
     ROOT / "cli" / "tsx_cli" / "deploy",
     ROOT / "cli" / "tsx_cli" / "batch",
 )
-LARGEST = 6144  # characters of a managed policy, without its white space
+MAX_POLICY_CHARS = 6144  # AWS's limit for a managed policy, white space excluded
+# The boto3 clients whose operations need the permissions of a service.
 CLIENTS = {"s3": ("s3",), "sagemaker": ("sagemaker", "sagemaker-runtime")}
-# Permissions without an operation of the API.
-NO_CALLS = {
-    "iam:PassRole", "lambda:InvokeFunction", "lambda:InvokeFunctionUrl", "lambda:PassCapacityProvider", "s3:GetBucketPublicAccessBlock",
-    "s3:ListBucket", "s3:PutBucketPublicAccessBlock",
-}  # fmt: skip
-# Statements without resources, or about all of them.
-UNNAMED = {
-    "Who", "SignInToEcr", "Lists", "Scaling", "LookAtAlarms", "Metrics",
-}  # fmt: skip
-
-
-READS = re.compile(r"[\w-]+:(Get|Describe|List|BatchGet|BatchCheck)")
+# Permissions that are not named after an API operation.
+ACTIONS_WITHOUT_OPERATION = {
+    "iam:PassRole",
+    "lambda:InvokeFunction",
+    "lambda:InvokeFunctionUrl",
+    "lambda:PassCapacityProvider",
+    "s3:GetBucketPublicAccessBlock",
+    "s3:ListBucket",
+    "s3:PutBucketPublicAccessBlock",
+}
+# Sids of the statements that may use the resource "*".
+WILDCARD_SIDS = {"Who", "SignInToEcr", "Lists", "Scaling", "LookAtAlarms", "Metrics"}
+READ_ACTION = re.compile(r"[\w-]+:(Get|Describe|List|BatchGet|BatchCheck)")
 BUCKET = "tsx-ACCOUNT-REGION"
 SESSION = botocore.session.get_session()
-SERVICES = set(SESSION.get_available_services())
-NEVER = {"s3:DeleteBucket"}  # the bucket stays
+AWS_SERVICES = set(SESSION.get_available_services())
+NEVER_GRANTED = {"s3:DeleteBucket"}  # a deployer must not delete the bucket
 
 
 def a_spec(target: str, **more: Any) -> DeploySpec:
@@ -62,24 +64,22 @@ def actions_of(document: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("file", sorted(IAM.glob("*.json")), ids=lambda file: file.stem)
-def test_a_policy_names_existing_actions(file: Path) -> None:
-    assert len("".join(file.read_text().split())) < LARGEST
+def test_a_policy_is_small_and_names_existing_actions_and_resources(file: Path) -> None:
+    assert len("".join(file.read_text().split())) < MAX_POLICY_CHARS
     if file.name.startswith("trust"):
         return
     for statement in policy(file.stem)["Statement"]:
-        assert statement["Resource"] != ["*"] or statement["Sid"] in UNNAMED
+        assert statement["Resource"] != ["*"] or statement["Sid"] in WILDCARD_SIDS
         for action in statement["Action"]:
             service, _, operation = action.partition(":")
-            known = [
-                operation
-                for client in CLIENTS.get(service, (service,))
-                for operation in operations(client)
+            known_operations = [
+                name for client in CLIENTS.get(service, (service,)) for name in operations(client)
             ]
-            assert operation in known or action in NO_CALLS, action
+            assert operation in known_operations or action in ACTIONS_WITHOUT_OPERATION, action
 
 
-@pytest.mark.parametrize("target", SERVED)
-def test_the_files_of_a_role_are_those_of_create_role(target: str) -> None:
+@pytest.mark.parametrize("target", DEPLOY_TARGETS)
+def test_the_checked_in_policies_equal_those_that_create_role_generates(target: str) -> None:
     keys = {"canary": {}, "sagemaker": {"component": {"endpoint": "e"}}}
     document = execution_policy(
         a_spec(target, name="x-name-x", **keys), "ACCOUNT", "REGION", BUCKET
@@ -90,11 +90,11 @@ def test_the_files_of_a_role_are_those_of_create_role(target: str) -> None:
     assert policy(f"trust-{target}") == trust_policy(target)
 
 
-@pytest.mark.parametrize("target", SERVED)
+@pytest.mark.parametrize("target", DEPLOY_TARGETS)
 def test_a_planner_may_only_read_and_only_what_a_deployer_may(target: str) -> None:
     actions = actions_of(policy(f"planner-{target}"))
     assert actions < actions_of(policy(f"deployer-{target}"))
-    assert all(READS.match(action) for action in actions)
+    assert all(READ_ACTION.match(action) for action in actions)
 
 
 def test_a_new_role_has_only_the_rights_of_its_deployment() -> None:
@@ -108,38 +108,40 @@ def test_a_new_role_has_only_the_rights_of_its_deployment() -> None:
     assert "arn:aws-cn:logs" in json.dumps(execution_policy(a_spec("lambda"), "1", "cn-north-1"))
 
 
-def test_the_role_of_an_endpoint_with_a_canary_may_look_at_its_alarms() -> None:
-    plain, shifted = (
+def test_the_role_of_an_endpoint_with_a_canary_may_describe_its_alarms() -> None:
+    without_canary, with_canary = (
         actions_of(execution_policy(a_spec("sagemaker", **more), "1", "eu-west-1", BUCKET))
         for more in ({}, {"canary": {}})
     )
-    assert shifted - plain == {"cloudwatch:DescribeAlarms"}
+    assert with_canary - without_canary == {"cloudwatch:DescribeAlarms"}
 
 
 def operations_of(file: Path) -> set[str]:
-    """Return the operations of AWS that a module names, in calls or as texts."""
+    """Return the AWS operations that a module mentions, as attributes or string literals."""
     tree = ast.parse(file.read_text())
-    texts = {
+    literals = {
         node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    names = texts | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names = literals | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return {
         f"{service}:{operation}"
-        for service in texts & SERVICES
+        for service in literals & AWS_SERVICES
         for operation in operations(service)
         if xform_name(operation) in names
     }
 
 
-def test_a_deployer_may_call_every_operation_of_the_code() -> None:
+def test_a_deployer_may_call_every_operation_that_the_code_uses() -> None:
     files = [*sorted(DEPLOY.rglob("*.py")), *sorted(BATCH.rglob("*.py"))]
-    needed = {
-        NAMED_OTHERWISE.get(operation, operation)
+    needed_actions = {
+        IAM_ACTION_BY_OPERATION.get(operation, operation)
         for file in files
         for operation in operations_of(file)
     }
-    allowed = set().union(*(actions_of(policy(f"deployer-{target}")) for target in SERVED))
-    assert needed <= allowed | NEVER, needed - allowed
-    assert len(needed) > 60
+    allowed_actions = set().union(
+        *(actions_of(policy(f"deployer-{target}")) for target in DEPLOY_TARGETS)
+    )
+    assert needed_actions <= allowed_actions | NEVER_GRANTED, needed_actions - allowed_actions
+    assert len(needed_actions) > 60

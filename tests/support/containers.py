@@ -71,7 +71,7 @@ def settings_of_containers(directory: Path) -> str:
     return f"[containers]\nvolumes = {json.dumps(mounts)}\ndefault_ulimits = {json.dumps(limits)}\n"
 
 
-def builds(program: str, directory: Path) -> bool:
+def can_build(program: str, directory: Path) -> bool:
     """Tell whether the program can build an image with the storage that it is set up with."""
     (directory / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
     return (

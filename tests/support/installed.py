@@ -1,4 +1,4 @@
-"""Installed distributions as pip leaves them."""
+"""Fake installed distributions with the metadata that pip writes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def install_plugins(
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
     points = [
-        f"[tsx.{group}]\n" + "".join(f"{name} = {target}\n" for name, target in named.items())
-        for group, named in groups.items()
+        f"[tsx.{group}]\n" + "".join(f"{name} = {target}\n" for name, target in targets.items())
+        for group, targets in groups.items()
     ]
     (information / "entry_points.txt").write_text("\n".join(points))
     (directory / f"{module}.py").write_text(code)

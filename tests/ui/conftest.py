@@ -33,21 +33,21 @@ const wait = window.setTimeout.bind(window);
 window.setTimeout = (work, ms, ...rest) => wait(work, ms <= 5000 && ms % 1000 === 0 ? ms / 5 : ms, ...rest);
 """
 
-LOOKS = """
+IMAGE_HANDLER = """
 import io
 from PIL import Image
 
 
-class Looks:
+class BrightnessClassifier:
     input_kind = "image"
 
     def initialize(self, context):
         self.version = context.manifest["model"]["modelVersion"]
 
     def handle(self, data, context):
-        return [self.look(row["body"]) for row in data]
+        return [self.classify(row["body"]) for row in data]
 
-    def look(self, body):
+    def classify(self, body):
         image = Image.open(io.BytesIO(body)).convert("L")
         light = image.resize((1, 1)).getpixel((0, 0)) / 255
         return {"light": light, "dark": 1 - light} | ({"new": 0.5} if self.version != "1.0" else {})
@@ -118,8 +118,8 @@ def browser(processes: None) -> Iterator[Any]:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a model store with every model of these tests."""
     directory = tmp_path_factory.mktemp("store")
-    make_model(directory / "looks.mar", LOOKS)
-    make_model(directory / "looks2.mar", LOOKS, name="looks", version="2.0")
+    make_model(directory / "looks.mar", IMAGE_HANDLER)
+    make_model(directory / "looks2.mar", IMAGE_HANDLER, name="looks", version="2.0")
     make_model(directory / "echo.mar", ECHO)
     make_model(directory / "odd.mar", ODD)
     for number in range(1, 13):

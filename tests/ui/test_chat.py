@@ -13,7 +13,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import Running
 from tests.support.streaming import CONFIG, TALKER
-from tests.ui.looking import (
+from tests.ui.browser_helpers import (
     check_accessibility,
     check_width,
     click,
@@ -21,7 +21,7 @@ from tests.ui.looking import (
     expect_heading,
     expect_text,
     fill,
-    look,
+    open_view,
     predict,
     run_snippet,
 )
@@ -41,7 +41,7 @@ def ask(page: Any, text: str) -> None:
 def test_a_conversation_streams_and_its_code_repeats_it(
     page: Any, served: Running, tmp_path: Path
 ) -> None:
-    look(page, served, "model/talker/try")
+    open_view(page, served, "model/talker/try")
     fill(page, "System prompt", "Be <b>brief</b>.")
     fill(page, "Max tokens", "3")
     fill(page, "Temperature", "0")
@@ -89,7 +89,7 @@ def test_a_conversation_streams_and_its_code_repeats_it(
 
 
 def test_enter_sends_and_breaks_the_line_only_with_shift(page: Any, served: Running) -> None:
-    look(page, served, "model/talker/try")
+    open_view(page, served, "model/talker/try")
     turns = page.get_by_role("log", name="Conversation").get_by_role("listitem")
     message = page.get_by_label("Message")
     message.fill("one")
@@ -108,7 +108,7 @@ def test_enter_sends_and_breaks_the_line_only_with_shift(page: Any, served: Runn
 def test_stop_ends_the_answer_in_the_worker(
     page: Any, served: Running, until: Callable[[Callable[[], object]], None]
 ) -> None:
-    look(page, served, "model/talker/try")
+    open_view(page, served, "model/talker/try")
 
     def count() -> int:
         return int(predict(served, "talker", json={"inputs": "cancelled"}).json()["cancelled"])
@@ -128,7 +128,7 @@ def test_stop_ends_the_answer_in_the_worker(
 def test_a_failure_is_reported_and_the_message_can_be_sent_again(
     page: Any, served: Running
 ) -> None:
-    look(page, served, "model/talker/try")
+    open_view(page, served, "model/talker/try")
     fill(page, "Max tokens", "5000")
     ask(page, "too much")
     expect(
@@ -150,11 +150,11 @@ def test_a_failure_is_reported_and_the_message_can_be_sent_again(
 def test_single_requests_are_there_too_and_all_that_other_models_have(
     page: Any, served: Running
 ) -> None:
-    look(page, served, "model/talker/try")
+    open_view(page, served, "model/talker/try")
     page.get_by_role("radio", name="Single request").check()
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
     expect(page.get_by_role("region", name="Settings")).to_be_hidden()
-    look(page, served, "model/echo/try")
+    open_view(page, served, "model/echo/try")
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
     expect(page.get_by_role("group", name="Playground")).to_be_hidden()
 
@@ -163,7 +163,7 @@ def test_the_charts_of_generation_are_those_of_its_metrics(page: Any, served: Ru
     def chart(pattern: str) -> None:
         expect(page.get_by_role("img", name=re.compile(pattern))).to_be_visible()
 
-    look(page, served, "model/talker/overview")
+    open_view(page, served, "model/talker/overview")
     # Requests count in the charts from here on.
     chart(r"Requests per second, 10 s mean: 1\.0 \d")
     predict(served, "talker", json={"inputs": "a b", "parameters": {"max_new_tokens": 40}})
@@ -172,13 +172,13 @@ def test_the_charts_of_generation_are_those_of_its_metrics(page: Any, served: Ru
     chart(r"Time per output token, 10 s mean: p99 \d.*s, p50 \d.*s")
     chart(r"Sequences, 10 s mean: running [\d.]+, waiting 0")
     chart(r"Cache use, 10 s mean: in use [1-9]")
-    look(page, served, "model/echo/overview")
+    open_view(page, served, "model/echo/overview")
     expect_heading(page, "Versions")
     expect(page.get_by_role("heading", name="Text generation")).to_be_hidden()
 
 
 def test_the_chat_has_no_serious_finding_of_axe(page: Any, served: Running) -> None:
-    look(page, served, "model/talker/try")
+    open_view(page, served, "model/talker/try")
     check_accessibility(page, "an empty chat")
     ask(page, "good day")
     expect(page.get_by_role("log")).to_contain_text("tokens/s")
@@ -186,6 +186,6 @@ def test_the_chat_has_no_serious_finding_of_axe(page: Any, served: Running) -> N
     page.set_viewport_size({"width": 360, "height": 740})
     check_accessibility(page, "narrow", dark=False)
     check_width(page, "a conversation")
-    look(page, served, "model/talker/overview")
+    open_view(page, served, "model/talker/overview")
     expect_heading(page, "Text generation")
     check_accessibility(page, "charts")

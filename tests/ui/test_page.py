@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import Running
-from tests.ui.looking import (
+from tests.ui.browser_helpers import (
     PNG,
     check_accessibility,
     check_width,
@@ -25,7 +25,7 @@ from tests.ui.looking import (
     expect_heading,
     expect_text,
     fill,
-    look,
+    open_view,
     png,
     predict,
     register,
@@ -61,7 +61,7 @@ def test_a_version_shows_its_form_and_the_unused_ones(
 ) -> None:
     make_model(store / "formed.mar", FORMED)
     register(management, "formed.mar")
-    look(page, empty_server, "model/formed/overview")
+    open_view(page, empty_server, "model/formed/overview")
     expect_text(page, "form bf16")
     expect_text(page, "Forms that are not used: openvino-int8: it was built for cuda")
 
@@ -69,7 +69,7 @@ def test_a_version_shows_its_form_and_the_unused_ones(
 def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    look(page, empty_server)
+    open_view(page, empty_server)
     expect_text(page, "No model is registered")
     page.get_by_role("button", name="Register a model").focus()
     page.keyboard.press("Enter")
@@ -112,7 +112,7 @@ def test_an_image_is_predicted_and_every_snippet_repeats_it(
     page: Any, served: Running, tmp_path: Path
 ) -> None:
     (tmp_path / "light.png").write_bytes(png(204))
-    look(page, served, "model/looks/try")
+    open_view(page, served, "model/looks/try")
     expect(page.get_by_role("radio", name="Image")).to_be_checked()
     page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "light.png")
     expect(page.get_by_alt_text("The image to be sent")).to_be_visible()
@@ -144,7 +144,7 @@ def test_an_image_is_predicted_and_every_snippet_repeats_it(
 
 
 def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, served: Running) -> None:
-    look(page, served, "model/looks/try")
+    open_view(page, served, "model/looks/try")
     click(page, "Use camera")
     click(page, "Take picture")
     expect_text(page, "picture.jpg")
@@ -167,7 +167,7 @@ def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, served: Runn
 
 
 def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) -> None:
-    look(page, served, "model/echo/try")
+    open_view(page, served, "model/echo/try")
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
     send_json(page, {"cat": 0.75, "dog": 0.25})
     expect(page.get_by_role("list", name="Labels").get_by_role("listitem").first).to_contain_text(
@@ -194,7 +194,7 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
 
 def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> None:
     """An answer of a detector's shape is drawn over the request's image."""
-    look(page, served)
+    open_view(page, served)
     box = page.evaluate(
         """async () => {
             const { answerView } = await import('./answerview.js');
@@ -212,7 +212,7 @@ def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> N
 def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(
     page: Any, served: Running
 ) -> None:
-    look(page, served, "model/echo/try")
+    open_view(page, served, "model/echo/try")
     send_json(page, "fail")
     expect_text(page, "the echo is broken")
     request = page.locator(".answer").get_by_text(re.compile("^request ")).inner_text()
@@ -222,7 +222,7 @@ def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(
     expect(summary).to_be_focused()
     expect(page.locator(".errors pre")).to_contain_text("handler.py")
     expect(page.locator(".errors").get_by_text(request, exact=True)).to_be_visible()
-    look(page, served, "model/echo/errors/no-such-request")
+    open_view(page, served, "model/echo/errors/no-such-request")
     expect_text(page, "The server has no traceback of request no-such-request")
 
 
@@ -230,7 +230,7 @@ def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "echo.mar")
-    look(page, empty_server)
+    open_view(page, empty_server)
     # The trend has a point from the moment on that requests are counted by the second.
     expect(row(page, "echo").locator("svg .line")).to_have_attribute("d", re.compile("M"))
     for body in ("well", "fail", "fail", "fail"):
@@ -254,7 +254,7 @@ def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(
 def test_the_api_is_described_at_each_address_without_files_from_elsewhere(
     page: Any, served: Running
 ) -> None:
-    look(page, served)
+    open_view(page, served)
     expect(page.get_by_role("link", name="API")).to_have_attribute(
         "href", f"{served.address('predictions')}/docs"
     )
@@ -279,7 +279,7 @@ def test_errors_are_grouped_by_exception_and_counted_the_newest_first(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "echo.mar")
-    look(page, empty_server, "model/echo/errors")
+    open_view(page, empty_server, "model/echo/errors")
     expect_text(page, "No errors so far.")
     for text in ("fail otherwise", "fail", "fail", "fail with 1", "fail with 2"):
         predict(empty_server, "echo", json=text)
@@ -293,7 +293,7 @@ def test_errors_are_grouped_by_exception_and_counted_the_newest_first(
 
 def test_an_unknown_address_says_so_and_the_page_goes_on(page: Any, served: Running) -> None:
     for route in ("model/%E0", "model", "model/echo/nonsense", "nonsense"):
-        look(page, served, route)
+        open_view(page, served, route)
         expect_heading(page, "This page does not exist")
         expect(page.locator("main")).to_contain_text(route)
         # The page still polls the state.
@@ -306,7 +306,7 @@ def test_an_unknown_address_says_so_and_the_page_goes_on(page: Any, served: Runn
 def test_the_skip_link_leads_to_the_content_and_not_to_another_view(
     page: Any, served: Running
 ) -> None:
-    look(page, served, "model/echo")
+    open_view(page, served, "model/echo")
     page.get_by_role("link", name="Skip to the content").press("Enter")
     expect(page.locator("main")).to_be_focused()
     expect_heading(page, "echo")
@@ -315,7 +315,7 @@ def test_the_skip_link_leads_to_the_content_and_not_to_another_view(
 def test_a_server_without_models_shows_commands_and_registers_an_archive(
     page: Any, empty_server: Running, management: httpx.Client, store: Path
 ) -> None:
-    look(page, empty_server)
+    open_view(page, empty_server)
     steps = page.get_by_role("list").locator("pre")
     address = empty_server.address("models")
     expect(steps).to_have_text(
@@ -345,7 +345,7 @@ def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive
         route.fulfill(json=state | {"models": [], "server": state["server"] | {"store": None}})
 
     page.route("**/ui/api/state*", remove_store)
-    look(page, served)
+    open_view(page, served)
     commands = ["tsx archive model.pt", "tsx serve model.mar", "tsx predict model --sample"]
     expect(page.get_by_role("list").locator("pre")).to_have_text(commands)
     page.unroute_all(behavior="wait")
@@ -381,7 +381,7 @@ def test_a_latency_target_that_is_missed_and_a_reply_cache_are_described(
         route.fulfill(json=state)
 
     page.route("**/ui/api/state*", add_figures)
-    look(page, served, "model/looks/overview")
+    open_view(page, served, "model/looks/overview")
     expect(page.get_by_text("p99<10ms")).to_have_text(
         "Target p99<10ms: kept for 0.00 % of the requests of the last 5 minutes; the error budget of the last hour is used up: "
         "100 times as many misses as it allows; 3 refused on arrival; batches of up to 2"
@@ -412,7 +412,7 @@ def repeated_requests(send: Callable[[], object]) -> Iterator[None]:
 
 
 def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) -> None:
-    look(page, served, "model/looks/overview")
+    open_view(page, served, "model/looks/overview")
     state = page.locator(".stat")
     expect(state.locator("dt")).to_have_text(
         ["Requests/s", "Errors", "p50", "p99", "Queue", "Batch fill"]
@@ -439,7 +439,7 @@ def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) 
 
 def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Running) -> None:
     """Ten points fill the plot, whatever its span of time is."""
-    look(page, served)
+    open_view(page, served)
     expect_heading(page, "Models")
     drawn = page.evaluate(
         """async () => {
@@ -486,7 +486,7 @@ def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Runnin
 
 
 def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
-    look(page, served, "model/echo/overview")
+    open_view(page, served, "model/echo/overview")
     chart = page.get_by_role("img", name=re.compile("^Requests per second"))
     expect(chart).to_have_attribute("aria-label", re.compile(r"mean: 1.0 0$"))
     with repeated_requests(lambda: predict(served, "echo", content=b"[1]")):
@@ -503,7 +503,7 @@ def test_workers_and_versions_are_changed_from_the_page(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "looks.mar", "looks2.mar")
-    look(page, empty_server, "model/looks/overview")
+    open_view(page, empty_server, "model/looks/overview")
     second = page.get_by_role("region", name="Version 2.0", exact=True)
     click(second, "Scaling and limits")
     drawer = page.get_by_role("dialog", name="Version 2.0: scaling and limits")
@@ -558,7 +558,7 @@ def test_a_version_that_takes_the_place_of_another_has_as_many_workers(
 ) -> None:
     register(management, "looks.mar")
     management.put("/models/looks", params={"min_worker": 2, "synchronous": "true"})
-    look(page, empty_server)
+    open_view(page, empty_server)
     click(page, "Register a model")
     fill(page, "Archive", "looks2.mar")
     page.get_by_label(
@@ -576,7 +576,7 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "looks.mar", "looks2.mar")
-    look(page, empty_server, "model/looks/traffic")
+    open_view(page, empty_server, "model/looks/traffic")
     shares = page.get_by_role("region", name="Versions and their shares")
     first, second = (
         shares.get_by_role("row", name=re.compile(rf"^{version}")) for version in ("1.0", "2.0")
@@ -634,7 +634,7 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(
 
 
 def test_shares_follow_a_border_that_is_moved_past_others(page: Any, served: Running) -> None:
-    look(page, served)
+    open_view(page, served)
     shares = page.evaluate(
         """async () => {
             const { splitBar, withShare } = await import('./split.js');
@@ -654,7 +654,7 @@ def test_rules_are_set_and_removed_and_changes_of_others_stay(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "looks.mar", "looks2.mar")
-    look(page, empty_server, "model/looks/traffic")
+    open_view(page, empty_server, "model/looks/traffic")
     panel = page.get_by_role("region", name="Traffic", exact=True)
     expect_text(panel, "None: the shares alone decide.")
     click(panel, "Edit rules")
@@ -714,7 +714,7 @@ def test_requests_are_recorded_and_the_files_removed(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "echo.mar")
-    look(page, empty_server, "model/echo/traffic")
+    open_view(page, empty_server, "model/echo/traffic")
     click(page, "Record", exact=True)
     dialog = page.get_by_role("dialog", name="Record requests")
     fill(dialog, "Percent recorded", "100")
@@ -748,7 +748,7 @@ def test_a_rollout_is_begun_watched_and_taken_back(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "looks.mar", "looks2.mar")
-    look(page, empty_server, "model/looks/traffic")
+    open_view(page, empty_server, "model/looks/traffic")
     click(page, "Start rollout")
     dialog = page.get_by_role("dialog", name="Start rollout")
     fill(dialog, "Steps, percent", "40, 30")
@@ -779,7 +779,7 @@ def test_requests_are_mirrored_and_different_answers_are_shown(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "looks.mar", "looks2.mar")
-    look(page, empty_server, "model/looks/traffic")
+    open_view(page, empty_server, "model/looks/traffic")
     click(page, "Mirror traffic")
     dialog = page.get_by_role("dialog", name="Mirror traffic")
     fill(dialog, "Percent of the requests", "100")
@@ -806,7 +806,7 @@ def test_requests_are_mirrored_and_different_answers_are_shown(
 
 
 def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, served: Running) -> None:
-    look(page, served, "model/echo/metrics")
+    open_view(page, served, "model/echo/metrics")
     table = page.get_by_role("region", name="Metrics of this model")
     expect(table).to_contain_text("ts_inference_requests_total")
     expect(table.get_by_text("model_version=1.0").first).to_be_hidden()
@@ -821,7 +821,7 @@ def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, served: R
 
 def test_a_request_is_explained_by_its_id(page: Any, served: Running) -> None:
     request = predict(served, "echo", json=[1]).headers["x-request-id"]
-    look(page, served, "model/echo/metrics")
+    open_view(page, served, "model/echo/metrics")
     panel = page.get_by_role("region", name="Explain a request")
     for unknown in ("no-such-id", "a/b"):
         fill(panel, "Request id", unknown)
@@ -835,7 +835,7 @@ def test_a_request_is_explained_by_its_id(page: Any, served: Running) -> None:
 
 
 def test_a_request_for_later_is_seen_in_the_queue_and_run_again(page: Any, served: Running) -> None:
-    look(page, served, "model/echo/try")
+    open_view(page, served, "model/echo/try")
     page.get_by_label("Answer later").check()
     send_json(page, "fail")
     expect_text(page, "202 Accepted")
@@ -856,7 +856,7 @@ def test_a_request_for_later_is_seen_in_the_queue_and_run_again(page: Any, serve
 
 
 def test_a_model_that_is_not_registered_is_reported(page: Any, served: Running) -> None:
-    look(page, served, "model/nosuch")
+    open_view(page, served, "model/nosuch")
     expect_text(page, "No model with this name is registered.")
     expect(page.get_by_role("link", name="Playground")).to_be_hidden()
     page.get_by_role("link", name="All models").click()
@@ -869,7 +869,7 @@ def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
     inference, management, metrics = free_ports(3)
     ports = ("--port", inference, "--management-port", management, "--metrics-port", metrics)
     server = start("echo.mar", ports=ports)
-    look(page, server)
+    open_view(page, server)
     model = row(page, "echo")
     expect(model.get_by_text("ready", exact=True)).to_be_visible()
     server.process.kill()
@@ -885,7 +885,7 @@ def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
 
 def test_the_theme_is_the_systems_until_one_is_chosen(page: Any, served: Running) -> None:
     background = "getComputedStyle(document.documentElement).backgroundColor"
-    look(page, served)
+    open_view(page, served)
     seen = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -900,14 +900,14 @@ def test_the_theme_is_the_systems_until_one_is_chosen(page: Any, served: Running
 def test_no_view_has_a_serious_finding_of_axe_or_is_wider_than_a_phone(
     page: Any, served: Running
 ) -> None:
-    look(page, served)
+    open_view(page, served)
     expect(row(page, "echo")).to_be_visible()
     click(page, "Register a model")
     check_accessibility(page, "models")
     page.keyboard.press("Escape")
     tabs = ("try", "overview", "traffic", "errors", "metrics", "nonsense")
     for tab in tabs:
-        look(page, served, f"model/looks/{tab}")
+        open_view(page, served, f"model/looks/{tab}")
         expect(
             page.locator(".tabs [aria-current=page]" if tab != "nonsense" else ".lost")
         ).to_be_visible()
@@ -924,7 +924,7 @@ def test_no_view_has_a_serious_finding_of_axe_or_is_wider_than_a_phone(
         if tab == "metrics":
             expect(page.get_by_text("ts_inference_requests_total").first).to_be_visible()
         check_accessibility(page, tab)
-    look(page, served, "model/echo/try")
+    open_view(page, served, "model/echo/try")
     send_json(page, "fail")
     expect(page.get_by_role("link", name="Show the traceback")).to_be_visible()
     send_json(page, {"cat": 0.75, "dog": 0.25})
@@ -934,6 +934,6 @@ def test_no_view_has_a_serious_finding_of_axe_or_is_wider_than_a_phone(
     check_accessibility(page, "narrow", dark=False)
     check_width(page, "an answer")
     for route in ("", *(f"model/looks/{tab}" for tab in tabs[:-1])):
-        look(page, served, route)
+        open_view(page, served, route)
         expect(page.locator("main > div")).to_be_visible()
         check_width(page, route)

@@ -1,4 +1,4 @@
-"""The web page in trouble: odd answers, files and tokens, lost servers, long lists."""
+"""The web page with unusual responses, files and tokens, restarted servers and long lists."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import Running
-from tests.ui.conftest import LOOKS
-from tests.ui.looking import (
+from tests.ui.browser_helpers import (
     click,
     expect,
     expect_heading,
     expect_text,
     fill,
-    look,
+    open_view,
     png,
     register,
     row,
@@ -28,6 +27,7 @@ from tests.ui.looking import (
     send_json,
     snippets_of,
 )
+from tests.ui.conftest import IMAGE_HANDLER
 
 TEXT = """it's "so": $HOME `date` \\n
 %s é {a}"""
@@ -39,7 +39,7 @@ def server(start: Callable[..., Running]) -> Running:
 
 
 @pytest.fixture(scope="module")
-def guarded(start: Callable[..., Running]) -> Running:
+def token_server(start: Callable[..., Running]) -> Running:
     """Start a server that requires tokens."""
     return start("odd.mar", management_token="right", inference_token="it's other")
 
@@ -49,7 +49,7 @@ def test_snippets_repeat_the_text_that_was_sent_to_a_labelled_version(
 ) -> None:
     with httpx.Client(base_url=server.address("models"), timeout=60) as client:
         assert client.put("/models/odd/labels/stable", json={"version": "1.0"}).status_code == 200
-    look(page, server, "model/odd/try")
+    open_view(page, server, "model/odd/try")
     page.get_by_label("Version", exact=True).select_option("stable")
     send_json(page, {"answer": {"text": TEXT}})
     expect_text(page, "200 OK")
@@ -61,7 +61,7 @@ def test_snippets_repeat_the_text_that_was_sent_to_a_labelled_version(
 def test_snippets_read_a_file_whatever_its_name(page: Any, server: Running, tmp_path: Path) -> None:
     file = tmp_path / "-it's $one; é.png"
     file.write_bytes(png(204))
-    look(page, server, "model/looks/try")
+    open_view(page, server, "model/looks/try")
     page.get_by_label("Image", exact=True).last.set_input_files(file)
     click(page, "Send")
     expect(page.get_by_role("list", name="Labels")).to_be_visible()
@@ -74,7 +74,7 @@ def test_snippets_read_a_file_whatever_its_name(page: Any, server: Running, tmp_
 
 
 def test_snippets_save_a_binary_answer(page: Any, server: Running, tmp_path: Path) -> None:
-    look(page, server, "model/odd/try")
+    open_view(page, server, "model/odd/try")
     send_json(page, {"bytes": 300})
     expect_text(page, "75 KiB of binary data.")
     for tool, snippet in snippets_of(page).items():
@@ -84,7 +84,7 @@ def test_snippets_save_a_binary_answer(page: Any, server: Running, tmp_path: Pat
 
 
 def test_numbers_are_shown_as_they_came(page: Any, server: Running) -> None:
-    look(page, server, "model/odd/try")
+    open_view(page, server, "model/odd/try")
     send_json(page, {"answer": '[{"id": 12345678901234567891, "score": 1.0}]'})
     expect(page.get_by_role("region", name="The answer as a table")).to_contain_text(
         "12345678901234567891"
@@ -94,12 +94,14 @@ def test_numbers_are_shown_as_they_came(page: Any, server: Running) -> None:
     )
 
 
-def test_an_answer_may_be_empty_a_failure_or_more_than_is_shown(page: Any, server: Running) -> None:
-    look(page, server, "model/odd/try")
+def test_empty_failed_and_truncated_answers_are_shown(page: Any, server: Running) -> None:
+    open_view(page, server, "model/odd/try")
     answer = page.get_by_role("region", name="Answer", exact=True)
-    for odd in ({"answer": ""}, {"answer": "", "status": 204}):
-        send_json(page, odd)
-        expect(answer.get_by_text(re.compile(f"^{odd.get('status', 200)} [A-Z]"))).to_be_visible()
+    for request in ({"answer": ""}, {"answer": "", "status": 204}):
+        send_json(page, request)
+        expect(
+            answer.get_by_text(re.compile(f"^{request.get('status', 200)} [A-Z]"))
+        ).to_be_visible()
         expect_text(answer, "The answer is empty.")
     send_json(page, {"answer": '{"error": {"message": "too odd", "hint": "less"}}', "status": 422})
     expect(answer.locator("pre.problem")).to_have_text("too odd")
@@ -116,7 +118,7 @@ def test_an_answer_may_be_empty_a_failure_or_more_than_is_shown(page: Any, serve
 def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(
     page: Any, server: Running
 ) -> None:
-    look(page, server, "model/odd/try")
+    open_view(page, server, "model/odd/try")
     send_json(page, {"seconds": 1.5, "answer": "late"})
     expect(page.locator(".status")).to_have_text(re.compile(r"^Waiting for the answer … \d s$"))
     click(page, "Stop", exact=True)
@@ -125,11 +127,9 @@ def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(
     expect_text(page, "soon", exact=True)
 
 
-def test_a_file_that_has_changed_is_to_be_chosen_again(
-    page: Any, server: Running, tmp_path: Path
-) -> None:
+def test_a_changed_file_must_be_chosen_again(page: Any, server: Running, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(10))
-    look(page, server, "model/looks/try")
+    open_view(page, server, "model/looks/try")
     page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "a.png")
     expect(page.get_by_alt_text("The image to be sent")).to_be_visible()
     (tmp_path / "a.png").write_bytes(png(200, (90, 90)))
@@ -145,7 +145,7 @@ def test_the_form_follows_the_handler_once_its_worker_reports_its_input(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
     register(management, "looks.mar", workers=0)
-    look(page, empty_server, "model/looks/try")
+    open_view(page, empty_server, "model/looks/try")
     expect(page.get_by_role("radio", name="File")).to_be_checked()
     management.put("/models/looks", params={"min_worker": 1, "synchronous": "true"})
     expect(page.get_by_role("radio", name="Image")).to_be_checked()
@@ -174,13 +174,13 @@ def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(
     page: Any, start: Callable[..., Running], tmp_path: Path
 ) -> None:
     samples = {"dark_png": png(0), "light_png": png(255), "row_json": b'{"light": 1}'}
-    server = start(sampled_model(tmp_path, LOOKS, **samples))
+    server = start(sampled_model(tmp_path, IMAGE_HANDLER, **samples))
     # The playground is the first tab.
-    look(page, server, "model/sampled")
+    open_view(page, server, "model/sampled")
     light = page.get_by_role("button", name="light.png")
     expect(light.locator("img")).to_have_js_property("naturalWidth", 64)
     expect(page.get_by_role("button", name="row.json")).to_contain_text('{"light": 1}')
-    # Send alone sends a sample.
+    # The JSON sample fills its field; it is sent only when Send is clicked.
     expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"light": 1}')
     bars = page.get_by_role("list", name="Labels").get_by_role("listitem")
     for name, label in (("light.png", "light"), ("dark.png", "dark")):
@@ -205,12 +205,12 @@ def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(
     expect(history.first).to_contain_text("light.png")
 
 
-def test_the_form_of_a_handler_that_declares_no_input_is_that_of_the_first_sample(
+def test_without_a_declared_input_the_form_follows_the_first_sample(
     page: Any, start: Callable[..., Running], tmp_path: Path
 ) -> None:
     handler = "def handle(data, context):\n    return data\n"
     server = start(sampled_model(tmp_path, handler, row_json=b'{"row": [1]}'))
-    look(page, server, "model/sampled")
+    open_view(page, server, "model/sampled")
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
     expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"row": [1]}')
 
@@ -220,7 +220,7 @@ def test_a_version_without_workers_cannot_be_made_the_default(
 ) -> None:
     register(management, "looks.mar")
     register(management, "looks2.mar", workers=0)
-    look(page, empty_server, "model/looks/overview")
+    open_view(page, empty_server, "model/looks/overview")
     second = page.get_by_role("region", name="Version 2.0", exact=True)
     button = second.get_by_role("button", name="Make default")
     expect(button).to_be_disabled()
@@ -234,7 +234,7 @@ def test_the_camera_is_off_once_a_person_leaves_the_playground(page: Any, server
         """const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
         navigator.mediaDevices.getUserMedia = async (wanted) => (window.seen = await ask(wanted));"""
     )
-    look(page, server, "model/looks/try")
+    open_view(page, server, "model/looks/try")
     click(page, "Use camera")
     expect(page.get_by_role("button", name="Take picture")).to_be_visible()
     page.get_by_role("link", name="Overview").click()
@@ -242,10 +242,10 @@ def test_the_camera_is_off_once_a_person_leaves_the_playground(page: Any, server
     assert page.evaluate("seen.getTracks().map((track) => track.readyState)") == ["ended"]
 
 
-def test_a_file_that_is_dropped_beside_its_field_does_not_replace_the_page(
+def test_a_file_dropped_beside_its_field_does_not_replace_the_page(
     page: Any, server: Running
 ) -> None:
-    look(page, server)
+    open_view(page, server)
     expect_heading(page, "Models")
     assert page.evaluate(
         "!document.body.dispatchEvent(new DragEvent('drop', { bubbles: true, cancelable: true }))"
@@ -257,18 +257,18 @@ def test_a_browser_without_storage_shows_the_page(page: Any, server: Running) ->
         """for (const name of ['localStorage', 'sessionStorage'])
             Object.defineProperty(window, name, { get() { throw new DOMException('denied', 'SecurityError'); } });"""
     )
-    look(page, server)
+    open_view(page, server)
     expect(row(page, "odd")).to_be_visible()
     page.get_by_label("Theme").select_option("dark")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_a_token_is_asked_for_until_one_is_right_and_stays_in_this_tab(
-    page: Any, guarded: Running, tmp_path: Path
+def test_a_token_is_requested_until_correct_and_stays_in_this_tab(
+    page: Any, token_server: Running, tmp_path: Path
 ) -> None:
     dialog = page.get_by_role("dialog", name="This server requires a token")
     for view in ("logs", "server", "jobs", ""):
-        look(page, guarded, view)
+        open_view(page, token_server, view)
         expect(dialog).to_be_visible()
         expect(page.locator("main")).not_to_contain_text("odd")
     # The browser itself closes a dialog at the second Escape.
@@ -293,7 +293,7 @@ def test_a_token_is_asked_for_until_one_is_right_and_stays_in_this_tab(
     field.fill("right")
     page.keyboard.press("Enter")
     expect(dialog).to_have_count(0)
-    look(page, guarded, "model/odd/try")
+    open_view(page, token_server, "model/odd/try")
     send_json(page, {"answer": {"a": 1}})
     expect_text(page, "200 OK")
     for tool, snippet in snippets_of(page).items():
@@ -305,8 +305,8 @@ def test_a_token_is_asked_for_until_one_is_right_and_stays_in_this_tab(
     expect(dialog).to_be_visible()
 
 
-def test_a_view_that_was_refused_for_a_while_comes_back(page: Any, server: Running) -> None:
-    look(page, server, "model/odd/traffic")
+def test_a_view_comes_back_after_failed_requests(page: Any, server: Running) -> None:
+    open_view(page, server, "model/odd/traffic")
     shares = page.get_by_role("region", name="Versions and their shares")
     expect(shares).to_be_visible()
     page.route(
@@ -320,7 +320,7 @@ def test_a_view_that_was_refused_for_a_while_comes_back(page: Any, server: Runni
     expect(shares).to_be_visible()
 
 
-def test_the_log_of_a_server_that_was_started_again_is_its_own(page: Any, server: Running) -> None:
+def test_the_log_starts_afresh_after_a_restart(page: Any, server: Running) -> None:
     line = {
         "number": 1,
         "at": 1.0,
@@ -331,28 +331,26 @@ def test_the_log_of_a_server_that_was_started_again_is_its_own(page: Any, server
         "version": "1.0",
     }
     page.route("**/ui/api/log/odd", lambda route: route.fulfill(json=[line]))
-    look(page, server, "model/odd/errors")
+    open_view(page, server, "model/odd/errors")
     expect(page.get_by_role("log")).to_contain_text("1970-01-01")
     expect(page.get_by_role("log")).to_contain_text("of the first")
     line |= {"at": 2.0, "text": "of the second"}
     expect(page.get_by_role("log")).to_contain_text("of the second")
 
 
-def test_charts_of_a_server_that_was_started_again_begin_where_it_did(
-    page: Any, server: Running
-) -> None:
-    """The page has asked for points after its newest one, a later one than the new server's."""
+def test_charts_start_afresh_after_a_restart(page: Any, server: Running) -> None:
+    """The page asks for points after its newest one, which the new server has not reached."""
     queries: list[str] = []
 
-    def answer(route: Any) -> None:
+    def respond(route: Any) -> None:
         state = route.fetch().json()
         state["server"]["start"] = "second" if queries else "first"
         queries.append(route.request.url.partition("?")[2])
         route.fulfill(json=state | {"newest": 10**6 if len(queries) == 1 else state["newest"]})
 
-    page.route("**/ui/api/state*", answer)
+    page.route("**/ui/api/state*", respond)
     with page.expect_response(re.compile("ui/api/state$")):
-        look(page, server)
+        open_view(page, server)
     page.unroute_all(behavior="wait")
     assert queries[:3] == ["since=0", "since=1000000", ""]
 
@@ -363,21 +361,21 @@ def test_many_versions_and_models_are_distinguished(
     register(management, *(f"many{number}.mar" for number in range(1, 13)), workers=0)
     for number in range(1, 11):
         register(management, "odd.mar", workers=0, model_name=f"odd{number}")
-    look(page, empty_server)
+    open_view(page, empty_server)
     rows = page.get_by_role("region", name="Models").locator("tbody tr th.name")
     expect(rows).to_have_count(11)
     fill(page, "Filter", "odd1")
     expect(rows).to_have_count(2)
     fill(page, "Filter", "nothing")
     expect_text(page, "No model matches the filter.")
-    look(page, empty_server, "model/many/overview")
+    open_view(page, empty_server, "model/many/overview")
     expect(page.get_by_role("heading", level=3)).to_have_text(
         [f"Version {number}.0" for number in range(1, 13)]
     )
     expect_text(page, "The charts show 1 of 12 versions: those with the most recent requests.")
 
 
-def test_a_long_error_is_reported_in_short_until_it_is_opened(page: Any, server: Running) -> None:
+def test_a_long_error_is_abbreviated_until_it_is_expanded(page: Any, server: Running) -> None:
     error = {
         "at": 1.0,
         "first": 1.0,
@@ -389,14 +387,14 @@ def test_a_long_error_is_reported_in_short_until_it_is_opened(page: Any, server:
     }
     error |= {"kind": "a", "kind_times": 1, "kind_first": 1.0}
     page.route("**/ui/api/errors/odd", lambda route: route.fulfill(json=[error]))
-    look(page, server, "model/odd/errors")
+    open_view(page, server, "model/odd/errors")
     expect(page.locator(".errors .headline")).to_have_text("m" * 300 + " …")
     page.locator(".errors summary").click()
     expect(page.get_by_text("m" * 5000, exact=True)).to_be_visible()
 
 
 def test_numbers_and_times_have_their_unit(page: Any, server: Running) -> None:
-    look(page, server)
+    open_view(page, server)
     texts = page.evaluate(
         """async () => {
             const { clock, duration, number, span } = await import('./format.js');

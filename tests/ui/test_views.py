@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import Running
-from tests.ui.looking import (
+from tests.ui.browser_helpers import (
     check_accessibility,
     check_width,
     click,
@@ -20,7 +20,7 @@ from tests.ui.looking import (
     expect_heading,
     expect_text,
     fill,
-    look,
+    open_view,
     predict,
     register,
 )
@@ -77,7 +77,7 @@ def rows(page: Any) -> Any:
 def test_the_bar_names_the_views_and_marks_the_one_that_is_shown(
     page: Any, served: Running
 ) -> None:
-    look(page, served)
+    open_view(page, served)
     bar = page.get_by_role("navigation", name="Views")
     expect(bar.get_by_role("link")).to_have_text(["Models", "Jobs", "Logs", "Server"])
     for name in ("Jobs", "Logs", "Server", "Models"):
@@ -85,16 +85,16 @@ def test_the_bar_names_the_views_and_marks_the_one_that_is_shown(
         expect_heading(page, name, level=1)
         expect(bar.locator("[aria-current=page]")).to_have_text([name])
         assert page.title() == f"{name} · tsx"
-    look(page, served, "model/first/overview")
+    open_view(page, served, "model/first/overview")
     expect(bar.locator("[aria-current=true]")).to_have_text(["Models"])
-    look(page, served, "nonsense")
+    open_view(page, served, "nonsense")
     expect_heading(page, "This page does not exist")
     expect(bar.locator("[aria-current]")).to_have_count(0)
 
 
 def test_models_are_sorted_by_any_column_for_the_whole_visit(page: Any, served: Running) -> None:
     with_models(page, {"b": 5, "a": 50, "m10": 0.5, "m9": 20})
-    look(page, served)
+    open_view(page, served)
     expect(rows(page)).to_have_text(["a", "m9", "b", "m10"])
     parts = (".stats", ".charts", ".sorts")
     tops = [page.locator(part).first.bounding_box()["y"] for part in parts]
@@ -120,15 +120,15 @@ def test_models_are_sorted_by_any_column_for_the_whole_visit(page: Any, served: 
         expect(page.locator("[aria-sort]")).to_have_count(1)
     page.get_by_role("columnheader", name="Requests/s").get_by_role("button").press("Enter")
     expect(rows(page)).to_have_text(["m10", "b", "m9", "a"])
-    look(page, served, "jobs")
-    look(page, served)
+    open_view(page, served, "jobs")
+    open_view(page, served)
     expect(rows(page)).to_have_text(["m10", "b", "m9", "a"])
 
 
 def test_rows_keep_their_places_while_one_of_them_is_used(page: Any, served: Running) -> None:
     rates = {"a": 50.0, "b": 5.0}
     with_models(page, rates)
-    look(page, served)
+    open_view(page, served)
     expect(rows(page)).to_have_text(["a", "b"])
     link = page.get_by_role("link", name="a", exact=True)
     link.focus()
@@ -144,7 +144,7 @@ def test_rows_keep_their_places_while_one_of_them_is_used(page: Any, served: Run
 
 def test_models_without_workers_are_a_closed_group(page: Any, served: Running) -> None:
     with_models(page, {"a": 1}, idle=47)
-    look(page, served)
+    open_view(page, served)
     group = page.get_by_role("button", name="47 without workers")
     expect(rows(page)).to_have_text(["a"])
     expect(group).to_have_attribute("aria-expanded", "false")
@@ -161,7 +161,7 @@ def test_models_without_workers_are_a_closed_group(page: Any, served: Running) -
 
 def test_a_row_is_one_line_whatever_its_name(page: Any, served: Running) -> None:
     with_models(page, {"a": 3, LONG: 2, MARKUP: 1}, idle=47)
-    look(page, served)
+    open_view(page, served)
     for width in (1440, 390):
         page.set_viewport_size({"width": width, "height": 900})
         expect(rows(page)).to_have_text(["a", LONG, MARKUP])
@@ -174,7 +174,7 @@ def test_a_row_is_one_line_whatever_its_name(page: Any, served: Running) -> None
         check_width(page, f"50 models at {width}")
         check_accessibility(page, f"50 models at {width}", dark=False)
         click(page, "47 without workers")
-    look(page, served, f"model/{LONG}/overview")
+    open_view(page, served, f"model/{LONG}/overview")
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     check_width(page, "a long name")
 
@@ -182,7 +182,7 @@ def test_a_row_is_one_line_whatever_its_name(page: Any, served: Running) -> None
 def test_logs_are_those_of_all_models_or_of_one(page: Any, served: Running) -> None:
     predict(served, "first", content=b"<b>one</b>")
     predict(served, "second", content=b"two")
-    look(page, served, "logs")
+    open_view(page, served, "logs")
     log = page.get_by_role("log")
     expect(log).to_contain_text("<b>one</b>")
     expect(log).to_contain_text("two")
@@ -206,7 +206,7 @@ def test_the_server_shows_its_figures_and_its_settings_without_secrets(
         management_token="hunter2",
         drain_timeout=7,
     )
-    look(page, server, "server")
+    open_view(page, server, "server")
     fill(page, "Management token", "hunter2")
     page.keyboard.press("Enter")
     tiles = page.locator(".tile")
@@ -238,7 +238,7 @@ def test_the_views_have_no_serious_finding_of_axe(page: Any, served: Running) ->
     for width, dark in ((1440, True), (390, False)):
         page.set_viewport_size({"width": width, "height": 900})
         for view, text in (("", "ready"), ("logs", "is ready on"), ("server", "model_store")):
-            look(page, served, view)
+            open_view(page, served, view)
             expect(page.locator("main").get_by_text(text).first).to_be_visible()
             check_accessibility(page, f"{view} at {width}", dark=dark)
             check_width(page, f"{view} at {width}")
@@ -247,10 +247,10 @@ def test_the_views_have_no_serious_finding_of_axe(page: Any, served: Running) ->
 def test_a_server_without_models_has_all_its_views(
     page: Any, empty_server: Running, management: httpx.Client
 ) -> None:
-    look(page, empty_server)
+    open_view(page, empty_server)
     expect_text(page, "Serve your first model")
     expect(page.get_by_role("region", name="Models", exact=True)).to_be_hidden()
-    look(page, empty_server, "logs")
+    open_view(page, empty_server, "logs")
     expect(page.get_by_role("log")).to_be_visible()
     register(management, "echo.mar")
     expect(page.get_by_role("log")).to_contain_text("is ready on")

@@ -103,7 +103,7 @@ class Slo(NamedTuple):
             broken += limits or [Bound("errors", 0.0, "errors<=0%")]
         return broken
 
-    def slack(self, latency: Mapping[str, float]) -> float:
+    def latency_ratio(self, latency: Mapping[str, float]) -> float:
         """Return the largest ratio of a latency to its bound; above 1, a bound is broken."""
         ratios = (latency[bound.figure] / bound.limit for bound in self._latency_bounds)
         return max(ratios, default=0.0)

@@ -3,15 +3,15 @@
     <cache>/archives/
         entries/<sha256>.<random>/    a complete entry, renamed into place
             files/                    the archive's members
-            complete.json             their sizes; its time is that of the last open or close
+            complete.json             their sizes; its mtime is that of the last open or close
             lock                      locked shared while a process uses the entry
         partial/<sha256>.<random>/    an entry that is being made, locked by its maker
-        building/<two digits>         locked while an entry is searched or made
-        seen/<sha256 of a path>       the digest of a file that has not changed since
+        building/<two digits>         locked while an entry with this prefix is looked up or made
+        seen/<sha256 of a path>       the digest of a file, valid while the file does not change
 
-A process that dies leaves a partial entry without a lock, which the next maker removes. If files of
-an entry changed their sizes, the archive is unpacked again beside it, since other processes may
-still use the rest. A thread cleans up after an archive was opened.
+A process that dies leaves an unlocked partial entry, which the next cleanup removes. If a file of
+an entry has another size, the archive is unpacked into a new entry, since other processes may still
+use the old one. A thread cleans up after an archive is opened.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def default_cache() -> Path:
         home = Path("/nonexistent")
     if not os.access(home, os.W_OK):
         return _temporary_cache(f"the home directory {home} cannot be written")
-    usual = home / ".cache" / "tsx"
+    directory = home / ".cache" / "tsx"
     try:
-        check_directory(usual)
+        check_directory(directory)
     except OSError as error:
         return _temporary_cache(str(error.strerror))
-    return usual
+    return directory
 
 
 @functools.cache
@@ -116,12 +116,12 @@ class CachedFiles(NamedTuple):
 
 
 class Cache:
-    """A cache of unpacked archives, see the module."""
+    """A cache of unpacked archives; see the module's docstring."""
 
     def __init__(
         self,
         directory: Path,
-        keep: CacheLimits = CacheLimits(),  # noqa: B008  # an immutable tuple
+        limits: CacheLimits = CacheLimits(),  # noqa: B008  # an immutable tuple
         kind: str = "archives",
         *,
         checked: bool = True,
@@ -130,16 +130,16 @@ class Cache:
 
         Args:
             directory: The directory of the cache.
-            keep: The limits of unused entries.
+            limits: The limits of unused entries.
             kind: The name of the subdirectory, such as `archives`.
-            checked: Whether other users must not be able to write to it, because its files are
-                run. If not, the user has chosen a new directory for unpacked files.
+            checked: Whether to require that other users cannot write to it, because its files are
+                executed. False for a new directory that the user has chosen.
 
         Raises:
             CacheError: The directory cannot be used.
         """
         self.root = Path(directory) / kind
-        self._keep = keep
+        self._limits = limits
         self._checked = checked
         try:
             for name in ("", "entries", "partial", "building", "seen"):
@@ -187,7 +187,10 @@ class Cache:
             building.close()
 
     def _clean_in_thread(self) -> None:
-        """Clean up unless another thread does; the next cleaning meets a failure again."""
+        """Clean up unless another thread does.
+
+        Failures are ignored, since the next cleanup meets them again.
+        """
         if _cleaning.acquire(blocking=False):
             try:
                 with suppress(OSError, CacheError):
@@ -206,20 +209,20 @@ class Cache:
             self._listing("entries"), key=lambda path: _age(path / "complete.json", now)
         ):
             size = _recorded_size(entry)
-            too_old = _age(entry / "complete.json", now) > self._keep.age
+            too_old = _age(entry / "complete.json", now) > self._limits.age
             if (
-                too_old or total + size > self._keep.total or count >= self._keep.entries
+                too_old or total + size > self._limits.total or count >= self._limits.entries
             ) and self._remove_unused(entry):
                 continue
             total, count = total + size, count + 1
 
     def _clean_leftovers(self, now: float) -> None:
         for partial in self._listing("partial"):
-            if (partial / "lock").exists() or _age(partial, now) > self._keep.orphan_age:
+            if (partial / "lock").exists() or _age(partial, now) > self._limits.orphan_age:
                 self._remove_unused(partial)
-        for note in self._listing("seen"):
-            if _age(note, now) > self._keep.age:
-                note.unlink(missing_ok=True)
+        for digest_file in self._listing("seen"):
+            if _age(digest_file, now) > self._limits.age:
+                digest_file.unlink(missing_ok=True)
 
     def listing(self) -> list[CachedFiles]:
         """Return all entries, the last used one first."""
@@ -239,11 +242,11 @@ class Cache:
         """Remove the entries that no process has used for `age` seconds, and return them."""
         now = time.time()
         self._clean_leftovers(now)
-        old = [entry for entry in self.listing() if now - entry.used >= age]
-        return [entry for entry in old if self._remove_unused(entry.directory)]
+        unused_entries = [entry for entry in self.listing() if now - entry.used >= age]
+        return [entry for entry in unused_entries if self._remove_unused(entry.directory)]
 
     def _in_use(self, entry: Path) -> bool:
-        # No process may find the entry while its lock is tried.
+        # This keeps other processes from opening the entry while its lock is tested.
         building = FileLock(self.root / "building" / entry.name[:2])
         try:
             if not building.lock_exclusive(wait=False):
@@ -333,7 +336,7 @@ class Cache:
             if not lock.lock_exclusive(wait=False):
                 return False
             removed = self.root / "partial" / directory.name
-            # No process may open an entry that is removed in part.
+            # No process may open a partly removed entry.
             with suppress(FileNotFoundError):
                 directory.rename(removed)
             shutil.rmtree(removed, ignore_errors=True)
@@ -353,7 +356,7 @@ def release(lock: FileLock) -> None:
 
 
 def _remove_write_permissions(directory: Path) -> None:
-    """Forbid other users to write, except to hard links, which other caches share."""
+    """Remove other users' write permission, except on hard links, which other caches share."""
     for path in directory.rglob("*"):
         status = path.lstat()
         is_single = stat.S_ISDIR(status.st_mode) or (
@@ -369,7 +372,10 @@ def _is_trusted_directory(directory: Path) -> bool:
 
 
 def _is_complete(directory: Path) -> bool:
-    """Tell whether every file exists with its size; files of a handler may have been added."""
+    """Tell whether every file exists with its size.
+
+    Additional files are allowed, since a handler may write some.
+    """
     try:
         for name, size in _sizes(directory).items():
             status = os.lstat(directory / "files" / name)

@@ -26,7 +26,7 @@ from tsx_archiver.storage.cache import Cache
 from tsx_cli.archive.huggingface import name_of
 from tsx_cli.archive.mlflow import default_name
 from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
-from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
+from tsx_cli.archive.packing import NOTHING_SENT, Packed, PackingOptions, check, pack
 from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.options import archive_limits
@@ -40,21 +40,21 @@ _NAMES = {"Hugging Face": name_of, "MLflow": default_name}
 
 
 def pack_files(
-    files: Sequence[Path], order: Packing, check_it: bool, tolerance: float, as_json: bool
+    files: Sequence[Path], options: PackingOptions, check_it: bool, tolerance: float, as_json: bool
 ) -> None:
     """Pack or check each file, or pack what the options alone describe."""
-    if order.huggingface.trust_remote_code and not check_it:
+    if options.huggingface.trust_remote_code and not check_it:
         raise UsageError(
             "--trust-remote-code is for --check, which loads the model; who serves the archive"
             " decides again"
         )
     kinds = [(path, classify(path)) for path in files]
-    _check_names(kinds, order.name)
+    _check_names(kinds, options.name)
     results = [
-        _pack_or_check(path, kind, order, check_it, tolerance, quiet=as_json)
+        _pack_or_check(path, kind, options, check_it, tolerance, quiet=as_json)
         for path, kind in kinds
     ]
-    results = results or [_pack_or_check(None, "file", order, check_it, tolerance, quiet=as_json)]
+    results = results or [_pack_or_check(None, "file", options, check_it, tolerance, quiet=as_json)]
     if as_json:
         print_json([asdict(result) for result in results])
     if codes := {result.exit_code for result in results} - {0}:
@@ -82,7 +82,7 @@ def _check_names(kinds: Sequence[tuple[Path, SourceKind]], name: str | None) -> 
 def _pack_or_check(
     path: Path | None,
     kind: SourceKind,
-    order: Packing,
+    options: PackingOptions,
     check_it: bool,
     tolerance: float,
     *,
@@ -103,25 +103,25 @@ def _pack_or_check(
                 f"'{path}' is already an archive; `tsx archive inspect {path}` shows it, --check"
                 " tests it"
             )
-        if order.belongs_to_packing():
+        if options.given_packing_options():
             raise UsageError(
                 f"'{path}' is already an archive and is only checked; remove"
-                f" {order.belongs_to_packing()}"
+                f" {options.given_packing_options()}"
             )
         return check(
             Packed(str(path)),
-            order.samples,
+            options.samples,
             tolerance,
-            trust_remote_code=order.huggingface.trust_remote_code,
+            trust_remote_code=options.huggingface.trust_remote_code,
             quiet=quiet,
         )
-    packed = pack(path, kind, order, quiet=quiet)
+    packed = pack(path, kind, options, quiet=quiet)
     return (
         check(
             packed,
             [],
             tolerance,
-            trust_remote_code=order.huggingface.trust_remote_code,
+            trust_remote_code=options.huggingface.trust_remote_code,
             quiet=quiet,
         )
         if check_it

@@ -102,7 +102,7 @@ def pack_command(
             ),
         ),
     ] = None,
-    import_it: Annotated[
+    test_import: Annotated[
         bool,
         typer.Option(
             "--import/--no-import",
@@ -140,10 +140,10 @@ def pack_command(
     from tsx_cli.archive import actions
     from tsx_cli.archive.huggingface import HuggingFaceOptions
     from tsx_cli.archive.model_file import HandlerFiles
-    from tsx_cli.archive.packing import Packing
+    from tsx_cli.archive.packing import PackingOptions
 
     parts = HandlerFiles(handler, model_file, split_list(extra_files), index_to_name)
-    order = Packing(
+    options = PackingOptions(
         parts,
         name,
         version,
@@ -153,12 +153,12 @@ def pack_command(
         format,
         force,
         samples or [],
-        import_it and not check_it,
-        import_it and check_it is None,
+        test_import and not check_it,
+        test_import and check_it is None,
         tracking_uri,
         HuggingFaceOptions(task, adapters or [], trust_remote_code),
     )
-    actions.pack_files(files or [], order, bool(check_it), tolerance, as_json)
+    actions.pack_files(files or [], options, bool(check_it), tolerance, as_json)
 
 
 @app.command()

@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0
 ANYWAY = "--no-import packs it without this test."
 
 
-def check_code(spec: ArchiveSpec, *, import_it: bool) -> list[str]:
+def check_code(spec: ArchiveSpec, *, test_import: bool) -> list[str]:
     """Compile and import the code, and return notes.
 
     Raises:
@@ -36,7 +36,7 @@ def check_code(spec: ArchiveSpec, *, import_it: bool) -> list[str]:
     for member in plan.members:
         if member.name in names:
             _compile(member)
-    if not import_it or not names:
+    if not test_import or not names:
         return []
     config = load_model_config(Path(spec.config_file))[0] if spec.config_file else ModelConfig()
     with as_directory(plan) as directory:

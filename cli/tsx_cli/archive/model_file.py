@@ -61,7 +61,7 @@ class HandlerFiles:
         return self.handler is not None and self.handler not in BUILTIN_HANDLERS
 
 
-def work_out(
+def infer_spec(
     path: Path | None,
     parts: HandlerFiles,
     *,

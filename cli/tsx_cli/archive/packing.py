@@ -21,7 +21,7 @@ from tsx_archiver.writing import SUFFIXES, output_path
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.mlflow import is_uri, mlflow_spec
-from tsx_cli.archive.model_file import HandlerFiles, work_out
+from tsx_cli.archive.model_file import HandlerFiles, infer_spec
 from tsx_cli.archive.source import SourceKind
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
@@ -34,7 +34,7 @@ NOTHING_SENT = 3  # exit code: the model loads, but there was no sample to send
 
 
 @dataclass(frozen=True)
-class Packing:
+class PackingOptions:
     """The packing options of the command line."""
 
     parts: HandlerFiles
@@ -46,12 +46,12 @@ class Packing:
     format: Format
     force: bool
     samples: Sequence[Path]
-    import_it: bool = True
-    try_it: bool = True
+    test_import: bool = True
+    try_model: bool = True
     tracking_uri: str | None = None  # address of MLflow's server
     huggingface: HuggingFaceOptions = field(default_factory=HuggingFaceOptions)
 
-    def belongs_to_packing(self) -> str:
+    def given_packing_options(self) -> str:
         """Return the given options that an existing archive cannot take."""
         options = {
             "--name": self.name,
@@ -88,118 +88,132 @@ class Packed:
         return FAILED if self.check.findings else 0 if self.check.samples else NOTHING_SENT
 
 
-def pack(path: Path | None, kind: SourceKind, order: Packing, *, quiet: bool) -> Packed:
+def pack(path: Path | None, kind: SourceKind, options: PackingOptions, *, quiet: bool) -> Packed:
     """Write an archive.
 
     Raises:
         CliError: An option is invalid, or the model does not load.
         ArchiveError: The model cannot be packed.
     """
-    if order.tracking_uri is not None and (path is None or not is_uri(path)):
+    if options.tracking_uri is not None and (path is None or not is_uri(path)):
         raise UsageError(
             "--tracking-uri is the server of models:/NAME/VERSION and runs:/ID/PATH; remove it for"
             " a file or a directory"
         )
     if path is not None and kind == "Hugging Face":
         spec, notes = huggingface_spec(
-            path, order.huggingface, order.name, order.version, order.parts.handler, quiet=quiet
+            path,
+            options.huggingface,
+            options.name,
+            options.version,
+            options.parts.handler,
+            quiet=quiet,
         )
-        spec = replace(spec, extra_files=order.parts.extra_files, model_file=order.parts.model_file)
-        return _pack(spec, notes, order, quiet=quiet)
-    if order.huggingface.packing_options:
+        spec = replace(
+            spec, extra_files=options.parts.extra_files, model_file=options.parts.model_file
+        )
+        return _pack(spec, notes, options, quiet=quiet)
+    if options.huggingface.packing_options:
         raise UsageError(
-            f"{order.huggingface.packing_options}: only a Hugging Face model takes that, and {path} is none;"
-            " remove it"
+            f"{options.huggingface.packing_options}: only a Hugging Face model takes that, and"
+            f" {path} is none; remove it"
         )
     if path is None or kind != "MLflow":
-        spec, notes = work_out(
-            path, order.parts, name=order.name, version=order.version, config_file=order.config_file
+        spec, notes = infer_spec(
+            path,
+            options.parts,
+            name=options.name,
+            version=options.version,
+            config_file=options.config_file,
         )
-        return _pack(spec, notes, order, quiet=quiet)
-    includes_requirements = order.requirements_file is None
+        return _pack(spec, notes, options, quiet=quiet)
+    includes_requirements = options.requirements_file is None
     with mlflow_spec(
         path,
-        order.name,
-        order.version,
-        order.parts.handler,
-        order.tracking_uri,
+        options.name,
+        options.version,
+        options.parts.handler,
+        options.tracking_uri,
         requirements=includes_requirements,
     ) as (spec, notes):
         spec = replace(
             spec,
-            extra_files=[*(spec.extra_files or ()), *order.parts.extra_files],
-            model_file=order.parts.model_file,
+            extra_files=[*(spec.extra_files or ()), *options.parts.extra_files],
+            model_file=options.parts.model_file,
         )
-        return _pack(spec, notes, order, quiet=quiet)
+        return _pack(spec, notes, options, quiet=quiet)
 
 
-def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -> Packed:
+def _pack(spec: ArchiveSpec, notes: list[str], options: PackingOptions, *, quiet: bool) -> Packed:
     samples = {
-        f"{SAMPLES}/{name}": file.read_bytes() for name, file in sample_files(order.samples).items()
+        f"{SAMPLES}/{name}": file.read_bytes()
+        for name, file in sample_files(options.samples).items()
     }
     spec = replace(
         spec,
-        requirements_file=order.requirements_file or spec.requirements_file,
-        config_file=order.config_file or spec.config_file,
+        requirements_file=options.requirements_file or spec.requirements_file,
+        config_file=options.config_file or spec.config_file,
         contents=samples or spec.contents,
     )
-    target = output_path(spec.model_name, order.export_path, order.format)
-    if os.path.exists(target) and not order.force:  # noqa: PTH110  # Path.exists raises for a long name.
-        alternative = target.with_name(f"{spec.model_name}-{spec.version}{SUFFIXES[order.format]}")
+    target = output_path(spec.model_name, options.export_path, options.format)
+    if os.path.exists(target) and not options.force:  # noqa: PTH110  # Path.exists raises for a long name.
+        alternative = target.with_name(
+            f"{spec.model_name}-{spec.version}{SUFFIXES[options.format]}"
+        )
         raise CliError(
             f"{target} already exists. Overwrite it with --force, or write another archive: -o"
             f" {shlex.quote(str(alternative))}"
         )
-    # The author can correct a key that looks misspelt.
+    # This refuses misspelt keys while the author can still correct them.
     if spec.config_file:
         check_config(Path(spec.config_file))
     _say(notes, quiet)
-    imported = check_code(spec, import_it=order.import_it)
-    _say(imported, quiet)
-    notes += imported
-    # Models of Hugging Face and MLflow have an extra manifest.
-    tries = order.try_it and not spec.extra_manifest
-    if any(text.startswith("note: ") for text in imported):  # The code does not import here.
-        tries = False
-    line, tried = _try_it(spec) if tries else (None, [])
-    _say(tried, quiet)
-    notes += tried
+    import_notes = check_code(spec, test_import=options.test_import)
+    _say(import_notes, quiet)
+    notes += import_notes
+    # Models with an extra manifest (Hugging Face, MLflow) are not tried here.
+    should_try = options.try_model and not spec.extra_manifest
+    if any(text.startswith("note: ") for text in import_notes):  # The code does not import here.
+        should_try = False
+    command, trial_notes = _try_model(spec) if should_try else (None, [])
+    _say(trial_notes, quiet)
+    notes += trial_notes
     warnings: list[str] = []
     with progress_bar(
         f"Packing {spec.model_name}", shown=not quiet and sys.stderr.isatty()
     ) as progress:
-        written = write_archive(
+        archive = write_archive(
             spec,
-            order.export_path,
-            format=order.format,
-            force=order.force,
+            options.export_path,
+            format=options.format,
+            force=options.force,
             progress=progress,
             warn=warnings.append,
         )
     for warning in warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     bytes_written = (
-        written.stat().st_size
-        if written.is_file()
-        else sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
+        archive.stat().st_size
+        if archive.is_file()
+        else sum(file.stat().st_size for file in archive.rglob("*") if file.is_file())
     )
-    _say([f"wrote {written} ({human(bytes_written)})"], quiet)
-    _say([f"try it: tsx serve {shlex.quote(str(written))}"], quiet)
-    if line is not None:
-        _say([f"  in another terminal: {line}"], quiet)
+    _say([f"wrote {archive} ({human(bytes_written)})"], quiet)
+    _say([f"try it: tsx serve {shlex.quote(str(archive))}"], quiet)
+    if command is not None:
+        _say([f"  in another terminal: {command}"], quiet)
     return Packed(
-        str(written),
+        str(archive),
         spec.model_name,
         spec.version,
         spec.handler,
         bytes_written,
         notes,
         warnings,
-        line,
+        command,
     )
 
 
-def _try_it(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
+def _try_model(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
     """Load the model and send it a request; return a working shell command, and notes."""
     # These are slow to import.
     from tsx_cli.archive.example import request_line, try_model
@@ -209,21 +223,21 @@ def _try_it(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
     with silent():
         trial = try_model(spec, settings)
     try:
-        line = (
+        command = (
             None
             if trial.example is None
             else request_line(spec.model_name, trial.example, settings)
         )
     except (SettingError, OSError):  # `tsx serve` reports an unusable certificate.
-        line = None
-    return line, list(trial.notes)
+        command = None
+    return command, list(trial.notes)
 
 
 @contextmanager
 def silent() -> Iterator[None]:
     """Suppress the log, and send a worker's output to stderr.
 
-    The error of a worker holds its failure as well.
+    The log is not needed: a worker's exception also describes the failure.
     """
     logger = logging.getLogger("tsx")
     level = logger.level

@@ -105,7 +105,7 @@ def open_local(
 
 def _check_strategy(version: ModelVersion) -> None:
     strategy = version.plan.strategy
-    if strategy.sequences is not None or strategy.tickets:
+    if strategy.sequences is not None or strategy.uses_job_tickets:
         reason = (
             "its requests belong to sequences (sequenceBatching)"
             if strategy.sequences is not None

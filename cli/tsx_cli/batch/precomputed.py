@@ -29,7 +29,7 @@ DEFAULT_EXPIRES = "30d"
 class _SharedSqlite(SqliteStore):
     """A file of answers that belongs to a server, which may run."""
 
-    def _own(self) -> None:
+    def _lock_file(self) -> None:
         pass
 
     def prepare(self, session: object) -> None:

@@ -1,4 +1,4 @@
-"""A run, which builds, proves and measures one form after the other.
+"""An optimization run: it builds, verifies and measures one form after another.
 
 Each form is measured beside the reference, and its result is stored.
 """
@@ -36,15 +36,15 @@ from tsx_cli.optimize.prove import Criteria, OutOfTime, Proof
 from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
 from tsx_cli.optimize.write_back import BuiltForm
 
-BUILD_SHARE = 0.5  # share of the remaining time for one form
-MIN_BUILD_S = 60.0  # A build gets it while it remains; the survey always does.
-MEASUREMENT_S = 4.0  # time of a batch size
+BUILD_FRACTION = 0.5  # fraction of the remaining time for one form
+MIN_BUILD_S = 60.0  # A build gets at least this if so much remains; the survey gets it always.
+MEASUREMENT_S = 4.0  # at most, for each batch size
 NOT_REACHED = "the run ended before it was tried"
 
 
 @dataclass
 class Optimization:
-    """A run, whose `results` are valid whenever it is interrupted."""
+    """An optimization run; its `results` are valid even if it is interrupted."""
 
     options: OptimizeOptions
     criteria: Criteria
@@ -56,7 +56,7 @@ class Optimization:
     deadline: float  # time.monotonic() at the time limit
     past: PastOptimization | None = None
     _rounds: list[RoundTimes] = field(default_factory=list)
-    _probes: list[float] = field(default_factory=list)
+    _noise_probes: list[float] = field(default_factory=list)
 
     def run(self) -> None:
         """Try all forms.
@@ -150,9 +150,9 @@ class Optimization:
                 else form.reason
             )
         if untried:
-            several = f"{len(untried)} forms were" if len(untried) > 1 else "One form was"
+            subject = f"{len(untried)} forms were" if len(untried) > 1 else "One form was"
             note = (
-                f"{several} not tried, as the time limit ended; --resume with a longer --time-limit"
+                f"{subject} not tried, as the time limit ended; --resume with a longer --time-limit"
                 " continues"
             )
             self.results.notes.append(note)
@@ -189,7 +189,7 @@ class Optimization:
             self.progress.doing(f"{form.name}: building")
             built = self.builder.build(
                 form.name,
-                min(self._remaining_s(), max(MIN_BUILD_S, BUILD_SHARE * self._remaining_s())),
+                min(self._remaining_s(), max(MIN_BUILD_S, BUILD_FRACTION * self._remaining_s())),
             )
         form.build_seconds = built.record.measured.get("build_seconds")
         form.size_mib = size_of(built.directory) / MEBI
@@ -199,12 +199,13 @@ class Optimization:
         self, name: str, reference: StandaloneWorker, worker: StandaloneWorker
     ) -> list[SizeFigures]:
         items, sizes = items_of(self.held_out), list[SizeFigures]()
-        for at, size in enumerate(self.results.batch_sizes):
+        for index, size in enumerate(self.results.batch_sizes):
             self._check_time("before it was measured")
             self.progress.doing(f"{name}: batches of {size} beside the reference")
-            share = min(MEASUREMENT_S, self._remaining_s() / (len(self.results.batch_sizes) - at))
-            watch, cores = partial(Watch, self._probes), self.results.environment.cores
-            timing = measure_pair(reference, worker, items, size, share, watch=watch, cores=cores)
+            remaining_sizes = len(self.results.batch_sizes) - index
+            seconds = min(MEASUREMENT_S, self._remaining_s() / remaining_sizes)
+            watch, cores = partial(Watch, self._noise_probes), self.results.environment.cores
+            timing = measure_pair(reference, worker, items, size, seconds, watch=watch, cores=cores)
             self._rounds += timing.rounds
             sizes.append(timing.figures)
         return sizes
@@ -218,9 +219,9 @@ class Optimization:
         measured = [entry for form in results.forms for entry in form.sizes]
         for size in results.batch_sizes:
             if times := [entry.reference_ms for entry in measured if entry.batch_size == size]:
-                middle = statistics.median(times)
+                median = statistics.median(times)
                 figures = SizeFigures(
-                    batch_size=size, median_ms=middle, reference_ms=middle, ratio=1, low=1, high=1
+                    batch_size=size, median_ms=median, reference_ms=median, ratio=1, low=1, high=1
                 )
                 results.reference.sizes.append(figures)
         if disturbed := [entry.disturbed for entry in self._rounds if entry.disturbed]:
@@ -229,9 +230,9 @@ class Optimization:
                 f" {disturbed[0]}"
             )
         if (results.environment.noise or 0.0) > NOISY_VARIATION:
-            varies = f"a fixed computation varies by {results.environment.noise:.0%}"
+            variation = f"a fixed computation varies by {results.environment.noise:.0%}"
             results.notes.append(
-                f"this machine is not quiet: {varies}; small differences mean little"
+                f"this machine is not quiet: {variation}; small differences mean little"
             )
 
     def _remaining_s(self) -> float:

@@ -18,7 +18,7 @@ from tsx_archiver.names import similar_file
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.mlflow import mlflow_spec
-from tsx_cli.archive.model_file import HandlerFiles, work_out
+from tsx_cli.archive.model_file import HandlerFiles, infer_spec
 from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.common.failure import CliError, UsageError, for_all
 from tsx_cli.common.output import one_line
@@ -191,7 +191,7 @@ def find_model(
             mlflow_spec(path, name, None, None, None, requirements=True)
         )
     else:
-        spec, notes = work_out(path, parts, name=name)
+        spec, notes = infer_spec(path, parts, name=name)
     print("\n".join(notes), flush=True)
     start = start_model(stack.enter_context(as_directory(plan_archive(spec))), name)
     facts = (

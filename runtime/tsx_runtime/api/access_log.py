@@ -28,7 +28,7 @@ MAX_NAME_CHARS = 128  # characters of a model's name that are shown
 _UNSAFE_CHARS = re.compile(r'[\x00-\x1f\x7f-\xff"\\]')  # would break the quotes or the line
 SERVED = "tsx.served"  # key of a scope: the route of the request, and its job
 ENDED = "tsx.ended"  # key of a scope: why the response is incomplete, if not for its client
-LEFT = "the client disconnected"
+CLIENT_DISCONNECTED = "the client disconnected"
 BROKEN = "the answer was interrupted"
 
 
@@ -182,7 +182,7 @@ class LoggedResponse:
 
     def close(self) -> None:
         if self._status:
-            self._write_line(self._scope.get(ENDED, LEFT))
+            self._write_line(self._scope.get(ENDED, CLIENT_DISCONNECTED))
 
     def _write_line(self, broken: str) -> None:
         scope, status, self._status = self._scope, self._status, 0

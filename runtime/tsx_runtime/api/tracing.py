@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tsx_runtime.api import openai
-from tsx_runtime.api.access_log import BROKEN, LEFT
+from tsx_runtime.api.access_log import BROKEN, CLIENT_DISCONNECTED
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.messages import Message, Receive, Scope, Send
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
@@ -89,7 +89,7 @@ async def traced(
         scope.get("client"),
         scope["headers"],
     )
-    status, error, has_left = 0, LEFT, False
+    status, error, has_left = 0, CLIENT_DISCONNECTED, False
 
     async def traced_receive() -> Message:
         nonlocal has_left

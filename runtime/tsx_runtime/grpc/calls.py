@@ -59,7 +59,7 @@ class PendingRequest:
         if remaining is not None:
             due = now + remaining if due is None else min(due, now + remaining)
         self.id = request_id.decode()
-        visible_headers = shown_headers(headers, hidden.of(route.name))
+        visible_headers = shown_headers(headers, hidden.for_model(route.name))
         self.route = route
         self.job = WaitingJob(
             wire.request_meta(self.id, b"", [*visible_headers, *route_headers]),

@@ -478,7 +478,7 @@ def _build_app(
             workflows, limit, guards.inference, counts, confined
         )
         keyed_runs = None if jobs is None else jobs.keyed_runs
-        credentials = registry.hidden_headers.seen_credentials
+        credentials = registry.hidden_headers.exposed_credential_headers
         app.idempotency = Idempotency(
             keyed_runs, limit, max_job_size, guards.inference, counts, credentials, confined
         )

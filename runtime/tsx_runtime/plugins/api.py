@@ -92,7 +92,7 @@ class Endpoint:
         role: The listener of the path, whose token protects it.
         methods: The HTTP methods.
 
-    Example:
+    Examples:
         >>> def answer(request, server):
         ...     return EndpointResponse({"models": len(server.models())})
         >>> Endpoint("/count", answer).methods

@@ -39,7 +39,7 @@ class PredictionException(Exception):
         message: The text.
         error_code: The HTTP status.
 
-    Example:
+    Examples:
         >>> str(PredictionException("The camera is off.", 503))
         'message : The camera is off.'
     """
@@ -141,7 +141,7 @@ def each_or_bad(
     Raises:
         BadRows: The function raised InvalidInput or `kind` for some rows.
 
-    Example:
+    Examples:
         >>> each_or_bad(lambda position, row: int(row), ["1", "2"])
         [1, 2]
     """

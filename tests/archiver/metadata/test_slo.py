@@ -54,7 +54,7 @@ def test_event_streams_have_bounds_of_their_own():
     times = {"p99_ms": 1000.0, "ttft.p99_ms": 301.0, "tpot.p50_ms": 50.0, "tpot.mean_ms": 40.0}
     assert [bound.text for bound in slo.broken(times, 0.0)] == ["ttft.p99<300ms"]
     assert slo.broken({"p99_ms": 1000.0}, 0.0) == slo.of_streams  # whole answers only
-    assert slo.slack(times) == 0.5  # slack counts whole answers
+    assert slo.latency_ratio(times) == 0.5  # The ratio is that of whole responses.
 
 
 @pytest.mark.parametrize(

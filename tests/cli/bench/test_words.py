@@ -70,8 +70,8 @@ def test_other_texts_are_no_bounds(text: str) -> None:
 
 
 def test_the_tightest_bound_says_how_near_the_limit_is() -> None:
-    assert parse_slo("p99<80ms,p50<5ms").slack(QUICK) == pytest.approx(0.8)
-    assert parse_slo("errors<1%").slack(QUICK) == 0
+    assert parse_slo("p99<80ms,p50<5ms").latency_ratio(QUICK) == pytest.approx(0.8)
+    assert parse_slo("errors<1%").latency_ratio(QUICK) == 0
 
 
 @given(

@@ -23,7 +23,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
     """Empty AWS, and return how its endpoints behave."""
     for kind in (*SAGEMAKER.values(), *LAMBDA.values()):
-        monkeypatch.setattr(kind, "poll", 0.0)
+        monkeypatch.setattr(kind, "poll_interval_s", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return account.emptied()

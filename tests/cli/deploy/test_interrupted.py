@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.deploying import Deploy
-from tests.support.platforms.aws import NAMED_OTHERWISE, Account, Course
+from tests.support.platforms.aws import IAM_ACTION_BY_OPERATION, Account, Course
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.main import main
@@ -164,7 +164,7 @@ def _is_allowed(role: str, target: str, course: Course, minimum: int) -> None:
     policy = json.loads((IAM / f"{role}-{target}.json").read_text())
     allowed = {action for statement in policy["Statement"] for action in statement["Action"]}
     needed = {
-        NAMED_OTHERWISE.get(operation, operation.replace("monitoring:", "cloudwatch:"))
+        IAM_ACTION_BY_OPERATION.get(operation, operation.replace("monitoring:", "cloudwatch:"))
         for operation in course.asked
     }
     assert needed <= allowed, needed - allowed

@@ -1,4 +1,4 @@
-"""The proof that a form answers right, with real workers in place of forms."""
+"""The check that a form responds correctly, with real workers in place of forms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RIGHT = "('even' if length % 2 == 0 else 'odd')"
 
 @contextmanager
 def worker_of(directory: Path, name: str) -> Iterator[StandaloneWorker]:
-    """Run a worker whose answers have the expression `name` of `length`, and of all `lengths`."""
+    """Run a worker that answers each row with the expression `name` of `length` and `lengths`."""
     model = make_model(directory / f"m{len(list(directory.iterdir()))}", HANDLER.format(name=name))
     with (
         open_archive(model) as archive,
@@ -43,12 +43,12 @@ def worker_of(directory: Path, name: str) -> Iterator[StandaloneWorker]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_form_is_refused_for_answers_that_depend_on_the_batch_or_are_wrong_or_errors(
+def test_a_form_with_wrong_failing_or_batch_dependent_answers_is_refused(
     tmp_path: Path,
 ) -> None:
     options, counts = OptimizeOptions(max_loss="exact>=-5%"), list[int]()
     with ExitStack() as stack:
-        reference, in_batches, wrong, refusing = (
+        reference, batch_dependent, wrong, failing = (
             stack.enter_context(worker_of(tmp_path, name))
             for name in (
                 RIGHT,
@@ -65,7 +65,7 @@ def test_a_form_is_refused_for_answers_that_depend_on_the_batch_or_are_wrong_or_
         assert (right.passed, right.loss, right.rows) == (True, 0, 200)
 
         assert "row 1 of a batch of 17 and 16 others: name: " in str(
-            proof.batch_difference(in_batches)
+            proof.batch_difference(batch_dependent)
         )
 
         assert proof.batch_difference(wrong) is None
@@ -76,17 +76,19 @@ def test_a_form_is_refused_for_answers_that_depend_on_the_batch_or_are_wrong_or_
         assert "cannot be kept any more" in verdict.text
 
         with pytest.raises(WorkerFailed, match="it answers an input with 5"):
-            proof.verdict(refusing)
+            proof.verdict(failing)
         proof._deadline = 0.0
         with pytest.raises(OutOfTime, match="after 0 of 200 held-out rows"):
             proof.verdict(reference)
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_form_whose_answers_a_metric_does_not_take_fails_alone(tmp_path: Path) -> None:
+def test_answers_that_break_the_metric_fail_only_their_form(tmp_path: Path) -> None:
     metric = tmp_path / "metrics.py"
     metric.write_text(
-        "def known(answers, labels):\n    return sum({'even': 1, 'odd': 1}[answer['name']] for answer in answers) / len(answers)\n"
+        "def known(answers, labels):\n"
+        "    scores = {'even': 1, 'odd': 1}\n"
+        "    return sum(scores[answer['name']] for answer in answers) / len(answers)\n"
     )
     (models := tmp_path / "models").mkdir()
     with (
@@ -100,7 +102,7 @@ def test_a_form_whose_answers_a_metric_does_not_take_fails_alone(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("processes")
-def test_numbers_that_differ_in_a_batch_beyond_rounding_must_keep_the_limit(
+def test_batch_differences_beyond_rounding_must_stay_within_the_limit(
     tmp_path: Path,
 ) -> None:
     near, far, last, sixty_four = (

@@ -22,7 +22,7 @@ from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen, tsx
 from tsx_archiver import open_archive, plan_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_cli.archive.directory import as_directory
-from tsx_cli.archive.model_file import HandlerFiles, work_out
+from tsx_cli.archive.model_file import HandlerFiles, infer_spec
 from tsx_cli.archive.source import classify
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
@@ -42,7 +42,7 @@ ECHO = "def handle(data, context):\n    return data\n"
 @contextmanager
 def unpacked(path: Path, parts: HandlerFiles) -> Iterator[tuple[Path, list[str]]]:
     """Make the directory that `tsx serve FILE` serves."""
-    spec, notes = work_out(path, parts)
+    spec, notes = infer_spec(path, parts)
     with as_directory(plan_archive(spec)) as directory:
         yield directory, notes
 

@@ -64,9 +64,9 @@ def erring(start_server, store):
 def check(error_of):
     def check(answer, status, kind, text):
         assert answer.status_code == status
-        reported = error_of(answer)
-        assert reported[0] == kind
-        assert reported[1].startswith(text)
+        error = error_of(answer)
+        assert error[0] == kind
+        assert error[1].startswith(text)
 
     return check
 
@@ -156,8 +156,8 @@ def check(error_of):
             {"customized": "true"},
             503,
             "ServiceUnavailableException",
-            'Model "talker" has no worker to serve describe request. Please use scale workers API to '
-            "add workers. `tsx models scale talker 1 --version 1.0` adds one.",
+            'Model "talker" has no worker to serve describe request. Please use scale workers API '
+            "to add workers. `tsx models scale talker 1 --version 1.0` adds one.",
         ),
     ],
 )
@@ -178,16 +178,16 @@ def test_the_model_api_can_be_off(start_server, check):
         assert server.management.put("/models/talker", params={"min_worker": 0}).status_code == 202
 
 
-def test_a_model_that_does_not_end_in_time_stays(start_server, check, tmp_path, until):
+def test_a_model_that_does_not_stop_in_time_stays_registered(start_server, check, tmp_path, until):
     with start_server(unregister_model_timeout=1) as server:
         server.register("talker.mar", initial_workers=1)
         gate = tmp_path / "go"
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(server.ask, x_do="wait", x_file=str(gate))
+            prediction = pool.submit(server.ask, x_do="wait", x_file=str(gate))
             until(lambda: server.call(lambda: server.registry.find("talker").stats.requests))
             answer = server.management.delete("/models/talker")
             gate.touch()
-            assert waiting.result().status_code == 200
+            assert prediction.result().status_code == 200
         text = "Timed out while cleaning resources: talker"
         check(answer, 408, "RequestTimeoutException", text)
         assert server.management.get("/models/talker").status_code == 200

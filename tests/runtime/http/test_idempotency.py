@@ -171,7 +171,7 @@ async def test_keys_are_apart_by_path_and_token(client, model):
 )
 async def test_keys_are_apart_by_each_credential_that_a_handler_sees(store, model, name):
     settings = Settings(models={"llama": {"pass_headers": ["cookie", "proxy-authorization"]}})
-    client = Client(store, credentials=HiddenHeaders(settings).seen_credentials)
+    client = Client(store, credentials=HiddenHeaders(settings).exposed_credential_headers)
     asked = [
         [(name, b"alice")],
         [(name, b"bob")],
@@ -183,7 +183,7 @@ async def test_keys_are_apart_by_each_credential_that_a_handler_sees(store, mode
 
 
 async def test_a_credential_that_no_handler_sees_belongs_to_no_key(store, model):
-    client = Client(store, credentials=HiddenHeaders(Settings()).seen_credentials)
+    client = Client(store, credentials=HiddenHeaders(Settings()).exposed_credential_headers)
     await client.ask(model, b"x", KEY, (b"cookie", b"balancer=1"))
     assert (await client.ask(model, b"x", KEY, (b"cookie", b"balancer=2")))[2] == b"run 1 "
 

@@ -92,7 +92,7 @@ def test_a_deadline_holds_for_a_request_that_runs(empty, tmp_path, until, lane):
         gate.touch()
         answer = connection.answer()
         assert (answer.status, answer.body) == (200, b"x")
-        empty.call(version.finished)
+        empty.call(version.wait_answered)
         assert (version.stats.answers, version.stats.refusals) == ({200: 1}, {"AnswerLate": 1})
 
 
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_takes_its_waiting_request_with_it(blocked, lane, u
     assert staying.answer().status == 200
     requests = blocked.version.stats.requests
     until(lambda: blocked.version.stats.answers[200] == requests - 1)
-    blocked.server.call(blocked.version.finished)
+    blocked.server.call(blocked.version.wait_answered)
 
 
 def test_a_full_queue_answers_503_as_torchserve_does_or_429_by_setting(blocked):

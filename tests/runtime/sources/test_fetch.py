@@ -1,4 +1,4 @@
-"""From a URL into the model store, and out again; s3 by a server that speaks its protocol."""
+"""Downloads into the model store, and files used in place; S3 is a local moto server."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fetcher(site: Site, store: Path) -> Fetcher:
-    """Make a fetcher whose clients may name the site."""
-    return a_fetcher(store, allowed_urls=[f"127.0.0.1:{site.port}"], allow_private_urls=True)
+    """Return a fetcher that lets clients download from the test site."""
+    return make_fetcher(store, allowed_urls=[f"127.0.0.1:{site.port}"], allow_private_urls=True)
 
 
-def a_fetcher(store: Path | None, **settings: object) -> Fetcher:
+def make_fetcher(store: Path | None, **settings: object) -> Fetcher:
     return Fetcher(Settings.model_validate({"model_store": store, **settings}))
 
 
-def test_an_archive_comes_into_the_store(fetcher: Fetcher, site: Site, store: Path) -> None:
+def test_an_archive_is_downloaded_into_the_store(fetcher: Fetcher, site: Site, store: Path) -> None:
     assert fetcher.fetch(site.url(), Trust.CLIENT) == store / "m.mar"
     assert (store / "m.mar").read_bytes() == CONTENT
     assert [file.name for file in store.iterdir()] == ["m.mar"]
 
 
-def test_the_store_keeps_what_it_has(fetcher: Fetcher, site: Site, store: Path) -> None:
+def test_a_download_does_not_overwrite_a_file_of_the_store(
+    fetcher: Fetcher, site: Site, store: Path
+) -> None:
     (store / "m.mar").write_bytes(b"mine")
     with pytest.raises(ModelFileExists, match=r"Model file already exists m\.mar"):
         fetcher.fetch(site.url(), Trust.CLIENT)
@@ -49,7 +51,7 @@ def test_the_store_keeps_what_it_has(fetcher: Fetcher, site: Site, store: Path) 
     assert not site.requests
 
 
-def test_a_download_that_replaces_another_lies_beside_it(
+def test_a_download_whose_name_is_occupied_gets_a_numbered_name(
     fetcher: Fetcher, site: Site, store: Path
 ) -> None:
     first = fetcher.fetch(site.url(), Trust.CLIENT)
@@ -59,64 +61,62 @@ def test_a_download_that_replaces_another_lies_beside_it(
     assert fetcher.fetch(site.url(), Trust.CLIENT, occupied={store / "m-3.mar"}) == first
 
 
-def test_a_client_gets_only_what_is_allowed(fetcher: Fetcher, site: Site) -> None:
+def test_a_client_may_name_only_allowed_urls(fetcher: Fetcher, site: Site) -> None:
     with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
         fetcher.fetch(site.url(host="localhost"), Trust.CLIENT)
     assert not site.requests
 
 
-def test_the_operator_names_any_host(site: Site, store: Path) -> None:
-    assert a_fetcher(store).fetch(site.url(host="localhost"), Trust.OPERATOR).exists()
+def test_the_operator_may_name_any_host(site: Site, store: Path) -> None:
+    assert make_fetcher(store).fetch(site.url(host="localhost"), Trust.OPERATOR).exists()
 
 
 def test_the_digest_is_checked(fetcher: Fetcher, site: Site, store: Path) -> None:
-    wrong = "0" * 64
-    with pytest.raises(DownloadFailed, match=f"its sha-256 is {DIGEST}, not {wrong}"):
-        fetcher.fetch(f"{site.url()}#sha256={wrong}", Trust.CLIENT)
+    wrong_digest = "0" * 64
+    with pytest.raises(DownloadFailed, match=f"its sha-256 is {DIGEST}, not {wrong_digest}"):
+        fetcher.fetch(f"{site.url()}#sha256={wrong_digest}", Trust.CLIENT)
     assert not list(store.iterdir())
     assert fetcher.fetch(f"{site.url()}#sha256={DIGEST}", Trust.CLIENT).exists()
 
 
-def test_one_transfer_of_a_file_at_a_time(fetcher: Fetcher, site: Site) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def test_a_second_download_of_the_same_file_is_refused(fetcher: Fetcher, site: Site) -> None:
+    started, resume = threading.Event(), threading.Event()
 
     def wait(request) -> bool:
-        begun.set()
-        go_on.wait(30)
+        started.set()
+        resume.wait(30)
         return False
 
     site.answer = wait
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(fetcher.fetch, site.url(), Trust.CLIENT)
-        assert begun.wait(30)
+        assert started.wait(30)
         with pytest.raises(Conflict, match="is already being downloaded"):
             fetcher.fetch(site.url("/other/m.mar"), Trust.CLIENT)
-        go_on.set()
+        resume.set()
         first.result()
 
 
-def test_a_server_that_stops_ends_its_transfers(fetcher: Fetcher, site: Site, store: Path) -> None:
+def test_a_download_fails_when_the_server_stops(fetcher: Fetcher, site: Site, store: Path) -> None:
     fetcher.close()
     with pytest.raises(DownloadFailed, match="the server is stopping"):
         fetcher.fetch(site.url(), Trust.CLIENT)
     assert not (store / "m.mar").exists()
 
 
-def test_without_a_store_there_is_nowhere_to_put_it(site: Site) -> None:
+def test_a_download_without_a_model_store_is_refused(site: Site) -> None:
     with pytest.raises(ModelNotFound, match="--model-store"):
-        a_fetcher(None).fetch(site.url(), Trust.OPERATOR)
+        make_fetcher(None).fetch(site.url(), Trust.OPERATOR)
 
 
-def test_a_url_without_an_archives_name_is_refused(fetcher: Fetcher, site: Site) -> None:
+def test_a_url_without_an_archive_suffix_is_refused(fetcher: Fetcher, site: Site) -> None:
     with pytest.raises(BadRequest):
         fetcher.fetch(site.url("/m.txt"), Trust.CLIENT)
 
 
-def test_a_host_that_is_named_may_be_private_and_where_it_redirects_may_not(
-    site: Site, store: Path
-) -> None:
+def test_only_hosts_named_in_allowed_urls_may_be_private(site: Site, store: Path) -> None:
     allowed = [f"http://localhost:{site.port}/.*", "http://127.*"]
-    fetcher = a_fetcher(store, allowed_urls=allowed)
+    fetcher = make_fetcher(store, allowed_urls=allowed)
     assert fetcher.fetch(site.url(host="localhost"), Trust.CLIENT).read_bytes() == CONTENT
     with pytest.raises(ModelNotFound, match=r"not a public one.*name the host in allowed_urls"):
         fetcher.fetch(site.url("/n.mar"), Trust.CLIENT)
@@ -135,20 +135,20 @@ def test_a_file_url_stays_in_the_store_unless_it_is_allowed(
     for call in (fetcher.local_file, fetcher.fetch):
         with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
             call(f"file://{outside}", Trust.CLIENT)
-    allowing = a_fetcher(store, allowed_urls=[f"file://{tmp_path}.*"])
+    permissive = make_fetcher(store, allowed_urls=[f"file://{tmp_path}.*"])
     # A directory is used in place, and an archive is copied.
-    assert allowing.local_file(f"file://{tmp_path}", Trust.CLIENT) == tmp_path
-    assert allowing.local_file(f"file://{outside}", Trust.CLIENT) is None
-    copy = allowing.fetch(f"file://{outside}#sha256={DIGEST}", Trust.CLIENT)
+    assert permissive.local_file(f"file://{tmp_path}", Trust.CLIENT) == tmp_path
+    assert permissive.local_file(f"file://{outside}", Trust.CLIENT) is None
+    copy = permissive.fetch(f"file://{outside}#sha256={DIGEST}", Trust.CLIENT)
     assert (copy, copy.read_bytes()) == (store / "b.mar", CONTENT)
     assert copy.stat().st_mode & 0o777 == 0o600
     with pytest.raises(ModelFileExists):
-        allowing.fetch(f"file://{outside}", Trust.CLIENT)
+        permissive.fetch(f"file://{outside}", Trust.CLIENT)
     copy.unlink()
     for path in (store / "none.mar", tmp_path / "none.mar"):
         with pytest.raises(DownloadFailed, match=f"{path} does not exist"):
-            allowing.local_file(f"file://{path}", Trust.CLIENT)
-    # The operator's file is there at the next start, too.
+            permissive.local_file(f"file://{path}", Trust.CLIENT)
+    # An operator's file is used in place: it will still exist at the next start.
     assert fetcher.local_file(f"file://{outside}", Trust.OPERATOR) == outside
     os.mkfifo(tmp_path / "pipe.mar")
     for path, size, reason in (
@@ -156,13 +156,13 @@ def test_a_file_url_stays_in_the_store_unless_it_is_allowed(
         ("b.mar", 5, "max_archive_size is 5"),
     ):
         with pytest.raises(DownloadFailed, match=reason):
-            a_fetcher(store, max_archive_size=size).fetch(
+            make_fetcher(store, max_archive_size=size).fetch(
                 f"file://{tmp_path}/{path}", Trust.OPERATOR
             )
     assert [file.name for file in store.iterdir()] == ["a.mar"]
 
 
-def test_a_file_that_the_server_may_not_read_is_refused_with_the_way_into_its_store(
+def test_the_refusal_of_a_file_url_explains_how_to_serve_it(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -171,26 +171,22 @@ def test_a_file_that_the_server_may_not_read_is_refused_with_the_way_into_its_st
         (None, "start it with --model-store .* `tsx serve OLD NEW --replace`"),
     ):
         with pytest.raises(ModelNotFound, match=expected):
-            a_fetcher(directory).local_file(f"file://{tmp_path}/b.mar", Trust.CLIENT)
+            make_fetcher(directory).local_file(f"file://{tmp_path}/b.mar", Trust.CLIENT)
 
 
-def test_a_file_that_the_operator_named_at_the_start_is_used_in_place(
-    fetcher: Fetcher, tmp_path: Path
-) -> None:
-    named, link, unnamed = tmp_path / "named.mar", tmp_path / "link.mar", tmp_path / "other.mar"
-    named.write_bytes(CONTENT)
-    unnamed.write_bytes(CONTENT)
-    link.symlink_to(named)
+def test_a_file_named_by_the_operator_is_used_in_place(fetcher: Fetcher, tmp_path: Path) -> None:
+    served, link, other = tmp_path / "served.mar", tmp_path / "link.mar", tmp_path / "other.mar"
+    served.write_bytes(CONTENT)
+    other.write_bytes(CONTENT)
+    link.symlink_to(served)
     fetcher.served.add(link)
-    for path in (named, link):
+    for path in (served, link):
         assert fetcher.local_file(f"{path.as_uri()}#sha256={DIGEST}", Trust.CLIENT) == path
     with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
-        fetcher.local_file(unnamed.as_uri(), Trust.CLIENT)
+        fetcher.local_file(other.as_uri(), Trust.CLIENT)
 
 
-def test_a_file_that_is_used_in_place_has_the_digest_of_its_url(
-    fetcher: Fetcher, store: Path
-) -> None:
+def test_the_digest_of_a_file_used_in_place_is_checked(fetcher: Fetcher, store: Path) -> None:
     (store / "a.mar").write_bytes(b"another")
     for path in (store / "a.mar", store):
         with pytest.raises(DownloadFailed, match=r"its sha-256 is|Is a directory"):
@@ -232,10 +228,12 @@ def s3() -> Iterator[str]:
         server.stop()
 
 
-def test_an_archive_comes_from_s3(s3: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The object comes in several ranges.
+def test_an_archive_is_downloaded_from_s3(
+    s3: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The object is downloaded in several ranges.
     monkeypatch.setattr("tsx_runtime.sources.s3.RANGE_BYTES", 300_000)
-    fetcher = a_fetcher(store, s3_endpoint_url=s3, allowed_urls=["s3://bucket/.*"])
+    fetcher = make_fetcher(store, s3_endpoint_url=s3, allowed_urls=["s3://bucket/.*"])
     archive = fetcher.fetch(f"s3://bucket/models/m.mar#sha256={DIGEST}", Trust.CLIENT)
     assert archive.read_bytes() == CONTENT
     with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
@@ -251,10 +249,10 @@ def test_an_archive_comes_from_s3(s3: str, store: Path, monkeypatch: pytest.Monk
         ("bucket/models/m.mar", 1 << 30, True, "the server is stopping"),
     ],
 )
-def test_an_object_of_s3_that_does_not_come_leaves_nothing(
+def test_a_failed_s3_download_leaves_no_file(
     s3: str, store: Path, path: str, size: int, stopping: bool, reason: str
 ) -> None:
-    fetcher = a_fetcher(store, s3_endpoint_url=s3, max_archive_size=size)
+    fetcher = make_fetcher(store, s3_endpoint_url=s3, max_archive_size=size)
     if stopping:
         fetcher.close()
     with pytest.raises(DownloadFailed, match=reason):

@@ -1,4 +1,4 @@
-"""The start of each node and its input, for any graph and any order in which nodes end."""
+"""The start and the input of each workflow node, for any graph and any completion order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tsx_runtime.workflows.schedule import (
 
 
 @given(acyclic().map(complete), st.randoms(use_true_random=False))
-def test_every_node_begins_once_after_its_parents_whatever_ends_first(
+def test_every_node_starts_once_and_only_after_its_parents(
     edges: dict[str, tuple[str, ...]], random: Any
 ) -> None:
     parents = parents_of(edges)
@@ -36,14 +36,14 @@ def test_every_node_begins_once_after_its_parents_whatever_ends_first(
             assert set(parents[node]) <= set(done)
             assert node not in running
             running.append(node)
-        assert running, "nothing runs, and something is left"
+        assert running, "no node runs, but some are not done"
         assert set(done) - needed(edges, done, [*done, *running]) == {
             node
             for node in done
             if edges[node] and all(child in done or child in running for child in edges[node])
         }
-        running.remove(ended := random.choice(running))
-        done.append(ended)
+        running.remove(node := random.choice(running))
+        done.append(node)
     assert set(leaves_of(edges)) <= needed(edges, done, done)
 
 
@@ -69,7 +69,7 @@ def test_the_handler_gets_the_outputs_of_several_parents_byte_for_byte(
     assert list(row) == list(bodies)
 
 
-def test_the_output_of_one_parent_goes_on_as_it_is() -> None:
+def test_the_output_of_a_single_parent_is_passed_on_unchanged() -> None:
     body = b"x" * 10
     joined = join({"a": body}, b"")
     assert joined == Input(body, None)
@@ -85,7 +85,7 @@ def test_large_outputs_are_joined_without_a_copy() -> None:
     assert len(joined.body) == sum(map(len, joined.body.pieces))
 
 
-def test_a_node_behind_others_gets_no_headers_of_the_clients_body() -> None:
+def test_a_downstream_node_gets_no_headers_about_the_clients_body() -> None:
     headers = [
         (b"Content-Type", b"image/png"),
         (b"content-length", b"3"),
@@ -110,9 +110,9 @@ JSON = st.recursive(
     st.sampled_from([None, 2]),
     st.sampled_from(["", "\n", "\ufeff"]),
 )
-def test_leaves_become_one_object(leaves: dict[str, Any], indent: int | None, around: str) -> None:
+def test_leaves_become_one_object(leaves: dict[str, Any], indent: int | None, padding: str) -> None:
     outputs = {
-        name: Output(200, b"", f"{around}{json.dumps(value, indent=indent)}\n".encode())
+        name: Output(200, b"", f"{padding}{json.dumps(value, indent=indent)}\n".encode())
         for name, value in leaves.items()
     }
     assert json.loads(merge(outputs)) == leaves
@@ -121,6 +121,6 @@ def test_leaves_become_one_object(leaves: dict[str, Any], indent: int | None, ar
 @pytest.mark.parametrize(
     "body", [b"plain", b"", b"\xff\xfe", "{}".encode("utf-16"), b"[" * 100_000, b'{"a": 1} {']
 )
-def test_a_leaf_that_is_no_json_is_named(body: bytes) -> None:
+def test_the_error_names_a_leaf_whose_output_is_not_json(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"^b$"):
         merge({"a": Output(200, b"", b"{}"), "b": Output(200, b"", body)})

@@ -26,7 +26,7 @@ from tests.support.platforms.aws_lambda import patch_lambda
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
 # Operations whose permission has another name.
-NAMED_OTHERWISE = {
+IAM_ACTION_BY_OPERATION = {
     "lambda:Invoke": "lambda:InvokeFunction",
     "s3:HeadBucket": "s3:ListBucket",
     "s3:HeadObject": "s3:GetObject",

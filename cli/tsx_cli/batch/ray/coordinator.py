@@ -20,7 +20,7 @@ from ray.data import ActorPoolStrategy, DataContext
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from tsx_cli.batch.ray.replica import CHUNK, Answers, BatchReplica, ReplicaOrder, answers_of
+from tsx_cli.batch.ray.replica import CHUNK, Answers, BatchReplica, ReplicaSpec, answers_of
 
 MAX_REPLICA_CHUNKS = 2  # chunks that a replica works on at a time
 
@@ -34,7 +34,7 @@ class Coordinator:
         self._answered = 0  # chunks
         self._end: int | None = None
 
-    def start(self, order: ReplicaOrder, replicas: int, cpus: int, gpus: int) -> None:
+    def start(self, spec: ReplicaSpec, replicas: int, cpus: int, gpus: int) -> None:
         context = DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
@@ -44,7 +44,7 @@ class Coordinator:
             source, override_num_blocks=1, ray_remote_args={"num_cpus": 0}
         ).map_batches(
             BatchReplica,
-            fn_constructor_args=(order,),
+            fn_constructor_args=(spec,),
             batch_size=1,  # a row is a chunk; Ray demands a number with GPUs
             batch_format="pyarrow",
             compute=ActorPoolStrategy(min_size=1, max_size=replicas, initial_size=replicas),

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 
 from tsx_archiver import inspect_archive
 from tsx_cli.batch.ray.coordinator import MAX_REPLICA_CHUNKS, Coordinator
-from tsx_cli.batch.ray.replica import Answers, ReplicaOrder
+from tsx_cli.batch.ray.replica import Answers, ReplicaSpec
 from tsx_cli.batch.rows import Row, RowResult
 from tsx_cli.batch.summary import counted
 from tsx_cli.bench.report.archive_record import read_record
@@ -93,7 +93,7 @@ def open_ray(
         ray_model = RayModel(
             name=inspection.manifest.model_name, source=f"{OBJECT}{digest}", sha256=digest
         )
-        yield RayEngine(ReplicaOrder(ray_model, node_settings, batch_size), cluster)
+        yield RayEngine(ReplicaSpec(ray_model, node_settings, batch_size), cluster)
 
 
 @contextmanager
@@ -129,9 +129,9 @@ def _version() -> str:
 class RayEngine:
     """A `BatchEngine` on a Ray cluster."""
 
-    def __init__(self, order: ReplicaOrder, cluster: ClusterLayout) -> None:
-        self.batch_size = order.batch_size
-        self._order, self._layout, self._size = order, cluster, MIN_CHUNK_ROWS
+    def __init__(self, spec: ReplicaSpec, cluster: ClusterLayout) -> None:
+        self.batch_size = spec.batch_size
+        self._spec, self._layout, self._size = spec, cluster, MIN_CHUNK_ROWS
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         pending, fed_chunks, has_more, tries = deque[bytes](), 0, True, 0
@@ -179,7 +179,7 @@ class RayEngine:
         coordinator = kind.options(
             num_cpus=0, resources=HEAD_RESOURCES, max_concurrency=4 + MAX_REPLICA_CHUNKS
         ).remote()
-        ray.get(coordinator.start.remote(self._order, *self._layout))
+        ray.get(coordinator.start.remote(self._spec, *self._layout))
         for number, chunk in enumerate([*pending, *([] if has_more else [None])]):
             ray.get(coordinator.feed.remote(number, chunk))
         return coordinator

@@ -1,6 +1,6 @@
-"""A replica: one of the models that answer the rows on the nodes.
+"""A Ray Data actor that runs one copy of the model on a node.
 
-It is an actor of Ray Data with the engine of one machine.
+It uses the engine of local batch runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tsx_runtime.targets.ray.config import RayModel
 CHUNK, ANSWERS = "chunk", "answers"  # the columns of Ray Data's blocks
 
 
-class ReplicaOrder(NamedTuple):
+class ReplicaSpec(NamedTuple):
     model: RayModel
     settings: Settings
     batch_size: int | None
@@ -46,14 +46,14 @@ class Answers(NamedTuple):
 class BatchReplica:
     """A model that two threads call, so that its worker always has rows."""
 
-    def __init__(self, order: ReplicaOrder) -> None:
-        self._order, self._stack, self._calibrating = order, ExitStack(), threading.Lock()
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self._spec, self._stack, self._calibration_lock = spec, ExitStack(), threading.Lock()
         self._engine: LocalEngine | None = None
         self._error = ""
         try:
-            archive = self._stack.enter_context(open_model(order.model, order.settings))
+            archive = self._stack.enter_context(open_model(spec.model, spec.settings))
             self._engine = self._stack.enter_context(
-                open_local(archive.directory, order.settings, 1, order.batch_size)
+                open_local(archive.directory, spec.settings, 1, spec.batch_size)
             )
         except (CliError, TsxError, ArchiveError, OSError) as error:
             self._error = self._error_text(error)
@@ -64,13 +64,13 @@ class BatchReplica:
         )
 
     def _answer(self, chunk: bytes) -> Answers:
-        # An empty chunk was answered before.
+        # An empty chunk stands for rows whose responses the driver already has.
         if not chunk or self._engine is None:
             return Answers(error=self._error)
         engine, start = self._engine, time.monotonic()
         try:
             rows: list[Row] = pickle.loads(chunk)
-            with self._calibrating:
+            with self._calibration_lock:
                 if engine.batch_size is None and (
                     readable := [row for row in rows if row.error is None]
                 ):

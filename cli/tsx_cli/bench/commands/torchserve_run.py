@@ -187,7 +187,7 @@ def _own_server(case: Case, directory: Path) -> Iterator[tuple[MeasuredServer, s
         settings["model_store"], url = local.absolute().parent, local.name
     if case.device == "cpu":
         settings["number_of_gpu"] = 0
-    with serving(None, directory, start_seconds=START_TIMEOUT_S, more=settings) as server:
+    with serving(None, directory, start_seconds=START_TIMEOUT_S, extra_settings=settings) as server:
         yield MeasuredServer(server.inference, server.management, directory / "logs"), url
 
 

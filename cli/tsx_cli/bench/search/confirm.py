@@ -14,7 +14,7 @@ from typing import Protocol
 from tsx_cli.bench.load.plan import MAX_AUTO_WARM_UP_S
 from tsx_cli.bench.load.results import OfferedLoad, PairedComparison, Point, Trial
 from tsx_cli.bench.load.statistics import is_precise, real_difference
-from tsx_cli.bench.search.ladder import TARGET_SLACK, bisected, three_digits
+from tsx_cli.bench.search.ladder import TARGET_LATENCY_RATIO, bisect, three_digits
 from tsx_cli.bench.search.machine import correction
 from tsx_cli.bench.search.options import BenchOptions
 from tsx_cli.bench.search.points import choose, confirmed_best, knee_of, winner_of
@@ -294,7 +294,7 @@ def measure_open_loops(run: Measurer, at: int) -> None:
             return None
         return _holds(run, at, offered)
 
-    bisected(holds, 0.0, 1.0, FIRST_RATE_SHARE, RATE_RESOLUTION)
+    bisect(holds, 0.0, 1.0, FIRST_RATE_SHARE, RATE_RESOLUTION)
 
 
 def _holds(run: Measurer, at: int, offered: OfferedLoad | None) -> bool:
@@ -315,8 +315,10 @@ def _best(run: Measurer, at: int) -> OfferedLoad | None:
 def _lower(run: Measurer, at: int, broken: OfferedLoad) -> OfferedLoad | None:
     """Return a load lower by the excess over the bounds, or None if that was measured."""
     bounds = run.options.bounds
-    slack = 1.0 if bounds is None else bounds.slack(_point(run, at, broken).latency.model_dump())
-    share = min(max(TARGET_SLACK / slack, MIN_STEP), MAX_STEP) if slack > 0 else MAX_STEP
+    ratio = 1.0
+    if bounds is not None:
+        ratio = bounds.latency_ratio(_point(run, at, broken).latency.model_dump())
+    share = min(max(TARGET_LATENCY_RATIO / ratio, MIN_STEP), MAX_STEP) if ratio > 0 else MAX_STEP
     if broken.mode == "open":
         lower = broken.model_copy(update={"rate": float(f"{share * (broken.rate or 0.0):.3g}")})
     else:
@@ -359,7 +361,7 @@ def measure_knee(attempt: Attempt, throughput: float, rounds: int = 3) -> None:
         )
     if held == 0:
         return
-    held, _ = bisected(
+    held, _ = bisect(
         lambda rate: _rate_holds(attempt, rate),
         held,
         broken,

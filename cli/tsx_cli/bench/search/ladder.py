@@ -1,4 +1,8 @@
-"""The loads of one configuration: up until a bound breaks or gains end, then in between."""
+"""The next load to measure of one configuration.
+
+Loads rise until a bound is exceeded or throughput stops growing. Then the highest load that holds
+the bounds and the lowest that exceeds them are brought closer.
+"""
 
 from __future__ import annotations
 
@@ -6,113 +10,130 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MIN_RUNG_RATIO = 1.12  # closer rungs are not parted any more
+MIN_RUNG_RATIO = 1.12  # rungs closer than this are not divided further
 MIN_GAIN = 1.02  # ratio to the throughput of an earlier rung
-# Ratio of loads from which a gain should show; one connection more than workers may only wait.
+# Ratio of loads from which throughput should grow. A smaller step, such as one connection more than
+# workers, may only lengthen the queue.
 GAIN_RATIO = 1.4
-TARGET_SLACK = 0.95  # the aimed latency as a share of the bound
-MAX_GROWTH = 2.0  # ratio of a load to the one before
+TARGET_LATENCY_RATIO = 0.95  # the target latency as a fraction of the bound
+MAX_GROWTH = 2.0  # ratio of a load to the previous one
 
 
 class Rung(NamedTuple):
-    """A measured load; `slack` is the latency in bounds, above 1 if one breaks, 0 without any."""
+    """A measured load.
+
+    `latency_ratio` is the latency divided by its bound: above 1 if it is exceeded, 0 if there is no
+    bound.
+    """
 
     level: float  # connections, or requests per second
     throughput: float
     holds: bool
-    slack: float
+    latency_ratio: float
 
 
 def next_level(
-    rungs: Sequence[Rung], *, start: float, is_whole: bool, max_level: float, beat: float = 0.0
+    rungs: Sequence[Rung],
+    *,
+    start: float,
+    is_whole: bool,
+    max_level: float,
+    throughput_to_beat: float = 0.0,
 ) -> float | None:
     """Return the next number of connections (`is_whole`) or rate.
 
-    It is None when the maximum within the bounds is known, or is below `beat`. Throughput and
-    latency do not fall as the load grows, so a load that breaks a bound excludes all higher ones.
+    Return None once the maximum within the bounds is known, or cannot reach `throughput_to_beat`.
+    Throughput and latency do not fall as the load grows, so a load that exceeds a bound excludes
+    all higher ones.
     """
     if not rungs:
-        return _bounded(start, is_whole, max_level)
-    holding = max((rung for rung in rungs if rung.holds), key=lambda rung: rung.level, default=None)
-    lowest = 0.0 if holding is None else holding.level
-    breaking = min(
-        (rung for rung in rungs if not rung.holds and rung.level > lowest),
+        return _clamp(start, is_whole, max_level)
+    lower = max((rung for rung in rungs if rung.holds), key=lambda rung: rung.level, default=None)
+    lower_level = 0.0 if lower is None else lower.level
+    upper = min(
+        (rung for rung in rungs if not rung.holds and rung.level > lower_level),
         key=lambda rung: rung.level,
         default=None,
     )
     if (
-        breaking is not None
-        and max(breaking.throughput, 0.0 if holding is None else holding.throughput) * MIN_GAIN
-        < beat
+        upper is not None
+        and max(upper.throughput, 0.0 if lower is None else lower.throughput) * MIN_GAIN
+        < throughput_to_beat
     ):
         return None
-    if holding is None:
-        return None if breaking is None else _down(breaking, is_whole)
-    if breaking is None:
-        return _up(rungs, holding, is_whole, max_level)
-    return _between(holding, breaking, is_whole)
+    if lower is None:
+        return None if upper is None else _down(upper, is_whole)
+    if upper is None:
+        return _up(rungs, lower, is_whole, max_level)
+    return _between(lower, upper, is_whole)
 
 
-def _down(breaking: Rung, is_whole: bool) -> float | None:
-    if is_whole and breaking.level <= 1:
+def _down(upper: Rung, is_whole: bool) -> float | None:
+    if is_whole and upper.level <= 1:
         return None
-    factor = min(0.7, TARGET_SLACK / breaking.slack) if breaking.slack > 1 else 0.5
-    level = breaking.level * max(factor, 0.1)
+    factor = (
+        min(0.7, TARGET_LATENCY_RATIO / upper.latency_ratio) if upper.latency_ratio > 1 else 0.5
+    )
+    level = upper.level * max(factor, 0.1)
     if is_whole:
         return float(max(1, math.floor(level)))
     # Nothing slower than one request in ten seconds can be measured.
     return level if level >= 0.1 else None
 
 
-def _up(rungs: Sequence[Rung], holding: Rung, is_whole: bool, max_level: float) -> float | None:
-    earlier = [rung for rung in rungs if rung.holds and rung.level * GAIN_RATIO <= holding.level]
-    before = max(earlier, key=lambda rung: rung.level, default=None)
-    if holding.level >= max_level or (
-        before is not None and holding.throughput < before.throughput * MIN_GAIN
+def _up(rungs: Sequence[Rung], lower: Rung, is_whole: bool, max_level: float) -> float | None:
+    earlier = [rung for rung in rungs if rung.holds and rung.level * GAIN_RATIO <= lower.level]
+    previous = max(earlier, key=lambda rung: rung.level, default=None)
+    if lower.level >= max_level or (
+        previous is not None and lower.throughput < previous.throughput * MIN_GAIN
     ):
         return None
     growth = (
         MAX_GROWTH
-        if holding.slack <= 0
-        else min(MAX_GROWTH, max(1.25, TARGET_SLACK / holding.slack))
+        if lower.latency_ratio <= 0
+        else min(MAX_GROWTH, max(1.25, TARGET_LATENCY_RATIO / lower.latency_ratio))
     )
-    level = holding.level * growth
-    return _bounded(max(level, holding.level + 1) if is_whole else level, is_whole, max_level)
+    level = lower.level * growth
+    return _clamp(max(level, lower.level + 1) if is_whole else level, is_whole, max_level)
 
 
-def _between(holding: Rung, breaking: Rung, is_whole: bool) -> float | None:
-    low, high = holding.level, breaking.level
+def _between(lower: Rung, upper: Rung, is_whole: bool) -> float | None:
+    low, high = lower.level, upper.level
     if (
         high / low <= MIN_RUNG_RATIO
         or (is_whole and high - low <= 1)
-        or breaking.throughput < holding.throughput * MIN_GAIN
+        or upper.throughput < lower.throughput * MIN_GAIN
     ):
         return None
-    share = 0.5
-    if holding.slack < 1 < breaking.slack:
-        share = (1 - holding.slack) / (breaking.slack - holding.slack) * TARGET_SLACK
-    level = low + (high - low) * min(max(share, 0.2), 0.8)
+    fraction = 0.5
+    if lower.latency_ratio < 1 < upper.latency_ratio:
+        fraction = (
+            (1 - lower.latency_ratio)
+            / (upper.latency_ratio - lower.latency_ratio)
+            * TARGET_LATENCY_RATIO
+        )
+    level = low + (high - low) * min(max(fraction, 0.2), 0.8)
     return float(min(max(round(level), low + 1), high - 1)) if is_whole else level
 
 
-def _bounded(level: float, is_whole: bool, max_level: float) -> float:
+def _clamp(level: float, is_whole: bool, max_level: float) -> float:
     level = min(level, max_level)
     return float(max(1, round(level))) if is_whole else level
 
 
-def bisected(
+def bisect(
     holds: Callable[[float], bool | None], low: float, high: float, first: float, resolution: float
 ) -> tuple[float, float]:
-    """Return the highest value that holds and the lowest that does not, this near to each other.
+    """Return the highest value that holds and the lowest that does not.
 
-    It ends earlier when `holds` returns None.
+    They are at most `resolution` apart, unless `holds` returns None, which ends the search.
     """
     value = first
     while high - low > resolution:
-        held = holds(three_digits(value))
-        if held is None:
+        is_held = holds(three_digits(value))
+        if is_held is None:
             break
-        low, high = (three_digits(value), high) if held else (low, three_digits(value))
+        low, high = (three_digits(value), high) if is_held else (low, three_digits(value))
         value = (low + high) / 2
     return low, high
 

@@ -172,7 +172,7 @@ def best_connections(
     while low < high:
         middle = (low + high + 1) // 2
         prediction = _closed(timing, configuration, middle, overhead_ms, cores)
-        if slo is None or slo.slack(latency_of(prediction, factor)) <= 1:
+        if slo is None or slo.latency_ratio(latency_of(prediction, factor)) <= 1:
             low = middle
         else:
             high = middle - 1
@@ -201,9 +201,8 @@ def best_rate(
     for _ in range(6):
         middle = (low + high) / 2
         prediction = _open(timing, configuration, middle * most, overhead_ms, cores)
-        low, high = (
-            (middle, high) if slo.slack(latency_of(prediction, factor)) <= 1 else (low, middle)
-        )
+        holds = slo.latency_ratio(latency_of(prediction, factor)) <= 1
+        low, high = (middle, high) if holds else (low, middle)
     rate = float(f"{max(low, 0.05) * most:.3g}")
     return rate, _open(timing, configuration, rate, overhead_ms, cores)
 

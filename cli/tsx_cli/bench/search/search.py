@@ -248,7 +248,7 @@ def _holds(state: State, prediction: Prediction, times: float) -> bool:
     return (
         state.slo is None
         or bool(state.loads)
-        or state.slo.slack(latency_of(prediction, times)) <= 1
+        or state.slo.latency_ratio(latency_of(prediction, times)) <= 1
     )
 
 
@@ -306,15 +306,15 @@ def ruled_out(state: State, configuration: Configuration) -> str | None:
 
 def _too_slow_alone(state: State, configuration: Configuration) -> bool:
     """Tell whether one connection broke a bound with such a worker, clearly or twice."""
-    slacks = [
-        _rung(state, point).slack
+    ratios = [
+        _rung(state, point).latency_ratio
         for trial in state.trials
         if kind_of(state, trial.as_configuration()) == kind_of(state, configuration)
         for point in trial.points
         if not any(round_.disturbed for round_ in point.counted)
         and (point.offered.mode, point.offered.connections) == ("closed", 1)
     ]
-    return any(slack > CLEAR_EXCESS for slack in slacks) or sum(slack > 1 for slack in slacks) > 1
+    return any(ratio > CLEAR_EXCESS for ratio in ratios) or sum(ratio > 1 for ratio in ratios) > 1
 
 
 def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, str]]:
@@ -372,7 +372,7 @@ def _climb(state: State, trial: Trial) -> Candidate | None:
             start=1.0 if rungs else prospect.level,
             is_whole=state.mode == "closed",
             max_level=state.max_connections if state.mode == "closed" else math.inf,
-            beat=0.0 if state.exhaustive else state.best,
+            throughput_to_beat=0.0 if state.exhaustive else state.best,
         )
     if level is not None:
         return _candidate(state, configuration, level)
@@ -383,8 +383,8 @@ def _climb(state: State, trial: Trial) -> Candidate | None:
 
 
 def _rung(state: State, point: Point) -> Rung:
-    slack = 0.0 if state.slo is None else state.slo.slack(point.latency.model_dump())
-    return Rung(_level(point.offered), comparable_throughput(point), point.holds, slack)
+    ratio = 0.0 if state.slo is None else state.slo.latency_ratio(point.latency.model_dump())
+    return Rung(_level(point.offered), comparable_throughput(point), point.holds, ratio)
 
 
 def _level(offered: OfferedLoad) -> float:

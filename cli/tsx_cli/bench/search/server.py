@@ -36,8 +36,7 @@ def choose_cores(
 ) -> PinnedCores | None:
     """Return the cores of both sides.
 
-    A side without given cores gets those that the other leaves, unless the server is `running`
-    already.
+    A side whose option is absent gets the remaining cores, unless the server is `running` already.
 
     Raises:
         UsageError: The cores do not exist, are shared, or none is left.
@@ -49,10 +48,11 @@ def choose_cores(
     }
     if not sides:
         return None
-    both = set(sides.get(SERVER, ())) & set(sides.get(GENERATOR, ()))
-    if both:
+    shared_cores = set(sides.get(SERVER, ())) & set(sides.get(GENERATOR, ()))
+    if shared_cores:
         raise UsageError(
-            f"{SERVER} and {GENERATOR} both have core {min(both)}; give each side cores of its own"
+            f"{SERVER} and {GENERATOR} both have core {min(shared_cores)}; give each side"
+            " cores of its own"
         )
     if running:
         return PinnedCores(server=[], generator=sides[GENERATOR])
@@ -92,26 +92,27 @@ def _cores(text: str, option: str) -> list[int]:
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Run this thread, and the processes that it starts, on these cores; on any if there are none.
+    """Run this thread and the processes that it starts on these cores.
 
-    A server counts the cores that it may use, so its workers and threads follow.
+    If `cores` is empty, nothing changes. A server counts the cores that it may use, so its numbers
+    of workers and threads adapt.
     """
     if not cores:
         yield
         return
-    before = os.sched_getaffinity(0)
+    previous_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, previous_cores)
 
 
 DIRECTORY_PREFIX = "tsx-bench-"
-LOCK = "lock"  # a file in such a directory, locked by its process
+LOCK = "lock"  # the file by which a process locks its directory
 LAST_LINES = 12  # lines of the log in the reason of a failure
 TRACEBACK_HINT = "--debug shows the whole traceback."
-# Settings of the user that remain; this one changes only how long a start takes.
+# The user's settings that the server inherits. This one changes only how long a start takes.
 INHERITED_SETTINGS = ("TSX_WORKER_PRELOAD",)
 END_TIMEOUT_S = 10.0
 # The server ends with this process, and Ctrl-C is for this process alone. Unlike `-m`, `-c` leaves
@@ -154,7 +155,7 @@ class ServerProcess:
         except CliError as error:
             raise OSError(error.message) from error
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return last_lines(self.log)
 
 
@@ -164,11 +165,11 @@ def serving(
     scratch: Path,
     *,
     start_seconds: float,
-    more: Mapping[str, object] | None = None,
+    extra_settings: Mapping[str, object] | None = None,
 ) -> Iterator[ServerProcess]:
-    """Yield a ready server of the model in `directory`, or of none yet.
+    """Yield a ready server with the model in `directory`, or without models if that is None.
 
-    Its files are in `scratch`; `more` are settings.
+    The server's files are in `scratch`. `extra_settings` are passed to it with `--set`.
 
     Raises:
         NotStarted: The server does not start.
@@ -180,7 +181,7 @@ def serving(
         "enable_grpc": "false",
         "log_format": "text",
         "drain_timeout": 1,
-        **(more or {}),
+        **(extra_settings or {}),
     }
     command = ["serve", *([directory] if directory is not None else []), "--host", "127.0.0.1"]
     command += ["--port", 0, "--management-port", 0, "--metrics-port", 0]
@@ -204,12 +205,12 @@ def serving(
             start_new_session=True,
         )
     try:
-        yield _ready(process, log, start_seconds)
+        yield _wait_until_ready(process, log, start_seconds)
     finally:
         end(process)
 
 
-def _ready(process: subprocess.Popen[str], log: Path, seconds: float) -> ServerProcess:
+def _wait_until_ready(process: subprocess.Popen[str], log: Path, seconds: float) -> ServerProcess:
     timer = threading.Timer(seconds, process.kill)
     timer.daemon = True
     timer.start()

@@ -134,7 +134,7 @@ class RunningCandidate:
             # The generator found no server, or was killed.
             raise TrialFailed(error.message) from error
         except (OSError, psutil.Error) as error:
-            raise TrialFailed(f"the server has exited: {self.server.last_words()}") from error
+            raise TrialFailed(f"the server has exited: {self.server.log_tail()}") from error
         stages = scrape.stages(before, after, result.latency.mean_ms)
         result = result.model_copy(update={"busy_ms": scrape.busy_ms(before, after)})
         return LoadMeasurement(
@@ -156,7 +156,7 @@ class RunningCandidate:
             with ThreadPoolExecutor(min(together, MAX_COMPARED)) as pool:
                 return list(pool.map(self._ask, requests))
         except CliError as error:
-            raise TrialFailed(f"{error.message}: {self.server.last_words()}") from error
+            raise TrialFailed(f"{error.message}: {self.server.log_tail()}") from error
 
     def first_answer(self) -> float | None:
         """Return the milliseconds of one request, or None after a refusal.
@@ -199,7 +199,7 @@ class RunningCandidate:
         )[0]
         if described["workerRestarts"]:
             raise TrialFailed(
-                f"a worker died: {described.get('lastError') or self.server.last_words()}"
+                f"a worker died: {described.get('lastError') or self.server.log_tail()}"
             )
         expected, form = self.configuration.form, described.get("form")
         if expected is not None and form not in (None, expected):
@@ -226,7 +226,9 @@ def running(
             start_timeout_s = (target.archive.config.startup_timeout or 120) + EXTRA_START_S
             start = time.monotonic()
             server = stack.enter_context(
-                serving(directory, scratch, start_seconds=start_timeout_s, more=target.sizes)
+                serving(
+                    directory, scratch, start_seconds=start_timeout_s, extra_settings=target.sizes
+                )
             )
         except NotStarted as error:
             raise TrialFailed(str(error)) from error

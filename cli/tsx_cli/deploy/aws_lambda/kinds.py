@@ -43,7 +43,7 @@ class LambdaFunction(ResourceKind):
         removable=frozenset({RESERVED, "CapacityProviderConfig"}),
         exact=frozenset({"Environment", "VpcConfig", "Layers"}),
     )
-    poll, patience = 2.0, 900.0
+    poll_interval_s, timeout_s = 2.0, 900.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         response = cloud.find(
@@ -136,7 +136,7 @@ class PublishedVersion(ResourceKind):
     """A version; its name is `function:hash`, with the hash in its description."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"FunctionName"}))
-    poll, patience = 2.0, 1800.0
+    poll_interval_s, timeout_s = 2.0, 1800.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, content = name.partition(":")
@@ -187,7 +187,7 @@ class Alias(ResourceKind):
     traits = Traits(
         is_tagged=False, removable=frozenset({"RoutingConfig"}), when_interrupted=WHEN_INTERRUPTED
     )
-    poll, patience = 10.0, 2 * 3600.0
+    poll_interval_s, timeout_s = 10.0, 2 * 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, alias = name.partition(":")
@@ -225,7 +225,11 @@ class Alias(ResourceKind):
     ) -> str | None:
         wanted = resource.properties["FunctionVersion"]
         before = observed.properties["FunctionVersion"]
-        shift = Shift(**resource.how) if resource.how and wanted != before else None
+        shift = (
+            Shift(**resource.change_settings)
+            if resource.change_settings and wanted != before
+            else None
+        )
         baking: Baking | None = observed.outputs.get(UNDER_WAY)
         time = now()
         off = (

@@ -123,7 +123,7 @@ class EventSourceMapping(ResourceKind):
         unseen=frozenset({"FunctionName"}),
         removable=frozenset({"ScalingConfig"}),
     )
-    poll, patience = 2.0, 600.0
+    poll_interval_s, timeout_s = 2.0, 600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         alias, _, queue = name.partition("|")
@@ -200,7 +200,7 @@ class ProvisionedConcurrency(ResourceKind):
     """
 
     traits = Traits(is_tagged=False, fixed=frozenset({"FunctionName", "Qualifier"}))
-    poll, patience = 5.0, 3600.0
+    poll_interval_s, timeout_s = 5.0, 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         which = _alias_args(name)
@@ -222,7 +222,7 @@ class ProvisionedConcurrency(ResourceKind):
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = {**resource.how, **resource.properties}
+        wanted = {**resource.change_settings, **resource.properties}
         cloud.call(
             "lambda",
             "put_provisioned_concurrency_config",
@@ -241,7 +241,7 @@ class CapacityProvider(ResourceKind):
     """Instances in the user's account that Lambda manages."""
 
     traits = Traits(fixed=frozenset(PROVIDER[:3]))
-    poll, patience = 5.0, 1800.0
+    poll_interval_s, timeout_s = 5.0, 1800.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         answer = cloud.find(

@@ -67,7 +67,9 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     canary = spec.canary
     shift = {} if canary is None else {**canary.model_dump(), "alarms": watched.names}
     resource_list.append(
-        Resource("Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, how=shift)
+        Resource(
+            "Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, change_settings=shift
+        )
     )
     if settings.provisioned is not None or settings.autoscaling is not None:
         resource_list += _provisioned(spec, settings)
@@ -240,7 +242,7 @@ def _provisioned(spec: DeploySpec, settings: Lambda) -> list[Resource]:
             alias_of(spec.name),
             fixed,
             ("Alias",),
-            how=change_settings,
+            change_settings=change_settings,
         )
     ]
     if settings.autoscaling is None:

@@ -53,8 +53,8 @@ def show_plan(planned: Plan) -> None:
         if change.action in ("update", "replace"):
             for path, old, new in (row for field in change.fields for row in changed_parts(field)):
                 print(f"      {path}: {_value(old)} -> {_value(new)}")
-            if change.resource.how and change.action == "update":
-                print(f"      how: {_value(change.resource.how)}")
+            if change.resource.change_settings and change.action == "update":
+                print(f"      how: {_value(change.resource.change_settings)}")
     counts = [(planned.count(action), texts[1]) for action, texts in ACTIONS.items()]
     time = sum(expected(change) for change in planned.changes)
     duration = f" It takes about {minutes(time)}." if time >= ANNOUNCED_S else ""
@@ -78,7 +78,7 @@ def expected(change: Change) -> float:
         else math.ceil(100 / rolling["MaximumBatchSize"]["Value"])
         * rolling["WaitIntervalInSeconds"]
     )
-    bake = change.resource.how.get("bake", 0) if change.action == "update" else 0
+    bake = change.resource.change_settings.get("bake", 0) if change.action == "update" else 0
     return usual + traffic.get("WaitIntervalInSeconds", 0) + steps + bake
 
 

@@ -143,7 +143,7 @@ class DockerContainer(ResourceKind):
         updates_failed=True,
         when_interrupted="the new container continues to start, and the previous one is stopped",
     )
-    poll, patience = POLL_S, 3600.0
+    poll_interval_s, timeout_s = POLL_S, 3600.0
 
     def observe(self, cloud: ContainerHost, name: str) -> Observed | None:
         container = cloud.container(name)
@@ -244,7 +244,7 @@ class LocalImage(ResourceKind):
     """An image that is built and used on this machine."""
 
     traits = Traits(is_tagged=False)
-    poll, patience = POLL_S, 3600.0
+    poll_interval_s, timeout_s = POLL_S, 3600.0
 
     def __init__(self, builder: Builder, recipe: Recipe | None = None) -> None:
         self._builder, self._recipe = builder, recipe

@@ -126,7 +126,8 @@ def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     for resource in resources:
         # In CloudFormation this is a part of the alias.
         if resource.kind == "Tsx::Lambda::ProvisionedConcurrency":
-            number = {**resource.properties, **resource.how}["ProvisionedConcurrentExecutions"]
+            settings = {**resource.properties, **resource.change_settings}
+            number = settings["ProvisionedConcurrentExecutions"]
             entries["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] = {
                 "ProvisionedConcurrentExecutions": number
             }
@@ -134,7 +135,11 @@ def render_template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     if spec.canary is not None and "Alias" in entries:
         entries |= _canary(
             spec.canary,
-            next(resource.how["alarms"] for resource in resources if resource.id == "Alias"),
+            next(
+                resource.change_settings["alarms"]
+                for resource in resources
+                if resource.id == "Alias"
+            ),
             declared,
         )
         entries["Alias"]["UpdatePolicy"] = read_shapes(SHAPES)["canary update"]
@@ -200,7 +205,7 @@ def _resource(
             referred[by_id[need].name] = _reference(by_id[need])
     settings = {
         **resource.properties,
-        **(resource.how if resource.kind.startswith("AWS::SageMaker::") else {}),
+        **(resource.change_settings if resource.kind.startswith("AWS::SageMaker::") else {}),
     }
     properties = _with_references(settings, referred)
     name = NAMED.get(resource.kind)

@@ -133,7 +133,7 @@ class Engine:
         if change.action in ("create", "replace"):
             begun = self.clock()
             while (text := kind.create(self.cloud, resource)) is not None:
-                self._wait(change, begun, kind, text, kind.create_patience)
+                self._wait(change, begun, kind, text, kind.create_timeout_s)
         settled = self._wait_until_settled(change, start)
         # With a reason, the platform has taken back what an interrupted run began.
         is_over = change.action == "same" or (was_under_way and bool(settled.reason))
@@ -207,16 +207,16 @@ class Engine:
         start: float,
         kind: ResourceKind,
         text: str,
-        patience: float | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         seconds = self.clock() - start
-        usual = change.resource.patience or kind.patience
-        if seconds > (usual if patience is None else patience):
+        usual = change.resource.timeout_s or kind.timeout_s
+        if seconds > (usual if timeout_s is None else timeout_s):
             raise CloudError(
                 f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})"
             )
         self.on_event(Event(change, "waiting", seconds, text))
-        self.sleep(kind.poll)
+        self.sleep(kind.poll_interval_s)
 
 
 def _refuse_strangers(resource: Resource, observed: Observed | None, traits: Traits) -> None:

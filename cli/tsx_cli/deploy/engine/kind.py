@@ -24,9 +24,9 @@ class ResourceKind(Protocol):
     """
 
     traits: Traits = Traits()
-    poll: float = 1.0  # seconds between observations of a changing resource
-    patience: float = 60.0  # seconds after which a change is given up
-    create_patience: float = 60.0  # seconds during which `create` is repeated if it asks for that
+    poll_interval_s: float = 1.0  # seconds between observations of a changing resource
+    timeout_s: float = 60.0  # seconds after which a change is given up
+    create_timeout_s: float = 60.0  # seconds during which `create` is repeated if it asks for that
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
         """Return the resource of a name, or None if there is none.

@@ -55,8 +55,8 @@ class Change:
         ]
         if self.reason:
             data["reason"] = self.reason
-        if self.resource.how:
-            data["how"] = _plain(self.resource.how)
+        if self.resource.change_settings:
+            data["how"] = _plain(self.resource.change_settings)
         return data
 
 

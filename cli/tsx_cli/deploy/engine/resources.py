@@ -42,8 +42,8 @@ class Resource:
     properties: Mapping[str, Any]
     needs: tuple[str, ...] = ()  # ids of resources that must exist first
     tags: Mapping[str, str] = field(default_factory=dict)
-    how: Mapping[str, Any] = field(default_factory=dict)  # settings of the change only
-    patience: float = 0.0  # seconds after which a change is given up; 0: those of its kind
+    change_settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the change only
+    timeout_s: float = 0.0  # seconds after which a change is given up; 0: those of its kind
     notes: tuple[str, ...] = ()  # notes for the user, shown below the plan
 
     @property

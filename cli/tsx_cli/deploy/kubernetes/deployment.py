@@ -67,7 +67,7 @@ class KubernetesTarget:
             raise UsageError(f"neither image nor repository is given: {ways}")
         tags, notes = tags_of(spec, facts), _notes(spec, facts)
         objects = manifests(spec, facts.image, tags)
-        patience = {
+        timeouts = {
             "InferenceService": spec.kubernetes.startup_timeout + PULL_S,
             "HTTPRoute": ROUTING_S,
         }
@@ -95,7 +95,7 @@ class KubernetesTarget:
                     manifest,
                     ("Image",),
                     object_tags,
-                    patience=patience.get(kind, 0),
+                    timeout_s=timeouts.get(kind, 0),
                 )
             )
         resources[0] = replace(resources[0], notes=tuple(notes))
@@ -480,7 +480,10 @@ def _adapted_to_cluster(
         "alarms": list(spec.canary.alarms),
     }
     return replace(
-        resource, properties=properties, needs=(*resource.needs, *other_ids), how=change_settings
+        resource,
+        properties=properties,
+        needs=(*resource.needs, *other_ids),
+        change_settings=change_settings,
     )
 
 

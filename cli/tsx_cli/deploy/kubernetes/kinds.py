@@ -205,7 +205,7 @@ class KubernetesObject(ResourceKind):
         updates_failed=True,
         when_interrupted=WHEN_INTERRUPTED,
     )
-    poll, patience = 2.0, 7200.0
+    poll_interval_s, timeout_s = 2.0, 7200.0
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -336,7 +336,7 @@ class Revision(ResourceKind):
     """An earlier revision of a Deployment's pods, the target of a rollback: a replica set."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)
-    poll, patience = 2.0, 7200.0
+    poll_interval_s, timeout_s = 2.0, 7200.0
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
         deployment = KubernetesObject("Deployment").observe(cloud, name)

@@ -202,7 +202,7 @@ class Release(KubernetesObject):
         self, cloud: Cluster, resource: Resource, observed: Observed, changed: set[str]
     ) -> str | None:
         canary: CanaryState | None = observed.outputs.get(UNDER_WAY)
-        shift = Shift(**resource.how) if resource.how else None
+        shift = Shift(**resource.change_settings) if resource.change_settings else None
         old, new = (
             properties.get("spec", {}) for properties in (observed.properties, resource.properties)
         )
@@ -240,9 +240,11 @@ class Release(KubernetesObject):
             assert version is not None
             for manifest in resource.properties["Beside"]:
                 apply(cloud, manifest)
-            _set_annotation(cloud, name, CanaryState(version, float(resource.how["percent"])))
+            _set_annotation(
+                cloud, name, CanaryState(version, float(resource.change_settings["percent"]))
+            )
         elif step.action == "route":
-            _route(cloud, name, float(resource.how["percent"]))
+            _route(cloud, name, float(resource.change_settings["percent"]))
         elif step.action == "bake":
             assert canary is not None
             _set_annotation(cloud, name, replace(canary, since=now().isoformat(timespec="seconds")))

@@ -295,7 +295,9 @@ def _recorded_application(cloud: RayCluster, name: str, version: str) -> Resourc
     if record is None:
         raise CliError(f"the cluster has no record of {version} any more; deploy its archive again")
     properties = {"Version": version, "Config": record["config"], "Canary": None}
-    return Resource("Application", APPLICATION, name, properties, tags=record["tags"], patience=600)
+    return Resource(
+        "Application", APPLICATION, name, properties, tags=record["tags"], timeout_s=600
+    )
 
 
 def _unused_archives(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Resource]:

@@ -100,7 +100,7 @@ class Application(ResourceKind):
     """
 
     traits = Traits(updates_failed=True, when_interrupted=WHEN_INTERRUPTED)
-    poll = 0.5
+    poll_interval_s = 0.5
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
         application, canary = cloud.application(name), cloud.owned(canary_name(name), name)

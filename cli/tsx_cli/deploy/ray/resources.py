@@ -60,7 +60,7 @@ def resources(
             properties,
             ("Version",),
             tags,
-            patience=spec.ray.startup_timeout + MARGIN_S,
+            timeout_s=spec.ray.startup_timeout + MARGIN_S,
         ),
     ]
 

@@ -28,43 +28,46 @@ CONFIG = (
 CHANGING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
 BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
 COMPONENT = "AWS::SageMaker::InferenceComponent"
-MAX_UPDATE_S = 28_800  # bound of SageMaker for a rolling update of a component
+MAX_UPDATE_S = 28_800  # SageMaker's limit for a component's rolling update
 
 
 class Immutable(ResourceKind):
     """A model or an endpoint configuration: only its tags can change."""
 
-    poll, patience = 2.0, 120.0
+    poll_interval_s, timeout_s = 2.0, 120.0
 
-    def __init__(self, noun: str, key: str, operation: str, shown: tuple[str, ...]) -> None:
-        self.traits = Traits(fixed=frozenset(shown))
-        self._what, self._key, self._operation, self._shown = noun, key, operation, shown
+    def __init__(
+        self, noun: str, key: str, operation: str, property_names: tuple[str, ...]
+    ) -> None:
+        self.traits = Traits(fixed=frozenset(property_names))
+        self._noun, self._key, self._operation = noun, key, operation
+        self._property_names = property_names
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        which = {f"{self._key}Name": name}
+        identifier = {f"{self._key}Name": name}
         response = cloud.find(
             "sagemaker",
             f"describe_{self._operation}",
-            f"looking for the {self._what} {name}",
-            **which,
+            f"looking for the {self._noun} {name}",
+            **identifier,
         )
         if response is None:
             return None
         arn = response[f"{self._key}Arn"]
         return Observed(
             name,
-            pick(response, self._shown),
+            pick(response, self._property_names),
             tags_of_arn(cloud, arn),
-            {**which, "Ref": arn, "made": response["CreationTime"]},
+            {**identifier, "Ref": arn, "made": response["CreationTime"]},
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
-        named = {f"{self._key}Name": resource.name, "Tags": tag_list(resource.tags)}
-        doing = f"creating the {self._what} {resource.name}"
+        arguments = {f"{self._key}Name": resource.name, "Tags": tag_list(resource.tags)}
+        activity = f"creating the {self._noun} {resource.name}"
         role = str(resource.properties.get("ExecutionRoleArn"))
         operation = f"create_{self._operation}"
         return call_with_role(
-            cloud, "sagemaker", operation, doing, role, **named, **resource.properties
+            cloud, "sagemaker", operation, activity, role, **arguments, **resource.properties
         )
 
     def update(
@@ -73,12 +76,12 @@ class Immutable(ResourceKind):
         put_tags(cloud, observed.outputs["Ref"], resource)
 
     def delete(self, cloud: Cloud, observed: Observed) -> None:
-        which = {f"{self._key}Name": observed.name}
+        identifier = {f"{self._key}Name": observed.name}
         cloud.call(
             "sagemaker",
             f"delete_{self._operation}",
-            f"deleting the {self._what} {observed.name}",
-            **which,
+            f"deleting the {self._noun} {observed.name}",
+            **identifier,
         )
 
 
@@ -94,7 +97,7 @@ class SageMakerEndpoint(ResourceKind):
             {"DeploymentConfig", "RetainAllVariantProperties", "ExcludeRetainedVariantProperties"}
         )
     )
-    poll, patience = 10.0, 3 * 3600.0
+    poll_interval_s, timeout_s = 10.0, 3 * 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         response = cloud.find(
@@ -121,22 +124,22 @@ class SageMakerEndpoint(ResourceKind):
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = {
+        desired = {
             "EndpointName": resource.name,
             "Tags": tag_list(resource.tags),
             **pick(resource.properties, ["EndpointConfigName"]),
         }
         cloud.call(
-            "sagemaker", "create_endpoint", f"creating the endpoint {resource.name}", **wanted
+            "sagemaker", "create_endpoint", f"creating the endpoint {resource.name}", **desired
         )
 
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
         if "EndpointConfigName" in changed:
-            wanted = {"EndpointName": resource.name, **resource.properties}
+            desired = {"EndpointName": resource.name, **resource.properties}
             cloud.call(
-                "sagemaker", "update_endpoint", f"updating the endpoint {resource.name}", **wanted
+                "sagemaker", "update_endpoint", f"updating the endpoint {resource.name}", **desired
             )
         put_tags(cloud, observed.outputs["Ref"], resource)
 
@@ -154,19 +157,19 @@ class InferenceComponent(ResourceKind):
     """An inference component.
 
     A new specification replaces the copies as `DeploymentConfig` says. SageMaker restores the
-    former one when an alarm goes off. `how` has the first number of copies if scaling decides it
-    later.
+    former one when an alarm goes off. `Resource.change_settings` has the initial number of copies
+    if autoscaling controls it later.
     """
 
     traits = Traits(
         fixed=frozenset({"EndpointName", "VariantName"}), unseen=frozenset({"DeploymentConfig"})
     )
-    poll, patience = 10.0, MAX_UPDATE_S + 3600.0
+    poll_interval_s, timeout_s = 10.0, MAX_UPDATE_S + 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        doing = f"looking for the component {name}"
+        activity = f"looking for the component {name}"
         response = cloud.find(
-            "sagemaker", "describe_inference_component", doing, InferenceComponentName=name
+            "sagemaker", "describe_inference_component", activity, InferenceComponentName=name
         )
         if response is None:
             return None
@@ -182,53 +185,53 @@ class InferenceComponent(ResourceKind):
         return Observed(name, properties, tags_of_arn(cloud, arn), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        wanted = pick(
-            {**resource.properties, **resource.how},
+        desired = pick(
+            {**resource.properties, **resource.change_settings},
             ("EndpointName", "VariantName", "Specification", "RuntimeConfig"),
         )
-        named = {"InferenceComponentName": resource.name, "Tags": tag_list(resource.tags)}
+        arguments = {"InferenceComponentName": resource.name, "Tags": tag_list(resource.tags)}
         cloud.call(
             "sagemaker",
             "create_inference_component",
             f"creating the component {resource.name}",
-            **named,
-            **wanted,
+            **arguments,
+            **desired,
         )
 
     def update(
         self, cloud: Cloud, resource: Resource, observed: Observed, changed: set[str]
     ) -> None:
-        name = {"InferenceComponentName": resource.name}
+        identifier = {"InferenceComponentName": resource.name}
         put_tags(cloud, observed.outputs["Ref"], resource)
         if "Specification" in changed:
-            wanted = pick(
+            desired = pick(
                 resource.properties, ("Specification", "RuntimeConfig", "DeploymentConfig")
             )
             cloud.call(
                 "sagemaker",
                 "update_inference_component",
                 f"updating the component {resource.name}",
-                **name,
-                **wanted,
+                **identifier,
+                **desired,
             )
         elif "RuntimeConfig" in changed:
-            doing = f"setting the copies of {resource.name}"
-            wanted = resource.properties["RuntimeConfig"]
+            activity = f"setting the copies of {resource.name}"
+            desired = resource.properties["RuntimeConfig"]
             cloud.call(
                 "sagemaker",
                 "update_inference_component_runtime_config",
-                doing,
-                **name,
-                DesiredRuntimeConfig=wanted,
+                activity,
+                **identifier,
+                DesiredRuntimeConfig=desired,
             )
 
     def delete(self, cloud: Cloud, observed: Observed) -> str | None:
         """Delete a component; SageMaker refuses that while the component changes."""
-        now = self.observe(cloud, observed.name)
-        if now is None or now.outputs["status"] == "Deleting":
+        current = self.observe(cloud, observed.name)
+        if current is None or current.outputs["status"] == "Deleting":
             return None
-        if now.state == "changing":
-            return f"is {now.outputs['status']}, and can be deleted after that"
+        if current.state == "changing":
+            return f"is {current.outputs['status']}, and can be deleted after that"
         cloud.call(
             "sagemaker",
             "delete_inference_component",

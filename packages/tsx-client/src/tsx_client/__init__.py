@@ -1,6 +1,6 @@
 """A client for models that tsx serves.
 
-Example:
+Examples:
     >>> with Client("http://127.0.0.1:8080", timeout=5) as client:
     ...     client.models.digits.predict(image=Path("7.png"))
     7

@@ -62,7 +62,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         or (plan.parallel.ranks if plan.parallel.is_group else 0),
         use_venv=bool(config.use_venv),
         continuous_batching=plan.strategy.mode == "continuous",
-        use_job_ticket=plan.strategy.tickets,
+        use_job_ticket=plan.strategy.uses_job_tickets,
         stateful=bool(config.sequence_max_idle_msec),
         sequence_max_idle_m_sec=config.sequence_max_idle_msec or 0,
         sequence_timeout_m_sec=config.sequence_timeout_msec or 0,

@@ -6,13 +6,13 @@ import asyncio
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, for at most so many seconds.
+    """Wait until the event is set, for at most `seconds`.
 
-    Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes in the turn in which the
-    event is set.
+    Before Python 3.12 `asyncio.wait_for` loses a cancellation that arrives in the event-loop
+    iteration in which the event is set.
     """
-    waiting = asyncio.ensure_future(event.wait())
+    waiter = asyncio.ensure_future(event.wait())
     try:
-        await asyncio.wait([waiting], timeout=seconds)
+        await asyncio.wait([waiter], timeout=seconds)
     finally:
-        waiting.cancel()
+        waiter.cancel()

@@ -19,7 +19,7 @@ from tsx_runtime.shared.log_format import rounded
 from tsx_runtime.shared.memory import free_memory
 
 ROUNDS_PER_MEASUREMENT = 10  # rounds between two measurements of the memory budget
-MIN_BUSY_S = 1.0  # work that is observed before the cores of a worker are computed
+MIN_BUSY_S = 1.0  # busy time that is observed before the cores per worker are estimated
 
 
 @dataclass
@@ -29,11 +29,12 @@ class _WatchedVersion:
     history: History = field(default_factory=History)
     refusals: int = 0
     arrived: int = 0
-    processes: frozenset[WorkerInstance | None] = frozenset()  # processes of the two sums below
+    # The processes that the next two sums cover.
+    processes: frozenset[WorkerInstance | None] = frozenset()
     cpu_seconds: float = 0.0
     busy_seconds: float = 0.0
     cores_per_worker: float = 1.0
-    last_limit: str = ""  # the last reported reason for no further worker
+    last_limit: str = ""  # the reason last reported for not adding a worker
 
 
 class ElasticController:
@@ -44,7 +45,10 @@ class ElasticController:
         cores: int,
         start_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """Adapt `versions` in later rounds; `start_task` runs a scaling in the background."""
+        """Prepare to adapt the workers of `versions`; each call of `adjust` is one round.
+
+        `start_task` runs a scaling in the background.
+        """
         self._versions = versions
         self._budget = budget
         self._cores = cores
@@ -57,25 +61,30 @@ class ElasticController:
         """Observe all adaptive versions, and start the scalings that they need."""
         if next(self._rounds) % ROUNDS_PER_MEASUREMENT == 0:
             await self._budget.measure()
-        adaptive = [version for version in self._versions() if version.adapts and version.workers]
-        if not adaptive:
+        adaptive_versions = [
+            version for version in self._versions() if version.adapts and version.workers
+        ]
+        if not adaptive_versions:
             self._watched.clear()
             return
-        serving = [
+        ready_workers = [
             worker
-            for version in adaptive
+            for version in adaptive_versions
             for worker in version.workers
             if worker.state is WorkerState.READY
         ]
-        usage, memory = await asyncio.to_thread(
-            lambda: ({worker: worker.usage() for worker in serving}, free_memory())
+        usage_by_worker, host_bytes = await asyncio.to_thread(
+            lambda: ({worker: worker.usage() for worker in ready_workers}, free_memory())
         )
-        budgeted = self._budget.free()
-        free = memory if budgeted is None else min(memory, budgeted)
+        budget_bytes = self._budget.free()
+        free_bytes = host_bytes if budget_bytes is None else min(host_bytes, budget_bytes)
         # Some versions may have been removed meanwhile.
-        adaptive = [version for version in self._versions() if version in adaptive]
+        adaptive_versions = [
+            version for version in self._versions() if version in adaptive_versions
+        ]
         self._watched = {
-            version: self._watched.get(version) or _WatchedVersion() for version in adaptive
+            version: self._watched.get(version) or _WatchedVersion()
+            for version in adaptive_versions
         }
         for version, watched in self._watched.items():
             self._apply(
@@ -85,8 +94,8 @@ class ElasticController:
                     version,
                     watched,
                     self.clock(),
-                    usage,
-                    free,
+                    usage_by_worker,
+                    free_bytes,
                     self._budget.room_for_workers(version),
                     self._cores,
                 ),
@@ -96,7 +105,7 @@ class ElasticController:
         decision, watched.history = decide(load, watched.history)
         if decision.workers == len(version.workers):
             if decision.reason and decision.reason != watched.last_limit:
-                version.hold(decision.reason, _numbers(load, watched.history))
+                version.report_no_more_workers(decision.reason, _numbers(load, watched.history))
             watched.last_limit = decision.reason or watched.last_limit
             return
         if decision.workers < len(version.workers) and not version.can_shrink:
@@ -111,15 +120,15 @@ def _observe(
     version: ModelVersion,
     watched: _WatchedVersion,
     now: float,
-    usage: dict[Worker, ResourceUsage | None],
-    free: int,
+    usage_by_worker: dict[Worker, ResourceUsage | None],
+    free_bytes: int,
     gpu_room: float,
     cores: int,
 ) -> ModelLoad:
     waiting, working, rate = version.pressure()
     states = [worker.state for worker in version.workers]
     refusals = version.stats.refusals["QueueFull"] + (
-        version.stats.refusals["NoWorker"] if version.plan.strategy.tickets else 0
+        version.stats.refusals["NoWorker"] if version.plan.strategy.uses_job_tickets else 0
     )
     refused, watched.refusals = (
         max(0, refusals - watched.refusals) if watched.history.observed_at > 0 else 0,
@@ -134,9 +143,9 @@ def _observe(
     if report is not None and report.curve is not None and report.curve.known:
         bound = LatencyBound(report.target, report.seconds, report.curve)
     usages = {
-        worker: worker_usage
-        for worker, worker_usage in usage.items()
-        if worker_usage is not None and worker in version.workers
+        worker: usage
+        for worker, usage in usage_by_worker.items()
+        if usage is not None and worker in version.workers
     }
     _measure_cores(version, watched, usages)
     return ModelLoad(
@@ -157,26 +166,28 @@ def _observe(
             (worker.instance.model_seconds for worker in version.workers if worker.instance),
             default=0.0,
         ),
-        worker_memory=max((process.memory for process in usages.values()), default=0),
-        free_memory=free,
+        worker_memory=max((usage.memory for usage in usages.values()), default=0),
+        free_memory=free_bytes,
         gpu_room=gpu_room,
         cores=cores,
         cores_per_worker=0.0 if version.plan.gpus else watched.cores_per_worker,
-        unused=max(0.0, now - version.last_used),
+        idle_seconds=max(0.0, now - version.last_used),
         scale_to_zero=version.plan.scale_to_zero,
     )
 
 
 def _measure_cores(
-    version: ModelVersion, watched: _WatchedVersion, used: dict[Worker, ResourceUsage]
+    version: ModelVersion, watched: _WatchedVersion, usages: dict[Worker, ResourceUsage]
 ) -> None:
     """Learn how many cores a busy worker uses, at most one.
 
-    More workers get fewer threads each. A worker that waits for other services uses less.
+    The limit is one because each worker gets fewer threads if there are more workers. A worker
+    that waits for other services uses less than one core.
     """
-    cpu, busy = sum(process.cpu_seconds for process in used.values()), version.stats.busy_seconds
-    # A restarted process has used nothing yet.
-    processes = frozenset(worker.instance for worker in used)
+    cpu = sum(usage.cpu_seconds for usage in usages.values())
+    busy = version.stats.busy_seconds
+    # A new process starts at zero CPU seconds, so both sums start again.
+    processes = frozenset(worker.instance for worker in usages)
     if watched.processes != processes:
         watched.processes, watched.cpu_seconds, watched.busy_seconds = processes, cpu, busy
     elif busy - watched.busy_seconds > MIN_BUSY_S:
@@ -209,6 +220,6 @@ def _numbers(load: ModelLoad, history: History) -> str:
             if load.cores_per_worker
             else ""
         ),
-        f"no request for {load.unused:.0f} s" if load.unused >= 1 else "",
+        f"no request for {load.idle_seconds:.0f} s" if load.idle_seconds >= 1 else "",
     ]
     return ", ".join(filter(None, parts))

@@ -87,7 +87,7 @@ class ModelLoad:
     gpu_room: float = math.inf  # number of further workers that fit on the GPUs
     cores: float = math.inf  # cores that workers may use
     cores_per_worker: float = 0.0  # cores that a busy worker uses
-    unused: float = 0.0  # time since the last request
+    idle_seconds: float = 0.0  # since the last request
     scale_to_zero: float = 0.0  # 0: never
 
 
@@ -121,7 +121,7 @@ def decide(load: ModelLoad, previous: History) -> tuple[Scaling, History]:
     history = _averaged(load, previous)
     if not load.workers or load.starting or load.failing:
         return Scaling(load.workers), history._replace(pressed_since=None, quiet_since=None)
-    if load.scale_to_zero and load.unused >= load.scale_to_zero:
+    if load.scale_to_zero and load.idle_seconds >= load.scale_to_zero:
         return Scaling(0, "unused"), History()
     if _is_pressed(load, history):
         return _decide_pressed(load, history)

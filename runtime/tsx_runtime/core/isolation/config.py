@@ -2,8 +2,8 @@
 
 All mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system
 calls, network), no_new_privs and dropped capabilities, cgroup v2 (memory, CPU time, processes).
-`tsx_runtime/sandbox` makes the system calls; an isolated worker is a program that starts there. If
-the system cannot keep a promise of the settings, the server tells what is missing and does not
+`tsx_runtime/sandbox` makes the system calls; an isolated worker starts as a program in that
+package. If the system cannot enforce the settings, the server reports what is missing and does not
 start.
 """
 
@@ -29,7 +29,8 @@ from tsx_runtime.sandbox import landlock, seccomp
 from tsx_runtime.sandbox.enter import SandboxConfig
 from tsx_runtime.settings.schema import Settings
 
-# The new interpreter sees only the standard library until all rights are given up.
+# Until it has dropped its privileges, the interpreter imports only the standard library and
+# tsx_runtime. Its options -I and -S keep it from running `.pth` files and other start-up code.
 BOOT = (
     "import json, sys; sys.path.append(sys.argv[1]); from tsx_runtime.sandbox.enter import enter;"
     " enter(json.loads(sys.argv[2]))"
@@ -48,12 +49,17 @@ ETC_FILES = (
     "ld.so.conf.d",
     "localtime",
     "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "passwd",
+    "pki/ca-trust",
+    "ssl/certs",
+    "timezone",
 )
-MORE_ETC_FILES = ("nsswitch.conf", "os-release", "passwd", "pki/ca-trust", "ssl/certs", "timezone")
 SYSTEM_PATHS = [
     *SYSTEM_TREES,
     *(f"/sys/{name}" for name in SYS_FILES),
-    *(f"/etc/{name}" for name in (*ETC_FILES, *MORE_ETC_FILES)),
+    *(f"/etc/{name}" for name in ETC_FILES),
 ]
 NETWORK_FILES = [
     "/run/systemd/resolve",
@@ -64,11 +70,22 @@ NETWORK_FILES = [
 ]
 DEVICES = [f"/dev/{name}" for name in ("full", "null", "random", "urandom", "zero")]
 GPU_DEVICES = ("nvidia*", "dri", "kfd")  # patterns in /dev
-# Variables that control a computation. A variable that names a place for files would lead out of
-# the scratch directory.
-VARIABLES = {"PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"}
-VARIABLES |= {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
-VARIABLE_PREFIXES = (
+# Variables that control a computation. Variables that name a directory for output, such as HF_HOME,
+# are not listed, since they would lead out of the scratch directory.
+PASSED_VARIABLES = {
+    "PATH",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "PYTHONHASHSEED",
+    "PYTHONUNBUFFERED",
+    "PYTHONWARNINGS",
+}
+PASSED_PREFIXES = (
     "LC_",
     "OMP_",
     "KMP_",
@@ -105,14 +122,14 @@ class Isolation(NamedTuple):
         return cgroups.limit_files(memory=self.memory, cpus=self.cpus, processes=self.processes)
 
     def describe(self) -> dict[str, str | int | float | bool]:
-        """Return the isolation for people; a limit that is not set is absent."""
-        bounded = {"memory_mb": self.memory, "cpus": self.cpus, "processes": self.processes}
+        """Return a human-readable description of the isolation; limits of 0 are left out."""
+        limits = {"memory_mb": self.memory, "cpus": self.cpus, "processes": self.processes}
         return {
             "files": "read only but for a scratch directory (Landlock)",
             "network": self.network,
             "system_calls": "filtered (seccomp)",
             "privileges": "none, and no new ones",
-            **{name: value for name, value in bounded.items() if value},
+            **{name: value for name, value in limits.items() if value},
         }
 
 
@@ -129,9 +146,9 @@ def isolation_of(settings: Settings, model: str) -> Isolation | None:
 
     if value("isolation") == "off":
         return None
-    parts = {name: value(f"isolation_{name}") for name in Isolation._fields}
-    listed = {name: tuple(map(str, part)) for name, part in parts.items() if isinstance(part, list)}
-    return Isolation(**(parts | listed))  # type: ignore[arg-type]  # The settings have these types.
+    fields = {name: value(f"isolation_{name}") for name in Isolation._fields}
+    lists = {name: tuple(map(str, item)) for name, item in fields.items() if isinstance(item, list)}
+    return Isolation(**(fields | lists))  # type: ignore[arg-type]  # The settings have these types.
 
 
 def check_isolation(settings: Settings) -> None:
@@ -173,12 +190,12 @@ def missing_features(isolation: Isolation) -> Iterable[str]:
         try:
             cgroups.prepare(isolation.cgroup, isolation.limit_files)
         except cgroups.NoGroups as error:
-            bounded = [
+            limits = [
                 f"isolation_{name}"
                 for name in ("memory", "cpus", "processes")
                 if getattr(isolation, name)
             ]
-            yield f"{', '.join(bounded)}: {error}"
+            yield f"{', '.join(limits)}: {error}"
     yield from (
         f"{path} of isolation_paths does not exist"
         for path in isolation.paths
@@ -196,7 +213,7 @@ class Sandbox:
 
         Args:
             isolation: The isolation of the model.
-            readable: Paths that the worker needs beside the system and this Python.
+            readable: Paths that the worker needs in addition to the system's and this Python's.
             gpu: Whether the worker uses a GPU.
             output: The path of the log socket, or an empty string.
             label: The name of the process in the log.
@@ -216,7 +233,7 @@ class Sandbox:
         if self._isolation.limit_files:
             try:
                 parent = cgroups.prepare(self._isolation.cgroup, self._isolation.limit_files)
-            except cgroups.NoGroups as error:  # The group existed when the server started.
+            except cgroups.NoGroups as error:  # The group has changed since the server started.
                 raise OSError(str(error)) from error
             self._group = cgroups.Group(parent, self._isolation.limit_files)
         self.scratch = tempfile.mkdtemp(prefix="tsx-scratch-", dir=temporary_directory())
@@ -252,15 +269,15 @@ class Sandbox:
     def environment(self, variables: dict[str, str], hidden: Collection[str]) -> dict[str, str]:
         """Return the environment variables of the process.
 
-        Of the server's own variables, it holds those that control a computation and those that the
-        settings name. A secret is among them only if the settings name it.
+        It contains the server's variables that control a computation, and those that the settings
+        name. A secret is passed only if the settings name it.
         """
         passed = {
             name: value
             for name, value in os.environ.items()
             if (
-                name in VARIABLES
-                or name.startswith(VARIABLE_PREFIXES)
+                name in PASSED_VARIABLES
+                or name.startswith(PASSED_PREFIXES)
                 or name in self._isolation.variables
             )
             and name not in hidden
@@ -268,12 +285,13 @@ class Sandbox:
         scratch_variables = {
             "HOME": self.scratch,
             "TMPDIR": self.scratch,
+            # Python would derive it from HOME otherwise.
             "PYTHONUSERBASE": site.getuserbase(),
-        }  # Without the last one, it would follow HOME.
+        }
         return WORKER_DEFAULTS | passed | variables | scratch_variables
 
     def remove(self) -> None:
-        """Remove what the ended process leaves; this may block for some seconds."""
+        """Clean up after the process has ended; this may block for some seconds."""
         if self._group is not None:
             if self._group.ran_out_of_memory():
                 logger.error(
@@ -284,13 +302,13 @@ class Sandbox:
             self._group.remove()
         if not self.scratch:
             return
-        removing = subprocess.Popen(["rm", "-rf", "--", self.scratch], stderr=subprocess.DEVNULL)
+        removal = subprocess.Popen(["rm", "-rf", "--", self.scratch], stderr=subprocess.DEVNULL)
         try:
-            if removing.wait(MAX_REMOVE_S):
+            if removal.wait(MAX_REMOVE_S):
                 logger.warning(
                     "%s: the scratch directory %s cannot be removed", self._label, self.scratch
                 )
-        except subprocess.TimeoutExpired:  # The removal goes on beside the next worker.
+        except subprocess.TimeoutExpired:  # The removal continues while the next worker runs.
             logger.warning(
                 "%s: the scratch directory %s is large and still being removed",
                 self._label,

@@ -23,7 +23,7 @@ USER_HEADERS = (
     *("x-goog-api-key", "x-forwarded-access-token", "x-forwarded-user", "x-forwarded-email"),
     *("x-auth-request-user", "x-remote-user"),
 )
-# No pattern matches these names.
+# Patterns in `pass_env` never match these names; they must be written in full.
 SERVER_SECRETS = tuple(
     sorted(f"{prefix}{name.upper()}" for name in SECRETS for prefix in ("TSX_", "TS_"))
 )
@@ -109,17 +109,17 @@ class HiddenHeaders:
             if model_settings.pass_headers
         }
         hidden_by_all = self._default.intersection(*self._by_model.values())
-        self.seen_credentials = (
+        self.exposed_credential_headers = (
             frozenset(map(str.encode, (*CREDENTIAL_HEADERS, *USER_HEADERS))) - hidden_by_all
         )
 
-    def of(self, model: str) -> frozenset[bytes]:
+    def for_model(self, model: str) -> frozenset[bytes]:
         return self._by_model.get(model, self._default)
 
 
 @contextmanager
 def starting_without(hidden: Iterable[str], environ: Mapping[str, str]) -> Iterator[None]:
-    """Start the processes of multiprocessing without these variables, in /proc/PID/environ too.
+    """Start multiprocessing's processes without these variables, even in /proc/PID/environ.
 
     multiprocessing cannot choose an environment. A change of this process's environment would be
     seen by its other threads.

@@ -216,7 +216,7 @@ class ModelVersion:
         """Whether its workers may be unloaded without loss, since the next request may wait."""
         return (
             self._dispatcher.unused
-            and not self.plan.strategy.tickets
+            and not self.plan.strategy.uses_job_tickets
             and {worker.state for worker in self.workers} <= {WorkerState.READY}
         )
 
@@ -342,7 +342,7 @@ class ModelVersion:
             self._unloaded_at = time.monotonic()
         return self._supervisor.scale(count, retry=False)
 
-    def hold(self, reason: str, numbers: str) -> None:
+    def report_no_more_workers(self, reason: str, numbers: str) -> None:
         """Report that memory or cores do not allow the workers that the load needs."""
         self.last_scaling = f"kept at {len(self.workers)} workers ({reason}): {numbers}"
         logger.warning("%s: %s", self.label, self.last_scaling)

@@ -245,7 +245,7 @@ def _slo(
             exclusive = {
                 "batchPolicy": config.batch_policy,
                 "sequenceBatching": chosen.sequences,
-                "useJobTicket": chosen.tickets,
+                "useJobTicket": chosen.uses_job_tickets,
             }
             exclusive |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
             if unfit := [*knobs, *(name for name, value in exclusive.items() if value)]:
@@ -272,7 +272,11 @@ def _with_costs(chosen: Strategy, cost: int, tokens: int, buckets: tuple[int, ..
 
 
 def _with_rows(chosen: Strategy, rows: int, slo: str | None) -> Strategy:
-    exclusive = {"slo": slo, "sequenceBatching": chosen.sequences, "useJobTicket": chosen.tickets}
+    exclusive = {
+        "slo": slo,
+        "sequenceBatching": chosen.sequences,
+        "useJobTicket": chosen.uses_job_tickets,
+    }
     exclusive |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
     if rows and (unfit := [name for name, value in exclusive.items() if value]):
         raise BadRequest(f"splitRows cannot be had with {', '.join(unfit)}. Remove one of the two.")

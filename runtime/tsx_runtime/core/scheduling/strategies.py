@@ -40,7 +40,7 @@ class Strategy(NamedTuple):
 
     mode: str = "batch"  # the worker's loop: batch, continuous or async
     sequences: SequenceConfig | None = None  # only for a stateful model
-    tickets: bool = False
+    uses_job_tickets: bool = False
     # Given if batches have a cost or preferred sizes: see `CostQueue`.
     cost_per_byte: float | None = None
     max_cost: int = 0  # limit of a batch; 0: none
@@ -126,4 +126,4 @@ def entrance(
     def submit_to_idle(job: Job) -> None:
         (dispatcher.submit if dispatcher.room() > 0 else dispatcher.reject_busy)(job)
 
-    return submit_to_idle if chosen.tickets else dispatcher.submit
+    return submit_to_idle if chosen.uses_job_tickets else dispatcher.submit

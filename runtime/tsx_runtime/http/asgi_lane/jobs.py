@@ -121,7 +121,7 @@ class JobRoutes:
         target, route, body = await read_request(
             self.registry, scope, receive, self.limit, JOB_SIZE
         )
-        hidden_names = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
+        hidden_names = {CALLBACK, *self.registry.hidden_headers.for_model(route.name)}
         block = header_block(shown_headers(as_sent(scope), hidden_names))
         request = StoredRequest(
             request_id.decode(), scope["method"], scope["path"], scope["query_string"], block, body

@@ -131,7 +131,7 @@ class Predictions:
         target, route, body = await read_request(self.registry, scope, receive, self.limit)
         now = time.monotonic()
         visible_headers = with_headers(
-            as_sent(scope), target, self.registry.hidden_headers.of(route.name)
+            as_sent(scope), target, self.registry.hidden_headers.for_model(route.name)
         )
         meta = wire.request_meta(
             request_id.decode(), scope["query_string"] if target.query else b"", visible_headers

@@ -112,7 +112,7 @@ class RequestExecutor:
         meta = wire.request_meta(
             request.request_id,
             request.query if target.query else b"",
-            with_headers(headers, target, self._registry.hidden_headers.of(route.name)),
+            with_headers(headers, target, self._registry.hidden_headers.for_model(route.name)),
         )
         now = time.monotonic()
         due = None if job.deadline is None else now + job.deadline - time.time()

@@ -80,7 +80,7 @@ class WorkflowPredictions:
             raise ResourceNotFound(errors.NOT_FOUND)
         self.workflows.find(name)  # An unknown workflow is refused before the body is read.
         body = await read_body(scope, receive, self.limit)
-        hidden_names = self.workflows.registry.hidden_headers.of(name)
+        hidden_names = self.workflows.registry.hidden_headers.for_model(name)
         headers = shown_headers(as_sent(scope), hidden_names)
         request = WorkflowRequest(
             request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority

@@ -38,9 +38,9 @@ class BodyRoute:
             return
         job.destination = route
         # Headers that are hidden from unknown models, but not from this one.
-        if visible_names := registry.hidden_headers.of(self.name) - registry.hidden_headers.of(
-            route.name
-        ):
+        if visible_names := registry.hidden_headers.for_model(
+            self.name
+        ) - registry.hidden_headers.for_model(route.name):
             job.meta += header_block(pair for pair in headers if pair[0] in visible_names)
         if route.client_timeout:
             due = job.arrived + route.client_timeout

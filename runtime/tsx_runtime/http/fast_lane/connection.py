@@ -44,7 +44,7 @@ from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.exchange import Exchange
 from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
 from tsx_runtime.http.fast_lane.lane import LaneApp
-from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
+from tsx_runtime.http.fast_lane.observed_exchange import exchange_factory
 from tsx_runtime.http.fast_lane.read_flow import ReadFlow
 from tsx_runtime.http.turns import LARGE_READ_BYTES
 from tsx_runtime.wire import MAX_COPIED_BYTES, Body, Buffer, Parts
@@ -117,7 +117,7 @@ class FastLane(CasedProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._app = cast("LaneApp", config.app)  # `config.loaded_app` may be wrapped.
         self.lane = self._app.lane_of(server_state)
-        self._new_exchange = new_exchange_of(self.lane)
+        self._new_exchange = exchange_factory(self.lane)
         self._phase = BETWEEN
         self._phase_s = 0  # seconds in this phase
         self._is_stopping = False  # whether the server stops and accepts no further request

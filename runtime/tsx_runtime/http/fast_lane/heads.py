@@ -213,7 +213,7 @@ class Heads:
             )
         block = wire.header_block(
             with_headers(
-                parsed.as_sent, url.target, self._registry.hidden_headers.of(url.route.name)
+                parsed.as_sent, url.target, self._registry.hidden_headers.for_model(url.route.name)
             )
         )
         meta = b"\r\n%b\r\n%b" % (url.query, block)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from tsx_runtime.api.access_log import BROKEN, LEFT
+from tsx_runtime.api.access_log import BROKEN, CLIENT_DISCONNECTED
 from tsx_runtime.api.server_timing import TIMED
 from tsx_runtime.api.tracing import describe
 from tsx_runtime.core.telemetry.batch_times import Batch
@@ -21,10 +21,10 @@ from tsx_runtime.wire import Body, Buffer
 if TYPE_CHECKING:
     from tsx_runtime.http.fast_lane.lane import Lane
 
-NewExchange: TypeAlias = Callable[[Connection, Head, Body, float], Exchange]
+ExchangeFactory: TypeAlias = Callable[[Connection, Head, Body, float], Exchange]
 
 
-def new_exchange_of(lane: Lane) -> NewExchange:
+def exchange_factory(lane: Lane) -> ExchangeFactory:
     """Return the function or class that creates the exchanges of a connection.
 
     If no request is observed, it is `Exchange` itself, which costs nothing.
@@ -59,7 +59,7 @@ def _new_sampled_exchange(
 class LoggedExchange(Exchange):
     """An exchange that has a line in the access log."""
 
-    _is_logged = True  # whether its line is not written yet
+    _is_line_pending = True  # whether the line is still to be written
 
     def __init__(self, connection: Connection, head: Head, body: Body, arrived: float) -> None:
         Exchange.__init__(self, connection, head, body, arrived)
@@ -70,37 +70,37 @@ class LoggedExchange(Exchange):
             Exchange.answer(self, status, headers, body, batch)
             self._write_line(200, "", batch[2])
             return
-        streamed = self._flow is not None
+        is_streamed = self._flow is not None
         Exchange.answer(self, status, headers, body, batch)
-        self._end(200 if streamed else status, BROKEN if streamed and status >= 400 else "")
+        self._end(200 if is_streamed else status, BROKEN if is_streamed and status >= 400 else "")
 
     def refuse(self, error: TsxError) -> None:
-        streamed = self._flow is not None
+        is_streamed = self._flow is not None
         super().refuse(error)
-        if streamed:
+        if is_streamed:
             self._end(200, BROKEN)
         else:
             self._end(error.status, "", type(error).__name__)
 
     def leave(self) -> None:
-        """Write the line of a stream that the client does not read to its end."""
+        """Write the line of a stream if the client leaves before its end."""
         if self._flow is not None:
-            self._write_line(200, LEFT, time.monotonic())
+            self._write_line(200, CLIENT_DISCONNECTED, time.monotonic())
         super().leave()
 
-    def _end(self, status: int, broken: str, failure: str = "") -> None:
+    def _end(self, status: int, broken_reason: str, failure: str = "") -> None:
         """Write the line; `failure` is the name of the error that refused the request."""
-        if broken or not self.gone:
-            self._write_line(status, broken, time.monotonic())
+        if broken_reason or not self.gone:
+            self._write_line(status, broken_reason, time.monotonic())
 
-    def _write_line(self, status: int, broken: str, now: float) -> None:
+    def _write_line(self, status: int, broken_reason: str, now: float) -> None:
         connection = self.connection
         log = connection.lane.log
-        if log is not None and self._is_logged:
-            self._is_logged = False
-            served = self.routed or self.destination
+        if log is not None and self._is_line_pending:
+            self._is_line_pending = False
+            destination = self.routed or self.destination
             # A splitter that has not picked a version has none.
-            version = getattr(served, "version", "")
+            version = getattr(destination, "version", "")
             log.add(
                 connection.client,
                 self._head.line,
@@ -108,9 +108,9 @@ class LoggedExchange(Exchange):
                 self.arrived,
                 now,
                 self.request_id,
-                served.name,
+                destination.name,
                 version,
-                broken,
+                broken_reason,
             )
 
 
@@ -127,7 +127,7 @@ class TracedExchange(LoggedExchange):
         is_logged: bool,
     ) -> None:
         super().__init__(connection, head, body, arrived)
-        self._is_logged = is_logged
+        self._is_line_pending = is_logged
         # Both become None once they are used.
         self._span: OpenSpan | None = span
         self._trace: JobTrace | None = JobTrace(span)
@@ -138,9 +138,9 @@ class TracedExchange(LoggedExchange):
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.answered(self.served_by(), self.arrived, status, batch)
-        streamed = self._flow is not None
+        is_streamed = self._flow is not None
         Exchange.answer(self, status, headers, body, batch)
-        self._end(200 if streamed else status, BROKEN if streamed and status >= 400 else "")
+        self._end(200 if is_streamed else status, BROKEN if is_streamed and status >= 400 else "")
 
     def refuse(self, error: TsxError) -> None:
         trace, self._trace = self._trace, None
@@ -148,14 +148,14 @@ class TracedExchange(LoggedExchange):
             trace.refused(self.served_by(), self.arrived, error)
         super().refuse(error)
 
-    def _end(self, status: int, broken: str, failure: str = "") -> None:
-        super()._end(status, broken, failure)
+    def _end(self, status: int, broken_reason: str, failure: str = "") -> None:
+        super()._end(status, broken_reason, failure)
         span, self._span = self._span, None
         if span is None:
             return
         if self.gone:
-            status, broken = 0, LEFT
-        error = broken or (failure or f"status {status}" if is_failure(status) else "")
+            status, broken_reason = 0, CLIENT_DISCONNECTED
+        error = broken_reason or (failure or f"status {status}" if is_failure(status) else "")
         span.finish(time.monotonic(), error, partial(self._describe, span, status))
 
     def _describe(self, span: OpenSpan, status: int) -> None:

@@ -79,7 +79,7 @@ def _submit(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJo
             )
         check_distinct(headers)
         route = resolve(registry, Target(request.model), headers)
-        shown = shown_headers(headers, registry.hidden_headers.of(route.name))
+        shown = shown_headers(headers, registry.hidden_headers.for_model(route.name))
         job = WaitingJob(
             wire.request_meta(new_request_id().decode(), b"", shown), request.body, time.monotonic()
         )

@@ -210,7 +210,7 @@ class SageMakerApp:
             target,
             form,
             route,
-            self.registry.hidden_headers.of(route.name),
+            self.registry.hidden_headers.for_model(route.name),
             partial(_line, answer_format),
         )
         try:

@@ -31,7 +31,7 @@ from tsx_runtime.worker.codecs.v2_binary import OutputRequest, as_row, tensor_re
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.diagnostics.tracebacks import outline
 from tsx_runtime.worker.exceptions import BadRows, ClientsGone, InvalidInput, in_words
-from tsx_runtime.worker.execution.recovery import Ceiling, Location, Search, location_of
+from tsx_runtime.worker.execution.recovery import Ceiling, FailureLocation, Search, location_of
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.execution.thread_tuning import ThreadTuning
 from tsx_runtime.worker.handler_api.context import BatchState, Context, SendPiece
@@ -142,7 +142,7 @@ class _Failure(NamedTuple):
     """
 
     answer: Answer
-    location: Location
+    location: FailureLocation
     text: str
     trace: str
     memory: bool = False

@@ -29,7 +29,7 @@ GROW_AFTER = 100  # batches at the ceiling before a larger one is tried
 MAX_GROW_AFTER = 100_000
 
 
-class Location(NamedTuple):
+class FailureLocation(NamedTuple):
     """Where a call failed, and with which type.
 
     Two failures at the same location are equal, whatever their messages.
@@ -40,12 +40,12 @@ class Location(NamedTuple):
     line: int
 
 
-def location_of(error: BaseException) -> Location:
+def location_of(error: BaseException) -> FailureLocation:
     """Return the location of an error."""
     file, line = "", 0
     for frame, number in traceback.walk_tb(error.__traceback__):
         file, line = frame.f_code.co_filename, number
-    return Location(type(error).__qualname__, file, line)
+    return FailureLocation(type(error).__qualname__, file, line)
 
 
 def parts(size: int, *, first: bool) -> list[list[int]]:

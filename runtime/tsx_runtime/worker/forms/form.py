@@ -60,7 +60,7 @@ class FormSource(NamedTuple):
         settings: The result of `build`.
         signature: The signature of the model's calls.
         reference: Loads the archive's own model at the first call, and returns it at later ones.
-        fresh: Loads another copy of that model, which the form may change.
+        load_copy: Loads another copy of that model, which the form may change.
         device: The device of the worker.
     """
 
@@ -68,7 +68,7 @@ class FormSource(NamedTuple):
     settings: Mapping[str, Any]
     signature: Signature | None
     reference: Callable[[], Any]
-    fresh: Callable[[], Any]
+    load_copy: Callable[[], Any]
     device: torch.device
 
     def flat_signature(self) -> Signature:

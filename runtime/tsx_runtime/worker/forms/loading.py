@@ -36,7 +36,7 @@ class LoadedForm(NamedTuple):
     """A model, ready to be called.
 
     Attributes:
-        model: The model to call as the archive's own.
+        model: The model, which is called in the same way as the archive's own.
         name: The form's name, or REFERENCE if no form fits.
         passed_over: The reasons why the forms before it in `forms` are not used.
     """
@@ -47,11 +47,11 @@ class LoadedForm(NamedTuple):
 
 
 class FormModel:
-    """A graph, called as the archive's own model.
+    """A graph that is called in the same way as the archive's own model.
 
     A call that the graph was not built for goes to that model, which the first such call loads.
-    Attributes are those of that model, except the ones that handlers use for each request or right
-    after loading.
+    Attributes that this class lacks are looked up in that model; `to`, `eval` and `forward` do not
+    load it.
     """
 
     def __init__(
@@ -83,7 +83,10 @@ class FormModel:
 
     @property
     def _orig_mod(self) -> Any:
-        """The model for gradients and for a look at its layers, by torch.compile's name."""
+        """The original model, for gradients and for inspecting its layers.
+
+        torch.compile uses this name.
+        """
         model = self._reference()
         return getattr(model, "_orig_mod", model)
 
@@ -180,8 +183,8 @@ def _find_record(
     record = forms.named(name)
     if record is None:
         raise _Mismatch(f"{FORMS_FILE} has no such form")
-    # `_stale` may read the weights.
-    if reason := mismatch(record.bound, device) or _stale(forms, model_dir, manifest):
+    # `_stale_reason` may read the weights.
+    if reason := mismatch(record.bound, device) or _stale_reason(forms, model_dir, manifest):
         raise _Mismatch(reason)
     return record
 
@@ -190,7 +193,7 @@ def _load_record(
     record: FormRecord,
     model_dir: Path,
     reference: Callable[[], Any],
-    fresh: Callable[[], Any],
+    load_copy: Callable[[], Any],
     device: torch.device,
 ) -> Any:
     form = known_forms().get(record.name)
@@ -202,7 +205,9 @@ def _load_record(
         raise LoadError(missing)
     signature = None if record.signature is None else Signature.from_json(record.signature)
     directory = model_dir / record.directory
-    model = form.load(FormSource(directory, record.settings, signature, reference, fresh, device))
+    model = form.load(
+        FormSource(directory, record.settings, signature, reference, load_copy, device)
+    )
     if not form.is_graph:
         return model
     if signature is None:
@@ -210,15 +215,16 @@ def _load_record(
     return FormModel(record.name, model, signature, reference)
 
 
-def _stale(forms: KeptForms, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Explain why the forms are stale: forms of other weights answer as those weights did.
+def _stale_reason(forms: KeptForms, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
+    """Return why the forms are out of date, or None.
 
-    Files without a checksum in the manifest, as in a directory, are read.
+    A form built from other weights would answer as they did. Files without a checksum in the
+    manifest, such as those of a model directory, are hashed.
     """
     checksums = manifest.get("sha256")
-    known = checksums if isinstance(checksums, Mapping) else {}
+    digests = checksums if isinstance(checksums, Mapping) else {}
     changed = forms.stale_since(
-        {name: known.get(name) or _digest(model_dir / name) for name in forms.made_of}
+        {name: digests.get(name) or _digest(model_dir / name) for name in forms.made_of}
     )
     return (
         None

@@ -232,7 +232,7 @@ class Context:
         stopping_criteria: With continuous batching, a list of functions. Each tells whether the
             value returned for its request ends the response.
 
-    Example:
+    Examples:
         >>> from tsx_runtime.worker.handler_api.testing import MockContext
         >>> context = MockContext(model_name="digits")
         >>> context.set_response_header(0, "x-model", context.model_name)

@@ -60,7 +60,7 @@ class MetricTypes(enum.Enum):
 class Dimension:
     """A label of a metric.
 
-    Example:
+    Examples:
         >>> str(Dimension("Level", "Host"))
         'Level:Host'
     """
@@ -210,7 +210,7 @@ class Metrics:
     Every metric also has the labels `ModelName` and `Level=Model`. It appears on /metrics under
     its own name.
 
-    Example:
+    Examples:
         >>> metrics = Metrics("digits")
         >>> metrics.add_counter("Rejected", 1)
         >>> metrics.get_metric("Rejected").dimension_names

@@ -28,7 +28,7 @@ class MockContext(Context):
     Attributes:
         explain: Whether the request asks for an explanation.
 
-    Example:
+    Examples:
         >>> context = MockContext(model_name="digits", gpu_id=None)
         >>> context.system_properties["gpu_id"] is None
         True

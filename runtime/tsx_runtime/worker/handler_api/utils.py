@@ -24,7 +24,7 @@ def import_class(class_name: str, module_prefix: str | None = None) -> Any:
     Raises:
         ImportError: There is no such module or class.
 
-    Example:
+    Examples:
         >>> import_class("OrderedDict", "collections")
         <class 'collections.OrderedDict'>
     """

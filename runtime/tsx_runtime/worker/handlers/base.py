@@ -69,7 +69,7 @@ class BaseHandler:
         profiler_args: Arguments of torch.profiler.profile, for ENABLE_TORCH_PROFILER.
         target: TorchServe's attribute, which this class ignores.
 
-    Example:
+    Examples:
         >>> import torch
         >>> class Doubles(BaseHandler):
         ...     def initialize(self, context):

@@ -1,4 +1,4 @@
-"""`tsx bench` of a model that streams tokens, by each protocol, and comparisons of two runs."""
+"""`tsx bench` of a model that streams tokens, and comparisons of two runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOAD = ("--prompt-tokens", "uniform:2,5", "--max-tokens", 6, "--duration", "0.5s
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("talker")
     make_model(directory / "talker.mar", TALKER, config=CONFIG)
     with serving(
@@ -34,21 +34,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> None:
-    against = (
-        *shlex.split(f"--against {served.address('predictions')} --model talker --connections 3"),
+def test_a_running_server_is_measured_in_tokens(server: Running, run: Run) -> None:
+    options = (
+        *shlex.split(f"--against {server.address('predictions')} --model talker --connections 3"),
         *LOAD,
     )
-    done = run(
+    result = run(
         "bench",
-        *against,
+        *options,
         *shlex.split(
             "--rounds 2 --slo 'ttft.p99<20s,tpot.p99<10s,p99<60s' --output out --junit out.xml"
         ),
     )
-    assert done.code == 0, done.err
+    assert result.code == 0, result.err
     for line in ("tokens/s", "TTFT p50", "TPOT p50", "goodput"):
-        assert line in done.out, done.out
+        assert line in result.out, result.out
     results = read_results(Path("out/results.json"))
     point = results.trials[0].points[0]
     assert point.stream is not None
@@ -64,45 +64,45 @@ def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> No
     assert float(row["ttft_p99_ms"]) == pytest.approx(point.stream.ttft.p99_ms, rel=1e-3)
     assert float(row["tokens_per_second"]) > 0
     assert 'name="ttft.p99&lt;20s"' in Path("out.xml").read_text()
-    compared = run(
+    comparison = run(
         *shlex.split("bench compare out out --fail-if 'ttft.p99>10%' --fail-if 'tokens<-5%' --json")
     )
-    assert compared.code == 0, compared.err
-    figures = {change["figure"] for change in json.loads(compared.out)["pairs"][0]["changes"]}
+    assert comparison.code == 0, comparison.err
+    figures = {change["figure"] for change in json.loads(comparison.out)["pairs"][0]["changes"]}
     assert {"p99", "tokens", "ttft.p99", "tpot.p99"} <= figures
     assert run("bench", "compare", "out", "out").code == 0
-    assert run("bench", *against, "--slo", "tpot.p50<1ms").code == 1
+    assert run("bench", *options, "--slo", "tpot.p50<1ms").code == 1
 
 
-def test_bounds_of_streams_need_streams(served: Running, run: Run) -> None:
+def test_limits_on_streams_require_streamed_responses(server: Running, run: Run) -> None:
     Path("in.json").write_text('{"inputs": "cancelled"}')
     options = shlex.split(
-        f"--against {served.address('predictions')} --model talker --input in.json --duration "
+        f"--against {server.address('predictions')} --model talker --input in.json --duration "
         "0.2s --warm-up 0"
     )
-    done = run("bench", *options, "--slo", "ttft.p99<1s")
-    assert done.code == 2
-    assert "ttft.p99<1s is of event streams, and the answers are none" in done.err
+    result = run("bench", *options, "--slo", "ttft.p99<1s")
+    assert result.code == 2
+    assert "ttft.p99<1s is of event streams, and the answers are none" in result.err
     assert run("bench", *options, "--json", "plain.json").code == 0
-    done = run("bench", "compare", "plain.json", "plain.json", "--fail-if", "ttft.p99>10%")
-    assert done.code == 2
-    assert "is of event streams" in done.err
+    result = run("bench", "compare", "plain.json", "plain.json", "--fail-if", "ttft.p99>10%")
+    assert result.code == 2
+    assert "is of event streams" in result.err
 
 
 @pytest.mark.slow
 def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path / "talker.mar", TALKER, config=CONFIG)
     options = shlex.split("--workers 1 --connections 2 --rounds 1 --duration 0.2s --output out")
-    done = run(
+    result = run(
         *shlex.split(
             "bench talker.mar --slo 'ttft.p99<20s' --prompt-tokens 8 --max-tokens 6 --time-limit "
             "60s"
         ),
         *options,
     )
-    assert done.code == 0, done.out + done.err
+    assert result.code == 0, result.out + result.err
     results = read_results(Path("out/results.json"))
-    # The model has no batches.
+    # The model does not support batching.
     assert not results.curves
     assert {trial.as_configuration().batch_size for trial in results.trials} == {1}
     assert results.inputs.source == "generated: 256 different prompts of 8 words"
@@ -111,5 +111,5 @@ def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     assert point is not None
     assert point.stream is not None
     assert point.stream.goodput is not None
-    assert "tokens/s" in done.out
-    assert "TTFT p99" in done.err
+    assert "tokens/s" in result.out
+    assert "TTFT p99" in result.err

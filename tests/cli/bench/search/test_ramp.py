@@ -11,7 +11,7 @@ from tests.support.simulated_bench import SimulatedMachine, search
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import OfferedLoad, Point, Round, parse_slo
 from tsx_cli.bench.search.confirm import KNEE_RESOLUTION, measure_knee
-from tsx_cli.bench.search.ladder import bisected
+from tsx_cli.bench.search.ladder import bisect
 from tsx_cli.bench.search.points import confirmed_best, knee_of, open_loops, with_round
 from tsx_cli.bench.search.trial import LoadMeasurement, TrialFailed
 
@@ -129,8 +129,8 @@ def test_the_rates_of_a_ramp_do_not_become_the_best_load_of_a_closed_loop() -> N
 
 
 def test_a_bisection_ends_near_the_border_or_on_demand() -> None:
-    assert bisected(lambda value: value <= 0.7, 0.0, 1.0, 0.8, 0.1) == (0.7, 0.75)
-    assert bisected(lambda value: None, 0.0, 1.0, 0.8, 0.1) == (0.0, 1.0)
+    assert bisect(lambda value: value <= 0.7, 0.0, 1.0, 0.8, 0.1) == (0.7, 0.75)
+    assert bisect(lambda value: None, 0.0, 1.0, 0.8, 0.1) == (0.0, 1.0)
 
 
 def test_a_run_keeps_time_to_ramp_its_winner(tmp_path: Path) -> None:

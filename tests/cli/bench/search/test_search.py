@@ -602,8 +602,8 @@ def test_a_ladder_ends_near_the_most_that_holds(
     """Latency grows with the load by several laws; throughput grows up to the capacity."""
 
     def measure(level: float) -> Rung:
-        slack = (level / limit) ** max(power, 0.5)
-        return Rung(level, min(level, capacity), slack <= 1, slack)
+        latency_ratio = (level / limit) ** max(power, 0.5)
+        return Rung(level, min(level, capacity), latency_ratio <= 1, latency_ratio)
 
     rungs: list[Rung] = []
     while (level := next_level(rungs, start=start, is_whole=integral, max_level=4096)) is not None:
@@ -619,13 +619,21 @@ def test_a_ladder_ends_near_the_most_that_holds(
 def test_a_ladder_that_cannot_win_is_left() -> None:
     assert (
         next_level(
-            [Rung(8, 100, holds=False, slack=1.3)], start=8, is_whole=True, max_level=1000, beat=200
+            [Rung(8, 100, holds=False, latency_ratio=1.3)],
+            start=8,
+            is_whole=True,
+            max_level=1000,
+            throughput_to_beat=200,
         )
         is None
     )
     assert (
         next_level(
-            [Rung(8, 300, holds=False, slack=1.3)], start=8, is_whole=True, max_level=1000, beat=200
+            [Rung(8, 300, holds=False, latency_ratio=1.3)],
+            start=8,
+            is_whole=True,
+            max_level=1000,
+            throughput_to_beat=200,
         )
         == 5
     )

@@ -49,8 +49,8 @@ def deploy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Deploy:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kinds.KubernetesObject, "poll", 0.0)
-    monkeypatch.setattr(kinds.Revision, "poll", 0.0)
+    monkeypatch.setattr(kinds.KubernetesObject, "poll_interval_s", 0.0)
+    monkeypatch.setattr(kinds.Revision, "poll_interval_s", 0.0)
     (tmp_path / "kubectl").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     make_model(tmp_path / "digits.mar", deploying.HANDLER)

@@ -84,5 +84,5 @@ def test_handlers_get_the_headers_that_the_settings_name(start_server):
 def test_the_headers_of_a_model_are_added_to_those_of_all_models():
     models = {"m": {"pass_headers": ["Authorization"]}}
     hidden = HiddenHeaders(Settings(pass_headers=["cookie"], models=models))
-    assert hidden.of("m") == {b"proxy-authorization"}
-    assert hidden.of("other") == {b"proxy-authorization", b"authorization"}
+    assert hidden.for_model("m") == {b"proxy-authorization"}
+    assert hidden.for_model("other") == {b"proxy-authorization", b"authorization"}

@@ -27,7 +27,7 @@ def version(directory: Path, *warmup: str, kind: str | None = None) -> Any:
     )
 
 
-def test_samples_come_before_warm_up_requests_and_these_before_a_generated_one(
+def test_samples_precede_warm_up_requests_and_generated_inputs_come_last(
     tmp_path: Path,
 ) -> None:
     assert sample_of(version(tmp_path)) is None

@@ -91,10 +91,10 @@ def test_where_a_worker_loads_for_long_the_queue_must_last_longer():
 
 
 def test_an_unused_model_is_unloaded_only_where_it_says_so():
-    unused = replace(MODEL, working=0, waiting=0, unused=601.0)
-    assert decide_repeatedly(unused)[0] == (1, "")
-    assert decide_repeatedly(replace(unused, scale_to_zero=600.0))[0] == (0, "unused")
-    assert decide_repeatedly(replace(unused, scale_to_zero=602.0))[0] == (1, "")
+    idle = replace(MODEL, working=0, waiting=0, idle_seconds=601.0)
+    assert decide_repeatedly(idle)[0] == (1, "")
+    assert decide_repeatedly(replace(idle, scale_to_zero=600.0))[0] == (0, "unused")
+    assert decide_repeatedly(replace(idle, scale_to_zero=602.0))[0] == (1, "")
 
 
 def test_workers_go_after_a_minute_in_which_fewer_had_sufficed():

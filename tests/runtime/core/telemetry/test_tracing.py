@@ -1,4 +1,4 @@
-"""Traces of requests: which requests have one, their spans, and the header for the handler."""
+"""Traces of requests: which requests are traced, their spans, and the handler's `traceparent`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 NAN = float("nan")
 
 
-def read_header(traceparent: str, *states: str) -> Parent | None:
+def parse_headers(traceparent: str, *states: str) -> Parent | None:
     return parent_of(
         [
             (b"traceparent", traceparent.encode()),
@@ -28,13 +28,15 @@ def read_header(traceparent: str, *states: str) -> Parent | None:
     )
 
 
-def test_a_traceparent_is_read_as_w3c_says() -> None:
-    assert read_header(f"00-{TRACE}-{SPAN}-01", "a=1", "b=2") == Parent(
+def test_a_traceparent_is_parsed_as_w3c_specifies() -> None:
+    assert parse_headers(f"00-{TRACE}-{SPAN}-01", "a=1", "b=2") == Parent(
         int(TRACE, 16), int(SPAN, 16), True, "a=1,b=2"
     )
-    assert read_header(f"00-{TRACE}-{SPAN}-00") == Parent(int(TRACE, 16), int(SPAN, 16), False, "")
-    # Later versions of the header may hold more.
-    assert read_header(f"01-{TRACE}-{SPAN}-03-more") is not None
+    assert parse_headers(f"00-{TRACE}-{SPAN}-00") == Parent(
+        int(TRACE, 16), int(SPAN, 16), False, ""
+    )
+    # Later versions of the header may have more fields.
+    assert parse_headers(f"01-{TRACE}-{SPAN}-03-more") is not None
 
 
 @pytest.mark.parametrize(
@@ -49,18 +51,20 @@ def test_a_traceparent_is_read_as_w3c_says() -> None:
         TRACE,
     ],
 )
-def test_a_header_that_is_no_traceparent_counts_as_none(value: str) -> None:
-    assert read_header(value) is None
+def test_an_invalid_traceparent_is_ignored(value: str) -> None:
+    assert parse_headers(value) is None
 
 
-def test_two_traceparents_count_as_none() -> None:
+def test_two_traceparents_are_both_ignored() -> None:
     assert parent_of([(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())] * 2) is None
 
 
 @given(st.floats(0, 1), st.floats(0, 1, exclude_max=True))
-def test_the_clients_choice_goes_before_the_share(share: float, drawn: float) -> None:
-    tracer = Tracer(share, lambda make: None, lambda: drawn)
-    assert tracer.wants(None) == (drawn < share)
+def test_the_clients_sampling_flag_overrides_the_sampling_rate(
+    sampling_rate: float, random_number: float
+) -> None:
+    tracer = Tracer(sampling_rate, lambda make_spans: None, lambda: random_number)
+    assert tracer.wants(None) == (random_number < sampling_rate)
     assert tracer.wants(Parent(1, 2, True, ""))
     assert not tracer.wants(Parent(1, 2, False, ""))
 
@@ -80,9 +84,9 @@ HEADERS = st.lists(
 
 @given(st.sampled_from([b"", b"a=b"]), HEADERS)
 def test_the_handler_gets_one_traceparent(query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    above = Tracer(1, lambda make: None).begin(None, 1.0)
+    parent_span = Tracer(1, lambda make_spans: None).begin(None, 1.0)
     request_id, reported_query, block = parse_request_meta(
-        JobTrace(above).with_traceparent(request_meta("id-1", query, headers))
+        JobTrace(parent_span).with_traceparent(request_meta("id-1", query, headers))
     )
     assert (request_id, reported_query) == ("id-1", query.decode())
     reported = list(parse_header_block(block))
@@ -91,23 +95,23 @@ def test_the_handler_gets_one_traceparent(query: bytes, headers: list[tuple[byte
     ]
     assert reported[:-1] == expected
     assert reported[-1][0] == "traceparent"
-    assert re.fullmatch(f"00-{above.trace_id:032x}-[0-9a-f]{{16}}-01", reported[-1][1])
+    assert re.fullmatch(f"00-{parent_span.trace_id:032x}-[0-9a-f]{{16}}-01", reported[-1][1])
 
 
 def trace_batch(
     *arrivals: float, times: BatchTimes, status: int = 200
 ) -> tuple[list[Span], OpenSpan]:
-    """Return the spans of requests of one batch, and the span above them."""
+    """Return the spans of the requests of one batch, and the last request's parent span."""
     spans: list[Span] = []
-    tracer = Tracer(1, lambda make: spans.extend(make()))
+    tracer = Tracer(1, lambda make_spans: spans.extend(make_spans()))
     stats = SimpleNamespace(
         times=lambda batch: times, add_exemplar=lambda trace_id, arrived, times: None
     )
     version = SimpleNamespace(name="m", version="1.0", stats=stats)
     for arrived in arrivals:
-        above = tracer.begin(None, arrived)
-        JobTrace(above).answered(version, arrived, status, BATCH)
-    return spans, above
+        parent_span = tracer.begin(None, arrived)
+        JobTrace(parent_span).answered(version, arrived, status, BATCH)
+    return spans, parent_span
 
 
 TIMES = BatchTimes(
@@ -124,7 +128,7 @@ TIMES = BatchTimes(
 
 
 def test_spans_divide_the_time_of_a_request() -> None:
-    spans, above = trace_batch(1.0, times=TIMES)
+    spans, parent_span = trace_batch(1.0, times=TIMES)
     assert {span.name: (span.start, span.end) for span in spans} == {
         "queue": (1.0, 2.0),
         "batch wait": (2.0, 3.0),
@@ -133,10 +137,10 @@ def test_spans_divide_the_time_of_a_request() -> None:
         "inference": (3.5, 4.5),
         "postprocess": (5.75, 6.0),
     }
-    assert above.attributes == {"tsx.model.name": "m", "tsx.model.version": "1.0"}
+    assert parent_span.attributes == {"tsx.model.name": "m", "tsx.model.version": "1.0"}
 
 
-def test_a_request_that_found_a_worker_did_not_queue_and_unknown_steps_have_no_span() -> None:
+def test_without_waiting_the_queue_span_is_empty_and_unknown_steps_have_none() -> None:
     spans, _ = trace_batch(
         2.25, times=TIMES._replace(preprocess=NAN, postprocess=NAN, inference=3.0), status=500
     )
@@ -156,11 +160,13 @@ def test_the_spans_of_one_batch_are_linked() -> None:
     assert second.links == ((first.trace_id, first.span_id),)
 
 
-def test_a_refused_request_has_a_span_of_its_wait_alone() -> None:
+def test_a_refused_request_has_only_a_queue_span() -> None:
     spans: list[Span] = []
-    above = Tracer(1, lambda make: spans.extend(make())).begin(Parent(5, 6, True, "a=1"), 1.0)
-    JobTrace(above).refused(SimpleNamespace(name="m"), 1.0, QueueFull("full"))
-    above.finish(2.0, "QueueFull")
+    parent_span = Tracer(1, lambda make_spans: spans.extend(make_spans())).begin(
+        Parent(5, 6, True, "a=1"), 1.0
+    )
+    JobTrace(parent_span).refused(SimpleNamespace(name="m"), 1.0, QueueFull("full"))
+    parent_span.finish(2.0, "QueueFull")
     queue, request = spans
     assert (queue.name, queue.parent_id, queue.error) == ("queue", request.span_id, "QueueFull")
     assert (request.trace_id, request.parent_id, request.is_remote, request.state) == (

@@ -1,4 +1,4 @@
-"""Decisions on a worker's health, look by look."""
+"""The health decisions about a worker, check by check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tsx_runtime.core.workers.health import JITTER, MEGA, Heartbeat, Recycling, Verdict
 
 
-def look_at(
+def check(
     heartbeat: Heartbeat,
     *,
     stopped: bool = False,
@@ -20,72 +20,74 @@ def look_at(
     return heartbeat.check(stopped=stopped, busy=busy, answered=answered, pings=pings)
 
 
-def test_an_idle_worker_is_asked_and_a_busy_or_lively_one_is_not():
+def test_only_an_idle_worker_without_recent_answers_is_pinged():
     heartbeat = Heartbeat(2, 10)
-    assert look_at(heartbeat) is Verdict.ASK
-    assert look_at(heartbeat, busy=True) is Verdict.FINE
-    assert look_at(heartbeat, answered=5) is Verdict.FINE
-    assert look_at(heartbeat, answered=5) is Verdict.ASK
+    assert check(heartbeat) is Verdict.ASK
+    assert check(heartbeat, busy=True) is Verdict.FINE
+    assert check(heartbeat, answered=5) is Verdict.FINE
+    assert check(heartbeat, answered=5) is Verdict.ASK
 
 
-def test_a_worker_that_does_not_answer_is_silent_once_the_bound_is_over():
+def test_a_worker_that_does_not_answer_is_reported_after_the_timeout():
     heartbeat = Heartbeat(2, 6)
-    assert [look_at(heartbeat, pings=1, busy=busy) for busy in (False, True, False)] == [
+    assert [check(heartbeat, pings=1, busy=busy) for busy in (False, True, False)] == [
         Verdict.FINE,
         Verdict.FINE,
         Verdict.SILENT,
     ]
 
 
-def test_an_answer_begins_the_wait_again():
+def test_an_answer_restarts_the_timeout():
     heartbeat = Heartbeat(2, 4)
-    assert look_at(heartbeat, pings=1) is Verdict.FINE
-    assert look_at(heartbeat) is Verdict.ASK
-    assert look_at(heartbeat, pings=1) is Verdict.FINE
+    assert check(heartbeat, pings=1) is Verdict.FINE
+    assert check(heartbeat) is Verdict.ASK
+    assert check(heartbeat, pings=1) is Verdict.FINE
 
 
-def test_a_bound_of_0_asks_nobody():
-    assert look_at(Heartbeat(2, 0)) is Verdict.FINE
+def test_a_timeout_of_0_disables_pings():
+    assert check(Heartbeat(2, 0)) is Verdict.FINE
 
 
-def test_a_stopped_process_is_reported_at_the_second_look_in_a_row_also_at_work():
+def test_two_consecutive_checks_report_a_stopped_process_even_if_busy():
     heartbeat = Heartbeat(2, 60)
-    looks = [
-        look_at(heartbeat, stopped=stopped, busy=True) for stopped in (True, False, True, True)
+    verdicts = [
+        check(heartbeat, stopped=stopped, busy=True) for stopped in (True, False, True, True)
     ]
-    assert looks == [Verdict.FINE, Verdict.FINE, Verdict.FINE, Verdict.STOPPED]
+    assert verdicts == [Verdict.FINE, Verdict.FINE, Verdict.FINE, Verdict.STOPPED]
 
 
 @given(
     limits=st.builds(Recycling, *[st.integers(0, 1000)] * 3),
-    early=st.floats(0, 1),
+    jitter_fraction=st.floats(0, 1),
     requests=st.integers(0, 2000),
     memory=st.integers(0, 2000),
     age=st.floats(0, 2000),
 )
-def test_a_limit_counts_from_its_jitter_on_and_0_is_no_limit(limits, early, requests, memory, age):
-    reason = limits.reason(early, requests=requests, memory=memory * MEGA, age=age)
+def test_a_limit_applies_from_its_jittered_value_and_0_disables_it(
+    limits, jitter_fraction, requests, memory, age
+):
+    reason = limits.reason(jitter_fraction, requests=requests, memory=memory * MEGA, age=age)
     values = {
         "requests": (limits.requests, requests),
         "memory": (limits.memory, memory),
         "age": (limits.age, age),
     }
-    reached = {name for name, (limit, value) in values.items() if limit and value >= limit}
-    near = {
+    passed_limits = {name for name, (limit, value) in values.items() if limit and value >= limit}
+    passed_jittered_limits = {
         name
         for name, (limit, value) in values.items()
         if limit and value >= limit * (1 - JITTER) * 0.999
     }
-    assert reason in near if reason else not reached
+    assert reason in passed_jittered_limits if reason else not passed_limits
 
 
-def test_workers_of_one_model_do_not_come_to_their_limit_together():
+def test_workers_of_one_model_reach_their_limits_at_different_times():
     limits = Recycling(requests=1000)
     assert limits.reason(1.0, requests=900, memory=0, age=0) == "requests"
     assert limits.reason(0.0, requests=999, memory=0, age=0) is None
 
 
 @pytest.mark.parametrize("reason", ["requests", "memory", "age"])
-def test_each_limit_has_its_name(reason):
+def test_the_reason_names_the_limit(reason):
     limits = Recycling(**{reason: 1})
     assert limits.reason(0.0, requests=1, memory=MEGA, age=1) == reason

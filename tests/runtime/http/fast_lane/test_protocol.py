@@ -57,7 +57,7 @@ def measure(body: bytes) -> bytes:
 
 def body_of(connection: RawConnection) -> bytes:
     answer = connection.answer()
-    assert answer.whole
+    assert answer.complete
     return answer.body
 
 

@@ -1,4 +1,4 @@
-"""Micro-batches: parts of a batch pass through the stages side by side and come out in order."""
+"""Micro-batches pass through the stages in parallel, and their results keep the batch's order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
 class Handler:
-    """A handler in micro-batches that notes their sizes; some rows make it fail."""
+    """A handler that runs in micro-batches and records their sizes; some rows make it fail."""
 
     def __init__(self, size: int, **parallelism: int) -> None:
         self.handle: Any = MicroBatching(self, size, parallelism)
         self.sizes: list[int] = []
-        self.together = threading.Barrier(2, timeout=20)
+        self.barrier = threading.Barrier(2, timeout=20)
         self.context: Any = None
 
     def preprocess(self, rows: list[Any]) -> list[Any]:
@@ -32,7 +32,7 @@ class Handler:
         if "bad" in rows:
             raise BadRows({rows.index("bad"): "is bad"})
         if "meet" in rows:
-            self.together.wait()
+            self.barrier.wait()
         first = self.handle.get_micro_batch_idx() * self.handle.micro_batch_size
         for idx, row in enumerate(rows):
             assert self.context.get_request_id(first + idx) == self.context.get_request_id(idx)
@@ -59,7 +59,7 @@ def make_context(count: int) -> Context:
 
 
 @given(st.integers(1, 20), st.integers(1, 8), st.integers(1, 3), st.integers(1, 3))
-def test_answers_keep_the_order_of_the_requests_and_parts_their_size(
+def test_results_keep_request_order_and_micro_batches_respect_the_size(
     count: int, size: int, readers: int, writers: int
 ) -> None:
     handler = Handler(size, preprocess=readers, postprocess=writers)
@@ -67,14 +67,14 @@ def test_answers_keep_the_order_of_the_requests_and_parts_their_size(
     rows = [f"row {idx}" for idx in range(count)]
     assert handler.handle(rows, context) == [f"{row}!" for row in rows]
     assert sum(handler.sizes) == count
-    assert all(part <= size for part in handler.sizes)
+    assert all(micro_batch_size <= size for micro_batch_size in handler.sizes)
     assert [context.get_response_headers(idx)["x-row"] for idx in range(count)] == [
         f"row {idx} id-{idx}" for idx in range(count)
     ]
     handler.handle.shutdown()
 
 
-def test_as_many_parts_are_in_a_stage_as_it_has_threads() -> None:
+def test_a_stage_runs_one_micro_batch_per_thread() -> None:
     handler = Handler(1, preprocess=2)
     assert handler.handle(["meet", "meet"], make_context(2)) == ["meet!", "meet!"]
     handler.handle.parallelism = {"preprocess": 1}
@@ -85,17 +85,19 @@ def test_as_many_parts_are_in_a_stage_as_it_has_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "kind"), [("lost", RuntimeError), ("few", ValueError), ("text", TypeError)]
+    ("row", "error_type"), [("lost", RuntimeError), ("few", ValueError), ("text", TypeError)]
 )
-def test_a_part_that_fails_fails_the_batch_after_all_have_ended(row: str, kind: type) -> None:
+def test_a_failing_micro_batch_fails_the_batch_once_all_have_finished(
+    row: str, error_type: type
+) -> None:
     handler = Handler(1)
-    with pytest.raises(kind):
+    with pytest.raises(error_type):
         handler.handle([row, "a", "b"], make_context(3))
     assert handler.sizes == [1, 1, 1]
     assert handler.handle(["a"], make_context(1)) == ["a!"]
 
 
-def test_rows_that_are_named_as_bad_are_those_of_the_whole_batch() -> None:
+def test_indexes_of_bad_rows_refer_to_the_whole_batch() -> None:
     with pytest.raises(BadRows) as raised:
         Handler(2).handle(["a", "b", "c", "bad"], make_context(4))
     assert raised.value.faults == {3: "is bad"}
@@ -148,17 +150,17 @@ HANDLER = """
         ("", {"micro_batching": {"micro_batch_size": 2}}),
     ],
 )
-def test_a_handler_gets_micro_batches_by_its_own_code_or_by_configuration(
+def test_micro_batches_are_set_in_the_handler_or_the_configuration(
     start_worker: StartWorker, statement: str, config: Any
 ) -> None:
     worker = start_worker(HANDLER.format(statement=statement), model_config=config)
-    parts = [json.loads(body) for body in worker.ask_bodies(b"a", b"b", b"c")]
-    assert [(letter, size) for letter, size, _ in parts] == [("a", 2), ("b", 2), ("c", 1)]
-    assert all(thread.startswith("tsx-preprocess") for _, _, thread in parts)
+    results = [json.loads(body) for body in worker.ask_bodies(b"a", b"b", b"c")]
+    assert [(letter, size) for letter, size, _ in results] == [("a", 2), ("b", 2), ("c", 1)]
+    assert all(thread.startswith("tsx-preprocess") for _, _, thread in results)
     assert worker.ask_statuses(Request(headers=[(b"describe", b"True")])) == [200]
 
 
-def test_a_slip_in_the_configuration_is_reported_when_the_model_loads(
+def test_a_typo_in_the_configuration_is_reported_when_the_model_loads(
     start_worker: StartWorker,
 ) -> None:
     worker = start_worker(

@@ -1,4 +1,4 @@
-"""Attention by sequence: equal to transformers' own over all sequences and a mask."""
+"""Attention for each sequence gives the result of transformers' masked attention over all."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def test_each_sequence_attends_to_its_own_tokens(
         "scaling": 0.25,
     }
     masked, _ = sdpa_attention_forward(GroupedHeads(), query, key, value, mask, **options)
-    parts, _ = attention.attend(GroupedHeads(), query, key, value, mask, **options)
-    torch.testing.assert_close(parts, masked, rtol=1e-5, atol=1e-5)
+    per_sequence, _ = attention.attend(GroupedHeads(), query, key, value, mask, **options)
+    torch.testing.assert_close(per_sequence, masked, rtol=1e-5, atol=1e-5)

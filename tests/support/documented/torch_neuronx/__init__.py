@@ -1,4 +1,6 @@
-"""A double of torch-neuronx with its documented signature: TorchScript of fixed shapes on the CPU.
+"""A test double of torch-neuronx, with its documented signature, that compiles for the CPU.
+
+It returns TorchScript with the shapes of the example inputs fixed.
 
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/frameworks/torch/torch-neuronx/api-reference-guide/inference/api-torch-neuronx-trace.html
 """
@@ -21,7 +23,7 @@ ARGUMENTS = {
 def trace(
     func: Callable[..., Any],
     example_inputs: tuple[torch.Tensor, ...],
-    *_: Any,
+    *unexpected: Any,  # `*_` in the documentation
     input_output_aliases: dict[Any, Any] = {},  # noqa: B006  # as documented
     compiler_workdir: str | None = None,
     compiler_args: list[str] | None = None,
@@ -29,7 +31,7 @@ def trace(
     inline_weights_to_neff: bool = True,
     cpu_backend: bool = False,
 ) -> torch.jit.ScriptModule:
-    assert not _
+    assert not unexpected
     arguments = compiler_args or []
     assert all(
         value in ARGUMENTS[name]
@@ -38,7 +40,7 @@ def trace(
     shapes = [tensor.shape for tensor in example_inputs]
     CALLS.append({"shapes": [tuple(shape) for shape in shapes], "compiler_args": arguments})
 
-    class OfFixedShapes(torch.nn.Module):
+    class FixedShapes(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.func = func
@@ -48,4 +50,4 @@ def trace(
                 *(tensor.view(shape) for tensor, shape in zip(tensors, shapes, strict=True))
             )
 
-    return torch.jit.trace(OfFixedShapes().eval(), example_inputs, check_trace=False)
+    return torch.jit.trace(FixedShapes().eval(), example_inputs, check_trace=False)

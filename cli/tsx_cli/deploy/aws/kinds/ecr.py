@@ -72,7 +72,7 @@ class EcrImage(ResourceKind):
     """
 
     traits = Traits(is_tagged=False)
-    poll, patience = 2.0, 3600.0
+    poll_interval_s, timeout_s = 2.0, 3600.0
 
     def __init__(
         self,

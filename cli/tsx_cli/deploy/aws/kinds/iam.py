@@ -17,7 +17,7 @@ REFUSALS = {"sagemaker": "could not assume role", "lambda": "cannot be assumed b
 class Role(ResourceKind):
     """An execution role with one inline policy."""
 
-    poll, patience = 2.0, 120.0
+    poll_interval_s, timeout_s = 2.0, 120.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         answer = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)

@@ -45,7 +45,7 @@ class CompileForm(Form):
 
     def load(self, source: FormSource) -> Callable[..., Any]:
         return self._compile(
-            source.fresh(), source.flat_signature(), source.settings["shapes"], source.device
+            source.load_copy(), source.flat_signature(), source.settings["shapes"], source.device
         )
 
     def _compile(

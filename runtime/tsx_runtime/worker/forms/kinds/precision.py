@@ -64,7 +64,7 @@ class ChannelsLastForm(OwnModelForm):
 
     def load(self, source: FormSource) -> Any:
         """Convert the weights; the first convolution converts the images for later layers."""
-        return source.fresh().to(memory_format=torch.channels_last)
+        return source.load_copy().to(memory_format=torch.channels_last)
 
 
 def has_convolutions(model: nn.Module) -> bool:
@@ -100,7 +100,7 @@ class ConvertedForm(OwnModelForm):
     def load(self, source: FormSource) -> Any:
         from safetensors.torch import load_file
 
-        model = source.fresh()
+        model = source.load_copy()
         tensors = load_file(source.directory / FILE, device=str(source.device))
         for name, owner, attribute, tensor in list(_weights(model)):
             weight = tensors[source.settings["tied"].get(name, name)]

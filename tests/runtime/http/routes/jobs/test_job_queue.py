@@ -16,13 +16,9 @@ from tests.runtime.conftest import RunningServer
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
 from tsx_runtime.wire import header_block
 
-LATER = {"prefer": "respond-async"}
+ASYNC_HEADERS = {"prefer": "respond-async"}
 Start = Callable[..., AbstractContextManager[RunningServer]]
-
-
 Until = Callable[[Callable[[], object]], None]
-
-
 ErrorOf = Callable[[httpx.Response], tuple[str, str]]
 
 
@@ -36,8 +32,8 @@ def queueing(start_server: Start) -> Iterator[RunningServer]:
 
 
 def post_job(server: RunningServer, model: str = "talker", **headers: str) -> str:
-    """Send a request for later and return the id of its job."""
-    answer = server.ask(path=f"/predictions/{model}", **LATER, **headers)
+    """Send an asynchronous request and return the id of its job."""
+    answer = server.ask(path=f"/predictions/{model}", **ASYNC_HEADERS, **headers)
     assert answer.status_code == 202, answer.text
     return str(answer.headers["location"]).removeprefix("/jobs/")
 
@@ -54,21 +50,23 @@ def page_of_jobs(server: RunningServer, **query: object) -> Any:
 def test_jobs_are_listed_by_model_and_state_page_by_page(
     queueing: RunningServer, until: Until
 ) -> None:
-    done = [post_job(queueing) for _ in range(3)]
-    failed = post_job(queueing, x_do="raise")
-    waiting = [post_job(queueing, "other") for _ in range(2)]
-    until(lambda: all(record_of(queueing, job)["state"] == "done" for job in (*done, failed)))
+    done_jobs = [post_job(queueing) for _ in range(3)]
+    failed_job = post_job(queueing, x_do="raise")
+    waiting_jobs = [post_job(queueing, "other") for _ in range(2)]
+    until(
+        lambda: all(record_of(queueing, job)["state"] == "done" for job in (*done_jobs, failed_job))
+    )
     page = page_of_jobs(queueing, model="other", limit=1)
-    assert [job["id"] for job in page["jobs"]] == waiting[1:]
+    assert [job["id"] for job in page["jobs"]] == waiting_jobs[1:]
     assert page["counts"] == {"queued": 2}
     assert page["oldest"] > 0
     page = page_of_jobs(queueing, model="other", limit=1, next=page["next"])
-    assert [job["id"] for job in page["jobs"]] == waiting[:1]
+    assert [job["id"] for job in page["jobs"]] == waiting_jobs[:1]
     assert "next" not in page
-    assert [job["id"] for job in page_of_jobs(queueing, state="failed")["jobs"]] == [failed]
+    assert [job["id"] for job in page_of_jobs(queueing, state="failed")["jobs"]] == [failed_job]
     job = page_of_jobs(queueing, state="done", model="talker")["jobs"][-1]
     fields = ("id", "status", "attempts", "client", "size")
-    assert [job[field] for field in fields] == [done[0], 200, 1, "127.0.0.1", 1]
+    assert [job[field] for field in fields] == [done_jobs[0], 200, 1, "127.0.0.1", 1]
     for query in (
         "state=lost",
         "limit=0",
@@ -99,29 +97,29 @@ def test_secrets_of_a_callback_are_not_shown(start_server: Start) -> None:
         assert record_of(server, job)["callback"] == row["callback"] == url.format("***")
 
 
-def test_a_job_that_failed_runs_again_and_one_that_waits_does_not(
+def test_a_failed_job_can_be_retried_and_a_waiting_one_cannot(
     queueing: RunningServer, until: Until, error_of: ErrorOf
 ) -> None:
-    failed, waiting = post_job(queueing, x_do="raise"), post_job(queueing, "other")
-    until(lambda: record_of(queueing, failed)["state"] == "done")
-    assert queueing.management.post(f"/jobs/{failed}/retry").json()["state"] == "queued"
+    failed_job, waiting_job = post_job(queueing, x_do="raise"), post_job(queueing, "other")
+    until(lambda: record_of(queueing, failed_job)["state"] == "done")
+    assert queueing.management.post(f"/jobs/{failed_job}/retry").json()["state"] == "queued"
 
     def ran_again() -> bool:
-        record = record_of(queueing, failed)
+        record = record_of(queueing, failed_job)
         return bool(record["attempts"] > 1 and record["state"] == "done")
 
     until(ran_again)
-    refusal = queueing.management.post(f"/jobs/{waiting}/retry")
-    assert error_of(refusal)[1].startswith(f"Job {waiting} is queued")
+    refusal = queueing.management.post(f"/jobs/{waiting_job}/retry")
+    assert error_of(refusal)[1].startswith(f"Job {waiting_job} is queued")
     for missing in (
         queueing.management.post("/jobs/none/retry"),
         queueing.management.get("/jobs/none/record"),
     ):
         assert missing.status_code == 404
         assert "Job none is not known" in error_of(missing)[1]
-    # A job that was cancelled by mistake can run, too.
-    assert queueing.management.delete(f"/jobs/{waiting}").status_code == 200
-    assert queueing.management.post(f"/jobs/{waiting}/retry").json()["state"] == "queued"
+    # A job that was cancelled by mistake can be retried, too.
+    assert queueing.management.delete(f"/jobs/{waiting_job}").status_code == 200
+    assert queueing.management.post(f"/jobs/{waiting_job}/retry").json()["state"] == "queued"
 
 
 def test_a_job_that_has_expired_is_gone_for_every_call(
@@ -144,8 +142,8 @@ def test_a_job_may_be_larger_than_other_requests(
     queueing: RunningServer, error_of: ErrorOf
 ) -> None:
     for size, headers, refusal in (
-        (150_000, LATER, ""),
-        (150_001, LATER, "max_job_size, which is 150000 bytes"),
+        (150_000, ASYNC_HEADERS, ""),
+        (150_001, ASYNC_HEADERS, "max_job_size, which is 150000 bytes"),
         (150_000, {}, "max_request_size, which is 100000 bytes"),
     ):
         for key in ({}, {"idempotency_key": "larger"}):
@@ -183,47 +181,47 @@ def test_each_role_has_its_token(start_server: Start) -> None:
                 assert answer.json()["type"] == "InvalidKeyException"
 
 
-def test_one_client_has_a_bound_of_its_own(start_server: Start) -> None:
+def test_jobs_are_limited_per_client(start_server: Start) -> None:
     with start_server(
         max_jobs_per_client=2, trusted_proxies=["127.0.0.1"], max_requests_per_client=1000
     ) as server:
         server.register("talker.mar", initial_workers=0)
         for _ in range(2):
             post_job(server, x_forwarded_for="203.0.113.7")
-        refusal = server.ask(**LATER, x_forwarded_for="203.0.113.7")
+        refusal = server.ask(**ASYNC_HEADERS, x_forwarded_for="203.0.113.7")
         assert refusal.status_code == 429
         assert int(refusal.headers["retry-after"]) > 0
         assert "max_jobs_per_client" in refusal.json()["message"]
         post_job(server, x_forwarded_for="203.0.113.8")
 
 
-def test_a_key_runs_a_model_once_on_both_lanes(queueing: RunningServer) -> None:
+def test_an_idempotency_key_runs_a_model_once_on_both_http_lanes(queueing: RunningServer) -> None:
     first = queueing.ask(idempotency_key="both")
-    again = queueing.ask(lane="other", idempotency_key='"both"')
+    replay = queueing.ask(lane="other", idempotency_key='"both"')
     assert (first.status_code, first.json()["id"]) == (200, first.headers["x-request-id"])
-    assert again.content == first.content
-    assert dict(again.headers) == {
+    assert replay.content == first.content
+    assert dict(replay.headers) == {
         **first.headers,
         "idempotent-replayed": "true",
-        "date": again.headers["date"],
+        "date": replay.headers["date"],
     }
-    unknown = [queueing.ask(path="/predictions/none", idempotency_key="none") for _ in range(2)]
-    assert [answer.status_code for answer in unknown] == [404, 404]
-    assert "idempotent-replayed" not in unknown[1].headers
+    responses = [queueing.ask(path="/predictions/none", idempotency_key="none") for _ in range(2)]
+    assert [answer.status_code for answer in responses] == [404, 404]
+    assert "idempotent-replayed" not in responses[1].headers
     assert "tsx_idempotency_keys_total{" in queueing.metrics.get("/metrics").text
 
 
-def test_a_key_makes_one_job(queueing: RunningServer, until: Until) -> None:
-    first, again = (queueing.ask(idempotency_key="job", **LATER) for _ in range(2))
-    assert first.content == again.content
-    assert first.headers["location"] == again.headers["location"]
+def test_an_idempotency_key_makes_one_job(queueing: RunningServer, until: Until) -> None:
+    first, replay = (queueing.ask(idempotency_key="job", **ASYNC_HEADERS) for _ in range(2))
+    assert first.content == replay.content
+    assert first.headers["location"] == replay.headers["location"]
     assert "idempotent-replayed" not in first.headers
-    # A request that waits for its answer is another one.
+    # A synchronous request with the same key is a different request, so it is refused.
     assert queueing.ask(idempotency_key="job").status_code == 422
     until(lambda: queueing.inference.get(first.headers["location"]).status_code == 200)
 
 
-def test_a_precomputed_answer_is_the_predictions_own(
+def test_a_precomputed_answer_is_served_for_its_model_and_key(
     queueing: RunningServer, error_of: ErrorOf
 ) -> None:
     async def store() -> None:
@@ -250,16 +248,18 @@ def test_a_precomputed_answer_is_the_predictions_own(
     assert {"/jobs", "/jobs/{id}", "/jobs/{id}/record", "/jobs/{id}/retry"} <= set(paths)
 
 
-def test_the_playground_sends_a_request_for_later(queueing: RunningServer) -> None:
+def test_the_playground_can_submit_a_job(queueing: RunningServer) -> None:
     url = "/ui/api/predict/talker"
-    answer = queueing.management.post(url, headers=LATER, content=b"x")
+    answer = queueing.management.post(url, headers=ASYNC_HEADERS, content=b"x")
     assert answer.status_code == 202
     assert queueing.management.get(answer.headers["location"]).status_code in (200, 202)
-    navigation = LATER | {"sec-fetch-mode": "navigate"}
+    navigation = ASYNC_HEADERS | {"sec-fetch-mode": "navigate"}
     assert queueing.management.post(url, headers=navigation, content=b"x").status_code == 403
 
 
-def test_a_server_without_a_store_refuses_keys(start_server: Start, error_of: ErrorOf) -> None:
+def test_a_server_without_a_store_refuses_keys_and_jobs(
+    start_server: Start, error_of: ErrorOf
+) -> None:
     with start_server(jobs_store="off") as server:
         server.register("talker.mar", initial_workers=0)
         refusal = server.ask(idempotency_key="a")
@@ -271,7 +271,7 @@ def test_a_server_without_a_store_refuses_keys(start_server: Start, error_of: Er
             assert "jobs_store is off" in error_of(missing)[1]
 
 
-def test_looking_at_jobs_makes_no_store(start_server: Start) -> None:
+def test_listing_jobs_does_not_create_a_store(start_server: Start) -> None:
     with start_server() as server:
         server.register("talker.mar", initial_workers=0)
         assert page_of_jobs(server) == {"jobs": [], "counts": {}}

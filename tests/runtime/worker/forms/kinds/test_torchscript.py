@@ -1,4 +1,4 @@
-"""Forms of TorchScript: traces that hold a size, and damaged files."""
+"""TorchScript forms: traces with a hard-coded batch size, and damaged files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tsx_runtime.worker.forms.form import NotBuilt
 from tsx_runtime.worker.forms.kinds import known_forms
 
 
-def test_a_trace_that_holds_a_size_is_a_reason(tmp_path: Path) -> None:
-    class Baked(nn.Module):
+def test_a_trace_with_a_hard_coded_batch_size_is_rejected(tmp_path: Path) -> None:
+    class HardCodedBatch(nn.Module):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return rows.view(int(rows.shape[0]), 2, 2)
 
     with pytest.raises(NotBuilt, match="another one, of 2 rows"):
-        built(known_forms()["torchscript"], Baked(), tensor_inputs(4), tmp_path)
+        built(known_forms()["torchscript"], HardCodedBatch(), tensor_inputs(4), tmp_path)
 
 
-def test_a_damaged_file_leaves_the_archives_own_model(tmp_path: Path) -> None:
+def test_a_damaged_file_falls_back_to_the_archives_own_model(tmp_path: Path) -> None:
     form = known_forms()["torchscript"]
     built(form, images(), IMAGES, tmp_path)
     (tmp_path / "tsx-forms" / "torchscript" / "model.pt").write_bytes(b"PK no archive")

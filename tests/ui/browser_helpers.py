@@ -1,4 +1,4 @@
-"""Steps and checks that several tests of the web page share."""
+"""Helpers that open, use and check the web page in a browser, for several test files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def predict(server: Running, model: str, **options: Any) -> httpx.Response:
     return httpx.post(url, timeout=60, **options)
 
 
-def look(page: Any, server: Running, route: str = "") -> None:
+def open_view(page: Any, server: Running, route: str = "") -> None:
     """Open a view of the page."""
     page.goto(f"{server.address('models')}/ui/#/{route}")
 
