@@ -60,25 +60,26 @@ def for_all(
 
 
 def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
-    """Print an error, and return the exit code."""
+    """Print an error, and return the exit code.
+
+    A text of several lines is one write, so that no line of a server's log comes within it.
+    """
     if not _expected(error):
-        print(_mark(f"Error: {type(error).__name__}: {error}", file), file=file)
+        file.write(_mark(f"Error: {type(error).__name__}: {error}", file) + "\n")
         if debug:
             traceback.print_exception(type(error), error, error.__traceback__, file=file)
         else:
-            print("This is a bug in tsx; run again with --debug to see the traceback.", file=file)
+            file.write("This is a bug in tsx; run again with --debug to see the traceback.\n")
         return FAILED
     message = getattr(error, "message", None) or _os_error(error)
-    print(_mark(f"Error: {escaped(str(message))}", file), file=file)
+    file.write(_mark(f"Error: {escaped(str(message))}", file) + "\n")
     worker_traceback: str | None = getattr(error, "traceback", None)
     if worker_traceback:
         lines = (
             worker_traceback if debug else getattr(error, "outline", "") or where(worker_traceback)
         )
-        print(
-            escaped("\n".join(filter(None, [lines.rstrip(), "" if debug else HOW_TO_SEE_ALL]))),
-            file=file,
-        )
+        text = "\n".join(filter(None, [lines.rstrip(), "" if debug else HOW_TO_SEE_ALL]))
+        file.write(escaped(text) + "\n")
     if debug:
         traceback.print_exception(type(error), error, error.__traceback__, file=file)
     return int(getattr(error, "exit_code", FAILED))

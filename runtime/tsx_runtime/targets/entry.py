@@ -46,10 +46,11 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
             choose_target(env), {name: value for name, value in env.items() if name != TARGET}
         )
     except (TsxError, ArchiveError, OSError) as error:
-        print(f"Error: {getattr(error, 'message', None) or error}", file=sys.stderr)
+        # A text of several lines is one write, so that no line of the log comes within it.
+        sys.stderr.write(f"Error: {getattr(error, 'message', None) or error}\n")
         if isinstance(error, LoadFailed) and error.traceback:
             # On these platforms the log is the only output.
-            print(error.traceback, file=sys.stderr)
+            sys.stderr.write(f"{error.traceback}\n")
         return 1
     except Exception:  # the boundary of the process
         traceback.print_exc()
