@@ -237,6 +237,7 @@ def test_a_lost_connection_of_grpc_may_have_carried_the_request_unless_it_was_re
         grpc_transport._failure(lost, httpx.Request("POST", "http://server/predictions/m"))
 
 
+@pytest.mark.usefixtures("processes")
 def test_tls_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = make_certificate(tmp_path)
     (tmp_path / "story.py").write_text(STORY)
