@@ -5,8 +5,8 @@
 The handler sleeps 20 ms for a batch of any size, so that its capacity is far below the front end's
 and the generator's, and only the model's goodput falls. Capacity is measured first, by more
 requests than the sleep allows. Then each load is offered by clients that wait for ever, and by
-clients that state their time (`x-tsx-timeout-ms`), for whom only a response within that time
-counts. The promise is a goodput within 10 % of its peak at 200 %, and a bounded p99.
+clients that state their timeout (`x-tsx-timeout-ms`); of theirs, only responses within it count.
+The promise is a goodput within 10 % of its peak at 200 %, and a bounded p99.
 
 With --slo, a latency target is compared with fixed batch sizes and queues of tsx, TorchServe and
 Mosec in turn. Arrivals step up, rise and come in bursts, from 50 to 200 % of the capacity with
