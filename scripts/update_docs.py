@@ -92,8 +92,9 @@ def wording() -> str:
 
 
 def _error_texts(module: ast.Module) -> Iterator[str]:
-    raised = {id(node.exc) for node in ast.walk(module) if isinstance(node, ast.Raise)}
-    for node in ast.walk(module):
+    nodes = [node for node in ast.walk(module) if isinstance(node, ast.Raise | ast.Call)]
+    raised = {id(node.exc) for node in nodes if isinstance(node, ast.Raise)}
+    for node in nodes:
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)

@@ -35,6 +35,8 @@ def handle(data, context):
 """
 CODE = ("archiver", "runtime", "cli", "packages", "benchmarks", "scripts", "templates", "tests")
 FILE = re.compile(r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|sh))\b")
+SUFFIX = re.compile(r"\.(?:py|md|sh)\b")
+COMMENT = re.compile(r"(?:^ *|  )# (.*)", re.MULTILINE)
 # Files of users, of examples and of other projects.
 OTHER_FILES = {
     "code/inference.py",
@@ -113,12 +115,14 @@ def test_python_files_that_the_documentation_names_exist() -> None:
 
 
 def _named_files(source: str) -> Iterator[str]:
+    if SUFFIX.search(source) is None:
+        return
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, documented):
             yield from FILE.findall(ast.get_docstring(node) or "")
-    for line in source.splitlines():
-        yield from FILE.findall(line.partition("  # ")[2] or re.sub(r"^(?!\s*# ).*", "", line))
+    for comment in COMMENT.findall(source):
+        yield from FILE.findall(comment)
 
 
 def _exists(name: str, path: Path) -> bool:
