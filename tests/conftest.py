@@ -123,6 +123,7 @@ def account() -> Iterator[Account]:
 settings.register_profile(
     "everyday", deadline=None, max_examples=30, derandomize="CI" in os.environ
 )
+settings.register_profile("fast", settings.get_profile("everyday"), max_examples=10)
 settings.register_profile(
     "nightly", deadline=None, max_examples=500
 )  # pytest --hypothesis-profile nightly
@@ -151,6 +152,7 @@ SLOW_FOLDERS = (
     "tests/cli/bench/report/",
     "tests/cli/deploy/",
     "tests/cli/optimize/",
+    "tests/docs/",
     "tests/runtime/core/elastic/",
     "tests/runtime/core/slo/",
     "tests/runtime/worker/forms/",
@@ -202,14 +204,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("fast"):
-        return
-    slow = [item for item in items if _slow(item)]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in set(slow)]
+    fast, everyday = config.getoption("fast"), config.getoption("everyday")
+    left_out = {item for item in items if (fast or everyday) and _is_nightly(item)}
+    left_out |= {item for item in items if fast and _is_slow(item)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
-def _slow(item: pytest.Item) -> bool:
+def _is_nightly(item: pytest.Item) -> bool:
+    return item.get_closest_marker("nightly") is not None
+
+
+def _is_slow(item: pytest.Item) -> bool:
     starts_processes = "processes" in getattr(item, "fixturenames", ())
     return starts_processes or item.get_closest_marker("slow") is not None
 
@@ -242,6 +248,11 @@ def _note_process(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_note_process)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("fast"):
+        settings.load_profile("fast")
 
 
 @pytest.hookimpl(optionalhook=True)
