@@ -13,7 +13,7 @@ import typer
 from tsx_archiver import open_archive
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.archive.check import ModelSample, known_sample, read_sample
-from tsx_cli.archive.packing import sample_files, silent
+from tsx_cli.archive.packing import quiet_workers, sample_files
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
 from tsx_cli.common.failure import FAILED, CliError
@@ -107,6 +107,6 @@ def _known_samples(archive: Path) -> list[ModelSample]:
             return await known_sample(version)
 
     settings, _ = read_settings(None, quiet=True)
-    with silent(), suppress(TsxError):
+    with quiet_workers(), suppress(TsxError):
         return asyncio.run(load_sample())
     return []

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tsx_archiver import describe_model_file
-from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
+from tsx_cli.archive.model_file import kind_of_directory, kind_text
 from tsx_cli.common.curl import curl
 from tsx_cli.common.output import human, one_line, print_table
 from tsx_runtime.api.management.samples import SampleInput, has_example, sample_of
@@ -175,7 +175,7 @@ def kind(version: ModelVersion) -> str:
     weights = version.archive.manifest.serialized_file
     if weights is None:
         return kind_of_directory(version.archive.manifest)
-    text = kind_in_words(describe_model_file(version.archive.directory / weights))
+    text = kind_text(describe_model_file(version.archive.directory / weights))
     return ", as ".join([text, *list(version.forms)[:1]])
 
 
