@@ -360,7 +360,7 @@ def search(machine: SimulatedMachine, seconds: float, directory: Path, **options
     bench.servers, bench.guard = cast(Any, _Servers(machine)), cast(Any, _Guard())
     bench.time_curve, bench.watch = machine.time_curve, cast(Any, lambda probes: _Watch(machine))
     try:
-        bench.go()
+        bench.run()
     finally:
         journal.close()
     return results

@@ -72,12 +72,12 @@ class Optimization:
                 self._list_forms(self.past.survey)
                 if not any(may_be_tried(form) for form in self.results.forms):
                     return
-            self.progress.doing("starting the model as it is")
+            self.progress.show_activity("starting the model as it is")
             with start_worker(self.builder.spec()) as reference:
                 self.results.reference.load_seconds = reference.load_seconds
-                self.progress.doing("the answers of the model as it is")
+                self.progress.show_activity("the answers of the model as it is")
                 proof = Proof(
-                    self.criteria, self.held_out, reference, self.deadline, self.progress.rows
+                    self.criteria, self.held_out, reference, self.deadline, self.progress.show_rows
                 )
                 if proof.rows < len(self.held_out):
                     self.results.notes.append(
@@ -87,7 +87,7 @@ class Optimization:
                 self.progress.print_line(
                     f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}"
                 )
-                self.progress.doing("finding the forms that apply")
+                self.progress.show_activity("finding the forms that apply")
                 applies, labels = self.builder.survey(max(MIN_BUILD_S, self._remaining_s()))
                 survey = Survey(
                     applies=applies, labels=labels, limit=proof.guard.limit, rows=proof.rows
@@ -161,20 +161,20 @@ class Optimization:
     def _examine(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
         built = self._build(form)
         self._check_time("before a worker was started with it")
-        self.progress.doing(f"{form.name}: starting a worker")
+        self.progress.show_activity(f"{form.name}: starting a worker")
         with start_worker(self.builder.spec(built)) as worker:
             form.load_seconds = worker.load_seconds
             if worker.form != form.name:
                 reasons = " ".join(worker.forms_passed_over).removeprefix(f"{form.name}: ")
                 raise WorkerFailed(f"a worker does not run it: {reasons}")
-            self.progress.doing(f"{form.name}: batches of all sizes")
+            self.progress.show_activity(f"{form.name}: batches of all sizes")
             difference = proof.batch_difference(worker)
             form.batches_agree = difference is None
             if difference is not None:
                 raise WorkerFailed(
                     f"it answers a row differently in a batch than alone: {difference}"
                 )
-            self.progress.doing(f"{form.name}: comparing answers")
+            self.progress.show_activity(f"{form.name}: comparing answers")
             form.guard = proof.verdict(worker)
             form.sizes = self._measure(form.name, reference, worker)
             form.memory_mib = memory_of(psutil.Process(worker.pid)) / MEBI
@@ -186,7 +186,7 @@ class Optimization:
     def _build(self, form: FormResult) -> BuiltForm:
         built = self.builder.find_built(form.name)
         if built is None:
-            self.progress.doing(f"{form.name}: building")
+            self.progress.show_activity(f"{form.name}: building")
             built = self.builder.build(
                 form.name,
                 min(self._remaining_s(), max(MIN_BUILD_S, BUILD_FRACTION * self._remaining_s())),
@@ -201,7 +201,7 @@ class Optimization:
         items, sizes = items_of(self.held_out), list[SizeFigures]()
         for index, size in enumerate(self.results.batch_sizes):
             self._check_time("before it was measured")
-            self.progress.doing(f"{name}: batches of {size} beside the reference")
+            self.progress.show_activity(f"{name}: batches of {size} beside the reference")
             remaining_sizes = len(self.results.batch_sizes) - index
             seconds = min(MEASUREMENT_S, self._remaining_s() / remaining_sizes)
             watch, cores = partial(Watch, self._noise_probes), self.results.environment.cores

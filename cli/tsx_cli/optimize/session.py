@@ -160,7 +160,7 @@ def run_optimization(request: OptimizeRequest, settings: Settings) -> OptimizeRe
             Progress(deadline, quiet=request.quiet) as progress,
             OptimizeJournal(request.directory, new=past is None) as journal,
         ):
-            progress.doing("examining this machine")
+            progress.show_activity("examining this machine")
             results = _empty_results(request, archive, mix(payloads, plain(source)), rows)
             fingerprint = results.environment.fingerprint
             digest, inputs_digest = digest_of(archive), rows.digest()

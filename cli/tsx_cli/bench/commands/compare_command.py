@@ -49,7 +49,7 @@ def compare_command(
     """
     from tsx_cli.bench.load.results import read_results
 
-    # Imported here, so that help stays quick.
+    # These modules are slow to import, and --help needs none of them.
     from tsx_cli.bench.report.compare import (
         compare,
         parse_condition,
@@ -66,7 +66,7 @@ def compare_command(
             read_results(path / RESULTS if path.is_dir() else path) for path in (first, second)
         ]
     except CliError as error:
-        # Exit code 1 is reserved for a change.
+        # UsageError gives exit code 2, since exit code 1 means that --fail-if found a change.
         raise UsageError(error.message) from error
     compared = compare(results[0], results[1], conditions, every=every)
     (print_compared if as_json else show_compared)(compared)
