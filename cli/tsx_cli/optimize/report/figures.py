@@ -54,7 +54,7 @@ def _pareto(
         "times as fast as the reference",
         [mark.x for mark in marks],
         log=False,
-        bars=[mark.across for mark in marks],
+        bars=[mark.x_interval for mark in marks],
     )
     y = axis(label, [mark.y for mark in marks], log=False)
     series = [
