@@ -1,4 +1,4 @@
-"""The charts of a run, which show speed against loss and against memory."""
+"""The charts of a run: speed against loss, and speed against memory."""
 
 from __future__ import annotations
 
