@@ -300,8 +300,8 @@ class _Servers:
     def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine
 
-    def get(self, configuration: Configuration, *, beside: bool = False) -> _Candidate:
-        if not beside:
+    def get(self, configuration: Configuration, *, keep_others: bool = False) -> _Candidate:
+        if not keep_others:
             self._machine.running &= {configuration}
         if configuration not in self._machine.running:
             self._machine.now += STARTING

@@ -30,7 +30,7 @@ from tsx_cli.common.options import read_settings
 if TYPE_CHECKING:
     from tsx_cli.archive.check import CheckResult
 
-NOTHING_SENT = 3  # The exit code if a model loads, but there is no sample to send.
+NOTHING_SENT = 3  # exit code for a model that loads, but has no sample to send
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def is_jobs_store(output: str) -> bool:
 def open_precomputed(output: str, model: str, expires: str | None) -> tuple[PrecomputedWriter, str]:
     """Return the writer, and a path; the run's journal is stored next to it.
 
-    The path is that of the SQLite file, or for PostgreSQL one in the working directory.
+    For SQLite it is the path of the file, for PostgreSQL a path in the working directory.
 
     Raises:
         UsageError: The output is not the address of a store.

@@ -99,7 +99,7 @@ def trusting(certificate: str | Path | None) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if certificate is not None:
         context.load_verify_locations(certificate)
-        # The certificate may be the server's own, without that of an authority.
+        # The server's own certificate is accepted without the certificate of an authority.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 

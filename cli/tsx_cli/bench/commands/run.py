@@ -330,10 +330,12 @@ class Bench:
         except TrialFailed as error:
             raise CliError(f"{self.target.name} does not run unchanged: {error}") from error
 
-    def _server(self, configuration: Configuration, *, beside: bool = False) -> RunningCandidate:
+    def _server(
+        self, configuration: Configuration, *, keep_others: bool = False
+    ) -> RunningCandidate:
         start_time = self.clock()
         is_running = configuration in self.servers
-        candidate = self.servers.get(configuration, beside=beside)
+        candidate = self.servers.get(configuration, keep_others=keep_others)
         self._running_configuration = configuration
         if not is_running:
             self._start_times.append(self.clock() - start_time)
@@ -518,7 +520,7 @@ class Bench:
         with self._failures(position):
             self.measure_load(
                 position,
-                self._server(self.results.trials[position].as_configuration(), beside=True),
+                self._server(self.results.trials[position].as_configuration(), keep_others=True),
                 offered,
             )
         return self.results.trials[position].state == "measured"

@@ -406,7 +406,7 @@ def _image_shape(shape: Sequence[int] | None) -> tuple[int, int, int]:
 def _image(seed: int, channels: int, height: int, width: int, image_format: str) -> Payload:
     """Return an image of noise whose amplitude falls with the frequency, as in photographs.
 
-    Its size and the time to decode it are like those of a photograph.
+    It is as large as a photograph, and takes as long to decode.
     """
     import numpy as np
     from PIL import Image

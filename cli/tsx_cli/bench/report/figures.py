@@ -339,7 +339,7 @@ def stages(results: Results) -> Chart | None:
         ]
         point, total_ms = shown.shown_point(trial), sum(value for _, value in times)
         bar = None
-        # The interval is that of the mean over all rounds, shifted to the total of the stages.
+        # The interval of the mean over all rounds, shifted to the total of the stages.
         if point is not None and len(point.counted) > 1:
             mean = interval([round_.latency.mean_ms for round_ in point.counted])
             bar = Interval(*(max(0.0, total_ms + end - mean.value) for end in _bar(mean)))

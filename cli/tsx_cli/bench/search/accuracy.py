@@ -1,4 +1,4 @@
-"""The accuracy guard: it compares a configuration's answers with those of the unchanged archive.
+"""The accuracy guard compares the answers of a configuration and of the unchanged archive.
 
 Answers are compared one request at a time, like the answers of a shadow model
 (`core/shadowing/comparison.py`). First the archive is compared with itself: a model that answers

@@ -27,8 +27,8 @@ COMPARED = 3  # configurations: the best, the second-best and the baseline
 MIN_COMPARISON_ROUNDS = 4  # two rounds each of two configurations
 OPEN_LOOP_ROUNDS = 3
 ROUND_SHARE = 0.025  # fraction of the remaining time for a round
-# Fraction of the remaining time after which no further curve is started; it includes the loading
-# of models.
+# Fraction of the remaining time after which no further curve is started. The loading of models
+# counts.
 MAX_CURVES_SHARE = 0.3
 CURVES_SHARE = 0.15  # fraction of the remaining time for all curves, without loading
 MAX_END_SHARE = 0.35  # fraction of the whole time for the comparison

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 MIN_RUNG_RATIO = 1.12  # ratio of two rungs; closer rungs are not divided further
-MIN_GAIN = 1.02  # ratio of throughputs; a smaller one is no gain
+MIN_GAIN = 1.02  # ratio of throughputs; a smaller ratio does not count as a gain
 # A load that is higher by this ratio should have more throughput. A smaller step, such as one more
 # connection than there are workers, may only lengthen the queue.
 GAIN_RATIO = 1.4

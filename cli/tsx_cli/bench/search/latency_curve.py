@@ -225,7 +225,7 @@ def is_settled(chunks: Sequence[Sequence[float]]) -> bool:
 def is_precise(seconds: Sequence[float]) -> bool:
     """Tell whether the median is precise enough.
 
-    Its half-width is that of the notch in a box plot: 1.57 * (q3 - q1) / sqrt(n).
+    The half-width of its interval is 1.57 * (q3 - q1) / sqrt(n), as for the notch of a box plot.
     """
     if len(seconds) < MIN_SAMPLES:
         return False

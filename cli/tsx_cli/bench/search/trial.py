@@ -254,13 +254,13 @@ class Servers:
         self._running: dict[Configuration, tuple[ExitStack, RunningCandidate]] = {}
         self._directories: list[Path] = []
 
-    def get(self, configuration: Configuration, *, beside: bool = False) -> RunningCandidate:
-        """Return the candidate of a configuration; all other servers end, unless `beside` is set.
+    def get(self, configuration: Configuration, *, keep_others: bool = False) -> RunningCandidate:
+        """Return the candidate of a configuration; other servers end, unless `keep_others` is set.
 
         Raises:
             TrialFailed: The server does not start.
         """
-        if not beside:
+        if not keep_others:
             for superseded in [active for active in self._running if active != configuration]:
                 self.end(superseded)
         if configuration not in self._running:

@@ -189,8 +189,8 @@ def start_worker(
 class StandaloneWorker:
     """A worker process made by `start_worker`."""
 
-    device = "cpu"  # as the loaded worker reports it
-    precision: str | None = None  # as the handler reports it
+    device = "cpu"  # reported by the loaded worker
+    precision: str | None = None  # reported by the handler
     form: str | None = None  # the loaded form, if forms are configured
     forms_passed_over: Sequence[str] = ()  # reasons why preferred forms do not run
     load_seconds = 0.0  # time from the load command to readiness
